@@ -141,8 +141,7 @@ class Trainer:
     def _make_objective(self, model: Any) -> Objective:
         weights = {"mlm": {"weight": 1.0}, "sop": {"weight": float(self.options.order)}}
         config = objective_config({"task": "mlm_sop", **weights})
-        terms = make_terms(config)
-        fit_terms(terms, model, None)
+        terms = fit_terms(make_terms(config), model, None)
         return build_objective(terms, config, self.precision, VOCABULARY, 1, self.ranks.device)
 
     def run(self, job: Job) -> list[float]:

@@ -93,7 +93,7 @@ def serve(calls: Connection, rung: Rung, options: argparse.Namespace) -> None:
         ranks = Single(BackendConfig(device=options.device))
         config = objective_config({"mlm": {"weight": 1.0}, "kernel": rung.kernel})
         model, terms = make_model(options.size, options.tokens, ranks.device), make_terms(config)
-        fit_terms(terms, model, None)
+        terms = fit_terms(terms, model, None)
         objective = build_objective(terms, config, rung.precision, VOCABULARY, 1, ranks.device)
         trainable = setup_student(model, objective, rung.precision, ranks)
         sync = gradient_sync(ranks, trainable)

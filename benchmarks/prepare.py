@@ -29,12 +29,13 @@ from machine import save, table, title
 
 from distill.config.settings import CorpusConfig, DataConfig, SourceConfig
 from distill.data.build_tokens import held_out_rule
-from distill.data.packing import PARTS, Packing, pack
+from distill.data.packing import Packing, pack
 from distill.data.sequence_format import masked_format
 from distill.data.shards import publish as publishing
 from distill.data.shards.destination import LocalFolder
 from distill.data.shards.groups import divide, work_of
 from distill.data.shards.publish import Publication, publish
+from distill.data.shards.records import PARTS
 from distill.data.sources import Source, find_source
 from distill.models.teacher import bundled_folder
 

@@ -101,8 +101,7 @@ def train_with_distill(
     (teacher, student), task = pair, next(iter(source.window(0)[0].labels))
     config = settings(variant.rows, task)
     ranks = Single(BackendConfig(device=str(student.device)))
-    terms = make_terms(config)
-    fit_terms(terms, student, teacher)
+    terms = fit_terms(make_terms(config), student, teacher)
     many = 0 if "eager" in variant.name else 10**9  # positions: from that many on the objective is compiled
     objective = build_objective(terms, config, variant.precision, student.config.vocab_size, many, ranks.device)
     frozen = setup_teacher(teacher, variant.precision, ranks)

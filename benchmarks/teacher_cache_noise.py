@@ -64,7 +64,7 @@ class Steps:
         vocabulary = len(models.tokenizer)
         student = new_student(config, models.teachers[0].model, models.tokenizer, task, self.ranks)
         self.vocabulary = vocabulary
-        self.objective: Objective = job.make_objective(config, terms, self.batches, 1, vocabulary, self.ranks)
+        self.objective: Objective = job.make_objective(config, models.terms, self.batches, 1, vocabulary, self.ranks)
         self.trainable: Trainable = setup_student(student, self.objective, config.precision, self.ranks)
         gradient_sync(self.ranks, self.trainable)  # its gradients exist from here on
         (self.teacher,) = setup_teachers(config, models.teachers, self.ranks).values()

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(config: Config, path: Path, recipe: str, command: str, resolved: str) -> Record:
-    """Train, evaluate and report as `config` says; the outcome lies in the folder `path`.
+    """Train, evaluate and report by these settings; the outcome lies in the folder `path`.
 
     Args:
         recipe, command, resolved: name of the recipe, the command line and the resolved configuration, for the report.
@@ -83,7 +83,7 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         config, formats = settle_formats(config, folder)
         config, pair = settle_pair(config, loaded, task, data.batches, folder)
         baseline = settled_baseline(baseline, config)
-        objective = make_objective(config, terms, data.batches, steps, len(pair.tokenizer), ranks)
+        objective = make_objective(config, loaded.terms, data.batches, steps, len(pair.tokenizer), ranks)
         opened = Run(config, task, pair, data, objective, folder, ranks)
         caches = choose_caches(opened, loaded.digests)
         require_memory_for_step(pair.student, config.precision.student, *data.batches.shape, ranks)
@@ -127,7 +127,7 @@ def make_page(config: Config, path: Path, recipe: str, command: str, ranks: Rank
 
 
 def choose_task(config: Config, terms: dict[str, Term]) -> Task:
-    """What is predicted; of labelled examples it knows the classes, which decide what models are loaded."""
+    """What is predicted; of labelled examples it has read the classes, which decide what models are loaded."""
     return find_task(config.objective.task, terms.values()).read(config)
 
 
@@ -164,7 +164,7 @@ def make_objective(
 
 
 def choose_caches(run: Run, digests: dict[str, str | None]) -> dict[str, Cache]:
-    """The caches of teachers that the settings want, by the name of the teacher.
+    """The caches of teachers that the settings request, by the name of the teacher.
 
     What a cache was computed on is no part of its key.
     """

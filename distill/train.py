@@ -15,7 +15,7 @@ from distill.config.settings import OnUsr1, OptimizerFlags, TrainConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import GradientSync, Ranks
-from distill.models.kernels.dropout import keyed_by_row
+from distill.models.kernels.dropout import keyed_by_sequence
 from distill.objective.objective import Objective
 from distill.objective.running_mean import TOKENS
 from distill.objective.trainable import Trainable
@@ -110,7 +110,7 @@ def accumulate_gradients(
         for number, batch in enumerate(window):
             with phase(TEACHER):
                 teacher_output = next(teacher_outputs)
-            with sync.micro_batch(number == len(window) - 1, overlap), keyed_by_row(batch.dropout_keys):
+            with sync.micro_batch(number == len(window) - 1, overlap), keyed_by_sequence(batch.dropout_keys):
                 with phase(FORWARD):
                     loss, sums[number] = objective(model, teacher_output, batch, scales)
                 with phase(BACKWARD):
@@ -189,7 +189,7 @@ def step(
 
 
 def train(run: Training, objective: Objective, observers: tuple[Observer, ...], history: History) -> str:
-    """Train from `run.state` to the end of the run, and say what ended it: epochs, steps, minutes, or its profile.
+    """Train from `run.state` to the end of the run, and return what ended it: epochs, steps, minutes, or its profile.
 
     The state is updated in place. Rank 0 saves.
 
@@ -200,7 +200,7 @@ def train(run: Training, objective: Objective, observers: tuple[Observer, ...], 
         Diverged: `train.max_nonfinite` steps in a row had a loss or gradient that was not finite, `train.max_spike`
             had a loss above `train.max_loss_ratio` times that of the first step, or the run ends in one of these
             states or without any step that was taken. The checkpoints that may have diverged are renamed.
-        Interrupted: a signal came that stops, on this rank or another one; the message says what is saved.
+        Interrupted: a signal came that stops, on this rank or another one; the message names what is saved.
     """
     state, settings, ranks, batches, limits = run.state, run.settings, run.ranks, run.batches, run.limits
     health, recorder = Health(settings, ranks, run.checkpoints), recorder_in_force()
@@ -224,7 +224,7 @@ def train(run: Training, objective: Objective, observers: tuple[Observer, ...], 
                 observer.after_step(state, result)
 
             at_point = history.due(state.step) or over
-            save_due |= state.step % settings.save_every == 0 or at_point or result.asks_to_save
+            save_due |= state.step % settings.save_every == 0 or at_point or result.should_save
             saved = save_due and not state.skipped_in_a_row and not result.diverged  # else after the next good step
             if saved:
                 save_due, saved = False, save(run)

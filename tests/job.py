@@ -13,13 +13,14 @@ import pytest
 import torch
 from families import depth_fields, make_family
 from forked import Forked
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from safetensors.torch import load_file
 from transformers import AlbertConfig, AlbertForPreTraining
 from vocabularies import special_ids, vocabulary_of
 
 from distill.commands.cli import main
 from distill.config.compose import build, register
+from distill.config.composition import compose_overrides
 from distill.config.settings import CONF, Config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -232,4 +233,4 @@ def composed(*overrides: str) -> Config:
     """The settings that a command line with these overrides gives."""
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return build(compose("config", list(overrides)), list(overrides))
+        return build(compose_overrides("config", list(overrides)).settings, list(overrides))

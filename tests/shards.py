@@ -15,10 +15,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data.build_tokens import build
 from distill.data.heldout import HeldOut
-from distill.data.packing import PARTS, Packing
+from distill.data.packing import Packing
 from distill.data.sequence_format import SequenceFormat
 from distill.data.shards.destination import destination
 from distill.data.shards.index import ShardIndex
+from distill.data.shards.records import PARTS
 from distill.data.sources import Source, find_source
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -246,4 +246,4 @@ def test_a_teacher_with_other_classes_is_refused(
     assert distill(*classify(shelf, other, tmp_path / "three", "train.steps=1")) == 0
     pair = ["objective=distil_classes", "teacher=pretrained", f"teacher.path={tmp_path / 'three'}"]
     assert distill(*classify(shelf, reviews, tmp_path / "run", *pair)) == 2
-    assert "gives 3 numbers for a text, and these examples want 2" in capsys.readouterr().err
+    assert "gives 3 numbers for a text, and these examples need 2" in capsys.readouterr().err

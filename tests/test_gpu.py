@@ -41,7 +41,7 @@ def gradients(
     student, teacher = new_student(), make_model("bert", 2)
     ranks = Single(conf.BackendConfig(device=device))
     terms = make_terms(settings)
-    fit_terms(terms, student, teacher)
+    terms = fit_terms(terms, student, teacher)
     objective = build_objective(terms, settings, precision, student.config.vocab_size, 1, ranks.device)
     frozen = setup_teacher(teacher, precision, ranks)
     model = setup_student(student, objective, precision, ranks)

@@ -241,8 +241,7 @@ def make_objective(
     vocab: int = VOCAB,
 ) -> Objective:
     """The objective for a pair, not compiled."""
-    terms = make_terms(settings)
-    fit_terms(terms, student, teacher)
+    terms = fit_terms(make_terms(settings), student, teacher)
     return build_objective(terms, settings, precision or conf.PrecisionConfig(), vocab, 1, torch.device("cpu"))
 
 

@@ -13,7 +13,7 @@ COMMANDS = {
     "predict": ("distill.commands.predict", "predict with a trained model: texts, files and pipes"),
     "prepare": ("distill.commands.prepare", "tokenize and pack the sequences of a corpus, without training"),
     "profile": ("distill.commands.profile", "train the first steps of a run and name the bottleneck"),
-    "export": ("distill.commands.export.command", "write a student in the format of another engine (ONNX)"),
+    "export": ("distill.commands.export", "write a student in the format of another engine (ONNX)"),
     "report": ("distill.commands.report", "write the report of a finished run again"),
 }
 

@@ -25,6 +25,7 @@ def run_command(arguments: list[str], signals: "Signals") -> int:
     """Run a command line; returns its exit status, of a sweep that of the first run that failed."""
     from distill.config.command_line import CommandLine, check_overrides
     from distill.config.composition import by_hydra, compose
+    from distill.config.written import as_yaml
 
     limit_spinning()
     keep_compiled_kernels()
@@ -32,10 +33,14 @@ def run_command(arguments: list[str], signals: "Signals") -> int:
     try:
         line = CommandLine.of(arguments)
         check_overrides(line)
-        if line.shows:
+        shown = line.options.get("--cfg") if "--package" not in line.options else None
+        if line.shows and shown != "job":
             by_hydra(line, lambda _: None)
             return 0
         composition = compose(line)
+        if shown == "job":
+            print(as_yaml(composition.settings, "--resolve" in line.options), end="")
+            return 0
         if composition.sweeps or "--multirun" in line.options:
             from distill.commands.sweep import run_sweep
 

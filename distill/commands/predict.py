@@ -12,6 +12,7 @@ from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
     from distill.commands.prediction.settings import PredictConfig
+    from distill.data.lines import Record
     from distill.models.loaded import LoadedModel
 
 HELP = """
@@ -110,7 +111,7 @@ def is_submission(output: str | None) -> bool:
     return output is not None and (output.lower().endswith(".tsv") or Path(output).expanduser().is_dir())
 
 
-def outcomes(model: "LoadedModel", request: Request, settings: Any) -> Iterator[dict[str, Any]]:
+def outcomes(model: "LoadedModel", request: Request, settings: "PredictConfig") -> "Iterator[Record]":
     """The predictions for all inputs, in their order."""
     from distill.commands.prediction.predict import as_record, predict_records
 

@@ -39,11 +39,19 @@ class BackendConfig(Settings):
     timeout: float = setting(
         300.0, "Time without an answer from another rank after which it counts as lost.", unit="seconds", gt=0, le=1e7
     )
-    shard_student: bool | None = setting(None, "Divide the student's weights between the ranks of fsdp; null does.")
-    shard_teacher: bool | None = setting(None, "Divide the teacher's weights between the ranks of fsdp; null does.")
-    offload_teacher: bool = setting(
-        False, "Keep the parts of a divided teacher in the memory of the host, not of the GPU."
-    )
+    shard_student: bool | None = setting(None, "Shard the student's weights over the ranks of fsdp; null does.")
+    shard_teacher: bool | None = setting(None, "Shard the teacher's weights over the ranks of fsdp; null does.")
+    offload_teacher: bool = setting(False, "Keep the shards of a teacher in the memory of the host, not of the GPU.")
+
+    @property
+    def shards_student(self) -> bool:
+        """Whether each rank holds a part of the student's weights."""
+        return self.name == "fsdp" and self.shard_student is not False
+
+    @property
+    def shards_teacher(self) -> bool:
+        """Whether each rank holds a part of a teacher's weights."""
+        return self.name == "fsdp" and self.shard_teacher is not False
 
     @field_validator("device")
     @classmethod
@@ -61,16 +69,16 @@ class BackendConfig(Settings):
         return value
 
     @model_validator(mode="after")
-    def _divides_models_with_fsdp_alone(self) -> Self:
+    def _shards_models_with_fsdp_alone(self) -> Self:
         for name in ("shard_student", "shard_teacher"):
             if self.name != "fsdp" and getattr(self, name) is not None:
                 raise SettingError(
-                    f"backend.{name}={getattr(self, name)} with backend.name={self.name}: only fsdp divides models "
-                    "between ranks; set backend=fsdp, or leave it out"
+                    f"backend.{name}={getattr(self, name)} with backend.name={self.name}: only fsdp shards models "
+                    "over ranks; set backend=fsdp, or leave it out"
                 )
-        if self.offload_teacher and (self.name != "fsdp" or self.shard_teacher is False):
+        if self.offload_teacher and not self.shards_teacher:
             raise SettingError(
-                "backend.offload_teacher=true is for a teacher that is divided: set backend=fsdp without "
+                "backend.offload_teacher=true is for a teacher that is sharded: set backend=fsdp without "
                 "backend.shard_teacher=false"
             )
         return self

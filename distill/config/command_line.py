@@ -61,11 +61,6 @@ class CommandLine:
         return any(name in self.options for name in SHOWING)
 
     @property
-    def of_settings(self) -> list[str]:
-        """The overrides without those of Hydra's own part."""
-        return [text for text in self.overrides if not text.lstrip("+~").startswith(HYDRA)]
-
-    @property
     def config_dir(self) -> list[str]:
         """The option that names a folder of the user's recipes, for another command."""
         folder = self.options.get("--config-dir")

@@ -67,8 +67,8 @@ class Component:
             raise SettingError(
                 f"{self.setting}._target_={self.path} does not say what it takes: wrap it in a function of your own"
             ) from error
-        known = {name: value for name, value in context.items() if name in parameters or _takes_all(parameters)}
-        return target, {**known, **self._typed(target, parameters, set(known))}
+        bound = {name: value for name, value in context.items() if name in parameters or _takes_all(parameters)}
+        return target, {**bound, **self._typed(target, parameters, set(bound))}
 
     def takes(self) -> set[str]:
         """The names that the callable's signature has."""
@@ -86,12 +86,12 @@ class Component:
 
     def _typed(self, target: Any, parameters: Mapping[str, inspect.Parameter], context: set[str]) -> dict[str, Any]:
         """The settings, converted to the types that the signature names where OmegaConf knows such a type."""
-        given = {
+        settings = {
             name: value
             for name, value in self.arguments.items()
             if name not in self.optional or (name in parameters and value is not None)
         }
-        for name in given:
+        for name in settings:
             if name not in parameters and (line := other_name(f"{self.setting}.{name}")) is not None:
                 raise SettingError(line)
             if name in context or (name not in parameters and not _takes_all(parameters)):
@@ -101,19 +101,24 @@ class Component:
                 raise SettingError(
                     f"{self.setting}.{name} is no setting of {self.path}{nearest} (it takes {takes}): remove it"
                 )
-        for name, each in parameters.items():
-            required = each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-            if required and name not in {*given, *context}:
+        for name, parameter in parameters.items():
+            required = parameter.default is parameter.empty and parameter.kind not in (
+                parameter.VAR_KEYWORD,
+                parameter.VAR_POSITIONAL,
+            )
+            if required and name not in {*settings, *context}:
                 raise SettingError(f"{self.setting}.{name} is missing: {self.path} needs it")
         try:
             hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
         except NameError:  # types that are imported for a type checker alone
             hints = {}
-        return {name: converted(value, hints.get(name, Any), f"{self.setting}.{name}") for name, value in given.items()}
+        return {
+            name: converted(value, hints.get(name, Any), f"{self.setting}.{name}") for name, value in settings.items()
+        }
 
 
 def _takes_all(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    return any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def converted(value: Any, kind: Any, setting: str) -> Any:
@@ -144,29 +149,29 @@ def converted(value: Any, kind: Any, setting: str) -> Any:
 
 
 def component(
-    setting: str, given: dict[str, Any], wing: str, kind: str | None = None, optional: tuple[str, ...] = ()
+    setting: str, settings: dict[str, Any], package: str, kind: str | None = None, optional: tuple[str, ...] = ()
 ) -> Component:
-    """What `given` names: a callable of the user's by `_target_`, else the class of a file of the package `wing`.
+    """What `settings` names: a callable of the user's by `_target_`, else the class of a file of `package`.
 
     Args:
-        given: the settings as they were written.
-        kind: the built-in one to take where `given` names none.
+        settings: the settings as they were written.
+        kind: the built-in one to take where `settings` names none.
         optional: as in Component.
 
     Raises:
-        SettingError: no file of `wing` has that name.
+        SettingError: no file of `package` has that name.
     """
-    arguments = {name: value for name, value in given.items() if name not in ("_target_", "kind")}
+    arguments = {name: value for name, value in settings.items() if name not in ("_target_", "kind")}
     _check_values(setting, arguments)
-    if given.get("_target_") is not None:
-        return Component(setting, str(given["_target_"]), arguments, optional)
-    kind = str(given.get("kind", kind))
-    if kind not in (known := kinds(wing)):
+    if settings.get("_target_") is not None:
+        return Component(setting, str(settings["_target_"]), arguments, optional)
+    kind = str(settings.get("kind", kind))
+    if kind not in (names := kinds(package)):
         raise SettingError(
-            f"{setting}.kind={kind} is not known{did_you_mean(kind, known)}: choose one of {', '.join(known)}, or name "
+            f"{setting}.kind={kind} is not known{did_you_mean(kind, names)}: choose one of {', '.join(names)}, or name "
             f"a callable of your own as {setting}._target_"
         )
-    return Component(setting, built_in(wing, kind), arguments, optional)
+    return Component(setting, built_in(package, kind), arguments, optional)
 
 
 def _check_values(setting: str, value: Any) -> None:
@@ -185,15 +190,15 @@ def _check_values(setting: str, value: Any) -> None:
         raise SettingError(f"{setting}={value} is too {'large' if value > 0 else 'small'}: give a number below 1e12")
 
 
-def kinds(wing: str) -> list[str]:
+def kinds(package: str) -> list[str]:
     """The built-in choices of a package: its modules, sorted; those that begin with an underscore are none."""
-    folder = importlib.import_module(wing).__path__
+    folder = importlib.import_module(package).__path__
     return sorted(module.name for module in pkgutil.iter_modules(folder) if not module.name.startswith("_"))
 
 
-def built_in(wing: str, kind: str) -> str:
+def built_in(package: str, kind: str) -> str:
     """The import path of a built-in choice."""
-    return f"{wing}.{kind}.{class_name(kind)}"
+    return f"{package}.{kind}.{class_name(kind)}"
 
 
 def class_name(kind: str) -> str:

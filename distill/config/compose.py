@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, component, kinds
 from distill.config.errors import parse
 from distill.config.flat_settings import flatten
-from distill.config.meant_overrides import REPLACED, apply_overrides, asked_names
+from distill.config.layers import REPLACED, asked_names
 from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
 from distill.config.model import Settings
 from distill.config.renamed import without_scale
@@ -120,7 +120,7 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     """Hydra's DictConfig -> typed settings.
 
     Args:
-        overrides: those of the command line; `composed` is changed in place by those that replace a whole dict.
+        overrides: those of the command line, which has to be read.
 
     Raises:
         SettingError: a key that no part of Distill reads, a value of the wrong type, or one that was left open.
@@ -128,7 +128,6 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    apply_overrides(composed, overrides or [])
     try:
         container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from distill.config.command_line import CommandLine, check_one_run, check_overrides
 from distill.config.compose import build, chain_config, register
 from distill.config.folders import CONF
+from distill.config.layers import apply_overrides, overrides_of
 from distill.config.settings import ChainConfig, Config
 from distill.config.sweep.index import SweepIndex
 from distill.config.sweep.names import swept_overrides
@@ -106,10 +107,7 @@ def _one_run(line: CommandLine) -> Composition:
 
 def compose(line: CommandLine) -> Composition:
     """The configuration that a command line makes; of a sweep what its runs have in common."""
-    from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
 
     register()
     path, overrides = [], []
@@ -124,10 +122,31 @@ def compose(line: CommandLine) -> Composition:
         path.insert(0, f"file://{Path(folder).absolute()}")
     listed = ",".join("'{}'".format(entry.replace("'", "\\'")) for entry in path)
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        settings = hydra_compose(line.primary, [*overrides, f"hydra.searchpath=[{listed}]"], return_hydra_config=True)
+        return compose_overrides(line.primary, [*overrides, f"hydra.searchpath=[{listed}]"])
+
+
+def compose_overrides(primary: str, overrides: list[str]) -> Composition:
+    """The same once Hydra is set up.
+
+    Args:
+        primary: the configuration that the overrides change.
+    """
+    from hydra import compose as hydra_compose
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import open_dict
+
+    settings = hydra_compose(primary, overrides, return_hydra_config=True)
     HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
-    without_hydra = OmegaConf.masked_copy(settings, [str(name) for name in settings if name != "hydra"])
-    return Composition(without_hydra, HydraConfig.get(), line.of_settings, Path(str(settings.hydra.run.dir)))
+    folder = Path(str(settings.hydra.run.dir))
+    with open_dict(settings):
+        del settings["hydra"]
+    return _composition(settings, HydraConfig.get(), folder)
+
+
+def _composition(settings: Any, hydra: Any, folder: Path) -> Composition:
+    overrides = overrides_of(hydra, "task")
+    apply_overrides(settings, overrides, hydra)
+    return Composition(settings, hydra, overrides, folder)
 
 
 def run_of(composition: Composition) -> ComposedRun:
@@ -148,7 +167,7 @@ def by_hydra(line: CommandLine, run: Callable[[Composition], float | None]) -> N
 
     def task(settings: Any) -> float | None:
         job = HydraConfig.get()
-        return run(Composition(settings, job, list(job.overrides.task), Path(job.runtime.output_dir)))
+        return run(_composition(settings, job, Path(job.runtime.output_dir)))
 
     register()
     name_sweep_folders(line)

@@ -41,6 +41,6 @@ class DataConfig(Settings):
         if self.local_bytes < 2 * self.shuffle_bytes:
             raise SettingError(
                 f"data.local_bytes={self.local_bytes} has to be twice data.shuffle_bytes={self.shuffle_bytes} at "
-                "least, as the next rows are fetched while some are read: raise it, or lower data.shuffle_bytes"
+                "least, as the next sequences are fetched while some are read: raise it, or lower data.shuffle_bytes"
             )
         return self

@@ -99,13 +99,13 @@ class EvaluateConfig(Settings):
 
     def max_sequences_of(self, name: str) -> int | None:
         """At most how many sequences of this set are scored; None: all."""
-        own = self.by_set.get(name)
-        return self.max_sequences if own is None else own.max_sequences
+        of_set = self.by_set.get(name)
+        return self.max_sequences if of_set is None else of_set.max_sequences
 
     def fraction_of(self, name: str) -> float:
         """The fraction of the positions of this set that pseudo-perplexity scores."""
-        own = self.by_set.get(name)
-        return float(self.pseudo_perplexity.fraction if own is None else own.pseudo_perplexity.fraction)
+        of_set = self.by_set.get(name)
+        return float(self.pseudo_perplexity.fraction if of_set is None else of_set.pseudo_perplexity.fraction)
 
     @property
     def scores_singly(self) -> bool:

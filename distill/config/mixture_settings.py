@@ -42,7 +42,7 @@ def mixture(
         weight = source.get("weight")
         if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
             shown = "null" if weight is None else weight
-            raise SettingError(f"{setting}.weight={shown} is no share of the rows: give a number above 0")
+            raise SettingError(f"{setting}.weight={shown} is no weight in a mixture: give a number above 0")
         if (kind := source.get("kind")) in (*kinds(TABLES), MIXTURE, HELDOUT):
             raise SettingError(f"{setting}.kind={kind} is no text that can be mixed: name where its text comes from")
         sources[name] = source_of(setting, {key: value for key, value in source.items() if key != "weight"})

@@ -229,8 +229,7 @@ def check_training(config: Config) -> None:
             "backend.compression=fp16 with precision.student=fp16 would scale gradients twice, for the format and for "
             "the wire, and lose small ones: set backend.compression=bf16 or none"
         )
-    if backend.name == "fsdp":
-        _check_divided(config)
+    _check_sharded(config)
 
 
 def _check_clipping(config: Config) -> None:
@@ -248,14 +247,14 @@ def _check_clipping(config: Config) -> None:
         )
 
 
-def _check_divided(config: Config) -> None:
-    """Raises SettingError for what models that are divided between ranks do not have."""
+def _check_sharded(config: Config) -> None:
+    """Raises SettingError for what models that are sharded over ranks do not have."""
     backend = config.backend
-    # What is divided is exchanged by `fully_shard`, in fp32 and in one ring.
+    # What is sharded is exchanged by `fully_shard`, in fp32 and in one ring.
     for name, value, usual in (("compression", backend.compression, "none"), ("rings", backend.rings, "1")):
-        if backend.shard_student is not False and value != usual:
+        if backend.shards_student and value != usual:
             raise SettingError(
-                f"backend.{name}={value} is for gradients that each rank has whole, which a divided student never has: "
+                f"backend.{name}={value} is for gradients that each rank has whole, which a sharded student never has: "
                 f"leave it out, or choose backend=ddp or backend.shard_student=false"
             )
     formats: dict[str, str | None] = {}
@@ -265,9 +264,9 @@ def _check_divided(config: Config) -> None:
         members = config.teacher.members
         formats |= {f"teacher.members.{name}.precision": member.precision for name, member in members.items()}
     for setting, number_format in formats.items():
-        if backend.shard_teacher is not False and number_format == "int8":
+        if backend.shards_teacher and number_format == "int8":
             raise SettingError(
-                f"{setting}=int8 rounds whole weights, which no rank has of a divided teacher: choose bf16 or fp32, or "
+                f"{setting}=int8 rounds whole weights, which no rank has of a sharded teacher: choose bf16 or fp32, or "
                 "backend.shard_teacher=false"
             )
 

@@ -80,8 +80,7 @@ class Config(Settings):
     seed: int = setting(0, "Seed of everything that is drawn.", ge=0, le=SEEDS)
     resume: str = setting(
         "auto",
-        "auto resumes the folder's run and quarantines damaged files, strict stops at them, never refuses a run that "
-        "has begun; or a checkpoint folder to begin from.",
+        "auto resumes, strict stops at damage, never refuses a run that began; or a checkpoint folder to begin from.",
     )
     # A name, or that name with the direction of a search, `distill.report.comparison.goal.Goal`.
     optimize: Any = setting(

@@ -35,11 +35,11 @@ def written_and_compared(composed: Any, resolved: dict[str, Any]) -> tuple[dict[
     return written, _compared(written, resolved)
 
 
-def as_yaml(settings: dict[str, Any]) -> str:
-    """Settings as the text of config.yaml."""
+def as_yaml(settings: Any, resolve: bool = False) -> str:
+    """Settings as the text of config.yaml: a dict, or Hydra's configuration, whose references it may resolve."""
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_yaml(OmegaConf.create(settings))
+    return OmegaConf.to_yaml(OmegaConf.create(settings) if isinstance(settings, dict) else settings, resolve=resolve)
 
 
 def _escaped(value: Any) -> Any:

@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from distill.config.corpus import Duplicates
 from distill.config.settings import DataConfig
 from distill.data.duplicates import count
 from distill.data.first_pass import FirstPass, Rule
 from distill.data.heldout import HeldOut, held_out
-from distill.data.packing import PARTS, Packing
+from distill.data.packing import Packing
 from distill.data.remote import reachable
 from distill.data.shards.claims import Claims, owner_of
 from distill.data.shards.destination import WORK, Destination
 from distill.data.shards.finish import META, finish
 from distill.data.shards.groups import Work, divide, work_of
 from distill.data.shards.host import Host
+from distill.data.shards.records import PARTS, Meta, Plan
 from distill.data.sources import Source, read
 from distill.runtime.errors import SettingError
 from distill.runtime.files import remove
@@ -77,7 +77,7 @@ def _announced(packing: Packing) -> str:
     return f": of about 1/{round(1 / packing.part.share)} of it, as few sequences are needed"
 
 
-def _announce(meta: dict[str, Any], packing: Packing) -> None:
+def _announce(meta: Meta, packing: Packing) -> None:
     tokens, seconds = num_tokens(meta), meta["seconds"]
     logger.info(f"prepared {tokens:,} tokens in {seconds:.1f} s: {rate(meta):,.0f} tokens a second")
     if dropped := sum(meta[part]["dropped"] for part in PARTS):
@@ -86,9 +86,9 @@ def _announce(meta: dict[str, Any], packing: Packing) -> None:
         logger.info(f"left out {dropped:,} tokens ({dropped / (tokens + dropped):.1%}): {what}")
 
 
-def _agreed_plan(folder: Destination, work: Sequence[Work], data: DataConfig) -> dict[str, Any]:
+def _agreed_plan(folder: Destination, work: Sequence[Work], data: DataConfig) -> Plan:
     """The settings that decide the files: those of whichever host came first, which all others follow."""
-    plan_here = {"shard_bytes": data.shard_bytes, "compression": data.compression, "units": len(work)}
+    plan_here = Plan(shard_bytes=data.shard_bytes, compression=data.compression, units=len(work))
     # The first file that is written shows whether that is possible at all.
     with reachable("data.tokens", folder.place):
         is_first = folder.create(PLAN, json.dumps(plan_here).encode())
@@ -96,15 +96,17 @@ def _agreed_plan(folder: Destination, work: Sequence[Work], data: DataConfig) ->
         if folder.exists(META):  # another host has just finished
             raise FileNotFoundError(PLAN)
         return plan_here
-    plan: dict[str, Any] = json.loads(folder.read(PLAN))
+    plan: Plan = json.loads(folder.read(PLAN))
     if plan["units"] != len(work):
         raise SettingError(
             f"data.tokens={folder.place}: its preparation was begun by a version of Distill that divides the text in "
             f"{plan['units']:,} units of work, not {len(work):,}; resume with that version, or remove {folder.place}"
         )
-    if differing := [name for name in plan_here if plan[name] != plan_here[name]]:
-        begun = ", ".join(f"data.{name}={plan[name]}" for name in differing)
-        logger.info(f"resuming the preparation as it was begun, with {begun}")
+    if plan != plan_here:
+        logger.info(
+            f"resuming the preparation as it was begun, with data.shard_bytes={plan['shard_bytes']}, "
+            f"data.compression={plan['compression']}"
+        )
     return plan
 
 
@@ -129,11 +131,11 @@ def _first(work: Sequence[Work]) -> Sequence[Work]:
     return work
 
 
-def num_tokens(meta: dict[str, Any]) -> int:
+def num_tokens(meta: Meta) -> int:
     """Of both parts."""
     return int(sum(meta[part]["tokens"] for part in PARTS))
 
 
-def rate(meta: dict[str, Any]) -> float:
+def rate(meta: Meta) -> float:
     """Tokens a second of one host of the preparation, both parts together."""
     return num_tokens(meta) / max(meta["seconds"], 1e-9)

@@ -1,12 +1,12 @@
 """What of a text is invalid, counted, and the line that ends a run where that is too much."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from distill.config.settings import CorpusConfig, Missing
 from distill.data.document import Document
 from distill.data.lines import InvalidFile, InvalidRecord
+from distill.data.shards.records import ReadCounts
 from distill.data.sources import Source
 from distill.runtime.errors import SettingError
 
@@ -37,14 +37,14 @@ class Invalid:
         """Counts a document that was read."""
         self.records += document.text.count("\n") + 1 if source.by_lines else 1
 
-    def as_dict(self) -> dict[str, Any]:
+    def counts(self) -> ReadCounts:
         """All but `blame`, which is settled once every part is read."""
-        return {name: value for name, value in asdict(self).items() if name != "blame"}
+        return ReadCounts(skipped=self.skipped, records=self.records, bad=self.bad, first_bad=self.first_bad)
 
     @classmethod
-    def of(cls, entries: dict[str, Any]) -> "Invalid":
-        """What `as_dict` gave, which may have further entries."""
-        return cls(**{name: entries[name] for name in cls.__dataclass_fields__ if name in entries})
+    def of(cls, counts: ReadCounts, blame: str = "") -> "Invalid":
+        """What `counts` gave, which may have further entries."""
+        return cls(counts["skipped"], counts["records"], counts["bad"], counts["first_bad"], blame)
 
     @classmethod
     def together(cls, parts: Iterable["Invalid"]) -> "Invalid":

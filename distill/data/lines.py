@@ -5,7 +5,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from distill.data.encodings import guess
 
@@ -23,6 +23,9 @@ class InvalidFile(Exception):
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
+
+
+Record = dict[str, Any]  # of the user's data: what its fields hold, by the names that they have there
 
 
 class InvalidRecord(NamedTuple):

@@ -23,14 +23,13 @@ from distill.data.readers import blocks
 from distill.data.segment_pairs import PairWriter
 from distill.data.sentences import sentences
 from distill.data.sequence_format import INNER, PROMPT, SequenceFormat
+from distill.data.shards.records import PARTS, Counts, UnitRecord
 from distill.data.sources import Shard, Source, read
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic
 
 BLOCK = 16 << 10  # characters that are tokenized at once
 SENTENCES = 256  # likewise
-PARTS = ("train", "heldout")
-COUNTS = ("rows", "tokens", "documents", "dropped")  # of a part, by the names that its writer has for them
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,7 @@ def without_first_space(text: str) -> str:
     return json.dumps(settings | steps, sort_keys=True)
 
 
-def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str, Any]:
+def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> UnitRecord:
     """Writes `<stem>.train`, `<stem>.heldout` and, last, `<stem>.json`, whose contents it returns.
 
     Documents that `dropped` names are left out; the digests of all others are written where duplicates are counted.
@@ -197,10 +196,12 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
         for writer in writers:
             if isinstance(writer, SequenceWriter):
                 writer.end()
-    done: dict[str, Any] = {
-        part: {name: getattr(writer, name) for name in COUNTS} for part, writer in zip(PARTS, writers, strict=True)
-    }
-    done |= {**invalid.as_dict(), "blame": invalid.blame, "seconds": time.perf_counter() - begun}
+    train, heldout = (
+        Counts(rows=writer.rows, tokens=writer.tokens, documents=writer.documents, dropped=writer.dropped)
+        for writer in writers
+    )
+    seconds = time.perf_counter() - begun
+    done = UnitRecord(train=train, heldout=heldout, **invalid.counts(), blame=invalid.blame, seconds=seconds)
     if packing.duplicates is Duplicates.count:
         write_digests(stem, digests)
     with atomic(Path(f"{stem}.json")) as record:
@@ -208,14 +209,14 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> dict[str,
     return done
 
 
-def packed_before(stem: str, packing: Packing) -> dict[str, Any] | None:
+def packed_before(stem: str, packing: Packing) -> UnitRecord | None:
     """What `pack` has returned for this stem; None where it is not there, or not whole.
 
     A machine that went down may have kept the name of a file and not its content.
     """
     width = packing.sequence_length * packing.dtype.itemsize
     try:
-        done: dict[str, Any] = json.loads(Path(f"{stem}.json").read_bytes())
+        done: UnitRecord = json.loads(Path(f"{stem}.json").read_bytes())
         whole = all(Path(f"{stem}.{part}").stat().st_size == done[part]["rows"] * width for part in PARTS)
     except (FileNotFoundError, ValueError):
         return None

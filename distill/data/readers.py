@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distill.data.lines import LONGEST, InvalidRecord, sound_lines
+from distill.data.lines import LONGEST, InvalidRecord, Record, sound_lines
 from distill.data.lines import InvalidFile as InvalidFile
 from distill.data.lines import lines as lines
 from distill.data.remote import RemotePath
@@ -83,7 +83,7 @@ def blocks(text: str, size: int) -> Iterator[str]:
 
 def records(
     path: Path, start: int = 0, stop: int | None = None, encoding: str | None = None
-) -> Iterator[dict[str, Any] | InvalidRecord]:
+) -> Iterator[Record | InvalidRecord]:
     """Every JSON object of a JSONL file, and the lines that are none; `start` and `stop` as in `pieces`."""
     behind = f" after byte {start:,}" if start else ""
     for number, line in enumerate(sound_lines(path, start, stop, LONGEST, encoding, whole=True), 1):
@@ -95,7 +95,7 @@ def records(
             yield InvalidRecord(name, record) if isinstance(record, str) else record
 
 
-def _parsed(line: str) -> dict[str, Any] | str:
+def _parsed(line: str) -> Record | str:
     """The JSON object in a line, or the reason why there is none."""
     try:
         record = json.loads(line)
@@ -108,7 +108,7 @@ def _parsed(line: str) -> dict[str, Any] | str:
 
 def columns(
     path: Path, fields: dict[str, str], start: int = 0, stop: int | None = None, strict: bool = True
-) -> Iterator[dict[str, Any] | InvalidRecord]:
+) -> Iterator[Record | InvalidRecord]:
     """Columns of the row groups [start, stop) of a Parquet file, row by row.
 
     Rows of about 16 MiB are in memory, at most 64 of them. What cannot be bounded is one page of the file, which is
@@ -162,7 +162,7 @@ def _next_rows(batch: Any) -> int:
     return max(1, min(2 * len(batch), MAX_ROWS, LONGEST * len(batch) // max(batch.nbytes, 1)))
 
 
-def _rows(batch: Any, name: str, number: int) -> Iterator[dict[str, Any] | InvalidRecord]:
+def _rows(batch: Any, name: str, number: int) -> Iterator[Record | InvalidRecord]:
     """The rows of an Arrow batch, the first of which has this number in its file; one that is not UTF-8 is bad."""
     if batch.nbytes <= LONGEST:
         try:
@@ -211,7 +211,7 @@ def load_hub(hub: str, subset: str | None, split: str, streaming: bool, setting:
         ) from error
 
 
-def sound_rows(rows: Any, start: int, stop: int) -> Iterator[dict[str, Any] | InvalidRecord]:
+def sound_rows(rows: Any, start: int, stop: int) -> Iterator[Record | InvalidRecord]:
     """The rows [start, stop) of a data set of `datasets`; one that is not UTF-8 is bad."""
     begin = start
     try:
@@ -260,7 +260,7 @@ def hub_revision(hub: str) -> str:
         return hub
 
 
-def value_of(record: dict[str, Any], field: str, name: str, setting: str, kind: type[Value]) -> Value:
+def value_of(record: Record, field: str, name: str, setting: str, kind: type[Value]) -> Value:
     """A field of a record, which has to be of this kind; nothing of it where it is null.
 
     Args:

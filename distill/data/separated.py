@@ -4,9 +4,8 @@ import csv
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from distill.data.lines import LONGEST, InvalidRecord, sound_lines
+from distill.data.lines import LONGEST, InvalidRecord, Record, sound_lines
 from distill.data.readers import no_field
 
 _PLAIN = (".csv", ".tsv")
@@ -19,9 +18,7 @@ def is_table(path: Path) -> bool:
     return path.name.lower().endswith(SUFFIXES)
 
 
-def separated_rows(
-    path: Path, fields: dict[str, str], encoding: str | None = None
-) -> Iterator[dict[str, Any] | InvalidRecord]:
+def separated_rows(path: Path, fields: dict[str, str], encoding: str | None = None) -> Iterator[Record | InvalidRecord]:
     """The rows of a CSV or TSV file as records by the names of its header, and those that are damaged.
 
     In CSV files a field in quotation marks may hold commas and ends of lines; in TSV files a quotation mark is a

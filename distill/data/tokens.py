@@ -25,7 +25,7 @@ from distill.data.heldout import HeldOut
 from distill.data.invalid import Invalid
 from distill.data.local_copy import local_copy
 from distill.data.mixture import quotas
-from distill.data.packing import PARTS, Packing
+from distill.data.packing import Packing
 from distill.data.part_of_text import PartOfText, larger, part_needed
 from distill.data.remote import reachable
 from distill.data.sequence_format import SequenceFormatOf, masked_format
@@ -34,6 +34,7 @@ from distill.data.shards.destination import Destination, LocalFolder, destinatio
 from distill.data.shards.finish import META
 from distill.data.shards.groups import work_of
 from distill.data.shards.open import open_sequences
+from distill.data.shards.records import PARTS, Meta
 from distill.data.sources import Source, find_source
 from distill.data.sources.prose import Prose
 from distill.data.stale import remove_stale, scratch_name
@@ -70,9 +71,6 @@ class Text:
             source.identity if source.made_from is None else [source.made_from, source.identity]
             for source in self.sources
         ]
-
-
-STORED = ("shards", "bytes", "plain_bytes", "compress_seconds")  # entries of meta.json about a part's files
 
 
 @dataclass(frozen=True)
@@ -288,8 +286,9 @@ def _plain(tokenizer: str) -> str:
 def _load(
     folder: Destination, part: str, text: Text, packing: Packing, corpus: CorpusConfig, data: DataConfig
 ) -> Tokens:
-    meta = json.loads(folder.read(META))
+    meta: Meta = json.loads(folder.read(META))
     kept = PARTS[part == "heldout"]
+    files = meta[kept]
     invalid = Invalid.of(meta)
     invalid.check(text.path, text.setting, corpus)
     if not meta[kept]["rows"]:
@@ -307,12 +306,17 @@ def _load(
         prompts=packing.prompts,
         duplicates=meta.get("duplicates"),
         stored=Stored(
-            place=folder.place, compression=meta["compression"], **{name: meta[kept][name] for name in STORED}
+            place=folder.place,
+            compression=meta["compression"],
+            shards=files["shards"],
+            bytes=files["bytes"],
+            plain_bytes=files["plain_bytes"],
+            compress_seconds=files["compress_seconds"],
         ),
     )
 
 
-def _no_sequences(meta: dict[str, Any], part: str, text: Text, corpus: CorpusConfig) -> SettingError:
+def _no_sequences(meta: Meta, part: str, text: Text, corpus: CorpusConfig) -> SettingError:
     if part == "heldout" and meta["train"]["rows"]:
         return SettingError(
             f"corpus.heldout={corpus.heldout}: the corpus is too small to hold a part of it out; give more text, or "

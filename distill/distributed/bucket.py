@@ -15,7 +15,7 @@ class Bucket:
     """Stats first, then the gradients in the order of the parameters: `parameter.grad` are views into it.
 
     Backward comes to the parameters from the last to the first, so the segments count from the end of the bucket, and
-    the stats, which are known after backward, are in the last of them.
+    the stats, which are complete after backward, are in the last of them.
 
     Attributes:
         flat: stats and gradients, float32; padding between them is always zero.

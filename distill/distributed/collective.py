@@ -33,18 +33,18 @@ def check_collective(settings: BackendConfig) -> None:
     if settings.collective is None:
         return
     parse_collective(settings.collective)
-    given = f"backend.collective={settings.collective}"
+    setting = f"backend.collective={settings.collective}"
     if settings.name != "ddp":
         raise SettingError(
-            f"{given} is for torch.distributed, and backend.name={settings.name} is not: choose backend=ddp, or leave "
-            "it null"
+            f"{setting} is for torch.distributed, and backend.name={settings.name} is not: choose backend=ddp, or "
+            "leave it null"
         )
     if settings.rings not in ("1", "auto"):
-        raise SettingError(f"backend.rings={settings.rings} with {given}: a plug-in has one ring; leave it at 1")
+        raise SettingError(f"backend.rings={settings.rings} with {setting}: a plug-in has one ring; leave it at 1")
 
 
 def load_collective(text: str, device: torch.device) -> str:
-    """Import the module that registers an engine; gives its name.
+    """Import the module that registers an engine; returns the engine's name.
 
     Raises SettingError when the module does not load, or torch has no engine of this name that serves `device`.
     """
@@ -55,10 +55,10 @@ def load_collective(text: str, device: torch.device) -> str:
         except Exception as error:  # a plug-in may refuse the machine by any error of its own
             raise SettingError(f"backend.collective={text}: {module} does not load ({_first_line(error)})") from error
     if not _is_there(name):
-        known = ", ".join(filter(_is_there, dist.Backend.backend_list))
+        engines = ", ".join(filter(_is_there, dist.Backend.backend_list))
         cure = "import another module" if module else f"name the module that registers it, as in MODULE:{name}"
         raise SettingError(
-            f"backend.collective={text}: torch.distributed has no engine {name} here (it has {known}); {cure}, or "
+            f"backend.collective={text}: torch.distributed has no engine {name} here (it has {engines}); {cure}, or "
             "leave it null"
         )
     served = dist.Backend.backend_capability[name]
@@ -83,7 +83,7 @@ def try_out(text: str, rank: int, device: torch.device, wire: Iterable[torch.dty
     Raises SettingError for the first that it does not do.
     """
     trials: list[tuple[str, Callable[[], bool]]] = [
-        (f"sum {_spoken(dtype)}", lambda dtype=dtype: _sums(dtype, rank, device))  # type: ignore[misc]
+        (f"sum {_name_of(dtype)}", lambda dtype=dtype: _sums(dtype, rank, device))  # type: ignore[misc]
         for dtype in dict.fromkeys([*SUMMED, *wire])
     ]
     trials.append(("broadcast uint8", lambda: _broadcasts(rank, device)))
@@ -102,8 +102,8 @@ def _is_there(name: str) -> bool:
 def _sums(dtype: torch.dtype, rank: int, device: torch.device) -> bool:
     """Whether the sum over ranks is one, and in full precision: the largest summand fits into no shorter format."""
     large = 2**40 if dtype.itemsize == 8 else 0
-    given = {0: large + 1, 1: 2}.get(rank, 0)
-    values = torch.full((3,), given, dtype=dtype, device=device)
+    summand = {0: large + 1, 1: 2}.get(rank, 0)
+    values = torch.full((3,), summand, dtype=dtype, device=device)
     dist.all_reduce(values, async_op=True).wait()
     return values.tolist() == [large + 3] * 3
 
@@ -118,25 +118,25 @@ def _broadcasts(rank: int, device: torch.device) -> bool:
 
 def _problem(trial: Callable[[], bool], device: torch.device, timeout: float) -> str | None:
     """What is wrong with the outcome of `trial`; in a thread of its own, since it may never come back."""
-    found: list[str | None] = []
+    problems: list[str | None] = []
 
     def work() -> None:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # each thread has a current device of its own
         try:
-            found.append(None if trial() else "the result is wrong")
+            problems.append(None if trial() else "the result is wrong")
         except Exception as error:
-            found.append(_first_line(error))
+            problems.append(_first_line(error))
 
     thread = threading.Thread(target=work, name="trial of a collective", daemon=True)
     thread.start()
     thread.join(timeout)
-    return found[0] if found else f"no answer in {timeout:g} s"
+    return problems[0] if problems else f"no answer in {timeout:g} s"
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _spoken(dtype: torch.dtype) -> str:
+def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -58,7 +58,7 @@ class Ddp(Ranks):
         self._describe()
 
     def _choose_engine(self) -> str:
-        """What torch.distributed is to use, in its own words. Raises SettingError for a plug-in that is not there."""
+        """The name of torch.distributed's engine. Raises SettingError for a plug-in that is not there."""
         if self.settings.collective is not None:
             return load_collective(self.settings.collective, self.device)
         return "cpu:gloo,cuda:nccl" if self._nccl else "gloo"
@@ -92,7 +92,7 @@ class Ddp(Ranks):
     def close(self) -> None:
         if self.size > 1:
             self.barrier()
-            # Rank 0 may hold the store, which the others read until they have seen that all are there.
+            # Rank 0 may hold the store, which the others read until all are there.
             self._store.add("left", 1)
             while self.rank == 0 and self._store.add("left", 0) < self.size:
                 time.sleep(POLL)

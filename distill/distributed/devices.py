@@ -1,4 +1,4 @@
-"""The device and the share of the processor that one rank works on."""
+"""The device and the threads of one rank."""
 
 import os
 
@@ -13,7 +13,7 @@ def choose_device(settings: BackendConfig, local_rank: int, local_size: int) -> 
     """The device of this rank, made current; sets the number of torch's threads on the way.
 
     On GPUs each rank of a host gets its own. Ranks that share a host share its cores evenly, and take fewer threads
-    where other programs need them, unless `backend.threads` says how many each may use. Raises SettingError when there
+    where other programs need them, unless `backend.threads` sets their number. Raises SettingError when there
     is no such device, or not one for each rank.
     """
     if settings.threads is not None or local_size > 1:
@@ -28,7 +28,7 @@ def choose_device(settings: BackendConfig, local_rank: int, local_size: int) -> 
         return device
     available = torch.cuda.device_count()
     if local_size > 1 and device.index is not None:
-        raise SettingError(f"backend.device={settings.device}: {local_size} ranks need one GPU each; say `cuda`")
+        raise SettingError(f"backend.device={settings.device}: {local_size} ranks need one GPU each; give cuda")
     device = torch.device("cuda", local_rank if device.index is None else device.index)
     if available <= max(device.index, local_size - 1):
         wanted = f"{local_size} ranks on this host" if local_size > 1 else f"device {device.index}"

@@ -1,4 +1,4 @@
-"""Lets a divided model compute in another number format for a while, as scoring does that is not in training's.
+"""Lets a sharded model compute in another number format for a while, as scoring does outside of training's format.
 
 `fully_shard` takes the format once. What is changed here afterwards are attributes that torch keeps to itself, the same
 in torch 2.11 to 2.13; `tests/sharding` fails where another release has others.
@@ -17,7 +17,7 @@ from distill.distributed.shard import is_sharded, reshard, sharded_modules
 
 @contextmanager
 def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """While it is open the weights of a divided model are of this format when they are whole; other models are left.
+    """While it is open the weights of a sharded model are of this format when they are whole; other models are left.
 
     No gradients may be under way, and what is whole is given up before and after.
     """
@@ -31,17 +31,17 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def without_gradients(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """While it is open no operation is recorded, and a divided model computes in this format."""
+    """While it is open no operation is recorded, and a sharded model computes in this format."""
     if not is_sharded(model):
         with torch.inference_mode():
             yield
-    else:  # its parts are put together into tensors that training goes on with
+    else:  # its parts are put together into tensors that training continues with
         with torch.no_grad(), computing_in(model, dtype):
             yield
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """From now on the weights of a divided model are of this format when they are whole."""
+    """From now on the weights of a sharded model are of this format when they are whole."""
     _set_formats(model, dict.fromkeys(_formats(model), dtype))
 
 
@@ -67,7 +67,7 @@ def _set_formats(model: nn.Module, formats: dict[Any, torch.dtype | None]) -> No
 
 
 def _groups(state: Any) -> list[Any]:
-    """The groups of parameters of a divided module; older releases of torch have one at most."""
+    """The groups of parameters of a sharded module; older releases of torch have one at most."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]

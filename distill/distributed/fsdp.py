@@ -44,8 +44,7 @@ class Fsdp(Ddp):
         if self.size == 1:
             self._join_alone()
         self.mesh = init_device_mesh(self.device.type, (self.size,))
-        self.shards_student = settings.shard_student is not False
-        self.shards_teacher = settings.shard_teacher is not False
+        self.shards_student, self.shards_teacher = settings.shards_student, settings.shards_teacher
         self._offloads = settings.offload_teacher
         self.equal_windows = self.shards
 
@@ -110,8 +109,10 @@ class ShardedSync(GradientSync):
 
     def __init__(self, ranks: Ranks, model: nn.Module) -> None:
         """As for all ranks; parameters that are sharded have to be the same model's on all ranks already."""
-        reshard(model)  # what checks have made whole
-        self._sharded = [each for each in model.parameters() if isinstance(each, DTensor) and each.requires_grad]
+        reshard(model)  # forward passes of checks have made weights whole
+        self._sharded = [
+            weight for weight in model.parameters() if isinstance(weight, DTensor) and weight.requires_grad
+        ]
         self._roots: list[FSDPModule] = roots(model)  # type: ignore[assignment]
         super().__init__(ranks, model)
         for module in sharded_modules(model):
@@ -153,7 +154,7 @@ class ShardedSync(GradientSync):
 
 
 def count_exchanges(module: FSDPModule, count: Callable[[Tensor], None]) -> None:
-    """From now on call `count` with what this rank hands to the calls that gather weights and reduce gradients."""
+    """From now on call `count` with each tensor that this rank gives to gather weights or to reduce gradients."""
     # torch keeps the classes of its interface to itself; these have the same methods.
     module.set_custom_all_gather(_AllGather(count))  # type: ignore[arg-type]
     module.set_custom_reduce_scatter(_ReduceScatter(count))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Puts a divided model together again, in the memory of rank 0's host, as the plain model that it was."""
+"""Puts a sharded model together again, in the memory of rank 0's host, as the plain model that it was."""
 
 import copy
 from typing import Any
@@ -10,7 +10,7 @@ from distill.distributed.shard import whole
 
 
 def skeleton_of(model: Any) -> Any:
-    """A copy of a model that is not divided yet, without memory for its parameters; ties between them are kept."""
+    """A copy of a model that is not sharded yet, without memory for its parameters; ties between them are kept."""
     without = {
         id(parameter): nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
         for parameter in model.parameters()

@@ -1,6 +1,6 @@
 """Build Horovod from PyPI's source for the torch installed here: `python -m distill.distributed.install_horovod`.
 
-Horovod 0.28.1 wants C++14 or C++17, which the headers of torch >= 2.13 (C++20) refuse. Its sources stay
+Horovod 0.28.1 sets C++14 or C++17, which the headers of torch >= 2.13 (C++20) refuse. Its sources stay
 as they are: CMake learns through a toolchain file that all three mean C++20. Where there is a GPU it gets NCCL;
 HOROVOD_BUILD_CUDA_CC_LIST=80,90 builds for these GPUs where there is none, as in a container image.
 
@@ -65,7 +65,7 @@ def main() -> int:
         if kept is None or not _works_from(kept, gpu):
             problem = _problem_of_wheel(_build(folder, gpu), gpu)
             if problem is not None:
-                raise CannotBuild(f"Horovod was built but does not work ({problem}): mend that, and try again")
+                raise CannotBuild(f"Horovod was built but does not work ({problem}): correct that and run it again")
     except CannotBuild as error:
         print(error, file=sys.stderr)
         return 1
@@ -96,7 +96,7 @@ def _problem_of_wheel(wheel: Path, gpu: bool) -> str | None:
 
 
 def _problem(gpu: bool) -> str | None:
-    """Why Horovod does not import and sum here, or has no NCCL where that is wanted; None when it does all of it."""
+    """Why Horovod does not import and sum here, or lacks NCCL with a GPU; None when it does all of it."""
     if importlib.util.find_spec("horovod") is None:
         return "it is not installed"
     # Gloo alone suffices for one process; without this an MPI build would look for its launcher.
@@ -132,7 +132,7 @@ def _build(folder: Path, gpu: bool) -> Path:
         environment["CMAKE_TOOLCHAIN_FILE"] = str(toolchain)
         if gpu:
             environment |= _nccl_settings(Path(scratch))
-        # pip's own cache of wheels knows nothing of the torch that a wheel was built against.
+        # pip's own cache of wheels ignores the torch that a wheel was built against.
         options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod"]
         _pip("wheel", *options, "--wheel-dir", wheels, f"horovod=={VERSION}", environment=environment)
         built = next(Path(wheels).glob("*.whl"))
@@ -215,25 +215,25 @@ def _nccl_settings(scratch: Path) -> dict[str, str]:
 
 def _cmake() -> str:
     """Path of a CMake that is new enough, taken from PyPI when the machine has none."""
-    found = _new_enough(shutil.which("cmake"))
-    if found is None:
+    cmake = _new_enough(shutil.which("cmake"))
+    if cmake is None:
         try:
             _pip("install", "cmake")
         except CannotBuild:
             raise CannotBuild(
                 f"Horovod needs CMake >= {CMAKE_MINIMUM[0]}.{CMAKE_MINIMUM[1]}: pip install cmake (that failed here)"
             ) from None
-        found = _new_enough(str(Path(sysconfig.get_paths()["scripts"], "cmake")))
-    if found is None:
+        cmake = _new_enough(str(Path(sysconfig.get_paths()["scripts"], "cmake")))
+    if cmake is None:
         raise CannotBuild("Horovod needs CMake, and the one that pip installed does not run")
-    return found
+    return cmake
 
 
 def _new_enough(cmake: str | None) -> str | None:
     if cmake is None or not Path(cmake).exists():
         return None
-    words = subprocess.run([cmake, "--version"], capture_output=True, text=True).stdout.split()
-    version = tuple(int(part) for part in words[2].split("-")[0].split(".")[:2]) if len(words) > 2 else (0, 0)
+    tokens = subprocess.run([cmake, "--version"], capture_output=True, text=True).stdout.split()
+    version = tuple(int(part) for part in tokens[2].split("-")[0].split(".")[:2]) if len(tokens) > 2 else (0, 0)
     return cmake if version >= CMAKE_MINIMUM else None
 
 

@@ -72,11 +72,11 @@ class Ranks:
 
     Attributes:
         name: single, ddp, fsdp or horovod.
-        engine: in words, what carries the gradients.
+        engine: the library and transport of the gradients, for the report.
         rank, size: this process among all of them.
         local_rank, local_size: this process among those of its host.
         device: where model and batches of this rank live.
-        rings: rings in force for the exchange of gradients; with `backend.rings=auto` known after `choose_rings`.
+        rings: rings in use for the exchange of gradients; with `backend.rings=auto` set by `choose_rings`.
         measures_rings: whether that is still to come.
         ring_seconds: what `backend.rings=auto` measured: seconds of one exchange by number of rings; else empty.
         traffic: what this rank has exchanged so far.
@@ -154,8 +154,10 @@ class Ranks:
         lengths = self.sum(lengths)
         table = torch.zeros(self.size, int(lengths.max()), dtype=torch.int32)  # Horovod sums no bytes
         table[self.rank, : len(data)] = data
-        rows = self.sum(table).to(torch.uint8)
-        return [json.loads(row[:length].numpy().tobytes()) for row, length in zip(rows, lengths.tolist(), strict=True)]
+        by_rank = self.sum(table).to(torch.uint8)
+        return [
+            json.loads(row[:length].numpy().tobytes()) for row, length in zip(by_rank, lengths.tolist(), strict=True)
+        ]
 
     @contextmanager
     def in_lockstep(self, models: Sequence[nn.Module], idle: Callable[[Any], object]) -> Iterator[None]:
@@ -164,7 +166,7 @@ class Ranks:
         Where models are sharded over the ranks those without work join in the forwards of the others.
 
         Args:
-            idle: computes a forward of one of the models whose outcome nobody reads.
+            idle: computes a forward of one of the models whose outcome is not used.
         """
         yield
 
@@ -226,7 +228,7 @@ class Ranks:
                 start = stop
 
     def choose_rings(self, trial: Tensor) -> None:
-        """Measure one, two and four rings on `trial`, a flat tensor of zeros, and take what pays, once for all."""
+        """Measure one, two and four rings on `trial`, a flat tensor of zeros, and keep the fastest number."""
         self.measures_rings = False
 
         def seconds(rings: int) -> float:
@@ -240,7 +242,7 @@ class Ranks:
         self.traffic = Traffic()  # without the trial
 
     def begin_sum(self, parts: Sequence[Tensor], name: str) -> Callable[[], None]:
-        """Begin to sum contiguous tensors over all ranks, in place, part i on ring i; gives how to wait.
+        """Begin to sum contiguous tensors over all ranks, in place, part i on ring i; returns a function that waits.
 
         `name` is the same for the same part of every exchange.
         """

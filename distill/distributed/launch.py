@@ -40,13 +40,13 @@ def launch(settings: BackendConfig, command: list[str] | None = None) -> int:
     """Run `command`, by default this very command line, as every rank; wait; return the exit status of the run.
 
     On this machine the status is that of the rank that failed first (128 + the signal's number when it was killed).
-    Rank 0 has the terminal; the others write where `keep_log` says. Signals are passed on to the ranks, which end in
+    Rank 0 has the terminal; the others write to the logs of `keep_log`. Ranks get all signals and end in
     their own time; a second one ends all at once. Ranks do not outlive their launcher.
 
     With `backend.hosts` Horovod's launcher takes the place of this process; for torch.distributed the command that each
     host has to run is printed.
 
-    Raises SettingError for hosts that make no sense, and after that command was printed.
+    Raises SettingError for invalid hosts, and after that command was printed.
     """
     command = command or [sys.executable, *sys.orig_argv[1:]]
     if settings.name == "horovod" and importlib.util.find_spec("horovod") is None:
@@ -58,7 +58,7 @@ def launch(settings: BackendConfig, command: list[str] | None = None) -> int:
         _become_horovodrun(hosts, command)
     print("\n".join(torchrun_commands(hosts, command)), flush=True)
     raise SettingError(
-        f"backend.hosts={settings.hosts}: nothing was trained, since torchrun starts the ranks of several hosts; run "
+        f"backend.hosts={settings.hosts}: torchrun starts the ranks of several hosts, so nothing was trained; run "
         "each of these lines on its host, in the same folder"
     )
 
@@ -95,7 +95,7 @@ def hosts_of(settings: BackendConfig) -> list[tuple[str, int]]:
 
 def torchrun_commands(hosts: list[tuple[str, int]], command: list[str]) -> list[str]:
     """The shell command of each host by which torchrun starts the ranks of `command`, a Python command line."""
-    program = [word for word in command[1:] if not word.startswith("backend.hosts=")]
+    program = [argument for argument in command[1:] if not argument.startswith("backend.hosts=")]
     meeting = [f"--nnodes={len(hosts)}", f"--master-addr={hosts[0][0]}", f"--master-port={PORT}"]
     return [
         shlex.join(["torchrun", *meeting, f"--node-rank={number}", f"--nproc-per-node={ranks}", *program])
@@ -171,9 +171,9 @@ def leave(status: int, error: BaseException | None = None) -> NoReturn:
 
 
 def _give_way() -> None:
-    """Let the rank that failed first end first; whoever sends a signal knows of that one already.
+    """Let the rank that failed first end first, unless a signal comes, which then has ended the run.
 
-    What a signal asks for does not matter any more: srun and others end all ranks once one has ended and pass on the
+    The kind of signal does not matter here: srun and others end all ranks once one has ended and pass on the
     highest status, and 143 would hide the cause.
     """
     with handled() as signals, signals.postponed():

@@ -1,6 +1,6 @@
-"""Keeps calls of divided models in step, where ranks have different numbers of them to make.
+"""Keeps calls of sharded models in step, where ranks have different numbers of them to make.
 
-A forward of a divided model needs all ranks, each of which gives its part of the weights. In scoring ranks have
+A forward of a sharded model needs all ranks, each of which gives its part of the weights. In scoring ranks have
 different numbers of batches: one that has no more computes an idle forward whenever another one still computes.
 """
 
@@ -23,7 +23,7 @@ class Lockstep:
     """
 
     def __init__(self, modules: Sequence[nn.Module], idle: Callable[[nn.Module], object]) -> None:
-        """`idle` makes a call of one of them whose outcome nobody reads."""
+        """`idle` calls one of them; its outcome is not used."""
         self._modules, self._idle = modules, idle
         self._announces = True
 
@@ -61,7 +61,7 @@ class Lockstep:
 
 
 def roots(model: nn.Module) -> list[nn.Module]:
-    """The divided models in `model`, which may be itself: the outermost of its divided modules."""
+    """The sharded models in `model`, which may be itself: the outermost of its sharded modules."""
     if is_root(model):
         return [model]
     return [root for child in model.children() for root in roots(child)]
@@ -69,6 +69,6 @@ def roots(model: nn.Module) -> list[nn.Module]:
 
 def _largest(number: int) -> int:
     """The largest of the ranks' numbers."""
-    found = torch.tensor(number)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return int(found)
+    largest = torch.tensor(number)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest)

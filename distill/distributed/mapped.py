@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-DONTNEED = 4  # madvise: these pages are read from the file again if anybody wants them
+DONTNEED = 4  # madvise: these pages are read from the file again when they are touched
 REGISTER = nn.Module.register_parameter
 PAGES, ENTRY = Path("/proc/self/pagemap"), 8  # bytes of flags for each page of this process, by its address
 
 
 def release(tensor: Tensor) -> None:
-    """Give back the memory that holds pages of a mapped file, unless somebody has changed them; others are left."""
+    """Give back the memory that holds pages of a mapped file, unless they were changed; others are left."""
     start, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
     if tensor.device.type != "cpu" or not size:
         return
@@ -42,7 +42,7 @@ def _are_those_of_a_file(first: int, last: int) -> bool:
 
 
 def return_free_memory() -> None:
-    """Give the system back what was freed in the middle of the heap, as whole blocks are that have been divided."""
+    """Give the system back what was freed in the middle of the heap, as whole blocks are that have been sharded."""
     with suppress(OSError, AttributeError):  # another C library than GNU's
         ctypes.CDLL(None).malloc_trim(0)
 

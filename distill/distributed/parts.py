@@ -1,4 +1,4 @@
-"""Tensors that are divided between ranks as files of parts: every rank writes its own, any number of ranks reads them.
+"""Tensors that are sharded over ranks as files of parts: every rank writes its own, any number of ranks reads them.
 
 The files are those of torch's distributed checkpoint in safetensors: each holds parts under the names of the whole
 tensors and, in its header, where these parts begin. They are read by torch's own reader, without any message between
@@ -22,24 +22,24 @@ HEADER, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"  # names that torch's rea
 
 
 def save_part(path: Path, tensors: dict[str, Tensor], rank: int) -> None:
-    """Write this rank's parts of tensors; those that are not divided are written by rank 0 alone."""
+    """Write this rank's parts of tensors; those that are not sharded are written by rank 0 alone."""
     parts, offsets = {}, {}
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             _, offsets_of = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-            own = tensor.to_local()
+            part = tensor.to_local()
         elif rank == 0:
-            offsets_of, own = (0,) * tensor.ndim, tensor
+            offsets_of, part = (0,) * tensor.ndim, tensor
         else:
             continue
-        if own.numel() or not isinstance(tensor, DTensor):
-            parts[name] = own.detach().cpu().contiguous()
+        if part.numel() or not isinstance(tensor, DTensor):
+            parts[name] = part.detach().cpu().contiguous()
             offsets[name] = {OFFSETS: list(offsets_of)}
     save_file(parts, path, {"format": "pt", HEADER: json.dumps(offsets)})
 
 
 def load_parts(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill tensors, divided or not, from the files in a folder, by whomever these were written.
+    """Fill tensors, sharded or not, from the files in a folder, whichever number of ranks wrote these.
 
     Raises:
         ValueError: a tensor is not there, or not whole.
@@ -53,7 +53,7 @@ def load_parts(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def template(described: str, like: Tensor) -> Tensor:
-    """Room for a tensor that a record describes as "float32 [8, 4]": divided as `like` where it has its shape."""
+    """Room for a tensor that a record describes as "float32 [8, 4]": sharded as `like` where it has its shape."""
     dtype, _, shape = described.partition(" ")
     sizes: list[Any] = json.loads(shape)
     kind = getattr(torch, dtype)

@@ -14,7 +14,7 @@ VARIABLES = {
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    # Only inside `srun`: the shell of a batch script has a rank too, yet it is nobody's worker. The number of tasks
+    # Only inside `srun`: the shell of a batch script has a rank too, yet it is no worker. The number of tasks
     # on this node is part of a list.
     "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
     "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -35,7 +35,7 @@ class RankInfo:
 
 
 def rank_from_env(environment: Mapping[str, str] = os.environ) -> RankInfo | None:
-    """What a launcher says of this process, or None when it was started by hand."""
+    """This process as a launcher has numbered it; None when it was started by hand."""
     for launcher, (rank, size, local_rank, local_size) in VARIABLES.items():
         if rank not in environment or size not in environment:
             continue

@@ -16,18 +16,18 @@ NAMED = 3  # differences in the message
 OF_A_HOST = ("path", "cache", "unlabelled", "tokenizer", "baseline", "device", "threads", "workers")
 
 
-def refuse_differing_settings(given: dict[str, Any], ranks: Ranks) -> None:
+def refuse_differing_settings(nested: dict[str, Any], ranks: Ranks) -> None:
     """Compare the settings of every rank before anything is read; all ranks call it together.
 
-    Ranks that score at different steps, say, would wait for each other in different places.
+    Ranks that score at different steps, for example, would wait for each other in different places.
 
     Args:
-        given: the settings, nested by their names. Where a host has its files, and how many threads, is left to it.
+        nested: the settings by their names. Paths and numbers of threads may differ between hosts.
 
     Raises:
         SettingError: on all ranks, naming the ranks that differ from rank 0, and in what.
     """
-    settings = flatten(given)
+    settings = flatten(nested)
     compared = {name: str(value) for name, value in settings.items() if name.rpartition(".")[2] not in OF_A_HOST}
     refuse_differing_ranks(compared | versions(), ranks)
 
@@ -47,12 +47,12 @@ def refuse_differing_ranks(identity: dict[str, Any], ranks: Ranks) -> None:
     differing = {rank: _differences(first, other) for rank, other in enumerate(others, 1) if other != first}
     if not differing:
         return
-    rank, found = next(iter(differing.items()))
+    rank, differences = next(iter(differing.items()))
     more = f" (and {len(differing) - 1} more ranks differ)" if len(differing) > 1 else ""
     raise SettingError(
-        f"rank {rank} would train something else than rank 0{more}: {'; '.join(found[:NAMED])}"
-        f"{f' and {len(found) - NAMED} more' if len(found) > NAMED else ''}: start all ranks by the same command, with "
-        "the same code and the same data"
+        f"rank {rank} would train something else than rank 0{more}: {'; '.join(differences[:NAMED])}"
+        f"{f' and {len(differences) - NAMED} more' if len(differences) > NAMED else ''}: start all ranks by the same "
+        "command, with the same code and the same data"
     )
 
 

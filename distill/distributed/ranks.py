@@ -1,12 +1,12 @@
-"""The ranks of a run on one machine as child processes: started, signalled, waited for, and never left behind.
+"""The ranks of a run on one machine as child processes: started, signalled and waited for; none outlives this process.
 
-torchrun and horovodrun start ranks as well, and start those of several hosts. On one machine neither keeps what a run
-promises, as was tried with torch 2.13 and Horovod 0.28.1:
+torchrun and horovodrun start ranks as well, and start those of several hosts. On one machine neither keeps the promises
+of a run, as was tried with torch 2.13 and Horovod 0.28.1:
 
 * SIGUSR1 writes a checkpoint and the run continues. It kills either launcher, and torchrun's ranks train on without it.
-* A run that is asked to stop has the time that its step and its checkpoint take. torchrun kills ranks after 30 s,
-  horovodrun after 10 s, and at once where SIGHUP asks.
-* The exit status says why a run ended (`distill.runtime.errors`). That of either launcher is 1, below a traceback.
+* A run that gets a signal to stop has the time that its step and its checkpoint take. torchrun kills ranks after 30 s,
+  horovodrun after 10 s, and at once on SIGHUP.
+* The exit status gives the cause of an end (`distill.runtime.errors`). That of either launcher is 1, below a traceback.
 * Rank 0 writes to the terminal itself, with its progress line. horovodrun reads its ranks through a pipe.
 * No value of the environment stands on a command line. horovodrun writes all of them there, tokens too.
 * Ranks are at work in less than a second. horovodrun takes 11 s, as it looks at the network first.
@@ -24,11 +24,11 @@ from distill.runtime.signals import ALL, SAVING, Signals, handled, name_of
 
 # Seconds after the first failure: until then the others may end by themselves, as they see that one is lost; then they
 # get SIGTERM, and at last they are killed.
-OWN_END, LAST_END = 3.0, 30.0
+END_BY_ITSELF, LAST_END = 3.0, 30.0
 
 
 def run_ranks(processes: int, command: list[str]) -> int:
-    """Run `command` as so many ranks until all have ended, passing signals on; the first failure ends all.
+    """Run `command` as so many ranks until all have ended, forwarding signals; the first failure ends all.
 
     This process holds the store through which the ranks meet, on a port that is free. They find themselves in the same
     variables that torchrun sets.
@@ -53,7 +53,7 @@ def run_ranks(processes: int, command: list[str]) -> int:
             ranks.append(subprocess.Popen(command, preexec_fn=prepare, env=environment))
         failed = _wait(ranks, signals)
         received = list(signals.received)
-        signals.received.clear()  # the ranks have heeded them
+        signals.received.clear()  # the ranks have acted on them
         stopped_by = signals.agreed_stop([float(number in received) for number in ALL])
     if failed is None:
         return 0
@@ -67,9 +67,9 @@ def run_ranks(processes: int, command: list[str]) -> int:
 
 
 def _wait(ranks: list["subprocess.Popen[bytes]"], signals: Signals) -> int | None:
-    """Wait for all ranks, end all when one fails; gives the one that failed first.
+    """Wait for all ranks, end all when one fails; returns the one that failed first.
 
-    Ranks that a signal was passed on to are ending already: a second one would end them at once, while they save.
+    Ranks that got a signal are ending already: a second one would end them at once, while they save.
     """
     failed: int | None = None
     since, terminated = 0.0, False
@@ -78,11 +78,11 @@ def _wait(ranks: list["subprocess.Popen[bytes]"], signals: Signals) -> int | Non
             failed = _first_failure(ranks)
             since = time.monotonic()
         past = time.monotonic() - since if failed is not None else 0.0
-        if past > OWN_END and not terminated and not any(number != SAVING for number in signals.received):
+        if past > END_BY_ITSELF and not terminated and not any(number != SAVING for number in signals.received):
             terminated = True
             for rank in alive:
                 rank.terminate()
-        if past > OWN_END + LAST_END:
+        if past > END_BY_ITSELF + LAST_END:
             for rank in alive:
                 rank.kill()
         time.sleep(0.05)
@@ -94,10 +94,10 @@ def _first_failure(ranks: list["subprocess.Popen[bytes]"]) -> int | None:
 
 
 def _report_failure(rank: int, status: int) -> None:
-    """Say which rank ended the run, unless it is rank 0 that ended by itself and has said why."""
+    """Report the rank that ended the run, unless it is rank 0, which has reported its own error."""
     log = f"its output is in logs/rank{rank}.log of the run folder"
     if (name := name_of(status)) is not None:
-        # A rank handles these signals and then says so itself.
+        # Rank 0 handles these signals and reports them itself.
         if rank > 0:
             write_to(sys.stderr, f"rank {rank} was stopped by {name}; {log}\n")
     elif status > 128:

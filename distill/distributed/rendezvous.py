@@ -1,4 +1,4 @@
-"""Where the ranks of a run meet before they can talk: an address that all derive alike, and the store that is there."""
+"""Where the ranks of a run meet before their first exchange: an address that all derive alike, and its store."""
 
 import os
 import re
@@ -41,7 +41,7 @@ def open_store(info: RankInfo, timeout: float, purpose: str) -> dist.Store:
 def wait_for_all(store: dist.Store, size: int, timeout: float) -> None:
     """Wait until all ranks have come here.
 
-    Libraries that let ranks meet wait where no signal can end the wait; after this they have no reason to.
+    Communication libraries wait for ranks without heeding signals; after this they need not wait.
 
     Raises RankLost after `timeout` seconds, or when the store is gone.
     """
@@ -59,10 +59,10 @@ def wait_for_all(store: dist.Store, size: int, timeout: float) -> None:
 def meeting_point(info: RankInfo, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """Host and port where the ranks meet: those of rank 0, the same on all ranks.
 
-    Raises SettingError when the launcher says nothing that all ranks could derive them from.
+    Raises SettingError when the launcher sets no variable from which all ranks could derive them.
     """
-    address, given = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
-    port = None if given is None else int(given)
+    address, port_text = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    port = None if port_text is None else int(port_text)
     if address is None and info.launcher == "Slurm":
         address = first_host(environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", "")))
     if address is None and info.local_size == info.size:

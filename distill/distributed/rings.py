@@ -12,7 +12,7 @@ from distill.runtime.errors import SettingError
 CANDIDATES = (1, 2, 4)
 GAIN = 1.1  # more than one ring has to be this many times faster than one
 CLOSE = 1.03  # among those, the fewest rings within this factor of the fastest
-LEAST_ROUNDS, MOST_ROUNDS = 2, 15  # and one before them, which opens connections and does not count
+MIN_ROUNDS, MAX_ROUNDS = 2, 15  # and one before them, which opens connections and does not count
 SECONDS = 2.0  # of measuring: on a fast network more rounds fit in, and chance decides less
 
 
@@ -58,12 +58,12 @@ def choose_rings(seconds: Callable[[int], float]) -> tuple[int, dict[int, float]
     `seconds(rings)` measures one exchange and gives the same number on all ranks.
     """
     times: dict[int, list[float]] = {rings: [] for rings in CANDIDATES}
-    for i in range(MOST_ROUNDS + 1):
+    for i in range(MAX_ROUNDS + 1):
         taken = {rings: seconds(rings) for rings in CANDIDATES}
         if i > 0:
             for rings in CANDIDATES:
                 times[rings].append(taken[rings])
-        if i >= LEAST_ROUNDS and sum(map(sum, times.values())) >= SECONDS:
+        if i >= MIN_ROUNDS and sum(map(sum, times.values())) >= SECONDS:
             break
     typical = {rings: statistics.median_low(times[rings]) for rings in CANDIDATES}
     fastest = min(typical.values())

@@ -1,6 +1,6 @@
-"""Divides a model between ranks: each holds a part of every weight, and has a block whole only while it computes it.
+"""Shards a model over ranks: each holds a part of every weight, and has a block whole only while it computes it.
 
-The divided modules are the model itself and its blocks. What belongs to no block (embeddings, the output embedding,
+The sharded modules are the model itself and its blocks. What belongs to no block (embeddings, the output embedding,
 the last norm) is made whole in the model's forward and stays so until the end of its backward pass, or until `reshard`:
 that is what lets losses over the vocabulary read the output embedding after the forward.
 """
@@ -25,54 +25,54 @@ def shard(
     storage: torch.dtype | None = None,
     offload: bool = False,
 ) -> None:
-    """Divide the parameters of `model` between the ranks of `mesh`, in place, and put them on its device.
+    """Shard the parameters of `model` over the ranks of `mesh`, in place, and put them on its device.
 
     Every rank gives the same weights, which may lie in memory or in mapped files: a rank keeps its part of one block
     after the other, so no rank ever holds all of a model that is mapped.
 
     Args:
-        blocks: modules in `model` that are called one after the other; empty: the model is divided as one.
+        blocks: modules in `model` that are called one after the other; empty: the model is sharded as one.
         calls: how often the blocks are called in a forward; a block that is called several times stays whole between.
         storage: of the parts; None: that of the weights as they are.
         offload: the parts lie in the memory of the host, and come to the device with each block.
 
-    Weights are in fp32 while they are whole, until `formats.compute_in` says otherwise.
+    Weights are in fp32 while they are whole, until `formats.compute_in` changes that.
     """
     # Gradients are added up in fp32, whatever they are computed in.
     formats = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
     offloading = CPUOffloadPolicy() if offload else OffloadPolicy()
     for module in [*blocks, model]:
-        mapped = [each for each in module.parameters() if not isinstance(each, DTensor)]
-        before = [each.data for each in mapped]
+        mapped = [weight for weight in module.parameters() if not isinstance(weight, DTensor)]
+        before = [weight.data for weight in mapped]
         for parameter in mapped:
             parameter.data = _converted(parameter.data, storage, mesh)
         # A model's own weights stay whole after its forward.
         reshards = module is not model and calls <= len(blocks)
-        # A single number cannot be divided: each rank has it, and its gradient lies in the backend's bucket.
-        numbers = {each for each in module.parameters() if each.dim() == 0}
+        # A scalar cannot be sharded: each rank has it, and its gradient lies in the bucket.
+        scalars = {scalar for scalar in module.parameters() if scalar.dim() == 0}
         fully_shard(
             module,
             mesh=mesh,
             reshard_after_forward=reshards,
             mp_policy=formats,
             offload_policy=offloading,
-            ignored_params=numbers,
+            ignored_params=scalars,
         )
         for tensor in before:
             release(tensor)
-        del mapped, before, numbers
+        del mapped, before, scalars
         return_free_memory()
     if mesh.device_type == "cuda":
         _move_buffers(model, _device(mesh))
-    for divided in sharded_modules(model):
+    for sharded in sharded_modules(model):
         # The objective divides by global counts, so ranks are summed. Both calls are needed: on Gloo, which has no
         # mean, a factor of 1 alone is refused.
-        divided.set_gradient_divide_factor(1.0)
-        divided.set_force_sum_reduction_for_comms(True)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
 
 
 def _converted(data: Tensor, dtype: torch.dtype | None, mesh: DeviceMesh) -> Tensor:
-    """Weights in the format and on the device in which they are divided; those of one block exist twice meanwhile."""
+    """Weights in the format and on the device in which they are sharded; those of one block exist twice meanwhile."""
     device = _device(mesh)
     return data.to(device, dtype if data.is_floating_point() else None).contiguous()
 
@@ -88,27 +88,27 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether a model, or one that it is made of, is divided between ranks."""
+    """Whether a model, or one that it is made of, is sharded over ranks."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
-    """The modules of a model that are divided on their own."""
+    """The modules of a model that are sharded on their own."""
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
 def plain_class(model: nn.Module) -> type[Any]:
-    """The class of a model as it was before it was divided: `fully_shard` puts one of its own before it."""
+    """The class of a model as it was before it was sharded: `fully_shard` puts one of its own before it."""
     return next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule))
 
 
 def is_root(model: nn.Module) -> bool:
-    """Whether this very module is divided, whatever it is made of."""
+    """Whether this very module is sharded, whatever it is made of."""
     return isinstance(model, FSDPModule)
 
 
 def head_outlasts_forward(model: nn.Module) -> bool:
-    """Whether a model's head can be read without a forward before; that of a divided one is put together by each."""
+    """Whether a model's head can be read without a forward before; that of a sharded one is put together by each."""
     return not is_sharded(model)
 
 
@@ -119,10 +119,10 @@ def reshard(model: nn.Module) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor; all of it where it is not divided. Both share their memory."""
+    """This rank's part of a tensor; all of it where it is not sharded. Both share their memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor with the parts of all ranks, which have to call this together; itself where it is not divided."""
+    """A tensor with the parts of all ranks, which have to call this together; itself where it is not sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

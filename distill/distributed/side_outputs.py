@@ -1,4 +1,4 @@
-"""Lets a loss read tensors from inside of a block that is divided between ranks."""
+"""Lets a loss read tensors from inside of a block that is sharded over ranks."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 def joined(output: Tensor, *inner: Tensor) -> tuple[Tensor, ...]:
     """The same tensors, for autograd one outcome: no gradient comes to the inner ones before one comes to the output.
 
-    The weights of a divided block are whole again once a gradient comes to its output. One that came to an inner
+    The weights of a sharded block are whole again once a gradient comes to its output. One that came to an inner
     tensor alone would meet parts of them.
     """
     joint: tuple[Tensor, ...] = _Joined.apply(output, *inner)

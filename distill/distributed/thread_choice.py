@@ -1,7 +1,7 @@
 """How many threads compute on a processor that other programs may use, too: measured before anything else runs.
 
 The threads of a product wait for each other. Where another program has taken the core of one of them all wait, so that
-two threads may be slower than one; a run that is to be as fast as it can be takes fewer then.
+two threads may be slower than one; a run then takes fewer.
 """
 
 import logging
@@ -17,29 +17,29 @@ from distill.config.settings import BackendConfig
 
 WINDOW = 0.05  # seconds of each measurement: longer than the turn that a system gives to a program
 ROUNDS = 3
-QUIET = 0.7  # share of so many times the speed of one thread at which nobody else seems to be at work
+QUIET = 0.7  # fraction of the ideal speed above which the machine counts as idle
 CLEARLY = 1.15  # times as fast, for fewer threads to be taken: what is measured varies
-ROWS, WIDTH = 256, 384  # of the product that a thread computes, a few milliseconds as in the layers of small models
+HEIGHT, WIDTH = 256, 384  # of the product that a thread computes, a few milliseconds as in the layers of small models
 
 logger = logging.getLogger(__name__)
 
 
 def use_quickest_threads() -> None:
-    """Take as many of torch's threads as are quickest just now; all where `OMP_NUM_THREADS` says how many these are."""
-    most = torch.get_num_threads()
-    if most == 1 or "OMP_NUM_THREADS" in os.environ:
+    """Take as many of torch's threads as are quickest just now; all where `OMP_NUM_THREADS` sets their number."""
+    available = torch.get_num_threads()
+    if available == 1 or "OMP_NUM_THREADS" in os.environ:
         return
-    chosen = quickest(most, _rate)
+    chosen = quickest(available, _rate)
     torch.set_num_threads(chosen)
-    if chosen < most:
+    if chosen < available:
         logger.info(
-            f"backend.threads={chosen}: other programs are at work here, and {most} threads would be slower; "
-            f"backend.threads={most} takes all"
+            f"backend.threads={chosen}: other programs are at work here, and {available} threads would be slower; "
+            f"backend.threads={available} takes all"
         )
 
 
 def keep_threads(settings: BackendConfig, recorded: dict[str, Any]) -> dict[str, int]:
-    """Go on with as many threads as a run began with, since its last bits may hang on them; for its checkpoints.
+    """Continue with as many threads as a run began with, since its last bits may depend on them; for its checkpoints.
 
     Args:
         recorded: of the checkpoint to resume from, as this function gave it; empty where there is none.
@@ -52,13 +52,13 @@ def keep_threads(settings: BackendConfig, recorded: dict[str, Any]) -> dict[str,
     return {"threads": torch.get_num_threads()}
 
 
-def quickest(most: int, rate: Callable[[int], float]) -> int:
-    """The number of threads, from `most` down by halves to one, that no smaller one of them clearly beats.
+def quickest(available: int, rate: Callable[[int], float]) -> int:
+    """The number of threads, from `available` down by halves to one, that no smaller one of them clearly beats.
 
     Args:
         rate: the work done in a second by so many threads.
     """
-    counts = [most]
+    counts = [available]
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)
     rates: dict[int, list[float]] = {}
@@ -68,13 +68,13 @@ def quickest(most: int, rate: Callable[[int], float]) -> int:
             for count in wanted:
                 rates.setdefault(count, []).append(rate(count))
 
-    measure([most, 1])
-    middle = {count: statistics.median(found) for count, found in rates.items()}
-    if middle[most] >= QUIET * most * middle[1]:
-        return most
+    measure([available, 1])
+    middle = {count: statistics.median(measured) for count, measured in rates.items()}
+    if middle[available] >= QUIET * available * middle[1]:
+        return available
     measure(counts[1:-1])
-    middle = {count: statistics.median(found) for count, found in rates.items()}
-    best = most
+    middle = {count: statistics.median(measured) for count, measured in rates.items()}
+    best = available
     for count in counts[1:]:
         if middle[count] >= CLEARLY * middle[best]:
             best = count
@@ -82,12 +82,12 @@ def quickest(most: int, rate: Callable[[int], float]) -> int:
 
 
 def _rate(threads: int) -> float:
-    """Products of the same size a second, each divided between so many threads."""
+    """Products of the same size a second, each on so many threads."""
     torch.set_num_threads(threads)
-    rows, weight = torch.ones(ROWS * threads, WIDTH), torch.ones(WIDTH, 4 * WIDTH)
-    out = torch.mm(rows, weight)  # starts the threads
+    matrix, weight = torch.ones(HEIGHT * threads, WIDTH), torch.ones(WIDTH, 4 * WIDTH)
+    out = torch.mm(matrix, weight)  # starts the threads
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < WINDOW:
-        torch.mm(rows, weight, out=out)
+        torch.mm(matrix, weight, out=out)
         count += threads
     return count / (time.perf_counter() - began)

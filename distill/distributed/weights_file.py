@@ -18,7 +18,7 @@ from distill.runtime.errors import SettingError
 
 @contextmanager
 def parameters_in_file() -> Iterator[None]:
-    """Modules that are made while it is open have their parameters in a temporary file, which nobody else sees.
+    """Modules that are made while it is open have their parameters in a temporary file, which has no name.
 
     Each operation on a weight gives back the memory that it touched, so that a process holds about one weight at a
     time. The random numbers are those of a model in memory.
@@ -52,8 +52,8 @@ class _Weights(TorchDispatchMode):
             os.posix_fallocate(self._file.fileno(), self._size, max(tensor.nbytes, 1))
         except OSError as error:
             raise SettingError(
-                f"TMPDIR={tempfile.gettempdir()}: the new student's weights lie there until they are divided, and it "
-                f"has no room for them ({error.strerror}); set TMPDIR to a folder with more"
+                f"TMPDIR={tempfile.gettempdir()}: the new student's weights lie there until they are sharded, and "
+                f"there is no room for them ({error.strerror}); set TMPDIR to a folder with room"
             ) from error
         data = np.memmap(self._file, np.uint8, "r+", self._size, (max(tensor.nbytes, 1),))
         self._size += -(-len(data) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -63,9 +63,9 @@ class _Weights(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **kwargs or {})
-        for each in args:
-            if isinstance(each, Tensor) and self._has(each):
-                release(each)
+        for argument in args:
+            if isinstance(argument, Tensor) and self._has(argument):
+                release(argument)
         return result
 
     def _has(self, tensor: Tensor) -> bool:

@@ -102,6 +102,7 @@ class Readers:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
+        """Count the seconds inside as those of scoring."""
         began = time.perf_counter()
         try:
             yield

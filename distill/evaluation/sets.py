@@ -44,6 +44,7 @@ class EvaluationSet:
 
     @property
     def num_rows(self) -> int:
+        """How many rows are scored."""
         return len(self.rows)
 
 

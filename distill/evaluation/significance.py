@@ -8,8 +8,7 @@ Shapes: U units, R sequences, D draws.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -64,9 +63,6 @@ class Bootstrap:
     resamples: int
     units: str  # what was drawn
     num_units: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def paired_bootstrap(

@@ -1,4 +1,4 @@
-"""Refuses models that are not read right, look the wrong way, or do not fit each other, the tokenizer or the rows."""
+"""Refuses models that are read wrongly, attend in the wrong direction, or do not fit the pair, tokenizer or length."""
 
 from typing import Any
 
@@ -41,12 +41,12 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
             read = reader({"input_ids": ids}, None, OutputSpec(kind.vocabulary, None, layers, extra=kind.heads))
             pairs = [(read.hidden[layer], whole.hidden_states[layer]) for layer in layers[:-1]]
             if read.head_rows is not None:
-                logits = _word_logits(whole)[0]
+                logits = _vocabulary_logits(whole)[0]
                 pairs.append((reader.logits(read.head_rows, logits.shape[-1]), logits))
             _run_both_ways(model)
     except UNFIT as error:
         raise SettingError(
-            f"{setting}: {_class(model)} does not offer what a language model has to: base_model, "
+            f"{setting}: {_class(model)} lacks a part of a language model: base_model, "
             f"get_output_embeddings() and a forward that calls both ({first_line(error)}); see {EXAMPLE}"
         ) from error
     finally:
@@ -63,7 +63,7 @@ def _class(model: Any) -> str:
     return plain_class(model).__name__
 
 
-def _word_logits(output: Any) -> Any:
+def _vocabulary_logits(output: Any) -> Any:
     """What a forward gave of logits over the vocabulary, under either of transformers' names or as it is."""
     named = [name for name in ("prediction_logits", "logits") if hasattr(output, name)]
     return getattr(output, named[0]) if named else output
@@ -77,7 +77,7 @@ def _alike(read: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def _run_both_ways(model: Any) -> None:
-    """Call the encoder alone, as terms on hidden states do, and with padding, as rows that are not full are read."""
+    """Call the encoder alone, as terms on hidden states do, and with padding, as short sequences are read."""
     ids = torch.arange(8, device=next(model.parameters()).device)[None]
     documents = torch.zeros_like(ids)
     documents[:, -2:] = -1
@@ -85,7 +85,7 @@ def _run_both_ways(model: Any) -> None:
 
 
 def check_length(model: Any, setting: str, length: int) -> None:
-    """Refuse a model that cannot read rows of this length, whatever its configuration says.
+    """Refuse a model that cannot read sequences of this length, in spite of its configuration.
 
     Raises:
         SettingError: its forward fails.
@@ -97,7 +97,7 @@ def check_length(model: Any, setting: str, length: int) -> None:
             LanguageModel(model.eval())({"input_ids": ids}, None, OutputSpec(False, None, (LAST,)))
     except UNFIT as error:
         raise SettingError(
-            f"{setting}: {_class(model)} cannot read rows of corpus.sequence_length={length} "
+            f"{setting}: {_class(model)} cannot read corpus.sequence_length={length} tokens "
             f"({first_line(error)}): lower it"
         ) from error
     finally:
@@ -105,40 +105,40 @@ def check_length(model: Any, setting: str, length: int) -> None:
 
 
 def _check_direction(model: Any, setting: str, kind: ModelKind) -> None:
-    """Refuse a causal model where words are masked, and one that sees the next word where that is to be predicted."""
+    """Refuse a causal model for masked tokens, and one that attends to later tokens for next-token prediction."""
     training, device = model.training, next(model.parameters()).device
     ids = torch.arange(8, device=device)[None].repeat(3, 1)
     ids[1, -1], ids[2, 0] = 0, 1  # another last token, another first one
     reader = LanguageModel(model.eval())
     with torch.no_grad():
-        outputs = [reader({"input_ids": row[None]}, None, OutputSpec(False, None, (LAST,))) for row in ids]
+        outputs = [reader({"input_ids": sequence[None]}, None, OutputSpec(False, None, (LAST,))) for sequence in ids]
     model.train(training)
     states, other_end, other_start = (output.hidden[LAST][0] for output in outputs)
     looks_ahead = not torch.allclose(states[:-1], other_end[:-1], rtol=1e-4, atol=1e-5)
     looks_back = not torch.allclose(states[1:], other_start[1:], rtol=1e-4, atol=1e-5)
     if kind.causal and looks_ahead:
         raise SettingError(
-            f"{setting}: {_class(model)} sees the words that it is to predict, so it is no causal language "
-            f"model: choose one, or {MASKED.objective}"
+            f"{setting}: {_class(model)} attends to later tokens, so it is not a causal language model: "
+            f"choose one, or {MASKED.objective}"
         )
     if not kind.causal and looks_back and not looks_ahead:
         raise SettingError(
-            f"{setting}: {_class(model)} only sees the words before, so it is no masked language model: choose "
+            f"{setting}: {_class(model)} attends only to earlier tokens, so it is not a masked language model: choose "
             f"one, or {CAUSAL.objective}"
         )
 
 
 def check_packing(model: Any, setting: str) -> None:
-    """Refuse a causal model that does not keep the documents of one row apart.
+    """Refuse a causal model that does not keep the documents of one sequence apart.
 
     Raises:
-        SettingError: a document's hidden states depend on what stands before it in the row.
+        SettingError: a document's hidden states depend on the documents before it in the sequence.
     """
     training, device = model.training, next(model.parameters()).device
     ids = torch.arange(9, device=device)[None]
     reader, spec = LanguageModel(model.eval()), OutputSpec(False, None, (LAST,))
     starts = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5]], device=device)
-    cure = "set corpus.cross_documents=false, so that every row holds one document"
+    cure = "set corpus.cross_documents=false, so that every sequence holds one document"
     try:
         with torch.no_grad():
             packed = reader({"input_ids": ids, "position_ids": starts}, None, spec).hidden[LAST][:, 3:]
@@ -148,11 +148,11 @@ def check_packing(model: Any, setting: str) -> None:
     finally:
         model.train(training)
     if not torch.allclose(packed, apart, rtol=1e-3, atol=1e-3):
-        raise SettingError(f"{setting}: {_class(model)} does not keep the documents of a row apart: {cure}")
+        raise SettingError(f"{setting}: {_class(model)} does not keep the documents of a sequence apart: {cure}")
 
 
 def check_vocabulary(model: Any, setting: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a model that does not know all tokens of the tokenizer.
+    """Refuse a model whose vocabulary is smaller than the tokenizer's.
 
     Raises:
         SettingError: an output embedding smaller than the vocabulary.
@@ -161,7 +161,8 @@ def check_vocabulary(model: Any, setting: str, tokenizer: PreTrainedTokenizerBas
     size = (model.get_input_embeddings() if layer is None else layer).weight.shape[0]
     if size < len(tokenizer):
         raise SettingError(
-            f"{setting}: it knows {size} tokens, but the tokenizer has {len(tokenizer)}; choose a fitting pair"
+            f"{setting}: its vocabulary has {size} tokens, but the tokenizer has {len(tokenizer)}: "
+            "choose a fitting pair"
         )
 
 
@@ -180,7 +181,7 @@ def check_tokenizers(of_run: PreTrainedTokenizerBase, of_model: PreTrainedTokeni
         )
 
 
-def longest_row(model: Any) -> int | None:
+def max_positions(model: Any) -> int | None:
     """The most positions that a model can take; None where it names no limit."""
     config: Any = getattr(model, "config", None)
     limit = getattr(config, "max_position_embeddings", None)
@@ -193,5 +194,5 @@ def longest_row(model: Any) -> int | None:
 
 def position_offset(family: str, pad_id: int | None) -> int:
     """Rows of the position embedding that no position uses: RoBERTa counts from the one after its padding id."""
-    padding = 1 if family == "mpnet" else pad_id or 0  # MPNet's is fixed, whatever its configuration says
+    padding = 1 if family == "mpnet" else pad_id or 0  # MPNet's is fixed, in spite of its configuration
     return padding + 1 if family in COUNT_FROM_PADDING else 0

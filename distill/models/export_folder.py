@@ -2,13 +2,13 @@
 
 What differs between the two, in what transformers 5 writes:
 
-* `tokenizer_class` is `TokenizersBackend`, which 4.57 does not know. `PreTrainedTokenizerFast` is the same in both:
+* `tokenizer_class` is `TokenizersBackend`, which 4.57 lacks. `PreTrainedTokenizerFast` is the same in both:
   tokenizer.json as it stands.
 * A tokenizer of that class also gives `token_type_ids` in 4.57, which most models refuse; so the inputs are named.
 * `extra_special_tokens` is a list, where 4.57 expects a dict; `additional_special_tokens` is a list in both.
 * Rotary embeddings lie in `rope_parameters`; 4.57 reads `rope_theta`, `rope_scaling` and names of single families, and
-  would silently go on with its defaults. transformers 5 reads those names too, to the same effect.
-* Which layers of ModernBERT look at whole rows is a list, `layer_types`; 4.57 knows only every n-th layer.
+  would silently keep its defaults. transformers 5 reads those names too, to the same effect.
+* Which layers of ModernBERT attend to whole sequences is a list, `layer_types`; 4.57 has only every n-th layer.
 * A head of BERT whose output embedding is not tied has two biases, of which 4.57 reads the one that the other ignores.
 """
 
@@ -27,13 +27,13 @@ from distill.runtime.files import atomic
 logger = logging.getLogger(__name__)
 
 Fields = dict[str, Any]
-# Families with one base for layers that look at whole rows and one for those with a window: the names in 4.57.
+# Families with one base for layers that attend to whole sequences and one for those with a window: the names in 4.57.
 THETAS = {
     "modernbert": ("global_rope_theta", "local_rope_theta"),
     "modernbert-decoder": ("global_rope_theta", "local_rope_theta"),
     "gemma3_text": ("rope_theta", "rope_local_base_freq"),
 }
-# Families whose one base and whose share of rotated dimensions have names of their own.
+# Families whose one base and whose fraction of rotated dimensions have other names.
 RENAMED = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
 LARGEST_FILE = "2GB"
 GLOBAL, WINDOW = "full_attention", "sliding_attention"
@@ -87,7 +87,7 @@ def fields_for_both(config: Fields) -> Fields:
     added: Fields = {}
     if family in THETAS and rope:
         added = {name: rope[kind]["rope_theta"] for name, kind in zip(THETAS[family], (GLOBAL, WINDOW), strict=True)}
-        rope = rope[GLOBAL] if family == "gemma3_text" else {}  # ModernBERT of 4.57 knows no scaling
+        rope = rope[GLOBAL] if family == "gemma3_text" else {}  # ModernBERT of 4.57 has no scaling
     elif "rope_theta" in rope:
         names = RENAMED.get(family, {})
         both = ("rope_theta", "partial_rotary_factor")
@@ -101,7 +101,7 @@ def fields_for_both(config: Fields) -> Fields:
 
 
 def _every_nth(layer_types: list[str]) -> int | None:
-    """The n for which every n-th layer from the first on looks at the whole row, and no other.
+    """The n for which every n-th layer from the first on attends to the whole sequence, and no other.
 
     None where there is none, as for a student of a teacher's second layer alone: 4.57 then refuses to make the model,
     which is better than another one.
@@ -112,7 +112,7 @@ def _every_nth(layer_types: list[str]) -> int | None:
 
 
 def _generic_tokenizer(fields: Fields, tokenizer: Any, student: Any) -> Fields:
-    """The content of tokenizer_config.json, for a class that both know and that changes nothing of tokenizer.json."""
+    """The content of tokenizer_config.json, for a class that both have and that changes nothing of tokenizer.json."""
     fields = {name: value for name, value in fields.items() if name != "backend"}
     if isinstance(fields.get("extra_special_tokens"), list):
         fields["additional_special_tokens"] = fields.pop("extra_special_tokens")
@@ -122,7 +122,7 @@ def _generic_tokenizer(fields: Fields, tokenizer: Any, student: Any) -> Fields:
 
 
 def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Say where AutoTokenizer prefers the family's own tokenizer to the one in the folder, as it does for Qwen 2."""
+    """Warn where AutoTokenizer prefers the family's own tokenizer to the one in the folder, as it does for Qwen 2."""
     if not (folder / "config.json").is_file():  # without which AutoTokenizer reads nothing
         return
     vocab = tokenizer.get_vocab()

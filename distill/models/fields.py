@@ -16,7 +16,7 @@ def family(architecture: str) -> Any:
     """The configuration of a family of transformers with its defaults. Raises SettingError where there is none."""
     if architecture not in CONFIG_MAPPING:
         raise SettingError(
-            f"student.architecture={architecture} is no transformers model type"
+            f"student.architecture={architecture} is not a transformers model type"
             f"{did_you_mean(architecture, CONFIG_MAPPING)}: name one such as bert, distilbert, albert or gpt2"
         )
     return AutoConfig.for_model(architecture)
@@ -32,29 +32,29 @@ def field_names(config: Any) -> set[str]:
 def check_fields(config: Any, changes: dict[str, Any]) -> None:
     """Refuse changes of a configuration that has no such field, or numbers that no model can have there.
 
-    A field whose usual value is a whole number above 0 is a size (a width, a number of layers), unless its name says
-    that it is the id of a token.
+    A field whose usual value is a whole number above 0 is a size (a width, a number of layers), unless its name is
+    that of a token's id.
 
     Args:
         config: the one that is to be changed.
         changes: `student.config`.
 
     Raises:
-        SettingError: it names the field, its value and what would do.
+        SettingError: it names the field, its value and the cure.
     """
     for name, value in changes.items():
         where = f"student.config.{name}"
         if name not in (names := field_names(config)):
             raise SettingError(
-                f"{where} is no field of the {config.model_type} configuration{did_you_mean(name, names)}: correct it "
-                "or leave it out"
+                f"{where} is not a field of the {config.model_type} configuration{did_you_mean(name, names)}: correct "
+                "it or leave it out"
             )
         usual = getattr(config, name, None)
         if value is None or isinstance(usual, bool) or not isinstance(usual, int | float) or name.endswith(NO_SIZES):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise SettingError(f"{where}={value} is no number: give one such as {usual}")
+            raise SettingError(f"{where}={value} is not a number: give one such as {usual}")
         if isinstance(usual, int) and usual > 0 and (not isinstance(value, int) or not 1 <= value <= MAX_SIZE):
-            raise SettingError(f"{where}={value} is no size of a model: give a whole number from 1 to {MAX_SIZE:,}")
+            raise SettingError(f"{where}={value} is not a size of a model: give a whole number from 1 to {MAX_SIZE:,}")
         if "dropout" in name and not 0 <= value < 1:
-            raise SettingError(f"{where}={value} is no share: give a number from 0 to below 1")
+            raise SettingError(f"{where}={value} is not a probability: give a number from 0 to below 1")

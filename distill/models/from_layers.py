@@ -46,14 +46,14 @@ def student_fields(settings: LayersStudentConfig, teacher: Any, chosen: list[Lay
 
 
 def copy_layers(
-    settings: LayersStudentConfig, teacher: Any, student: PreTrainedModel, chosen: list[Layer], share: bool = False
+    settings: LayersStudentConfig, teacher: Any, student: PreTrainedModel, chosen: list[Layer], alias: bool = False
 ) -> None:
     """Overwrite the student's weights with those of the chosen layers, the embeddings and the head.
 
     A layer that stands for several gets the means of their weights.
 
     Args:
-        share: let the student have the teacher's tensors themselves, until it is divided between ranks.
+        alias: let the student have the teacher's tensors themselves, until it is sharded over ranks.
 
     Raises:
         SettingError: they do not fit its shape, or a part is in only one of the two.
@@ -62,8 +62,8 @@ def copy_layers(
     if student.config.model_type != teacher.config.model_type:
         weights = bert_to_distilbert(weights)
     try:
-        missing, unexpected = student.load_state_dict(weights, strict=False, assign=share)
-        if share:
+        missing, unexpected = student.load_state_dict(weights, strict=False, assign=alias)
+        if alias:
             student.tie_weights()
     except RuntimeError as error:  # sizes differ
         raise SettingError(

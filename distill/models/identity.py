@@ -1,4 +1,4 @@
-"""What a model is, wherever it lies: a digest of its weights and tokenizer, kept so that it is computed once."""
+"""The identity of a model, wherever it lies: a digest of its weights and tokenizer, computed once and kept."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ def saved_digest(path: str, model: Any, tokenizer: PreTrainedTokenizerBase | Non
     inputs: list[Any] = [2, tokenizer_text(tokenizer) if tokenizer is not None else ""]  # 2: of this function's outcome
     inputs += [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     kept = folder_of(cache, "digests", hashlib.sha256(repr(inputs).encode()).hexdigest()[:32])
-    with once(kept, quiet=True) as missing:  # the ranks of a machine ask at the same time
+    with once(kept, quiet=True) as missing:  # the ranks of a machine come at the same time
         if missing:
             with atomic(kept) as new:
                 new.write_text(model_digest(model, tokenizer) + "\n", encoding="utf-8")

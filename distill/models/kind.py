@@ -77,7 +77,7 @@ CLASSES = ModelKind(
 
 
 def refuse_other_kind(setting: str, config: Any, kind: ModelKind) -> None:
-    """Refuse a saved model of another kind, by what its configuration says: other classes would load, untrained.
+    """Refuse a saved model of another kind, by its configuration: other classes would load, untrained.
 
     Raises:
         SettingError: it is of the other kind, or a sequence-to-sequence model.
@@ -120,11 +120,11 @@ def _refuse_unfit(setting: str, config: Any, kind: ModelKind) -> None:
         raise SettingError(
             f"{setting} is a {config.model_type}, of which transformers has no {kind.noun}: choose another model"
         )
-    saved, wanted = (getattr(config, "architectures", None) or [""])[0], len(kind.fields.get("id2label", ()))
+    saved, needed = (getattr(config, "architectures", None) or [""])[0], len(kind.fields.get("id2label", ()))
     _refuse_other_classes(setting, config, kind, saved in kind.classes(config.model_type))
-    if wanted and saved in kind.classes(config.model_type) and config.num_labels != wanted:
+    if needed and saved in kind.classes(config.model_type) and config.num_labels != needed:
         raise SettingError(
-            f"{setting} gives {config.num_labels} numbers for a text, and these examples want {wanted}, one for each "
+            f"{setting} gives {config.num_labels} numbers for a text, and these examples need {needed}, one for each "
             "class or value: choose another model, or a pre-trained one that has not been fine-tuned"
         )
 

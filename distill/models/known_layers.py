@@ -1,6 +1,6 @@
-"""Layers of the families that are known to the letter, in pieces: for what computes a layer at some positions only.
+"""Layers of supported families in pieces: to compute a layer at some positions only.
 
-Shapes: B rows, S positions, P positions of each row, H hidden size, A heads.
+Shapes: B sequences, S positions, P positions of each sequence, H hidden size, A heads.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from transformers import (
 from distill.models.kernels.attention import pays, products
 from distill.models.kernels.packed_linear import PackedLinear
 
-MAX_FRACTION = 0.9  # of a row's positions above which picking them costs more than it saves
+MAX_FRACTION = 0.9  # of a sequence's positions above which picking them costs more than it saves
 ENCODERS = {BertForMaskedLM: BertModel, DistilBertForMaskedLM: DistilBertModel, RobertaForMaskedLM: RobertaModel}
 
 
@@ -39,7 +39,7 @@ class Layer:
 
 
 def known_layers(model: Any) -> list[Layer] | None:
-    """The layers of a model whose encoder is known to the letter, else None: a subclass may compute something else."""
+    """The layers of a model whose encoder is a supported class, else None: a subclass may compute something else."""
     blocks = known_blocks(model)
     if blocks is None:
         return None
@@ -51,7 +51,7 @@ def known_layers(model: Any) -> list[Layer] | None:
 
 
 def known_blocks(model: Any) -> nn.ModuleList | None:
-    """The blocks of a model whose encoder is known to the letter."""
+    """The blocks of a model whose encoder is a supported class itself."""
     encoder: Any = getattr(model, "base_model", None)
     known_encoder = ENCODERS.get(type(model)) is type(encoder)
     if not known_encoder or getattr(model.config, "is_decoder", False):
@@ -104,9 +104,9 @@ def last_block_at(model: Any, positions: Tensor | None) -> Iterator[bool]:
     """While it is open the encoder's last block gives its output at `positions` alone, [1, N, H] for [B, S, H].
 
     Keys and values are computed everywhere, all else of the block at these positions: but for rounding, the same
-    numbers. Gives whether it is so. It is not for families that are not known to the letter, under dropout, whose
-    random numbers belong to whole rows, for compiled encoders, and on GPUs, which would have to wait to learn how many
-    positions a row has.
+    numbers. Gives whether it is so. It is not for unsupported classes, under dropout, whose
+    random numbers belong to whole sequences, for compiled encoders, and on GPUs, which would have to wait for the
+    number of positions of a sequence.
 
     Args:
         positions: flat ones [N] in B * S; None: all of them. The whole block is computed where they do not ascend.
@@ -149,13 +149,13 @@ def drops(module: nn.Module) -> bool:
 def _at(layer: Layer, x: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
     """The layer's output at flat positions [N] of x [B, S, H], as [1, N, H].
 
-    Rows have unlike numbers of them: shorter ones are filled up with their first position, whose output is not read.
+    Sequences have unlike numbers of them: shorter ones are filled up with their first position, which is not read.
     """
     num_rows, length = x.shape[:2]
     row = positions // length
     counts = torch.bincount(row, minlength=num_rows)
     longest = int(counts.max()) if len(positions) else 0
-    mask = mask if mask is None or mask.shape[-2] == 1 else mask[..., :1, :]  # all queries see what is no padding
+    mask = mask if mask is None or mask.shape[-2] == 1 else mask[..., :1, :]  # all queries attend to all but padding
     if longest > MAX_FRACTION * length:
         attended = attend(layer, layer.query(x), layer.key(x), layer.value(x), mask)
         return layer.rest(attended, x).flatten(0, 1).index_select(0, positions)[None]

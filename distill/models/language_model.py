@@ -1,6 +1,7 @@
 """One module around any language model: one forward gives the hidden states and the head's input that are requested.
 
-Shapes: B rows, S positions, N selected positions, H hidden size, E input size of the output embedding, V vocabulary.
+Shapes: B sequences, S positions, N selected positions, H hidden size, E input size of the output embedding, V tokens of
+the vocabulary.
 
 No table of families is needed. The model's own forward runs, watched by hooks that are there for that call only: what
 its encoder (`base_model`) gives is cut down to the selected positions before the model's own head sees it, and what the
@@ -28,8 +29,8 @@ from distill.models.protocol import depth_of
 from distill.models.recorded_attention import QKV, recorded
 
 LAST = -1  # the layer number of an encoder's last hidden state, whatever its depth
-MEAN = "mean"  # pooled: the mean of a row's last hidden states, without padding
-CLS = "cls"  # pooled: the last hidden state of a row's first position
+MEAN = "mean"  # pooled: the mean of a sequence's last hidden states, without padding
+CLS = "cls"  # pooled: the last hidden state of a sequence's first position
 # Heads beside that over the vocabulary, and the names that transformers' models give their logits: of the order of
 # segments, and of classes or a value, [B, C], and of the first and last tokens of an answer, [B, S, 2].
 HEADS = {
@@ -40,13 +41,13 @@ HEADS = {
 
 
 class OutputSpec(NamedTuple):
-    """What is wanted of a forward."""
+    """The outputs that a forward is to return."""
 
     head: bool = False  # whether the head's input is
     positions: Tensor | None = None  # flat positions [N] in B * S at which; None: all of them
     layers: tuple[int, ...] = ()  # hidden states: 0 the embeddings, i the output of block i, LAST the encoder's output
     qkv: tuple[int, ...] = ()  # blocks, from 1, whose queries, keys and values are
-    pooled: tuple[str, ...] = ()  # vectors of whole rows: MEAN, CLS
+    pooled: tuple[str, ...] = ()  # vectors of whole sequences: MEAN, CLS
     extra: tuple[str, ...] = ()  # logits of other heads, by their names in HEADS
     last_rows: bool = False  # whether the encoder's last hidden state at `positions` is
 
@@ -68,7 +69,7 @@ def union(specs: Iterable[OutputSpec]) -> OutputSpec:
 
 
 class Outputs(NamedTuple):
-    """What a forward gave."""
+    """The outputs of a forward."""
 
     head_rows: Tensor | None  # [N, E], input of the output embedding at the selected positions
     hidden: dict[int, Tensor]  # [B, S, H] by layer number, as in `OutputSpec.layers`
@@ -77,12 +78,12 @@ class Outputs(NamedTuple):
     extra: Mapping[str, Tensor] = MappingProxyType({})  # logits of other heads, in at least fp32, by name
     last_rows: Tensor | None = None  # [N, H], the last hidden state at the selected positions
 
-    def of_rows(self, rows: slice) -> "Outputs":
-        """What belongs to some of the rows of the batch, without what belongs to positions."""
-        hidden = {layer: states[rows] for layer, states in self.hidden.items()}
-        qkv = {block: record.of_rows(rows) for block, record in self.qkv.items()}
-        pooled = {kind: vectors[rows] for kind, vectors in self.pooled.items()}
-        return Outputs(None, hidden, qkv, pooled, {head: logits[rows] for head, logits in self.extra.items()})
+    def of_sequences(self, sequences: slice) -> "Outputs":
+        """The outputs of some sequences of the batch, without those at positions."""
+        hidden = {layer: states[sequences] for layer, states in self.hidden.items()}
+        qkv = {block: record.of_sequences(sequences) for block, record in self.qkv.items()}
+        pooled = {kind: vectors[sequences] for kind, vectors in self.pooled.items()}
+        return Outputs(None, hidden, qkv, pooled, {head: logits[sequences] for head, logits in self.extra.items()})
 
 
 NO_OUTPUTS = Outputs(None, {})
@@ -120,7 +121,7 @@ class LanguageModel(nn.Module):
         """
         Args:
             precision: of the forward: fp32, or autocast in fp16 or, for anything else, bf16.
-            plain: let the last block compute its output at positions that nobody reads, too; see `last_block_at`.
+            plain: let the last block compute its output at positions that are not read, too; see `last_block_at`.
         """
         super().__init__()
         self.model = model
@@ -135,16 +136,16 @@ class LanguageModel(nn.Module):
             documents: [B, S], negative at padding.
 
         Raises:
-            ValueError: queries and keys are wanted of a model that does not show them, as DeBERTa and MPNet do not, or
+            ValueError: queries and keys of a model that does not record them, as DeBERTa and MPNet do not, or
                 a head that it does not have, or its forward does not call its encoder or its output embedding.
         """
-        # Where positions start anew with each document they tell the documents apart, and a mask would undo that.
+        # Where positions start anew with each document they separate the documents, and a mask would undo that.
         attention = None if documents is None or "position_ids" in inputs else documents >= 0
         if attention is not None and isinstance(self.model, PreTrainedModel):
             attention = attention.long()  # which is what transformers calls it: DeBERTa takes it from 1
-        # A model that is divided between ranks is made whole in its own forward alone.
+        # A model that is sharded over ranks is made whole in its own forward alone.
         model = self.model if spec.head or spec.extra or is_root(self.model) else self.model.base_model
-        inputs = _known(inputs, self.model)
+        inputs = _without_segments(inputs, self.model)
         with ExitStack() as entered:
             entered.enter_context(autocast(self.precision, inputs["input_ids"].device))
             record = entered.enter_context(_watched(self.model, spec, self.plain))
@@ -222,12 +223,12 @@ def has_head(model: LanguageModel, head: str) -> bool:
 
 @torch.no_grad()
 def idle_forward(model: Any) -> None:
-    """A forward of one token, for a rank that takes part for the sake of the others."""
+    """A forward of one token, for a rank that takes part so that the others can compute."""
     ids = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
     LanguageModel(model)({"input_ids": ids}, None, OutputSpec(layers=(LAST,)))
 
 
-def _known(inputs: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
+def _without_segments(inputs: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     """`inputs` without the numbers of segments where a model has an embedding for one of them only, or for none."""
     segments = getattr(getattr(model, "config", None), "type_vocab_size", None) or 0
     if "token_type_ids" in inputs and segments < 2:
@@ -246,12 +247,12 @@ def _logits_of(head: str, output: Any, model: Any) -> Tensor:
 
 @functools.cache
 def _without_cache(forward: Callable[..., Any]) -> dict[str, bool]:
-    """Keeps causal models from making a cache for the next token, with which packed rows would be silently wrong."""
+    """Keeps causal models from making a cache for the next token, which would make packed sequences silently wrong."""
     return {"use_cache": False} if "use_cache" in inspect.signature(forward).parameters else {}
 
 
 def logit_changes(model: Any) -> tuple[float, float | None]:
-    """What a model does with the product of its output embedding: the factor it multiplies by, and its soft cap.
+    """The factor and the soft cap that a model applies to the product of its output embedding.
 
     Granite divides its logits, Cohere multiplies them, Gemma 2 caps them; `models.check.check_model` finds out whether
     that is all that a model does.
@@ -315,7 +316,7 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
 
 
 def _watch_blocks(
-    modules: list[nn.Module], wanted: set[int], record: dict[Any, Any], divided: bool
+    modules: list[nn.Module], wanted: set[int], record: dict[Any, Any], sharded: bool
 ) -> tuple[list[Any], Callable[[], int]]:
     """Hooks that number the calls of an encoder's blocks, and a function that gives the number of the one under way.
 
@@ -331,7 +332,7 @@ def _watch_blocks(
     def after(_: nn.Module, __: Any, output: Any) -> Any:
         nonlocal calls
         calls += 1
-        if not divided or ("qkv", calls) not in record:
+        if not sharded or ("qkv", calls) not in record:
             return None
         qkv = record["qkv", calls]
         first, *inner = joined(output if isinstance(output, Tensor) else output[0], *qkv[:3])
@@ -358,7 +359,7 @@ def block_list(encoder: nn.Module, depth: int | None) -> nn.ModuleList:
 
 
 def _pooled(kind: str, last: Tensor, documents: Tensor | None) -> Tensor:
-    """One vector a row, in at least fp32: last hidden states [B, S, H] -> [B, H]."""
+    """One vector a sequence, in at least fp32: last hidden states [B, S, H] -> [B, H]."""
     last = at_least_fp32(last)
     if kind == CLS:
         return last[:, 0]

@@ -9,7 +9,7 @@ from distill.runtime.errors import SettingError
 # What one layer of a student starts from: a layer of the teacher, or several whose weights are averaged.
 Layer = int | Sequence[int]
 
-AUTO = "auto"  # not a rule of numbers: `distill.runs.layer_search` scores subsets on rows of the corpus
+AUTO = "auto"  # not a rule of numbers: `distill.runs.layer_search` scores subsets on sequences of the corpus
 
 
 def every_second(available: int, count: int) -> list[Layer]:
@@ -18,7 +18,7 @@ def every_second(available: int, count: int) -> list[Layer]:
 
 
 def even(available: int, count: int) -> list[Layer]:
-    """Evenly spread from the first to the last; the first alone where one is wanted."""
+    """Evenly spread from the first to the last; the first alone for one."""
     return [round(number * (available - 1) / max(count - 1, 1)) for number in range(count)]
 
 
@@ -64,13 +64,13 @@ def choose_layers(layers: list[Any] | str | None, count: int | None, available: 
         count: how many a rule takes; None: half of them, rounded up.
 
     Raises:
-        SettingError: none, more than there are, a rule that is not known, or a layer that the teacher does not have.
+        SettingError: none, more than there are, an unknown rule, or a layer that the teacher does not have.
     """
     if isinstance(layers, list):
         if count not in (None, len(layers)):
             raise SettingError(f"student.num_layers={count}, but student.layers={layers} names {len(layers)}: drop one")
         if not are_layers(layers):
-            raise SettingError(f"student.layers={layers} has to be whole numbers, such as [0,2,4]")
+            raise SettingError(f"student.layers={layers} must be whole numbers, such as [0,2,4]")
         chosen = layers
     else:
         rule = "every_second" if layers in (None, AUTO) else layers

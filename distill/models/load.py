@@ -68,13 +68,13 @@ def load_pretrained(
             from torch's generator.
         changes: fields of the configuration that get another value, given the saved one.
         mapped: give the weights in the saved format, as windows on their files, and do not compute with them yet: for
-            a model that is to be divided between ranks. `check_model` is then left to the caller.
+            a model that is to be sharded over ranks. `check_model` is then left to the caller.
 
     Raises:
         SettingError: nothing loadable at `path`, or not with all its weights; the message names `setting`.
     """
     folder = model_folder(path)
-    refuse_own_class(setting, path)
+    refuse_custom_class(setting, path)
     try:
         config = AutoConfig.from_pretrained(folder, **hub.arguments)
         refuse_other_kind(f"{setting}={path}", config, kind)
@@ -142,13 +142,13 @@ def refuse_unfinished(setting: str, path: str) -> None:
     kept = sorted((run / "snapshots").glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
     other = f", or name its snapshot {kept[-1]}" if kept else ""
     raise SettingError(
-        f"{setting}={path} is a run that has not finished, so it has no student: give its command again, which goes on "
-        f"where it stopped{other}"
+        f"{setting}={path} is a run that has not finished, so it has no student: give its command again, which resumes "
+        f"it{other}"
     )
 
 
-def refuse_own_class(setting: str, path: str) -> None:
-    """Refuse a folder of weights that does not say which class they belong to, as students of plain modules are saved.
+def refuse_custom_class(setting: str, path: str) -> None:
+    """Refuse a folder of weights without the class that they belong to, as students of plain modules are saved.
 
     Raises:
         SettingError: with what to do instead; also for a run that has no student yet.
@@ -167,7 +167,7 @@ def refuse_own_class(setting: str, path: str) -> None:
 def load_tokenizer(
     setting: str, path: str, kind: ModelKind = MASKED, hub: HubOptions = THE_NEWEST
 ) -> PreTrainedTokenizerBase:
-    """A fast tokenizer, with a mask token where words are masked.
+    """A fast tokenizer, with a mask token for masked models.
 
     Raises:
         SettingError: there is none at `path`; the message names `setting`.

@@ -11,7 +11,7 @@ import yaml
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from distill.models.check import longest_row
+from distill.models.check import max_positions
 from distill.models.kind import CAUSAL, CLASSES, MASKED, ORDERED, SPANS, ModelKind
 from distill.models.load import load_pretrained, load_tokenizer, model_folder, size
 from distill.runtime.errors import SettingError, first_line
@@ -29,7 +29,7 @@ class LoadedModel:
         tokenizer: a fast one.
         kind: masked, causal, for classes or for answers.
         path: where it was loaded from: a folder, or a name on the Hub; "" for one that was made in memory.
-        corpus: the settings `corpus` of the run that trained it, such as `sequence_length`; empty where none are known.
+        corpus: the settings `corpus` of the run that trained it, such as `sequence_length`; else empty.
     """
 
     model: Any
@@ -50,8 +50,8 @@ class LoadedModel:
 
     @property
     def longest(self) -> int | None:
-        """The most tokens of a row that it reads; None where its configuration sets no limit."""
-        return longest_row(self.model)
+        """The most tokens of a sequence that it reads; None where its configuration sets no limit."""
+        return max_positions(self.model)
 
     @contextmanager
     def evaluating(self) -> Iterator[Any]:
@@ -127,14 +127,14 @@ def kind_of(setting: str, path: str) -> ModelKind:
     folder = Path(model_folder(path))
     if (folder / "model.safetensors").is_file() and not (folder / "config.json").is_file():
         raise SettingError(
-            f"{setting}={path} holds the weights of a module of your own, and does not say how it is made: load it as "
+            f"{setting}={path} holds the weights of a module of your own without the code that makes it: load it as "
             "the README.md beside the weights shows, and call it yourself"
         )
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         missing = "" if folder.exists() else f"; nor is there a folder {path} here: correct the name"
-        raise SettingError(f"{setting}={path} is no model that loads: {first_line(error)}{missing}") from error
+        raise SettingError(f"{setting}={path} does not load: {first_line(error)}{missing}") from error
     saved = (getattr(config, "architectures", None) or [""])[0]
     for kind in KINDS:
         if saved in kind.classes(config.model_type):

@@ -1,4 +1,4 @@
-"""Memory that does not suffice: recognised whatever library asks for it, foreseen where that is possible."""
+"""Checks before training that a step fits into memory."""
 
 from typing import Any
 
@@ -11,35 +11,36 @@ from distill.runtime.host import free_memory
 # Numbers that each block with attention keeps for the backward pass, in multiples of the width of a position: its own
 # input, the inputs of its two norms, the queries and what attention makes of them, and most blocks twice as many and
 # more (34 bytes in 16-bit formats with the usual inner layer, https://arxiv.org/abs/2205.05198, section 4.1).
-LEAST_KEPT = 4
+MIN_KEPT = 4
 
 
 def available(ranks: Ranks) -> int | None:
-    """Bytes of memory that each rank of this host may still take; None for a GPU, which says itself when it is full."""
+    """Bytes of memory that each rank of this host may still take; None for a GPU, which raises an error itself."""
     if ranks.device.type != "cpu":
         return None
     free = free_memory()
     return None if free is None else free // ranks.local_size
 
 
-def require_memory_for_step(student: Any, precision: str, rows: int, length: int, ranks: Ranks) -> None:
+def require_memory_for_step(student: Any, precision: str, batch_size: int, length: int, ranks: Ranks) -> None:
     """Raises SettingError for a micro-batch that is sure to be too much.
 
-    A processor's memory is promised before it is there, and a process that then takes it is killed without a word. What
-    is less than sure shows in the first micro-batch.
+    A processor's memory is promised before it is there, and a process that then takes it is killed without a message.
+    Whether a smaller one fits shows in the first micro-batch.
 
     Args:
-        student: a model; nothing is known of one without a width and heads of attention in its configuration.
+        student: a model; one is not checked without a width and heads of attention in its configuration.
         precision: the format of its forward.
-        rows, length: of the micro-batch.
+        batch_size, length: of the micro-batch.
     """
     config, free = getattr(student, "config", None), available(ranks)
     width = getattr(config, "hidden_size", None)
     if free is None or not isinstance(width, int) or not hasattr(config, "num_attention_heads"):
         return
-    least = dtype_of(precision).itemsize * LEAST_KEPT * width * (depth_of(student) or 1) * rows * length
+    least = dtype_of(precision).itemsize * MIN_KEPT * width * (depth_of(student) or 1) * batch_size * length
     if least > free:
         raise SettingError(
-            f"train.batch_size={rows}: a micro-batch of {length} positions a row takes {least / 1e9:.3g} GB at least, "
-            f"and {free / 1e9:.3g} GB are free for each rank; lower it, and raise train.accumulate in proportion"
+            f"train.batch_size={batch_size}: a micro-batch of {length} positions a sequence takes "
+            f"{least / 1e9:.3g} GB at least, and {free / 1e9:.3g} GB are free for each rank; "
+            "lower it, and raise train.accumulate in proportion"
         )

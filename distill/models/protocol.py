@@ -25,7 +25,7 @@ class TextModel(Protocol):
 
         Args:
             attention_mask: [B, S] bool, False at padding; None: no padding, or a causal model. A causal model whose
-                rows hold several documents gets `position_ids` [B, S] too, which start anew with each of them.
+                sequences hold several documents gets `position_ids` [B, S] too, which start anew with each of them.
         """
         ...
 

@@ -5,7 +5,7 @@ is recorded that name is another one, under which a function is registered that 
 what the old name stands for. So the record holds what attention really uses: after rotary embeddings and norms, with
 the mask in force. Projections would not show that.
 
-Shapes: B rows, S positions, d size of a head.
+Shapes: B sequences, S positions, d size of a head.
 """
 
 import functools
@@ -30,7 +30,9 @@ class QKV(NamedTuple):
     query: Tensor  # [B, heads, S, d]
     key: Tensor  # [B, kv_heads, S, d]; a group of heads / kv_heads queries shares one key and value
     value: Tensor  # [B, kv_heads, S, d]
-    mask: Tensor | None  # bool, broadcastable to [B, heads, S, S], True: this query sees this key; None: all see all
+    mask: (
+        Tensor | None
+    )  # bool, broadcastable to [B, heads, S, S], True: this query attends to this key; None: all to all
     scaling: float
 
     def repeated(self) -> "QKV":
@@ -41,15 +43,15 @@ class QKV(NamedTuple):
         key = self.key.repeat_interleave(groups, dim=1)
         return self._replace(key=key, value=self.value.repeat_interleave(groups, dim=1))
 
-    def of_rows(self, rows: slice) -> "QKV":
-        """That of some of the rows of the batch."""
-        shared = self.mask is None or (len(self.mask) == 1 and len(self.query) > 1)  # by all rows
-        mask = self.mask if shared or self.mask is None else self.mask[rows]
-        return QKV(self.query[rows], self.key[rows], self.value[rows], mask, self.scaling)
+    def of_sequences(self, sequences: slice) -> "QKV":
+        """That of some of the sequences of the batch."""
+        shared = self.mask is None or (len(self.mask) == 1 and len(self.query) > 1)  # by all sequences
+        mask = self.mask if shared or self.mask is None else self.mask[sequences]
+        return QKV(self.query[sequences], self.key[sequences], self.value[sequences], mask, self.scaling)
 
 
 def visible_to_both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Two masks as `QKV.mask` -> where both let a query see a key; None: everywhere."""
+    """Two masks as `QKV.mask` -> where both let a query attend to a key; None: everywhere."""
     if one is None or other is None:
         return other if one is None else one
     return one & other
@@ -115,7 +117,7 @@ def _visible(name: str, module: nn.Module, query: Tensor, mask: Any, others: dic
             "is not understood: choose a model that attends with sdpa"
         )
     if mask is None:
-        # SDPA reads no mask as a causal one where the module says so; eager attention does not.
+        # SDPA reads no mask as a causal one where the module sets is_causal; eager attention does not.
         causal = others.get("is_causal")
         if name == "eager" or not (getattr(module, "is_causal", True) if causal is None else causal):
             return None

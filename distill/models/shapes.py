@@ -24,7 +24,7 @@ def hidden_widths(model: Any, layers: Sequence[int]) -> list[int]:
 
 
 def pooled_width(model: Any, kind: str) -> int:
-    """H of the vector of a whole row."""
+    """H of the vector of a whole sequence."""
     return _forward(model, OutputSpec(pooled=(kind,))).pooled[kind].shape[-1]
 
 

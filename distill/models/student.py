@@ -18,7 +18,7 @@ from distill.config.settings import (
 )
 from distill.config.student import BuiltInStudentConfig
 from distill.distributed.mapped import new_parameters_take_memory, parameters_on_meta
-from distill.models.check import check_length, check_model, check_tokenizers, longest_row, position_offset
+from distill.models.check import check_length, check_model, check_tokenizers, max_positions, position_offset
 from distill.models.custom import custom_model
 from distill.models.fields import check_fields, family
 from distill.models.from_layers import copy_layers, student_fields
@@ -38,7 +38,7 @@ DROPOUT = 0.1  # of models that are made here, unless another is given
 # What the families of transformers raise for sizes that do not fit each other.
 UNFIT = (ValueError, TypeError, AssertionError, ArithmeticError, LookupError, AttributeError, RuntimeError)
 
-# Rates of parts that no language model trains, but for the first where there is a head on whole rows.
+# Rates of parts that no language model trains, but for the first where there is a head on whole sequences.
 OTHER_DROPOUTS = ("classifier", "cls_", "summary", "pooler", "layerdrop", "drop_path", "stochastic_depth")
 
 
@@ -67,10 +67,10 @@ def make_student(
 
     Args:
         mapped: its weights are those of files, in their format and as windows on them, where it takes them from there;
-            `check_student` is then left to the caller, once the student is divided between ranks.
+            `check_student` is then left to the caller, once the student is sharded over ranks.
 
     Raises:
-        SettingError: a start that is not known or needs what is not there, or rows too long for either model.
+        SettingError: an unknown start or one that lacks its source, or sequences too long for either model.
     """
     match settings:
         case LayersStudentConfig():
@@ -82,7 +82,7 @@ def make_student(
         case CustomStudentConfig():
             model = _custom(settings, teacher, tokenizer, length)
     for name, one in (("teacher", teacher), ("student", model)):
-        if (limit := longest_row(one)) is not None and length > limit:
+        if (limit := max_positions(one)) is not None and length > limit:
             raise SettingError(f"corpus.sequence_length={length} exceeds the {name}'s {limit} positions: lower it")
     frozen = settings.frozen if isinstance(settings, BuiltInStudentConfig) else []
     freeze(model, frozen)
@@ -98,7 +98,7 @@ def make_student(
 
 
 def check_student(model: Any, length: int, kind: ModelKind) -> None:
-    """Raises SettingError for a student that is not read right, or cannot read rows of this length."""
+    """Raises SettingError for a student that is read wrongly, or cannot read sequences of this length."""
     check_model(model, "student", kind)
     check_length(model, "student", length)
 
@@ -130,27 +130,27 @@ def _from_layers(settings: LayersStudentConfig, teacher: Any | None, kind: Model
     return from_layers(settings, teacher, chosen, kind, mapped)
 
 
-def from_layers(settings: LayersStudentConfig, teacher: Any, chosen: list[Layer], kind: ModelKind, share: bool) -> Any:
+def from_layers(settings: LayersStudentConfig, teacher: Any, chosen: list[Layer], kind: ModelKind, alias: bool) -> Any:
     """A student that starts from these layers of a transformers model.
 
     Args:
-        share: let it have the teacher's tensors themselves; what trains it has to make them its own.
+        alias: let it have the teacher's tensors themselves; before training they have to be copied.
 
     Raises:
         SettingError: they do not go into its architecture.
     """
     fields = student_fields(settings, teacher, chosen)
-    with parameters_on_meta() if share else nullcontext():
+    with parameters_on_meta() if alias else nullcontext():
         if settings.architecture in ("same", teacher.config.model_type):
             model = _build_alike(teacher, fields, settings, kind)
         else:
             model = _build(settings.architecture, fields, settings, kind)
-    copy_layers(settings, teacher, model, chosen, share)
+    copy_layers(settings, teacher, model, chosen, alias)
     return model
 
 
 def _build_alike(teacher: Any, fields: dict[str, Any], settings: LayersStudentConfig, kind: ModelKind) -> Any:
-    """A new model of the teacher's own class, which need not be one that transformers knows by name.
+    """A new model of the teacher's own class, which need not be registered with transformers.
 
     Raises:
         SettingError: fields that it refuses.
@@ -185,10 +185,10 @@ def _from_config(settings: NewStudentConfig, tokenizer: PreTrainedTokenizerBase,
 
 
 def _build(architecture: str, fields: dict[str, Any], settings: BuiltInStudentConfig, kind: ModelKind) -> Any:
-    """A new model of a transformers family; `student.config` and `student.dropout` have the last word.
+    """A new model of a transformers family; `student.config` and `student.dropout` override everything.
 
     Raises:
-        SettingError: a family that is not known or has no models of this kind, or fields that it refuses.
+        SettingError: an unknown family or one that has no models of this kind, or fields that it refuses.
     """
     config = family(architecture)
     refuse_other_kind(f"student.architecture={architecture}", config, kind)
@@ -212,7 +212,7 @@ def _build(architecture: str, fields: dict[str, Any], settings: BuiltInStudentCo
 def _in_memory(build: Callable[[], Any]) -> Any:
     """The model that `build` makes, unless this host has no memory for its weights and their gradients.
 
-    A processor's memory is promised before it is there: a process that takes too much is killed without a word.
+    A processor's memory is promised before it is there: a process that takes too much is killed without a message.
 
     Raises:
         SettingError: it has not.
@@ -245,7 +245,7 @@ def _path(settings: SavedStudentConfig) -> str:
 def _from_pretrained(
     settings: SavedStudentConfig, tokenizer: PreTrainedTokenizerBase, kind: ModelKind, mapped: bool
 ) -> Any:
-    # Its own, whatever student.tokenizer says: the ids of its embeddings mean what that one makes of them.
+    # Its own, in spite of student.tokenizer: the ids of its embeddings are those of that tokenizer.
     path, hub = _path(settings), HubOptions(None, settings.trust_remote_code)
     check_tokenizers(tokenizer, load_tokenizer("student.path", path, kind, hub), f"student.path={path}")
     return load_pretrained(
@@ -264,7 +264,7 @@ def _custom(settings: CustomStudentConfig, teacher: Any | None, tokenizer: PreTr
 
 
 def check_student_settings(settings: StudentConfig) -> None:
-    """Raises SettingError for settings of which no student can be made, as far as its family alone says so."""
+    """Raises SettingError for settings of which no student can be made, as far as its family decides that."""
     if isinstance(settings, CustomStudentConfig):
         return
     for part in settings.frozen:
@@ -296,5 +296,5 @@ def _check_layers(layers: Any) -> None:
         choose("student.layers", str(layers), [AUTO, *RULES])
     elif not layers or not are_layers(layers) or any(layer < 0 for layer in flat(layers)):
         raise SettingError(
-            f"student.layers={layers} has to be whole numbers, such as [0,2,4], or one of {', '.join([AUTO, *RULES])}"
+            f"student.layers={layers} must be whole numbers, such as [0,2,4], or one of {', '.join([AUTO, *RULES])}"
         )

@@ -1,5 +1,6 @@
 """Builds the objective of a run from its settings, for the pair at hand."""
 
+import copy
 import inspect
 import re
 from typing import Any
@@ -63,9 +64,10 @@ def _try_out(name: str, path: str, term: VocabularyTerm) -> None:
         raise SettingError(f"{where}: losses() {what}; give one value per row, computed from them")
 
 
-def fit_terms(terms: dict[str, Term], student: Any, teacher: Any | None) -> None:
-    """Let each term make what it trains for this pair. Raises SettingError where one does not fit it."""
-    for name, term in terms.items():
+def fit_terms(terms: dict[str, Term], student: Any, teacher: Any | None) -> dict[str, Term]:
+    """The terms with what they train and read for this pair. Raises SettingError where one does not fit it."""
+    fitted = {name: copy.copy(term) for name, term in terms.items()}
+    for name, term in fitted.items():
         try:
             term.build(student, teacher)
         except ValueError as error:
@@ -73,6 +75,7 @@ def fit_terms(terms: dict[str, Term], student: Any, teacher: Any | None) -> None
             settings = {"weight", *inspect.signature(type(term)).parameters}
             names_setting = begin is not None and begin[0] in settings
             raise SettingError(f"objective.{name}{'.' if names_setting else ': '}{error}") from error
+    return fitted
 
 
 def build_objective(

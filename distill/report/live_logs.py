@@ -11,6 +11,7 @@ from typing import Any
 
 from distill.report.words import is_number
 from distill.runtime.errors import printable
+from distill.runtime.jsonl import LogLine
 from distill.runtime.redaction import redact
 
 MAX_POINTS = 500  # points of a curve; no screen shows more
@@ -31,10 +32,10 @@ class Series:
     def __init__(self) -> None:
         self.merged = 1  # lines that a point stands for
         self._points: list[dict[str, float]] = []
-        self._pending: list[dict[str, Any]] = []
+        self._pending: list[LogLine] = []
         self._lock = threading.Lock()
 
-    def add(self, line: dict[str, Any]) -> None:
+    def add(self, line: LogLine) -> None:
         with self._lock:
             self._pending.append(line)
             if len(self._pending) < self.merged:
@@ -59,7 +60,7 @@ def thinned(points: Sequence[dict[str, float]]) -> list[dict[str, float]]:
     return kept
 
 
-def earlier_lines(path: Path, step: int) -> list[dict[str, Any]]:
+def earlier_lines(path: Path, step: int) -> list[LogLine]:
     """Lines of a log up to a step, that earlier starts of a run wrote: about `MAX_POINTS`, evenly spread, at most."""
     if step <= 0 or not path.is_file():
         return []
@@ -76,7 +77,7 @@ def read_json(source: Path | bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _up_to(content: Iterable[bytes], step: int) -> Iterator[dict[str, Any]]:
+def _up_to(content: Iterable[bytes], step: int) -> Iterator[LogLine]:
     for text in content:
         line = read_json(text)  # empty for a torn last line, and for damage, which is the run folder's to report
         if is_number(line.get("step")) and line["step"] <= step:
@@ -87,7 +88,7 @@ def _halved(points: list[dict[str, float]]) -> Iterator[dict[str, float]]:
     return (_mean(points[at : at + 2]) for at in range(0, len(points), 2))
 
 
-def _mean(lines: list[dict[str, Any]]) -> dict[str, float]:
+def _mean(lines: list[LogLine]) -> dict[str, float]:
     """Of each name the mean of the values that are finite numbers; names without any are left out."""
     names = dict.fromkeys(name for line in lines for name in line)
     values = {name: [line[name] for line in lines if is_number(line.get(name))] for name in names}

@@ -11,7 +11,7 @@ from collections import deque
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypedDict
 
 from distill.report import live
 from distill.report.live import PAGE, STATE
@@ -23,7 +23,7 @@ from distill.runs.record import Record
 from distill.runtime.errors import first_line
 from distill.runtime.files import atomic
 from distill.runtime.host import memory_failure
-from distill.runtime.jsonl import is_history, read_lines, without_nan
+from distill.runtime.jsonl import LogLine, is_history, read_lines, without_nan
 from distill.runtime.progress import Progress, keeping, under_way
 from distill.runtime.redaction import redact
 from distill.runtime.storage import storage_failure
@@ -63,8 +63,8 @@ class RunPage:
         self._record = Record(recipe=recipe, command=command)
         self._first_step = 0
         self._steps: int | None = None
-        self._series, self._latest = Series(), dict[str, Any]()
-        self._earlier: list[dict[str, Any]] | None = None  # lines of earlier starts, once they are read
+        self._series, self._latest = Series(), LogLine()
+        self._earlier: list[LogLine] | None = None  # lines of earlier starts, once they are read
         self._exchanged, self._until = 0.0, 0.0
         self._logged: deque[str] = deque(maxlen=LINES)
         self._sampler: Sampler | None = None
@@ -100,7 +100,7 @@ class RunPage:
         """A line of metrics.jsonl; costs microseconds."""
         if not self.on:
             return
-        line: dict[str, Any] = dict(metrics)
+        line: LogLine = dict(metrics)
         if self.ranks.size > 1:
             exchanged, span = self.ranks.traffic.exchange_seconds, max(metrics["seconds"] - self._until, 1e-9)
             line["exchange_wait"] = min((exchanged - self._exchanged) / span, 1.0)
@@ -175,7 +175,7 @@ class RunPage:
         else:
             self._sampler.sample()
 
-    def _earlier_lines(self) -> list[dict[str, Any]]:
+    def _earlier_lines(self) -> list[LogLine]:
         """The metrics of the steps before this start of the run; read anew once the run has begun."""
         begun, lines = self._begun, self._earlier
         if lines is None:
@@ -257,17 +257,32 @@ def _described(work: Progress) -> str:
     return redact(", ".join(filter(None, (" ".join(part.split()) for part in parts))))
 
 
-def state_of(run: RunView) -> dict[str, Any]:
+class RunState(TypedDict):
+    """The content of progress.json."""
+
+    state: str  # stopped, under way
+    written: float  # seconds of the clock
+    every: float  # seconds until the next one
+    step: int
+    steps: int | None
+    share: float | None  # of the run, that is done
+    seconds_left: float | None
+    doing: str
+    status: int | None  # of a process that has ended
+    message: str  # that it has ended with
+
+
+def state_of(run: RunView) -> RunState:
     """How far a run is, for other programs and for the page of the sweep or the chain that it belongs to."""
-    return {
-        "state": "stopped" if run.ending else "under way",
-        "written": time.time(),
-        "every": run.every,
-        "step": run.step,
-        "steps": run.steps,
-        "share": run.fraction,
-        "seconds_left": run.left,
-        "doing": run.activities[-1] if run.activities else "",
-        "status": run.ending.status if run.ending else None,
-        "message": run.ending.message if run.ending else "",
-    }
+    return RunState(
+        state="stopped" if run.ending else "under way",
+        written=time.time(),
+        every=run.every,
+        step=run.step,
+        steps=run.steps,
+        share=run.fraction,
+        seconds_left=run.left,
+        doing=run.activities[-1] if run.activities else "",
+        status=run.ending.status if run.ending else None,
+        message=run.ending.message if run.ending else "",
+    )

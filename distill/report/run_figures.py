@@ -5,15 +5,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 from distill.report.figures import INK, MODELS, SERIES, DotPanel, Line, Panel, Sheet, picture
 from distill.report.page import Picture
 from distill.report.words import is_number
 from distill.runs.facts import HistoryPoint, LearningCurve, Teacher
 from distill.runs.record import Record, term_titles
+from distill.runtime.jsonl import LogLine
 
-Metrics = list[dict[str, Any]]  # the lines of metrics.jsonl: numbers by name
+Metrics = list[LogLine]  # the lines of metrics.jsonl: numbers by name
 MINUTES = "minutes of training"
 GIB = 2**30
 TITLES = {"lr": "Learning rate", "grad_norm": "Gradient norm, before clipping", "loss_scale": "Loss scale"}
@@ -60,7 +60,7 @@ def speed(metrics: Metrics) -> Sheet | None:
     return Sheet([panel], "Training throughput over time.") if panel else None
 
 
-def points_of(lines: Iterable[dict[str, Any]], x: str, y: str) -> tuple[list[float], list[float]]:
+def points_of(lines: Iterable[LogLine], x: str, y: str) -> tuple[list[float], list[float]]:
     """The values of two names in the lines where there are both."""
     pairs = [(line[x], line[y]) for line in lines if is_number(line.get(x)) and is_number(line.get(y))]
     return [a for a, _ in pairs], [b for _, b in pairs]

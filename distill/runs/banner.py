@@ -1,4 +1,4 @@
-"""What is said of a run in words before it trains: the banner at its start, and notes for its report."""
+"""Describes a run in words before it trains: the banner at its start, and the notes of its report."""
 
 import logging
 from typing import Any

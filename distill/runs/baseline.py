@@ -157,7 +157,7 @@ def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     names = [name for name in names if name not in ("student.digest", "student.config")]  # the latter stands for {}
     if AUTO in (before.get("student.layers"), now.get("student.layers")):  # `settled_baseline` compares what was found
         names = [name for name in names if name not in ("student.layers", "student.num_layers")]
-    # A setting that one of two releases does not know says nothing, but fields of a configuration are as given.
+    # A setting that one of two releases does not have is not compared; fields of a configuration are.
     differing = [
         name
         for name in names

@@ -224,7 +224,7 @@ class Checkpoints:
 
 
 def _state(record: dict[str, Any]) -> dict[str, Any]:
-    """The state of a record; the older format knows no level of the loss."""
+    """The state of a record; the older format has no level of the loss."""
     older = {"level": asdict(LossLevel())} if record["format"] == OLDER_FORMAT else {}
     return older | record["state"]
 

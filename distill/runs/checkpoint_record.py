@@ -33,7 +33,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself, after all of its files were compared with their digests.
+    """The record of a checkpoint, after all of its files were compared with their digests.
 
     Raises:
         Damaged: a file is missing or not as it was written, or the record does not have the parts of one.

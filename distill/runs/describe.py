@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from distill.runs.pair import Pair
 from distill.runs.parts import from_json, to_json
 from distill.runs.record import Record
 from distill.runs.run import Run
+from distill.runtime.jsonl import LogLine
 from distill.runtime.version import __version__
 from distill.teacher.cache import Cache
 from distill.teacher.members import ONLY, title_of
@@ -93,7 +94,7 @@ def student_facts(config: Config, pair: Pair) -> facts.Student:
 
 
 def origin_of(model: Any, made_by: str | None, causal: bool, call: str | None = None) -> facts.Origin:
-    """What there is to know of a student to load it again.
+    """What is needed to load a student again.
 
     Args:
         made_by: the import path of the callable that made it; None: transformers.
@@ -121,7 +122,7 @@ def _start(config: Config, pair: Pair) -> facts.Start:
         source = None if isinstance(settings, NewStudentConfig) else settings.path
         return facts.Start(init=settings.init, source=source)
     first, layers, search = pair.teachers[0], list[Any](), None
-    if settings.layers != AUTO:  # else nobody knows any more
+    if settings.layers != AUTO:  # else they were not recorded
         layers = choose_layers(settings.layers, settings.num_layers, first.model.config.num_hidden_layers)
     if pair.built.search:
         search = from_json(facts.LayerSearch, to_json(pair.built.search))
@@ -155,7 +156,7 @@ def _sources(tokens: Tokens, order: Mixture) -> dict[str, facts.Source]:
     }
 
 
-def training_facts(state: State, batches: Batches, history: list[dict[str, Any]]) -> facts.Training:
+def training_facts(state: State, batches: Batches, history: list[LogLine]) -> facts.Training:
     """What has been trained so far.
 
     Args:
@@ -177,7 +178,7 @@ def training_facts(state: State, batches: Batches, history: list[dict[str, Any]]
     )
 
 
-def data_wait(metrics: list[dict[str, Any]]) -> float | None:
+def data_wait(metrics: list[LogLine]) -> float | None:
     """Fraction of the training time that went by waiting for batches: `data_wait` weighted by the time it stands for.
 
     Args:
@@ -244,8 +245,7 @@ def backend_facts(ranks: Ranks, config: Config, batches: Batches, syncs: int | N
 
 
 def cache_facts(cache: Cache) -> facts.TeacherCache:
-    names = {field.name for field in fields(facts.TeacherCache)}
-    return facts.TeacherCache(**{name: value for name, value in cache.facts().items() if name in names})
+    return facts.TeacherCache(**cache.facts())
 
 
 def environment(device: torch.device) -> facts.Environment:

@@ -30,7 +30,7 @@ class LossLevel:
     first: dict[str, float] = field(default_factory=dict)  # mean of each term in the first step that had any of it
     ratio: float = 0.0  # the loss of late by that of the first step
     high_in_a_row: int = 0  # steps since the ratio passed its limit
-    # The last step whose own loss was sane, too. A loss says what the weights before its step are worth, so that
+    # The last step whose own loss was sane, too. A loss is that of the weights before its step, so that
     # a checkpoint of an earlier step is known to be good, and that of this step is not.
     sane_step: int = 0
 
@@ -51,7 +51,7 @@ class LossLevel:
             limit: the largest ratio that counts as sane; None: any.
 
         Returns:
-            What to say, in the step that passes the limit and in the one that comes back; else None.
+            A warning, in the step that passes the limit and in the one that comes back; else None.
         """
         means = {name: value / counts[name] for name, value in sums.items() if counts.get(name)}
         for name, mean in means.items():

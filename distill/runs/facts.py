@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distill.runs.parts import from_json, stored
+from distill.runtime.jsonl import LogLine
 
 Scores = dict[str, dict[str, float | None]]  # by measure and evaluation set
 
@@ -211,7 +212,7 @@ class HistoryPoint:
         return (self.scores.get(measure) or {}).get(data)
 
     @classmethod
-    def of(cls, line: dict[str, Any]) -> "HistoryPoint":
+    def of(cls, line: LogLine) -> "HistoryPoint":
         """A line of history.jsonl."""
         return from_json(cls, line)
 
@@ -251,7 +252,7 @@ class Resampled:
 
 @dataclass(frozen=True)
 class Baseline(Model):
-    """The same student, trained without a teacher in a run of its own; `remarks` say what else differs."""
+    """The same student, trained without a teacher in a run of its own; `remarks` name what else differs."""
 
     folder: str | None = None
     steps: int | None = None

@@ -27,7 +27,7 @@ class Health:
             batches: this rank's micro-batches of the step.
 
         Returns:
-            The result, which now says whether the run has diverged.
+            The result, with the reason where the run has diverged.
         """
         overflow = state.loss_scale.update(result.loss_is_finite, result.finite)
         state.count_outcome(result.finite, overflow)

@@ -12,6 +12,7 @@ from distill.evaluation.significance import ModelLosses
 from distill.runs.checkpoint import State
 from distill.runs.run_folder import RunFolder
 from distill.runs.trackers import Tracker
+from distill.runtime.jsonl import LogLine
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class Points:
 
     @classmethod
     def of(cls, settings: EvaluateConfig) -> "Points":
-        """With `every_steps` the epochs count only where `every_epoch` says so."""
+        """With `every_steps` the epochs count only with `every_epoch`."""
         if settings.every_steps is None:
             return cls(None, True, settings.every_epoch is not False)
         return cls(settings.every_steps, settings.every_epoch is True)
@@ -98,7 +99,7 @@ class StudentHistory:
         flat = {f"{measure}/{name}": value for measure, values in scores.items() for name, value in values.items()}
         self.tracker.log_metrics(flat, state.step)
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[LogLine]:
         return self.folder.history_lines()
 
     def last_scores(self) -> Scores | None:
@@ -108,7 +109,7 @@ class StudentHistory:
         return {name: last[name] for name in names} if all(name in last for name in names) else None
 
 
-def history_line(line: dict[str, Any], measures: list[Measure]) -> str:
+def history_line(line: LogLine, measures: list[Measure]) -> str:
     """One line of history in words."""
     losses = ", ".join(f"{name} {value:.4f}" for name, value in line["loss"].items())
     scores = [

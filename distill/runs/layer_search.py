@@ -267,7 +267,7 @@ class Losses:
     def __call__(self, chosen: Sequence[Layer]) -> float:
         """The loss; infinite where these layers do not go into the student."""
         try:
-            model = from_layers(self.settings, self.teacher, list(chosen), self.prediction.kind, share=True)
+            model = from_layers(self.settings, self.teacher, list(chosen), self.prediction.kind, alias=True)
         except SettingError as error:
             self.refusal = str(error)
             return math.inf

@@ -11,7 +11,7 @@ from distill.config.paths import looks_local, refuse_missing
 from distill.config.renamed import renamed_tree
 from distill.config.teacher import BUNDLED
 from distill.models.kind import CAUSAL, CLASSES, ORDERED, SPANS
-from distill.models.load import model_folder, refuse_own_class
+from distill.models.load import model_folder, refuse_custom_class
 from distill.models.loaded import SETTING
 from distill.models.teacher import bundled_folder
 from distill.runs.results_file import read_results
@@ -28,7 +28,7 @@ class Located:
     name: str  # as it was given
     path: str  # of its folder, or its name on the Hub
     run: Path | None  # the folder of the run that made it, where its settings still lie
-    model_class: str  # as its configuration says; empty where it does not
+    model_class: str  # by its configuration; empty where that has none
 
     @property
     def has_order(self) -> bool:
@@ -37,7 +37,7 @@ class Located:
 
     @property
     def task(self) -> str:
-        """What it predicts, as `objective.task` calls it: what its run says, else what models of its class are for."""
+        """What it predicts, as `objective.task` calls it: that of its run, else what models of its class are for."""
         recorded = None if self.run is None else settings_of_run(self.run).get("objective", {}).get("task")
         of_class = (task for kind, task in TASKS if self.model_class in kind.mapping.values())
         return str(recorded or next(of_class, "mlm"))
@@ -70,7 +70,7 @@ def _locate(name: str) -> Located:
             "snapshots"
         )
     try:
-        refuse_own_class(SETTING, name)
+        refuse_custom_class(SETTING, name)
     except SettingError as error:
         raise SettingError(
             f"model={name} holds the weights of a module of your own, and this command scores models of transformers: "

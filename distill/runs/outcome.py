@@ -1,7 +1,7 @@
 """What a training has come to: teacher, student and baseline scored side by side, for the record of the run."""
 
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -125,7 +125,7 @@ def compared(losses: dict[str, ModelLosses], examination: Examination) -> dict[s
     """The paired bootstrap of student and baseline, by measure and set."""
     by_measure = compare_models(losses["student"], losses["baseline"], examination.sets, examination.evaluator.scoring)
     return {
-        measure: {name: Resampled(**each.as_dict()) for name, each in by_set.items()}
+        measure: {name: Resampled(**asdict(bootstrap)) for name, bootstrap in by_set.items()}
         for measure, by_set in by_measure.items()
     }
 

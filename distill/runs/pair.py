@@ -60,6 +60,7 @@ class Loaded:
     # Of each teacher, and of the student where it starts from a model of the user's.
     digests: dict[str, str | None]
     student: BuiltStudent | None  # None: its layers are chosen by the sequences (student.layers=auto)
+    terms: dict[str, Term]  # of the loss, fitted to these models
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,10 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
         for member in teachers:
             check_packing(member.model, member.setting)
         check_packing(student, "student")
-    fit_terms(terms, student, first)
+    fitted = fit_terms(terms, student, first)
     if (path := config.evaluate.baseline) is not None:
         check_tokenizers(tokenizer, load_tokenizer("evaluate.baseline", path, task.kind), f"evaluate.baseline={path}")
-    return Loaded(teachers, tokenizer, other, task.kind, digests, built)
+    return Loaded(teachers, tokenizer, other, task.kind, digests, built, fitted)
 
 
 def new_student(

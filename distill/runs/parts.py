@@ -1,6 +1,6 @@
 """Dataclasses that JSON holds: how they are read, with every value of the declared kind, and how they are written.
 
-A part that JSON lacks, or has as null, takes its default, so that a reader asks for nothing twice. The key of a field
+A part that JSON lacks, or has as null, takes its default, so that readers need no checks. The key of a field
 is its name, unless `stored` gives it another one.
 """
 

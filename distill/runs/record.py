@@ -28,6 +28,7 @@ from distill.runs.facts import (
 )
 from distill.runs.parts import from_json, stored, to_json
 from distill.runtime.errors import SettingError
+from distill.runtime.jsonl import LogLine
 from distill.runtime.redaction import redacted
 
 VERSION = 1
@@ -106,7 +107,7 @@ class Record:
         """The same without secrets in its texts."""
         return Record.from_json(redacted(self.to_json()))
 
-    def with_history(self, lines: list[dict[str, Any]]) -> "Record":
+    def with_history(self, lines: list[LogLine]) -> "Record":
         """The same with these lines of history.jsonl."""
         return replace(self, history=[HistoryPoint.of(line) for line in lines])
 

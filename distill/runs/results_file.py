@@ -63,7 +63,7 @@ def student_digests(folder: Path) -> dict[str, str]:
 
 
 def check_student(folder: Path, record: Record) -> None:
-    """Raises Damaged where the student of a finished run is no longer as its record says, as far as that says so."""
+    """Raises Damaged where a file of a finished student is no longer the one in its record, where that has digests."""
     check_digests(folder / "student", record.student_files)
 
 

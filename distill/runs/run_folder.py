@@ -124,7 +124,7 @@ class RunFolder:
         return recorded
 
     def recorded_layers(self) -> dict[str, Any]:
-        """What `record_layers` was given when the run to resume began; empty where nobody knows."""
+        """What `record_layers` was given when the run to resume began; empty where it is not recorded."""
         start = self.start()  # on all ranks; its run may have another folder
         recorded: dict[str, Any] = self._decide(lambda: self._layers(start.parent.parent) if start else {})
         return recorded
@@ -144,7 +144,7 @@ class RunFolder:
             layers = None
         if isinstance(layers, dict) and isinstance(layers.get("layers"), list):
             return layers
-        self._set_aside(Damaged(folder / LAYERS, "it does not say which layers a student began with"), "doing without")
+        self._quarantine(Damaged(folder / LAYERS, "it has no layers that a student began with"), "doing without")
         return {}
 
     def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, resolved: str) -> State:
@@ -216,12 +216,12 @@ class RunFolder:
         plots = [path for path in (self.path / "plots").glob("*.png") if not path.name.startswith("damaged-")]
         for path in [*(self.path / name for name in names), *plots]:
             if path.exists() and path.is_dir() != (path.name in FOLDERS):
-                self._set_aside(
+                self._quarantine(
                     Damaged(path, "it is a file" if path.name in FOLDERS else "it is a folder"), "making it anew"
                 )
 
-    def _set_aside(self, damage: Damaged, then: str) -> None:
-        """Rename what is damaged and say so. Raises the damage itself with `resume=strict`."""
+    def _quarantine(self, damage: Damaged, then: str) -> None:
+        """Rename what is damaged and log it. Raises the damage itself with `resume=strict`."""
         if self.resume == "strict":
             raise SettingError(f"resume=strict: {damage}: set resume=auto to quarantine it and continue by {then}")
         kept = f"; it is kept as {quarantine(damage.path).name}" if os.path.lexists(damage.path) else ""
@@ -242,14 +242,14 @@ class RunFolder:
                 return newest
             except Damaged as damage:
                 before = [path.name for path in self.checkpoints.saved()[:-1]]
-                self._set_aside(damage, f"taking {before[-1]}" if before else "starting from the first step")
+                self._quarantine(damage, f"taking {before[-1]}" if before else "starting from the first step")
         return None
 
     def _finished(self, total_steps: int, length: dict[str, Any]) -> Record | None:
         try:
             record = self._results()
         except Damaged as damage:
-            self._set_aside(damage, "making it again from the newest checkpoint")
+            self._quarantine(damage, "making it again from the newest checkpoint")
             return None
         if record is None:
             return None
@@ -272,7 +272,7 @@ class RunFolder:
                     f"hydra.run.dir={self.path} holds a finished run, but {damage}, and there is no checkpoint to make "
                     "it from: remove results.json to train it again, or choose another folder"
                 ) from None
-            self._set_aside(damage, "making the student again from the newest checkpoint")
+            self._quarantine(damage, "making the student again from the newest checkpoint")
             return None
 
     def _results(self) -> Record | None:
@@ -290,7 +290,7 @@ class RunFolder:
             read_lines(path, fits)
         except Damaged as damage:
             good = read_lines(path, fits, only_good=True)
-            self._set_aside(damage, f"keeping its {len(good)} good lines")
+            self._quarantine(damage, f"keeping its {len(good)} good lines")
             log = JsonLines(path)
             for line in good:
                 log.append(line)

@@ -65,7 +65,7 @@ class StepResult:
     upcoming: Window  # that of the next step; its batches are this rank's
     over: bool  # whether the run ends with this step
     stop: int | None  # the signal that ends the run after this step
-    save_requested: bool  # whether a signal has come that asks for a checkpoint
+    save_requested: bool  # whether a signal has requested a checkpoint
     diverged: str = ""  # why the run ends as one that has diverged, which `Health` decides
 
     @property
@@ -73,8 +73,8 @@ class StepResult:
         return math.isfinite(sum(self.sums.values()))
 
     @property
-    def asks_to_save(self) -> bool:
-        """Whether a signal wants a checkpoint of this step, or the end of the run after it."""
+    def should_save(self) -> bool:
+        """Whether a signal has requested a checkpoint of this step, or the end of the run after it."""
         return self.save_requested or self.stop is not None
 
     @property

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Ranks
-from distill.models.check import longest_row
+from distill.models.check import max_positions
 from distill.models.language_model import LanguageModel
 from distill.objective.objective import Objective
 from distill.runs.setup import setup_teacher
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 def find_caches(
     config: Config, digests: dict[str, str | None], content: dict[str, Any], batches: Batches, objective: Objective
 ) -> dict[str, Cache]:
-    """The caches that the settings want, by the name of the teacher, each checked or still to be made.
+    """The caches that the settings request, by the name of the teacher, each checked or still to be made.
 
     Args:
         digests: of the teachers, by their settings.
@@ -75,7 +75,7 @@ def make_teachers(
     """
     if tokenizers is not None and frozen:
         (model,) = frozen.values()
-        return RetokenizedTeacher(model, batches.rows, *tokenizers, longest_row(model.model))
+        return RetokenizedTeacher(model, batches.rows, *tokenizers, max_positions(model.model))
     settings = [member for name, member in settings_by_member(config).items() if name in frozen]
     made = [
         _make_teacher(member, frozen[member.name], caches.get(member.name), batches, objective, ranks)

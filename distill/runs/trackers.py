@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from distill.config.settings import TrackerConfig
 from distill.runtime.errors import SettingError, first_line
+from distill.runtime.jsonl import LogLine
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +17,7 @@ logger = logging.getLogger(__name__)
 class Tracker(Protocol):
     """What `build` gives back: somewhere to send numbers."""
 
-    def log_metrics(self, metrics: dict[str, Any], step: int) -> None: ...
+    def log_metrics(self, metrics: LogLine, step: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -42,7 +43,7 @@ class Dispensable:
         self.kind, self._tracker = kind, Nowhere()
         self._tracker = self._try(make) or Nowhere()
 
-    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
+    def log_metrics(self, metrics: LogLine, step: int) -> None:
         self._try(lambda: self._tracker.log_metrics(metrics, step))
 
     def close(self) -> None:
@@ -65,7 +66,7 @@ class Dispensable:
 class Nowhere:
     """No tracker besides metrics.jsonl."""
 
-    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
+    def log_metrics(self, metrics: LogLine, step: int) -> None:
         pass
 
     def close(self) -> None:
@@ -111,7 +112,7 @@ class Wandb:
         # Steps travel as a metric of their own: wandb's own counter refuses to go back to the checkpoint on resume.
         self.run.define_metric("*", step_metric="step")
 
-    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
+    def log_metrics(self, metrics: LogLine, step: int) -> None:
         self.run.log({**_numbers(metrics), "step": step})
 
     def close(self) -> None:
@@ -130,7 +131,7 @@ class TensorBoard:
         self.writer: Any = None
         self.config = config
 
-    def log_metrics(self, metrics: dict[str, Any], step: int) -> None:
+    def log_metrics(self, metrics: LogLine, step: int) -> None:
         if self.writer is None:
             # Only the first line shows where a run resumes; what the killed one wrote after that is hidden.
             self.writer = self.new_writer(step)
@@ -144,7 +145,7 @@ class TensorBoard:
             self.writer.close()
 
 
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+def _numbers(metrics: LogLine) -> dict[str, float]:
     return {key: value for key, value in metrics.items() if key != "step" and isinstance(value, int | float)}
 
 

@@ -11,6 +11,8 @@ from typing import Any
 from distill.runtime.errors import Damaged
 from distill.runtime.files import atomic
 
+LogLine = dict[str, Any]  # of a log of JSON lines: what it holds, by name
+
 
 def is_metrics(line: Any) -> bool:
     """Whether this can be a line of metrics.jsonl: numbers, among them those that every step has."""
@@ -49,7 +51,7 @@ def _is_object(line: Any) -> bool:
     return isinstance(line, dict)
 
 
-def read_lines(path: Path, fits: Callable[[Any], bool] = _is_object, only_good: bool = False) -> list[dict[str, Any]]:
+def read_lines(path: Path, fits: Callable[[Any], bool] = _is_object, only_good: bool = False) -> list[LogLine]:
     """The objects of a log, oldest first; a torn last line of a killed process is skipped.
 
     A missing file has no lines.
@@ -64,7 +66,7 @@ def read_lines(path: Path, fits: Callable[[Any], bool] = _is_object, only_good: 
     if not path.exists():
         return []
     *whole, _torn = path.read_bytes().split(b"\n")
-    lines: list[dict[str, Any]] = []
+    lines: list[LogLine] = []
     for number, text in enumerate(whole, start=1):
         line = _parse(text)
         if fits(line) and (not lines or line.get("step", 0) > lines[-1].get("step", -1)):
@@ -95,7 +97,7 @@ class JsonLines:
             os.truncate(path, content.rfind(b"\n") + 1)
         self.file = _open(path)
 
-    def append(self, line: dict[str, Any]) -> None:
+    def append(self, line: LogLine) -> None:
         """Write a line, whole or not at all. Raises OSError where there is no room."""
         content = (json.dumps(without_nan(line), allow_nan=False) + "\n").encode()
         before = self.file.tell()

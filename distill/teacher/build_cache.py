@@ -26,7 +26,7 @@ from distill.models.language_model import LanguageModel, OutputSpec, idle_forwar
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic
 from distill.runtime.progress import Progress
-from distill.teacher.cache import Cache, Positions
+from distill.teacher.cache import Cache, CacheMeta, Positions
 from distill.teacher.sampling import kept_entries, offsets_of, stored
 
 FORWARD_TOKENS = 4096  # of one forward: the teacher keeps no activations
@@ -142,7 +142,7 @@ def _fill_all(builder: CacheBuilder, first: int) -> None:
 
 
 def _fill_together(builder: CacheBuilder, ranks: Ranks) -> None:
-    """Fill all parts with a teacher that is sharded between the ranks, each of which computes a part of them.
+    """Fill all parts with a teacher that is sharded over the ranks, each of which computes a part of them.
 
     First of all parts; then, where hosts have disks of their own, of those that this host lacks. What another run does
     with the same cache at the same time may be done twice. A rank's share is by the numbers of the parts, and not of
@@ -163,13 +163,13 @@ def _finish(cache: Cache, precision: str) -> None:
             return
         parts = [json.loads(_record_of(cache, part).read_text(encoding="utf-8")) for part in range(cache.num_parts)]
         np.save(cache.folder / "offsets.npy", cache.offsets)
-        meta = {
-            "origin": cache.identity,
-            "kept_mass": sum(part["kept"] for part in parts) / cache.num_positions,
-            "seconds": sum(part["seconds"] for part in parts),
-            "precision": precision,
-            "sha256": [cache.digest(part) for part in range(cache.num_parts)],
-        }
+        meta = CacheMeta(
+            origin=cache.identity,
+            kept_mass=sum(part["kept"] for part in parts) / cache.num_positions,
+            seconds=sum(part["seconds"] for part in parts),
+            precision=precision,
+            sha256=[cache.digest(part) for part in range(cache.num_parts)],
+        )
         with atomic(cache.meta_path) as new:
             new.write_text(json.dumps(meta), encoding="utf-8")
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -45,6 +45,32 @@ FORMAT = 2  # raise it when the same teacher, sequences and settings would give 
 MAX_PARTS = 1000
 FEWEST_SEQUENCES = 128  # of a part
 COUNTED_SEQUENCES = 1024  # at once
+
+
+class CacheMeta(TypedDict):
+    """The content of meta.json."""
+
+    origin: dict[str, Any]  # what the cache is made from
+    sha256: list[str]  # of each part
+    kept_mass: float
+    seconds: float  # of all parts, on whatever machine
+    precision: str
+
+
+class CacheFacts(TypedDict):
+    """What results.json has of a cache."""
+
+    key: str
+    top_k: int
+    sampled: NotRequired[int]
+    exponent: NotRequired[float]
+    sample_seed: NotRequired[int]
+    positions: int
+    bytes: int
+    bytes_per_token: float  # of a position with soft targets, its part of `offsets.npy` included
+    kept_mass: float  # the mean fraction of the teacher's probability that the entries hold which are kept exactly
+    seconds: float
+    precision: str  # the number format that the teacher ran in when the cache was made
 
 
 @dataclass(frozen=True)
@@ -98,23 +124,22 @@ class Cache:
             name: column if column.dtype == np.float16 else column.astype(np.int32) for name, column in values.items()
         }
 
-    def facts(self) -> dict[str, Any]:
-        """For results.json.
-
-        kept_mass: the mean fraction of the teacher's probability that the entries hold which are kept exactly.
-        bytes_per_token: of a position with soft targets, its part of `offsets.npy` included.
-        precision: the number format that the teacher ran in when the cache was made.
-        """
-        drawn = {name: self.identity[name] for name in ("sampled", "exponent", "sample_seed") if self.layout.sampled}
-        return {
-            "key": self.key,
-            "top_k": self.layout.top_k,
-            **drawn,
-            "positions": self.num_positions,
-            "bytes": self.num_bytes,
-            "bytes_per_token": self.num_bytes / self.num_positions,
-            **{name: self._meta[name] for name in ("kept_mass", "seconds", "precision")},
-        }
+    def facts(self) -> CacheFacts:
+        """For results.json."""
+        facts = CacheFacts(
+            key=self.key,
+            top_k=self.layout.top_k,
+            positions=self.num_positions,
+            bytes=self.num_bytes,
+            bytes_per_token=self.num_bytes / self.num_positions,
+            kept_mass=self._meta["kept_mass"],
+            seconds=self._meta["seconds"],
+            precision=self._meta["precision"],
+        )
+        if self.layout.sampled:
+            facts["sampled"], facts["exponent"] = self.identity["sampled"], self.identity["exponent"]
+            facts["sample_seed"] = self.identity["sample_seed"]
+        return facts
 
     def check(self) -> None:
         """Raises SettingError where the finished files do not match their checksums and `identity`."""
@@ -170,8 +195,8 @@ class Cache:
         }
 
     @cached_property
-    def _meta(self) -> dict[str, Any]:
-        meta: dict[str, Any] = json.loads(self.meta_path.read_text(encoding="utf-8"))
+    def _meta(self) -> CacheMeta:
+        meta: CacheMeta = json.loads(self.meta_path.read_text(encoding="utf-8"))
         return meta
 
 

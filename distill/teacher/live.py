@@ -39,7 +39,7 @@ class LiveTeacher:
         last_rows = None if outputs.last_rows is None else outputs.last_rows.split(counts)
         start = 0
         for number, batch in enumerate(batches):
-            here = outputs.of_rows(slice(start, start + len(batch.ids)))
+            here = outputs.of_sequences(slice(start, start + len(batch.ids)))
             here = here._replace(last_rows=None if last_rows is None else last_rows[number])
             yield TeacherOutput(None if rows is None else self.model.head(rows[number]), here)
             start += len(batch.ids)

@@ -17,7 +17,7 @@ from distill.config.settings import (
     SeveralTeachersConfig,
     TeacherCacheConfig,
 )
-from distill.models.check import longest_row
+from distill.models.check import max_positions
 from distill.models.kernels import int8
 from distill.models.kind import ModelKind
 from distill.models.teacher import AnyTeacher, load_teacher
@@ -126,7 +126,7 @@ def _check_member(
             f"tokens, {differing} differ), and probabilities are averaged token by token: choose teachers with one "
             "tokenizer, or learn from one after the other (student=pretrained continues from a saved student)"
         )
-    if (limit := longest_row(member.model)) is not None and length > limit:
+    if (limit := max_positions(member.model)) is not None and length > limit:
         raise SettingError(
             f"corpus.sequence_length={length} exceeds the {limit} positions of {member.setting}: lower it"
         )

@@ -169,7 +169,7 @@ def test_a_teacher_is_checked_as_in_a_run(shelf: Shelf, tmp_path: Path) -> None:
     assert said == "corpus.sequence_length=32 exceeds the 16 positions of teacher: lower it"
     poor = save_model(tmp_path / "poor", vocab_size=tokens - 1)
     said = refused([first], *shelf.corpus, f"teacher={poor}")
-    assert said.startswith(f"teacher: it knows {tokens - 1} tokens, but the tokenizer has {tokens}")
+    assert said.startswith(f"teacher: its vocabulary has {tokens - 1} tokens, but the tokenizer has {tokens}")
 
 
 def test_models_that_mix_up_the_documents_of_a_row_are_refused(shelf: Shelf, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +12,8 @@ from families import CAUSAL, FAMILIES, make_family, tokenizer_of
 from tiny import CLS, MASK, PAD, SEP, SPECIAL, UNK, VOCAB, WORDS
 
 from distill.commands.cli import main
-from distill.commands.export import convert, measure
-from distill.commands.export import onnx as command
+from distill.commands.onnx import convert, measure
+from distill.commands.onnx import write as command
 from distill.models.export_folder import export
 from distill.runtime.errors import SettingError
 
@@ -42,8 +41,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def content(run: Path, text: Path) -> dict[str, Any]:
-    return command.write(str(run), text, max_sequences=12)
+def content(run: Path, text: Path) -> command.Report:
+    return command.write(str(run), text, max_sequences=12)[1]
 
 
 @pytest.mark.parametrize(
@@ -68,10 +67,10 @@ def test_a_family_computes_the_same_in_onnx(tmp_path: Path, family: str) -> None
     assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "int8.onnx"}
 
 
-def test_the_folder_and_its_report(run: Path, content: dict[str, Any]) -> None:
+def test_the_folder_and_its_report(run: Path, content: command.Report) -> None:
     folder = run / "student" / "onnx"
     assert {file.name for file in folder.iterdir()} == {"model.onnx", "model_int8.onnx", "report.json"}
-    assert json.loads((folder / "report.json").read_text()) | {"folder": str(folder)} == content
+    assert json.loads((folder / "report.json").read_text()) == content
     formats = content["formats"]
     assert list(formats) == ["torch fp32", "ONNX fp32", "ONNX int8"]
     assert formats["ONNX fp32"]["megabytes"] == (folder / "model.onnx").stat().st_size / 1e6
@@ -79,11 +78,11 @@ def test_the_folder_and_its_report(run: Path, content: dict[str, Any]) -> None:
     plain, same, rough = (found["perplexity"] for found in formats.values())
     assert same == pytest.approx(plain, rel=1e-5) and rough == pytest.approx(plain, rel=0.2) and rough != same
     assert content["row"] == 64  # all that the model takes
-    shown = command.table(content)
+    shown = command.table(folder, content)
     assert f"{plain:,.2f}" in shown and "masked tokens" in shown and "words.txt" in shown
 
 
-def test_the_matrix_that_embedding_and_head_share_is_quantised_for_both(run: Path, content: dict[str, Any]) -> None:
+def test_the_matrix_that_embedding_and_head_share_is_quantised_for_both(run: Path, content: command.Report) -> None:
     import onnx
 
     graph = onnx.load(run / "student" / "onnx" / "model_int8.onnx").graph
@@ -192,6 +191,6 @@ def test_a_model_over_the_size_of_a_file_is_refused(tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", CAUSAL)
 def test_the_command_serves_causal_students(tmp_path: Path, text: Path, family: str) -> None:
-    found = command.write(str(saved(tmp_path / "run", family)), text, max_sequences=8)
+    _, found = command.write(str(saved(tmp_path / "run", family)), text, max_sequences=8)
     plain, same, _ = (found["perplexity"] for found in found["formats"].values())
     assert found["task"] == "next token" and same == pytest.approx(plain, rel=1e-5)

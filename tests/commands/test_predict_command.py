@@ -145,7 +145,7 @@ def test_words_values_and_several_test_sets(tmp_path: Path, capsys: pytest.Captu
         (["model=m", "sample=maybe"], "sample=maybe: give true or false"),
         (["model=m", "text=a", "input=b"], "text and input are both set"),
         (["model=m", "question=a"], "question= and context= belong together"),
-        (["model=no/such/model", "text=a"], "model=no/such/model is no model that loads"),
+        (["model=no/such/model", "text=a"], "model=no/such/model does not load"),
     ],
 )
 def test_bad_command_lines(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:

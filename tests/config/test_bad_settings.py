@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from distill.config.command_line import CommandLine, check_overrides
 from distill.config.compose import build, register
+from distill.config.composition import compose_overrides
 from distill.config.settings import CONF, Config
 from distill.config.unknown import REMOVED, explain
 from distill.runs.check import check
@@ -286,7 +287,7 @@ def checked(overrides: list[str]) -> Config:
     """The settings of a command line as `python -m distill` reads and checks them, errors of Hydra in one line."""
     check_overrides(CommandLine.of(overrides))
     try:
-        config = build(compose("config", overrides), overrides)
+        config = build(compose_overrides("config", overrides).settings, overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingError(explain(error)) from error
     check(config)

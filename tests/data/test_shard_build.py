@@ -28,13 +28,13 @@ from shards import (
 
 from distill.data import build_tokens
 from distill.data.heldout import HeldOut
-from distill.data.packing import PARTS
 from distill.data.sequence_format import IDS
 from distill.data.shards import claims, host, publish
 from distill.data.shards.claims import Claims
 from distill.data.shards.destination import LocalFolder
 from distill.data.shards.groups import Work, divide, work_of
 from distill.data.shards.index import ShardIndex
+from distill.data.shards.records import PARTS
 from distill.data.sources import Shard, _files
 from distill.runtime.errors import SettingError
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from shards import VOCABULARY, prepare, read_rows, write_text
 
-from distill.data.packing import PARTS
 from distill.data.shards import host, token_counts
 from distill.data.shards.destination import LocalFolder
+from distill.data.shards.records import PARTS
 from distill.data.shards.token_counts import fold_counts, total_counts, write_counts
 from distill.data.sources import _files
 

@@ -203,7 +203,7 @@ def test_a_signal_while_ranks_are_started_leaves_none_behind(delay: float, tmp_p
 
 def test_ranks_that_do_not_end_by_themselves_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first failure SIGTERM, which may take its time, and in the end SIGKILL."""
-    monkeypatch.setattr("distill.distributed.ranks.OWN_END", 0.2)
+    monkeypatch.setattr("distill.distributed.ranks.END_BY_ITSELF", 0.2)
     monkeypatch.setattr("distill.distributed.ranks.LAST_END", 1.0)
     deaf = f'echo $$ >> {tmp_path}/pids; trap "" TERM; [ "$RANK" = 0 ] && exit 74; while :; do sleep 0.1; done'
     assert run_ranks(3, ["sh", "-c", deaf]) == 74

@@ -117,5 +117,5 @@ def test_texts_and_models_that_do_not_fit(tmp_path: Path, causal: LoadedModel) -
         score(["the", "the cat " * 99], causal)
     with pytest.raises(SettingError, match=r"^method=within_word_l2r is for masked models"):
         score("the", causal, method="within_word_l2r")
-    with pytest.raises(SettingError, match=r"^model=.*nothing is no model that loads.*correct the name"):
+    with pytest.raises(SettingError, match=r"^model=.*nothing does not load.*correct the name"):
         score("the", tmp_path / "nothing")

@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from distill.config.command_line import CommandLine, check_overrides
 from distill.config.compose import build, register
+from distill.config.composition import compose_overrides
 from distill.config.flat_settings import flatten
 from distill.config.settings import CONF
 from distill.config.unknown import explain
@@ -81,7 +82,7 @@ def test_any_value_is_taken_or_refused(settings: list[tuple[str, str, str]]) -> 
     overrides = [f"{sign}{name}" if sign == "~" else f"{sign}{name}={value}" for name, sign, value in settings]
     try:
         check_overrides(CommandLine.of(overrides))
-        check(build(compose("config", overrides), overrides))
+        check(build(compose_overrides("config", overrides).settings, overrides))
     except SettingError as error:
         assert len(str(error).splitlines()) == 1, overrides
     except (HydraException, OmegaConfBaseException) as error:

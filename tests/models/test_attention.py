@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from distill.models.kernels import CAUSAL_FAMILIES, FAMILIES
 from distill.models.kernels import attention as batched
 from distill.models.kernels.attention import DROPOUT_ONLY, NAME, attention, products, unseen, use_batched_products
-from distill.models.kernels.dropout import keyed_by_row, replace_dropout
+from distill.models.kernels.dropout import keyed_by_sequence, replace_dropout
 from distill.models.kernels.precision import autocast
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.student import dropout_names
@@ -143,7 +143,7 @@ def test_a_family_computes_what_it_did(family: str, rows: str, precision: str, t
 def test_long_rows_keep_no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     query = torch.randn(2, 3, 16, 8, dtype=torch.bfloat16)
     short, _ = attention(torch.nn.Module(), query, query, query, None)
-    monkeypatch.setattr(batched, "MOST_SCORES", 2 * 3 * 16 * 16 - 1)
+    monkeypatch.setattr(batched, "MAX_SCORES", 2 * 3 * 16 * 16 - 1)
     asked = []
     monkeypatch.setattr(batched, "sdpa_attention_forward", lambda *given, **_: asked.append(given) or (short, None))
     attention(torch.nn.Module(), query, query, query, None)
@@ -161,7 +161,7 @@ def test_a_row_drops_the_same_whatever_stands_beside_it(family: str, rows: str, 
     assert student.config._attn_implementation == (DROPOUT_ONLY if plain else NAME)
 
     def of(row_keys: list[int], chosen: list[int]) -> torch.Tensor:
-        with keyed_by_row(row_keys), torch.no_grad():
+        with keyed_by_sequence(row_keys), torch.no_grad():
             return LanguageModel(student)(inputs_of(rows, chosen), None, OutputSpec(layers=(LAST,))).hidden[LAST]
 
     together = of([7, 8, 9], [0, 1, 2])

@@ -110,9 +110,9 @@ def test_a_plain_module_is_read_like_any_other() -> None:
 @pytest.mark.parametrize(
     ("model", "kind", "words"),
     [
-        (own_models.Convolutions(causal=True), MASKED, ("only sees the words before", "objective=distilgpt2")),
-        (own_models.Convolutions(causal=False), CAUSAL, ("sees the words that it is to predict", "objective=distil")),
-        (tiny.make_model("bert", 1), CAUSAL, ("sees the words that it is to predict",)),
+        (own_models.Convolutions(causal=True), MASKED, ("attends only to earlier tokens", "objective=distilgpt2")),
+        (own_models.Convolutions(causal=False), CAUSAL, ("attends to later tokens", "objective=distil")),
+        (tiny.make_model("bert", 1), CAUSAL, ("attends to later tokens",)),
     ],
 )
 def test_models_that_look_the_other_way_are_refused(model: Any, kind: Any, words: tuple[str, ...]) -> None:

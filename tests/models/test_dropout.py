@@ -5,7 +5,7 @@ import tiny
 import torch
 from tiny import hidden_states
 
-from distill.models.kernels.dropout import Dropout, factors, keyed_by_row, replace_dropout
+from distill.models.kernels.dropout import Dropout, factors, keyed_by_sequence, replace_dropout
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -50,7 +50,7 @@ def test_a_trained_student_drops_and_an_evaluated_one_does_not() -> None:
 
 def by_sequence(rows: list[int], p: float = 0.3, calls: int = 2, shape: tuple[int, ...] = (5, 7)) -> list[torch.Tensor]:
     """What several dropouts of one forward multiply the rows of these keys by, [rows, calls, ...]."""
-    with keyed_by_row(rows):
+    with keyed_by_sequence(rows):
         drawn = [factors(torch.empty(len(rows), *shape), p) for _ in range(calls)]
     return list(torch.stack(drawn, 1))
 
@@ -76,7 +76,7 @@ def test_rows_and_calls_have_streams_of_their_own() -> None:
 def test_outside_of_it_and_for_other_shapes_torchs_stream_is_used() -> None:
     for given in ([], [1, 2, 3]):
         torch.manual_seed(7)
-        with keyed_by_row(given):
+        with keyed_by_sequence(given):
             first = factors(torch.empty(2, 40), 0.5)
         torch.manual_seed(7)
         assert torch.equal(factors(torch.empty(2, 40), 0.5), first)
@@ -93,10 +93,10 @@ def test_every_family_on_the_list_drops_by_row(family: str) -> None:
     ids = torch.from_numpy(tiny.make_rows(4)).long()
     keys = [31, 17, 5, 8]
     with torch.no_grad():
-        with keyed_by_row(keys):
+        with keyed_by_sequence(keys):
             whole = hidden_states(student, ids, None)
-        with keyed_by_row(keys[2:]):
+        with keyed_by_sequence(keys[2:]):
             half = hidden_states(student, ids[2:], None)
-        with keyed_by_row([1, 2, 3, 4]):
+        with keyed_by_sequence([1, 2, 3, 4]):
             assert not torch.allclose(hidden_states(student, ids, None), whole)
     torch.testing.assert_close(half, whole[2:], rtol=1e-5, atol=1e-5)

@@ -9,7 +9,7 @@ from distill.runtime.errors import SettingError
 @pytest.mark.parametrize("name", ["to_dict", "save_pretrained", "use_return_dict", "hiden_size"])
 def test_what_is_no_field_is_refused_at_once(name: str) -> None:
     """A method that a number hides ends the run only when the student is saved."""
-    with pytest.raises(SettingError, match=rf"^student\.config\.{name} is no field of the bert configuration"):
+    with pytest.raises(SettingError, match=rf"^student\.config\.{name} is not a field of the bert configuration"):
         check_fields(family("bert"), {name: 1})
 
 

@@ -123,10 +123,10 @@ def test_models_that_are_not_read_right(family: str) -> None:
 def test_a_model_that_looks_the_other_way() -> None:
     with pytest.raises(SettingError) as error:
         check_model(make_family("gpt2"), "student", MASKED)
-    refusal(error, "student: GPT2LMHeadModel", "only sees the words before", "objective=distilgpt2")
+    refusal(error, "student: GPT2LMHeadModel", "attends only to earlier tokens", "objective=distilgpt2")
     with pytest.raises(SettingError) as error:
         check_model(make_model("bert", 2), "student", CAUSAL)
-    refusal(error, "student: BertForMaskedLM", "sees the words that it is to predict", "objective=distilbert")
+    refusal(error, "student: BertForMaskedLM", "attends to later tokens", "objective=distilbert")
     # The class of BERT that transformers loads for causal models looks ahead unless its configuration forbids it.
     check_model(make(AutoModelForCausalLM, "bert", is_decoder=True, **SIZES), "student", CAUSAL)
     with pytest.raises(SettingError):

@@ -19,11 +19,12 @@ from distill.objective.blocks import ByFormulas
 from distill.objective.fused import chunked_loss
 from distill.objective.kernel import NO_TARGET
 from distill.objective.terms import ALL, VocabularyTerm
+from distill.objective.terms._distributions import SoftPositions
 from distill.objective.terms.jsd import Jsd
 from distill.objective.terms.logit_mse import LogitMse
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.reverse_kl import ReverseKl
-from distill.objective.terms.soft import Soft, SoftPositions
+from distill.objective.terms.soft import Soft
 from distill.objective.vocabulary import ChunkedLosses, PlainLosses
 
 Row = tuple[float, list[float]]  # a position's loss, and its gradient for the student's logits

@@ -13,11 +13,12 @@ from distill.objective import losses
 from distill.objective.blocks import ByFormulas
 from distill.objective.fused import chunked_loss
 from distill.objective.terms import VocabularyTerm
+from distill.objective.terms._distributions import SoftPositions
 from distill.objective.terms.jsd import Jsd
 from distill.objective.terms.logit_mse import LogitMse
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.reverse_kl import ReverseKl
-from distill.objective.terms.soft import Soft, SoftPositions
+from distill.objective.terms.soft import Soft
 from distill.objective.vocabulary import ChunkedLosses, PlainLosses, mixing_temperature
 from distill.runtime.errors import SettingError
 from distill.teacher.distributions import Mixture, TopK, mixed_logits, top_k_log_probs

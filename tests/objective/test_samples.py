@@ -13,8 +13,9 @@ from distill.models.language_model import Head
 from distill.objective.fused import BUDGET
 from distill.objective.kernel import Compiled
 from distill.objective.terms import VocabularyTerm
+from distill.objective.terms._distributions import SoftPositions
 from distill.objective.terms.mlm import Mlm
-from distill.objective.terms.soft import Soft, SoftPositions
+from distill.objective.terms.soft import Soft
 from distill.objective.vocabulary import ChunkedLosses, PlainLosses
 from distill.teacher.distributions import Mixture, Samples, Sparse, top_k_log_probs
 from distill.teacher.layout import Layout

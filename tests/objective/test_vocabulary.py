@@ -10,8 +10,9 @@ from distill.objective import vocabulary
 from distill.objective.blocks import ByFormulas, ByHand
 from distill.objective.fused import chunked_loss
 from distill.objective.terms import VocabularyTerm
+from distill.objective.terms._distributions import SoftPositions
 from distill.objective.terms.mlm import Mlm
-from distill.objective.terms.soft import Soft, SoftPositions
+from distill.objective.terms.soft import Soft
 from distill.objective.vocabulary import ChunkedLosses, PlainLosses, by_hand
 from distill.teacher.distributions import TopK
 

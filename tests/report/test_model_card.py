@@ -19,7 +19,7 @@ from transformers import (
     BertForSequenceClassification,
 )
 
-from distill.commands.export.onnx import load
+from distill.commands.onnx.write import load
 from distill.models.export_folder import export
 from distill.report.model_card import model_card, title_of_run
 from distill.runs.describe import origin_of

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from tiny import make_batches
 
 from distill.config.compose import build, register
+from distill.config.composition import compose_overrides
 from distill.config.settings import CONF, Config
 from distill.objective.build import make_terms
 from distill.runs.baseline import BaselineRun, check_baseline, settled_baseline
@@ -35,7 +36,7 @@ def hydra() -> Iterator[None]:
 
 @cache
 def composed(*overrides: str) -> Config:
-    return build(compose("config", list(overrides)), list(overrides))
+    return build(compose_overrides("config", list(overrides)).settings)
 
 
 def identity(*overrides: str, rows: int = 5000, **digests: Any) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def test_what_does_not_go_into_the_student_is_left_out_and_nothing_at_all_is_ref
 
 def test_a_list_in_place_of_a_layer_gives_the_mean_of_their_weights() -> None:
     teacher, settings = make_model("bert", 4), LayersStudentConfig(architecture="distilbert")
-    made = from_layers(settings, teacher, [[0, 1], 3], MASKED, share=False)
+    made = from_layers(settings, teacher, [[0, 1], 3], MASKED, alias=False)
     blocks = teacher.bert.encoder.layer
     first, second = (blocks[number].attention.self.query.weight for number in (0, 1))
     found = made.distilbert.transformer.layer

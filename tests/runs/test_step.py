@@ -58,5 +58,5 @@ def test_a_step_is_finite_where_its_loss_and_its_gradient_are() -> None:
 
 
 def test_a_signal_that_stops_asks_for_a_checkpoint_too() -> None:
-    assert not RESULT.asks_to_save
-    assert replace(RESULT, stop=15).asks_to_save and replace(RESULT, save_requested=True).asks_to_save
+    assert not RESULT.should_save
+    assert replace(RESULT, stop=15).should_save and replace(RESULT, save_requested=True).should_save

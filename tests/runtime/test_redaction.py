@@ -14,7 +14,7 @@ from own_models import KEY
 
 from distill.config.command_line import CommandLine, check_overrides
 from distill.config.compose import build, chain_config, register
-from distill.config.composition import composed_run
+from distill.config.composition import compose_overrides, composed_run
 from distill.config.flat_settings import flatten
 from distill.config.settings import CONF, RECIPES, Config
 from distill.runtime import redaction
@@ -120,7 +120,7 @@ def settings_of(*overrides: str) -> Config:
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         own = ["+recipe=smoke", "+objective.mine._target_=lab.Term", *overrides]
-        return build(compose("config", own), own)
+        return build(compose_overrides("config", own).settings)
 
 
 def test_what_is_written_has_the_names_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:

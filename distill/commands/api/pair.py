@@ -35,7 +35,7 @@ from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import MASKING, EvaluationSet
-from distill.models.check import check_vocabulary, longest_row
+from distill.models.check import check_vocabulary, max_positions
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel
 from distill.models.layer_choice import AUTO
@@ -253,7 +253,7 @@ def load_pair(
         student = SavedStudentConfig(path=str(student))
     if isinstance(student, LayersStudentConfig) and student.layers == AUTO:
         raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
-    length = sequence_length or min(USUAL_LENGTH, longest_row(model) or USUAL_LENGTH)
+    length = sequence_length or min(USUAL_LENGTH, max_positions(model) or USUAL_LENGTH)
     with torch.random.fork_rng([]), without_bars():
         torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators
         made = make_student(student, model, tokenizer, length, kind)

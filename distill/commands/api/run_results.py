@@ -12,7 +12,7 @@ from distill.models.teacher import bundled_folder
 from distill.report.page import Table, render
 from distill.report.summary import comparison, findings
 from distill.runs.record import Record
-from distill.runtime.jsonl import read_lines
+from distill.runtime.jsonl import LogLine, read_lines
 
 if TYPE_CHECKING:
     from distill.report.chart import Chart
@@ -66,12 +66,12 @@ class RunResults:
         return settings if isinstance(settings, dict) else {}
 
     @cached_property
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[LogLine]:
         """One dict for each logged step: losses by term as `loss/NAME`, lr, grad_norm, tokens_per_second and others."""
         return read_lines(self.folder / "metrics.jsonl")
 
     @property
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[LogLine]:
         """One dict for each evaluation in the course of the training."""
         return list(self.content["history"])
 

@@ -1,27 +1,33 @@
 """Continuations of a text, from a causal language model."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import torch
 
 from distill.commands.prediction.batches import check_length, in_batches
 from distill.commands.prediction.settings import PredictConfig
+from distill.data.lines import Record
 from distill.models.loaded import LoadedModel
 
 MAX_NEW_TOKENS = 30
 
 
-def continue_texts(
-    model: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig
-) -> list[dict[str, Any]]:
+class Continuation(TypedDict):
+    """What a model writes behind a text."""
+
+    continuation: str
+    ended: bool  # whether the model has ended the text before `max_new_tokens`
+
+
+def continue_texts(model: LoadedModel, records: Sequence[Record], settings: PredictConfig) -> list[Continuation]:
     """The model's continuation of each record's `text`.
 
     By default the most probable token is taken each time, and the outcome does not depend on batches but for rounding.
     Drawn tokens depend on the seed and on which texts are computed together. torch's own generator is left as it was.
 
     Returns:
-        Of each record `continuation`, and `ended`: whether the model has ended the text before `max_new_tokens`.
+        Of each record the text behind it.
 
     Raises:
         SettingError: text and continuation together are longer than the model reads.
@@ -33,7 +39,7 @@ def continue_texts(
     prompts = [list(ids) or [first] for ids in tokenizer([record["text"] for record in records])["input_ids"]]
     for number, prompt in enumerate(prompts, 1):
         check_length(model, f"text {number}", len(prompt) + max_new_tokens, f" with max_new_tokens={max_new_tokens}")
-    outcome = list[dict[str, Any]]({} for _ in records)
+    outcomes = dict[int, Continuation]()
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.inference_mode():
         torch.default_generator.manual_seed(settings.seed or 0)
@@ -45,8 +51,8 @@ def continue_texts(
             for number, tokens in zip(numbers, written, strict=True):
                 end = next((place for place, token in enumerate(tokens) if token == tokenizer.eos_token_id), None)
                 text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
-                outcome[number] = {"continuation": str(text), "ended": end is not None}
-    return outcome
+                outcomes[number] = Continuation(continuation=str(text), ended=end is not None)
+    return [outcomes[number] for number in range(len(records))]
 
 
 def _write(
@@ -57,7 +63,7 @@ def _write(
     width, pad = max(len(prompt) for prompt in prompts), 0 if eos is None else eos
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    drawing: dict[str, Any] = {}
+    drawing = {}
     if settings.sample:
         drawing = {
             "temperature": settings.temperature or 1.0,

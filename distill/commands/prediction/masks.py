@@ -5,7 +5,7 @@ Shapes: B sequences, S positions, N masks, E input size of the output embedding,
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ import torch
 from distill.commands.prediction.batches import check_length, in_batches
 from distill.commands.prediction.settings import PredictConfig
 from distill.data.batch import PADDING
+from distill.data.lines import Record
 from distill.data.text_pairs import TextEncoder
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import LoadedModel
@@ -22,12 +23,25 @@ TOP_K = 5
 MASKS = re.compile(r"\[MASK\]|<mask>")  # as people write them, whatever the model's own mask token is
 
 
-def fill_masks(model: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig) -> list[dict[str, Any]]:
+class MaskWord(TypedDict):
+    """A token for a mask."""
+
+    token: str
+    probability: float
+
+
+class FilledMasks(TypedDict):
+    """A text and its masks."""
+
+    filled: str  # with the most probable token in place of each mask
+    masks: list[list[MaskWord]]  # of each mask the most probable tokens, the first of them first
+
+
+def fill_masks(model: LoadedModel, records: Sequence[Record], settings: PredictConfig) -> list[FilledMasks]:
     """The most probable tokens for every mask of every record's `text`, each mask by itself, as the model was trained.
 
     Returns:
-        Of each record `filled`, its text with the most probable token in place of each mask, and `masks`: a list for
-        each mask, with `token` and `probability` of the `top_k` most probable tokens, the first of them first.
+        Of each record its text with the masks filled, and the `top_k` most probable tokens of each.
 
     Raises:
         SettingError: a text without a mask, or one that is longer than the model reads.
@@ -42,7 +56,7 @@ def fill_masks(model: LoadedModel, records: Sequence[dict[str, Any]], settings: 
         check_length(model, f"text {number}", len(sequence))
         if mask_id not in sequence:
             raise SettingError(f"text {number} has no mask to fill: write {mask} where a token is missing")
-    language_model, outcome = LanguageModel(model.model), list[dict[str, Any]]({} for _ in records)
+    language_model, outcomes = LanguageModel(model.model), dict[int, FilledMasks]()
     for numbers in in_batches([len(sequence) for sequence in sequences], settings.batch_size):
         width = max(len(sequences[number]) for number in numbers)
         ids = np.full((len(numbers), width), tokenizer.pad_token_id, np.int64)
@@ -56,8 +70,8 @@ def fill_masks(model: LoadedModel, records: Sequence[dict[str, Any]], settings: 
         )
         for line, number in enumerate(numbers):
             here = np.flatnonzero(masks // width == line)
-            outcome[number] = _filled(model, texts[number], tokens[here], probabilities[here])
-    return outcome
+            outcomes[number] = _filled(model, texts[number], tokens[here], probabilities[here])
+    return [outcomes[number] for number in range(len(records))]
 
 
 @torch.inference_mode()
@@ -73,17 +87,17 @@ def _most_probable(
     return best.indices.cpu().numpy(), best.values.cpu().numpy()
 
 
-def _filled(model: LoadedModel, text: str, tokens: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
+def _filled(model: LoadedModel, text: str, tokens: np.ndarray, probabilities: np.ndarray) -> FilledMasks:
     """The outcome for a text whose masks have these tokens [masks, count]."""
     tokens_of_masks = [[_token_text(model, int(token)) for token in row] for row in tokens]
     # One token after the other, from the left: the token of a mask may itself be spelled like a mask.
     parts = text.split(str(model.tokenizer.mask_token))
     filled = parts[0] + "".join(row[0] + part for row, part in zip(tokens_of_masks, parts[1:], strict=True))
     masks = [
-        [{"token": token, "probability": float(probability)} for token, probability in zip(*row, strict=True)]
+        [MaskWord(token=token, probability=float(probability)) for token, probability in zip(*row, strict=True)]
         for row in zip(tokens_of_masks, probabilities, strict=True)
     ]
-    return {"filled": filled, "masks": masks}
+    return FilledMasks(filled=filled, masks=masks)
 
 
 def _token_text(model: LoadedModel, token: int) -> str:

@@ -9,12 +9,13 @@ from distill.commands.prediction.masks import fill_masks
 from distill.commands.prediction.settings import Options, PredictConfig
 from distill.commands.prediction.span_answers import answer_questions
 from distill.commands.prediction.text_classes import classify
+from distill.data.lines import Record
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
 from distill.models.loaded import LoadedModel, loaded
 from distill.runtime.errors import SettingError
 
 Input = str | tuple[str, str] | Mapping[str, Any]
-Answering = Callable[[LoadedModel, Sequence[dict[str, Any]], PredictConfig], list[dict[str, Any]]]
+Answering = Callable[[LoadedModel, Sequence[Record], PredictConfig], Sequence[Mapping[str, object]]]
 # By the noun of a kind of model: the function that predicts, and the texts that it reads of a record.
 ANSWERS: dict[str, tuple[Answering, tuple[str, ...]]] = {
     MASKED.noun: (fill_masks, ("text",)),
@@ -27,11 +28,11 @@ ANSWERS: dict[str, tuple[Answering, tuple[str, ...]]] = {
 @overload
 def predict(
     model: str | Path | LoadedModel, inputs: Input, *, device: str = "auto", **options: Unpack[Options]
-) -> dict[str, Any]: ...
+) -> Record: ...
 @overload
 def predict(
     model: str | Path | LoadedModel, inputs: list[Any], *, device: str = "auto", **options: Unpack[Options]
-) -> list[dict[str, Any]]: ...
+) -> list[Record]: ...
 def predict(
     model: str | Path | LoadedModel,
     inputs: Input | Sequence[Input],
@@ -77,16 +78,14 @@ def predict(
     return outcome if several else outcome[0]
 
 
-def predict_records(
-    model: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig
-) -> list[dict[str, Any]]:
+def predict_records(model: LoadedModel, records: Sequence[Record], settings: PredictConfig) -> list[Record]:
     """The predictions for records of `as_record`; each outcome begins with the record's own entries."""
     with model.evaluating():
         answers = ANSWERS[model.kind.noun][0](model, records, settings)
     return [{**record, **answer} for record, answer in zip(records, answers, strict=True)]
 
 
-def as_record(item: Any, number: int, kind: ModelKind, what: str = "input") -> dict[str, Any]:
+def as_record(item: Any, number: int, kind: ModelKind, what: str = "input") -> Record:
     """An input as a dict with the texts that this kind of model reads.
 
     Args:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from distill.data import readers
-from distill.data.lines import LONGEST, InvalidFile
+from distill.data.lines import LONGEST, InvalidFile, Record
 from distill.data.tables._rows import kind_of, read_files
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
@@ -86,7 +86,7 @@ def _of_squad(file: Path) -> Iterator[Place]:
         ) from None
 
 
-def write_outcomes(outcomes: Iterable[dict[str, Any]], path: str | None) -> int:
+def write_outcomes(outcomes: Iterable[Record], path: str | None) -> int:
     """Write outcomes as JSON lines, to standard output as they come, or to a file that appears once it is whole.
 
     Into a file called *.json goes SQuAD's form of predictions, the answer by the question's id.
@@ -111,7 +111,7 @@ def write_outcomes(outcomes: Iterable[dict[str, Any]], path: str | None) -> int:
         raise storage_failure(error, str(file)) or error from error
 
 
-def _write_lines(outcomes: Iterable[dict[str, Any]], stream: IO[str]) -> int:
+def _write_lines(outcomes: Iterable[Record], stream: IO[str]) -> int:
     count = 0
     for outcome in outcomes:
         stream.write(json.dumps(outcome, ensure_ascii=False, default=str) + "\n")
@@ -120,7 +120,7 @@ def _write_lines(outcomes: Iterable[dict[str, Any]], stream: IO[str]) -> int:
     return count
 
 
-def _write_answers(outcomes: Iterable[dict[str, Any]], stream: IO[str]) -> int:
+def _write_answers(outcomes: Iterable[Record], stream: IO[str]) -> int:
     answers: dict[str, str] = {}
     for number, outcome in enumerate(outcomes, 1):
         if "id" not in outcome or "answer" not in outcome:

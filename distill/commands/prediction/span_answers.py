@@ -4,7 +4,7 @@ Shapes: W windows, S positions, B sequences.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ import torch
 from distill.commands.prediction.batches import head_outputs, sequence_length
 from distill.commands.prediction.settings import PredictConfig
 from distill.data.collate.spans import Spans
+from distill.data.lines import Record
 from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Question, Questions
 from distill.evaluation.measures.answers import AnswerConfig, Answered, find_answers
@@ -22,17 +23,34 @@ USUAL = SpanConfig()
 THRESHOLD = 0.0  # by how much "no answer" has to beat the best answer
 
 
-def answer_questions(
-    model: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig
-) -> list[dict[str, Any]]:
+class Candidate(TypedDict):
+    """One of several answers."""
+
+    answer: str
+    start: int
+    end: int
+    score: float
+    probability: float  # the softmax of the scores of all candidates
+
+
+class FoundAnswer(TypedDict):
+    """What a model answers to a question."""
+
+    answer: str  # empty where it has none
+    start: int | None  # characters of the context
+    end: int | None
+    score: float | None  # the sum of the logits of its first and last token
+    no_answer_score: float | None  # the same of having no answer, minus `score`
+    answers: NotRequired[list[Candidate]]  # the best ones, with `top_k` above 1
+
+
+def answer_questions(model: LoadedModel, records: Sequence[Record], settings: PredictConfig) -> list[FoundAnswer]:
     """The answer to each record's `question` in its `context`, by the rule that scores a run on SQuAD.
 
     Longer contexts are read in windows, of the length and stride of the run that trained the model where there is one.
 
     Returns:
-        Of each record `answer` (empty where it has none), `start` and `end` of it as characters of the context, `score`
-        (the sum of the logits of its first and last token), `no_answer_score` (the same of having no answer, minus
-        `score`) and, with `top_k` above 1, `answers`: the best ones with `probability`, their softmax.
+        Of each record the answer and where it stands, with its score.
     """
     if not records:
         return []
@@ -76,30 +94,30 @@ def _logits(model: LoadedModel, rows: SpanWindows, batch_size: int) -> np.ndarra
     return logits
 
 
-def _outcome(answered: Answered, best: int, may_lack: bool) -> dict[str, Any]:
+def _outcome(answered: Answered, best: int, may_lack: bool) -> FoundAnswer:
     candidates = answered.candidates
     first = candidates[0] if candidates else None
     # A context without a token has no span to answer with.
     lacks = first is None or (may_lack and answered.null_odds > THRESHOLD)
     answer = None if lacks else first
-    outcome: dict[str, Any] = {
-        "answer": "" if answer is None else answer.text,
-        "start": None if answer is None else answer.place[0],
-        "end": None if answer is None else answer.place[1],
-        "score": None if first is None else first.score,
-        "no_answer_score": None if first is None else float(answered.null_odds),
-    }
+    outcome = FoundAnswer(
+        answer="" if answer is None else answer.text,
+        start=None if answer is None else answer.place[0],
+        end=None if answer is None else answer.place[1],
+        score=None if first is None else first.score,
+        no_answer_score=None if first is None else float(answered.null_odds),
+    )
     if best > 1:
         scores = torch.tensor([candidate.score for candidate in candidates], dtype=torch.float64)
         probabilities = scores.softmax(0).tolist() if candidates else []
         outcome["answers"] = [
-            {
-                "answer": candidate.text,
-                "start": candidate.place[0],
-                "end": candidate.place[1],
-                "score": candidate.score,
-                "probability": p,
-            }
+            Candidate(
+                answer=candidate.text,
+                start=candidate.place[0],
+                end=candidate.place[1],
+                score=candidate.score,
+                probability=p,
+            )
             for candidate, p in list(zip(candidates, probabilities, strict=True))[:best]
         ]
     return outcome

@@ -12,6 +12,7 @@ import numpy as np
 
 from distill.commands.prediction.settings import PredictConfig
 from distill.commands.prediction.text_classes import class_names, class_outputs
+from distill.data.lines import Record
 from distill.data.tables._rows import SUFFIXES, kind_of, read_files
 from distill.data.tables.glue import TASKS, GlueTask
 from distill.models.kind import CLASSES
@@ -117,7 +118,7 @@ def _write(model: LoadedModel, task: str, file: Path, target: Path, order: list[
     return len(rows)
 
 
-def _rows(file: Path, task: GlueTask) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _rows(file: Path, task: GlueTask) -> Iterator[tuple[Any, Record]]:
     """Index and texts of every example of a test set.
 
     Raises:

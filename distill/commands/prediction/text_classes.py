@@ -1,7 +1,7 @@
 """Classes or values of texts, from a model that was fine-tuned for them."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -10,12 +10,22 @@ from distill.commands.prediction.batches import head_outputs, sequence_length
 from distill.commands.prediction.settings import PredictConfig
 from distill.data.class_sequences import class_sequences
 from distill.data.collate.classes import Classes
+from distill.data.lines import Record
 from distill.data.tables import LabelledTexts
 from distill.models.loaded import LoadedModel
 from distill.runtime.errors import SettingError
 
 
-def classify(model: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig) -> list[dict[str, Any]]:
+class Value(TypedDict):
+    """The prediction of a model of values."""
+
+    value: float
+
+
+Classified = TypedDict("Classified", {"class": str, "probability": float, "probabilities": dict[str, float]})
+
+
+def classify(model: LoadedModel, records: Sequence[Record], settings: PredictConfig) -> list[Classified] | list[Value]:
     """The class of each record's `text`, or of its pair `text` and `second`, or its value.
 
     Texts are cut as in training: what does not fit into a sequence is cut off the end of the longer text.
@@ -29,9 +39,9 @@ def classify(model: LoadedModel, records: Sequence[dict[str, Any]], settings: Pr
     """
     names, outputs = class_names(model), class_outputs(model, records, settings)
     if not names:
-        return [{"value": float(row[0])} for row in outputs]
+        return [Value(value=float(row[0])) for row in outputs]
     probabilities_by_class = torch.from_numpy(outputs).softmax(-1).numpy()
-    outcome = []
+    outcome: list[Classified] = []
     for row in probabilities_by_class:
         order = np.argsort(-row, kind="stable")[: settings.top_k]
         probabilities = {names[number]: float(row[number]) for number in order}
@@ -56,7 +66,7 @@ def class_names(model: LoadedModel) -> list[str]:
     return [str(config.id2label[number]) for number in range(config.num_labels)]
 
 
-def class_outputs(model: LoadedModel, records: Sequence[dict[str, Any]], settings: PredictConfig) -> np.ndarray:
+def class_outputs(model: LoadedModel, records: Sequence[Record], settings: PredictConfig) -> np.ndarray:
     """The model's outputs for each record, float64 [records, classes]: logits, or one value."""
     if not records:
         return np.zeros((0, model.model.config.num_labels))

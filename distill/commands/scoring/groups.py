@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.settings import Config, NoTeacherConfig
 from distill.distributed import Ranks
 from distill.evaluation.readers import MeanModel
-from distill.models.check import check_packing, check_vocabulary, longest_row
+from distill.models.check import check_packing, check_vocabulary, max_positions
 from distill.models.kind import ModelKind
 from distill.models.load import load_pretrained, load_tokenizer, size
 from distill.models.loaded import SETTING
@@ -78,7 +78,7 @@ def _check_rows(config: Config, kind: ModelKind, model: Any, setting: str) -> No
         SettingError: so it is; it names `setting`.
     """
     length = config.corpus.sequence_length
-    if (limit := longest_row(model)) is not None and length > limit:
+    if (limit := max_positions(model)) is not None and length > limit:
         raise SettingError(f"corpus.sequence_length={length} exceeds the {limit} positions of {setting}: lower it")
     if kind.causal and config.corpus.cross_documents:
         check_packing(model, setting)

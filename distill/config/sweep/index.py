@@ -4,7 +4,7 @@ import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import yaml
 
@@ -17,13 +17,21 @@ HEAD = "# The folders of this sweep: what was swept in each, and how that run en
 RUNNING, FINISHED, FAILED = "running", "finished", "failed"
 
 
+class Entry(TypedDict):
+    """A folder of a sweep."""
+
+    overrides: list[str]  # that are swept
+    status: NotRequired[str]  # RUNNING, FINISHED or FAILED
+    problem: NotRequired[str]  # with which it failed
+
+
 class SweepIndex:
-    """The folders of a sweep by name, each with `overrides`, `status` and, where it failed, `problem`."""
+    """The folders of a sweep by name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / INDEX
 
-    def read(self) -> dict[str, dict[str, Any]]:
+    def read(self) -> dict[str, Entry]:
         """The entries by folder; none where there is no such file.
 
         Raises:
@@ -59,16 +67,18 @@ class SweepIndex:
             number = 0
             while (name := f"{number:03d}") in entries or (self.folder / name).exists():
                 number += 1
-            self._write(entries | {name: {"overrides": list(swept), "status": RUNNING}})
+            self._write(entries | {name: Entry(overrides=list(swept), status=RUNNING)})
             return name
 
     def record(self, name: str, swept: Sequence[str], status: str, problem: str = "") -> None:
         """Keep how the job of a folder is doing."""
-        entry = {"overrides": list(swept), "status": status, **({"problem": problem} if problem else {})}
+        entry = Entry(overrides=list(swept), status=status)
+        if problem:
+            entry["problem"] = problem
         with self._locked():
             self._write(self.read() | {name: entry})
 
-    def _write(self, entries: dict[str, dict[str, Any]]) -> None:
+    def _write(self, entries: dict[str, Entry]) -> None:
         with atomic(self.path) as new:
             text = yaml.safe_dump(entries, sort_keys=False, allow_unicode=True, width=10_000)
             new.write_text(HEAD + text, encoding="utf-8")

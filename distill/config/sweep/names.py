@@ -17,7 +17,7 @@ def swept_overrides(overrides: Sequence[str], fixed: Collection[str]) -> list[st
         overrides: of the job, such as `seed=1`.
         fixed: names of those that are the same in every job.
     """
-    return sorted(each for each in overrides if each.partition("=")[0] not in fixed)
+    return sorted(override for override in overrides if override.partition("=")[0] not in fixed)
 
 
 def readable_name(swept: Sequence[str]) -> str | None:
@@ -25,13 +25,15 @@ def readable_name(swept: Sequence[str]) -> str | None:
 
     Different overrides have different names: what cannot stand in one is escaped as in URLs, `%2F` for a slash.
     """
-    name = ",".join(escape(each.lstrip("+")) for each in swept) or NOTHING_SWEPT
+    name = ",".join(escape(override.lstrip("+")) for override in swept) or NOTHING_SWEPT
     return name if len(os.fsencode(name)) <= LONGEST else None
 
 
 def escape(text: str) -> str:
     """`text` as a part of a file's name, with slashes, control characters and percent signs as %XX."""
-    return "".join(each if each.isprintable() and each not in "/\\%" else _codes(each) for each in text)
+    return "".join(
+        character if character.isprintable() and character not in "/\\%" else _codes(character) for character in text
+    )
 
 
 def _codes(character: str) -> str:

@@ -5,18 +5,18 @@ Any host that finds all records may do it, and two that do write the same. No te
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
-from typing import Any
 
 import numpy as np
 
 from distill.data.invalid import Invalid
-from distill.data.packing import COUNTS, PARTS, Packing
+from distill.data.packing import Packing
 from distill.data.shards.destination import WORK, Destination
 from distill.data.shards.index import Block, ShardIndex
 from distill.data.shards.publish import header, layout_of, record_name
+from distill.data.shards.records import PARTS, GroupRecord, Meta, PartMeta, Plan, ShardRecord, SourceRecord, counts_of
 from distill.data.shards.token_counts import total_counts
 
 META = "meta.json"
@@ -27,9 +27,9 @@ def finish(
     folder: Destination,
     num_groups: int,
     packing: Packing,
-    plan: dict[str, Any],
+    plan: Plan,
     duplicates: dict[str, int] | None = None,
-) -> dict[str, Any]:
+) -> Meta:
     """Writes what makes the shards of all groups one text, meta.json last, and gives its content.
 
     Args:
@@ -41,53 +41,57 @@ def finish(
         FileNotFoundError: another host has finished in the meantime, and removed the records.
     """
     with ThreadPoolExecutor(THREADS) as pool:
-        records = list(pool.map(lambda number: json.loads(folder.read(record_name(number))), range(num_groups)))
+        read: Callable[[int], GroupRecord] = lambda number: json.loads(folder.read(record_name(number)))  # noqa: E731
+        records = list(pool.map(read, range(num_groups)))
     counts = total_counts(folder, num_groups)
     units = [unit for record in records for unit in record["units"]]
-    meta: dict[str, Any] = {**_invalid(units).as_dict(), **plan, "duplicates": duplicates}
-    meta["seconds"] = sum(record["seconds"] for record in records)
+    invalid = _invalid(units).counts()
+    parts: list[PartMeta] = []
     for part in PARTS:
         index = ShardIndex.of_shards(
             layout_of(part, packing, plan["compression"]), [_blocks(record[part]["blocks"]) for record in records]
         )
-        meta[part] = _summary([record[part] for record in records], index)
+        parts.append(_summary([record[part] for record in records], index))
         folder.write(f"{part}.index", index.as_bytes())
         file = io.BytesIO()
         np.save(file, counts[part])
         folder.write(f"{part}.counts.npy", file.getvalue())
+    seconds = sum(record["seconds"] for record in records)
+    meta = Meta(**invalid, **plan, train=parts[0], heldout=parts[1], duplicates=duplicates, seconds=seconds)
     folder.write(META, json.dumps(meta).encode())
     folder.remove(WORK)
     return meta
 
 
-def _invalid(units: Sequence[dict[str, Any]]) -> Invalid:
+def _invalid(units: Sequence[SourceRecord]) -> Invalid:
     """What could not be read of the whole text, once every source has shown that its fields are there."""
     by_source: dict[int, list[Invalid]] = {}
     for unit in units:
-        by_source.setdefault(unit["source"], []).append(Invalid.of(unit))
+        by_source.setdefault(unit["source"], []).append(Invalid.of(unit, unit["blame"]))
     for parts in by_source.values():
         Invalid.together(parts).require_fields()
     return Invalid.together(part for parts in by_source.values() for part in parts)
 
 
-def _blocks(listed: Sequence[Sequence[Any]]) -> list[Block]:
+def _blocks(listed: Sequence[tuple[int, int, int, str]]) -> list[Block]:
     return [Block(0, 0, count, offset, size, bytes.fromhex(digest)) for count, offset, size, digest in listed]
 
 
-def _summary(shards: Sequence[dict[str, Any]], index: ShardIndex) -> dict[str, Any]:
+def _summary(shards: Sequence[ShardRecord], index: ShardIndex) -> PartMeta:
     """The entry of a part in meta.json."""
-    summary: dict[str, Any] = {name: sum(shard[name] for shard in shards) for name in COUNTS}
-    assert summary["rows"] == index.num_sequences
-    return summary | {
-        "digest": _digest(shards, index),
-        "shards": sum(bool(shard["blocks"]) for shard in shards),
-        "bytes": int(index.size.sum()),
-        "plain_bytes": index.num_sequences * index.layout.sequence_bytes,
-        "compress_seconds": sum(shard["compress_seconds"] for shard in shards),
-    }
+    counts = counts_of(shards)
+    assert counts["rows"] == index.num_sequences
+    return PartMeta(
+        **counts,
+        digest=_digest(shards, index),
+        shards=sum(bool(shard["blocks"]) for shard in shards),
+        bytes=int(index.size.sum()),
+        plain_bytes=index.num_sequences * index.layout.sequence_bytes,
+        compress_seconds=sum(shard["compress_seconds"] for shard in shards),
+    )
 
 
-def _digest(shards: Sequence[dict[str, Any]], index: ShardIndex) -> str:
+def _digest(shards: Sequence[ShardRecord], index: ShardIndex) -> str:
     """That of the sequences of a single shard; of several, that of their digests in their order.
 
     So a text of one shard has the digest that it had before there were shards, which stands in checkpoints and teacher

@@ -10,12 +10,13 @@ from typing import Any
 
 from distill.config.settings import DataConfig
 from distill.data.disk_cache import num_processes, workers
-from distill.data.packing import PARTS, Packing, pack, packed_before
+from distill.data.packing import Packing, pack, packed_before
 from distill.data.shards.claims import Claims
 from distill.data.shards.destination import WORK, Destination
 from distill.data.shards.finish import META
 from distill.data.shards.groups import Group, unit_stem
 from distill.data.shards.publish import Publication, publish, record_name
+from distill.data.shards.records import PARTS, UnitRecord
 from distill.data.shards.token_counts import fold_counts, fold_of, groups_of
 from distill.runtime.files import remove
 from distill.runtime.progress import Progress
@@ -52,7 +53,7 @@ class Host:
         self._packed: dict[int, int] = {}  # bytes of those that are
         self._spent: dict[int, float] = {}  # seconds that an earlier process took for units of them
         self._waiting: deque[tuple[int, int]] = deque()  # groups and units in them, for the next free process
-        self._running: dict[Future[dict[str, Any]], tuple[int, int | None]] = {}  # group and unit; None: its end
+        self._running: dict[Future[Any], tuple[int, int | None]] = {}  # group and unit; None: its end
         self._unfolded: set[int] = set()  # folds of token counts that this host had a part in
         self._tokens, self._waited = 0, False
         self._timed = time.perf_counter()  # up to when the time of this host is put down to groups
@@ -147,7 +148,7 @@ class Host:
         if not group.work:
             self._publish(number, pool)
 
-    def _end_unit(self, number: int, unit: int, done: dict[str, Any], pool: Executor) -> None:
+    def _end_unit(self, number: int, unit: int, done: UnitRecord, pool: Executor) -> None:
         self._tokens += sum(done[part]["tokens"] for part in PARTS)
         self._packed[number] += self.groups[number].work[unit].shard.size
         self._left[number] -= 1

@@ -9,16 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
 from distill.config.corpus import Duplicates
 from distill.data.duplicates import merged, publish_array, records_name
-from distill.data.packing import COUNTS, PARTS, Packing
+from distill.data.packing import Packing
 from distill.data.sequence_format import IDS
 from distill.data.shards.destination import WORK, Destination
 from distill.data.shards.index import Block, Layout
+from distill.data.shards.records import PARTS, GroupRecord, ShardRecord, SourceRecord, UnitRecord, counts_of
 from distill.data.shards.token_counts import write_counts
 
 BLOCK_BYTES = 16 << 20  # of sequences that are not compressed
@@ -51,25 +52,25 @@ def layout_of(part: str, packing: Packing, compression: str | None) -> Layout:
     return Layout(part, packing.dtype.name, packing.sequence_length, compression)
 
 
-def publish(publication: Publication, packing: Packing) -> dict[str, Any]:
+def publish(publication: Publication, packing: Packing) -> GroupRecord:
     """Writes the shards, the counts and the record of a group, and gives the record."""
     begun = time.perf_counter()
-    done = [json.loads(Path(f"{stem}.json").read_text()) for stem in publication.stems]
-    record: dict[str, Any] = {}
+    done: list[UnitRecord] = [json.loads(Path(f"{stem}.json").read_text()) for stem in publication.stems]
+    parts: list[ShardRecord] = []
     for part in PARTS:
         files = [Path(f"{stem}.{part}") for stem in publication.stems]
         shard = _write_shard(publication, files, layout_of(part, packing, publication.compression), packing)
         write_counts(publication.folder, publication.number, part, shard.counts)
-        record[part] = {name: sum(unit[part][name] for unit in done) for name in COUNTS}
-        record[part] |= {"digest": shard.digest, "compress_seconds": shard.compress_seconds}
-        record[part]["blocks"] = [
-            [block.sequences, block.offset, block.size, block.digest.hex()] for block in shard.blocks
-        ]
+        counts = counts_of([unit[part] for unit in done])
+        blocks = [(block.sequences, block.offset, block.size, block.digest.hex()) for block in shard.blocks]
+        seconds = shard.compress_seconds
+        parts.append(ShardRecord(**counts, digest=shard.digest, compress_seconds=seconds, blocks=blocks))
     if packing.duplicates is Duplicates.count:
         first = int(Path(publication.stems[0]).name) if publication.stems else 0
         publish_array(publication.folder, records_name(publication.number), merged(publication.stems, first))
-    record["units"] = [_unit(unit, source) for unit, source in zip(done, publication.sources, strict=True)]
-    record["seconds"] = publication.seconds + time.perf_counter() - begun
+    units = [_unit(unit, source) for unit, source in zip(done, publication.sources, strict=True)]
+    seconds = publication.seconds + time.perf_counter() - begun
+    record = GroupRecord(train=parts[0], heldout=parts[1], units=units, seconds=seconds)
     publication.folder.write(record_name(publication.number), json.dumps(record).encode())
     return record
 
@@ -78,9 +79,16 @@ def record_name(number: int) -> str:
     return f"{WORK}/{number:05d}.json"
 
 
-def _unit(done: dict[str, Any], source: int) -> dict[str, Any]:
-    """What of a unit's record counts for the whole text."""
-    return {name: value for name, value in done.items() if name not in PARTS} | {"source": source}
+def _unit(done: UnitRecord, source: int) -> SourceRecord:
+    return SourceRecord(
+        skipped=done["skipped"],
+        records=done["records"],
+        bad=done["bad"],
+        first_bad=done["first_bad"],
+        blame=done["blame"],
+        seconds=done["seconds"],
+        source=source,
+    )
 
 
 def _write_shard(publication: Publication, files: list[Path], layout: Layout, packing: Packing) -> WrittenShard:

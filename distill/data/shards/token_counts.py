@@ -14,8 +14,8 @@ from contextlib import suppress
 
 import numpy as np
 
-from distill.data.packing import PARTS
 from distill.data.shards.destination import WORK, Destination
+from distill.data.shards.records import PARTS
 
 FOLD = 64  # groups
 THREADS = 16  # that read or remove files

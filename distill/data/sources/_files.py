@@ -11,7 +11,7 @@ from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
 from distill.data.encodings import check_encoding
 from distill.data.find_files import data_folder, find_files
-from distill.data.lines import InvalidFile, InvalidRecord
+from distill.data.lines import InvalidFile, InvalidRecord, Record
 from distill.data.remote import file_state, for_each, path_of, size_of
 from distill.data.separated import is_table, separated_rows
 from distill.data.sources import Document, Part, Shard, Source
@@ -24,7 +24,6 @@ SHARD_ROWS = 20_000  # rows of a Hub data set in one shard
 MAX_WRONG = 1000  # records without a field, before the first that has it
 
 Content = str | tuple[Part, ...]  # a text, or its parts where not all of it counts
-Record = dict[str, Any] | InvalidRecord
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class FileSource(Source):
         """A text that came as a field of a record."""
         return text
 
-    def content(self, record: dict[str, Any], name: str) -> Content:
+    def content(self, record: Record, name: str) -> Content:
         """The text of a record of a file or data set of this name, after its prompt where it has one; may be empty."""
         text = self.clean(readers.value_of(record, self.field, name, f"{self.setting}.field", str))
         if self.settings.prompt is None:
@@ -86,7 +85,7 @@ class FileSource(Source):
         prompt = readers.value_of(record, self.settings.prompt, name, f"{self.setting}.prompt", str)
         return (Part(prompt, counts=False), Part(text)) if text else ()
 
-    def from_rows(self, rows: Iterable[Record]) -> Iterable[Content | InvalidRecord]:
+    def from_rows(self, rows: Iterable[Record | InvalidRecord]) -> Iterable[Content | InvalidRecord]:
         """The documents in the rows of a Hub data set."""
         assert self.settings.hub is not None
         for content in self.contents(rows, f"{self.settings.hub}, row"):
@@ -137,7 +136,7 @@ class FileSource(Source):
         needed = {} if self.several else self.columns
         return self.contents(separated_rows(path, needed, self.settings.encoding), f"{path.name}, row")
 
-    def contents(self, records: Iterable[Record], place: str) -> Iterator[Content | InvalidRecord]:
+    def contents(self, records: Iterable[Record | InvalidRecord], place: str) -> Iterator[Content | InvalidRecord]:
         """The texts of records, and in their places the invalid ones: damaged, without the field, or of another type.
 
         Args:

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
+from distill.data.lines import Record
 from distill.data.sources import Part
 from distill.data.sources._files import Content, FileSource
 from distill.runtime.errors import SettingError
@@ -45,7 +46,7 @@ class Chat(FileSource):
     def nothing(self) -> str:
         return f"no message in it is of {self.setting}.target_role={self.target_role}"
 
-    def content(self, record: dict[str, Any], name: str) -> Content:
+    def content(self, record: Record, name: str) -> Content:
         """The parts of a conversation; none where no message is of the role."""
         messages = readers.value_of(record, self.field, name, f"{self.setting}.field", list)
         template = template_of(self.settings, self.setting)

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from distill.data.lines import InvalidRecord, sound_lines
+from distill.data.lines import InvalidRecord, Record, sound_lines
 from distill.data.readers import PIECE, value_of
-from distill.data.sources._files import FileSource, Record
+from distill.data.sources._files import FileSource
 
 _FILES = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
 _HEADING = re.compile(r"\s*((?:= )+)(.*?)((?: =)+)\s*$")
@@ -28,7 +28,7 @@ class Wikitext(FileSource):
         """The articles; one that crosses `stop` is cut there."""
         return _sound_articles(sound_lines(path, start, stop, encoding=self.settings.encoding))
 
-    def from_rows(self, rows: Iterable[Record]) -> Iterable[str | InvalidRecord]:
+    def from_rows(self, rows: Iterable[Record | InvalidRecord]) -> Iterable[str | InvalidRecord]:
         name = str(self.settings.hub)  # every line is a row there
         return _sound_articles(
             row if isinstance(row, InvalidRecord) else value_of(row, self.field, name, f"{self.setting}.field", str)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distill.data import readers
-from distill.data.lines import LONGEST, InvalidFile, InvalidRecord
+from distill.data.lines import LONGEST, InvalidFile, InvalidRecord, Record
 from distill.data.tables import TableConfig
 from distill.runtime.errors import SettingError
 
@@ -20,7 +20,7 @@ class Row(NamedTuple):
     """One row, and where it stands."""
 
     place: str  # for messages, such as `dev.tsv, line 17`
-    values: dict[str, Any] | None  # None: it has another number of fields than the header
+    values: Record | None  # None: it has another number of fields than the header
 
 
 class Columns(NamedTuple):
@@ -157,14 +157,14 @@ def _parsed(row: Row, columns: Columns, parse: Callable[[Any], Any], training: b
     return text, other, None if columns.label is None else parse(row.values[columns.label])
 
 
-def _numbered(path: Path, records: Iterable[dict[str, Any] | InvalidRecord]) -> Iterator[Row]:
+def _numbered(path: Path, records: Iterable[Record | InvalidRecord]) -> Iterator[Row]:
     for number, record in enumerate(records, 1):
         if isinstance(record, InvalidRecord):
             raise InvalidFile(record.name, record.reason)
         yield Row(f"{path.name}, row {number}", record)
 
 
-def _with_fields(path: Path, fields: dict[str, str]) -> Iterator[dict[str, Any] | InvalidRecord]:
+def _with_fields(path: Path, fields: dict[str, str]) -> Iterator[Record | InvalidRecord]:
     for record in readers.records(path):
         if not isinstance(record, InvalidRecord):
             _check_fields(fields, list(record), path.name)

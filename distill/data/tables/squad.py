@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from distill.data import readers
+from distill.data.lines import Record
 from distill.data.readers import InvalidFile
 from distill.data.tables import Split, TableConfig, counted, describe, find_split, find_unlabelled
 from distill.data.tables._rows import Row, kind_of, read_files, read_rows
@@ -182,7 +183,7 @@ def _fits(path: Path, version: str) -> bool:
     return not any(f"v{other}" in path.name for other in HUB if other != version)
 
 
-def _records(where: TableConfig, setting: str, files: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _records(where: TableConfig, setting: str, files: list[Path]) -> Iterator[tuple[str, Record]]:
     """Every question as a flat record, and where it stands."""
     fields = {f"{setting}.{column}": column for column in COLUMNS}
     whole = [path for path in files if kind_of(path) == "json"]
@@ -194,7 +195,7 @@ def _records(where: TableConfig, setting: str, files: list[Path]) -> Iterator[tu
         yield _of_row(row)
 
 
-def _of_row(row: Row) -> tuple[str, dict[str, Any]]:
+def _of_row(row: Row) -> tuple[str, Record]:
     assert row.values is not None  # no file of separated fields is among them
     answers = row.values.get("answers")
     if isinstance(answers, dict):  # columns of texts and places, turned into the official list of pairs
@@ -204,7 +205,7 @@ def _of_row(row: Row) -> tuple[str, dict[str, Any]]:
     return row.place, {**row.values, "answers": answers}
 
 
-def _of_json(path: Path, setting: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _of_json(path: Path, setting: str) -> Iterator[tuple[str, Record]]:
     """The questions of one JSON document; `setting` names it."""
     try:
         content = json.loads("".join(readers.lines(path)))
@@ -229,7 +230,7 @@ def _of_json(path: Path, setting: str) -> Iterator[tuple[str, dict[str, Any]]]:
         ) from error
 
 
-def _question(record: dict[str, Any], training: bool) -> tuple[Question, int]:
+def _question(record: Record, training: bool) -> tuple[Question, int]:
     """A question, and how many of its answers stand elsewhere than its record has them.
 
     Raises:

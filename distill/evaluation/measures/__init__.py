@@ -87,9 +87,11 @@ class Scoring:
 
     @cached_property
     def vocab(self) -> int:
+        """V, the length of the tokenizer."""
         return len(self.tokenizer)
 
     def collator_of(self, data: EvaluationSet) -> Collator:
+        """What makes batches of a set's rows."""
         return data.collator or self.collator
 
     def batches(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[Batch]:
@@ -114,6 +116,7 @@ class Scoring:
             yield batch, rows
 
     def tensor(self, array: np.ndarray) -> Tensor:
+        """An array on the device of this rank."""
         return torch.from_numpy(array).to(self.ranks.device)
 
 

@@ -21,13 +21,14 @@ class Agreement(Metric):
         self.add_state("sums", torch.zeros(3, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, student: Tensor, teacher: Tensor) -> None:
-        """The logits of both, [N, V] float32"""
+        """Add the logits of both models at N positions, [N, V] float32 each."""
         log_q, log_p = student.log_softmax(-1), teacher.log_softmax(-1)
         self.sums[0] += (student.argmax(-1) == teacher.argmax(-1)).sum()
         self.sums[1] += (log_p.exp() * (log_p - log_q)).sum(-1).double().sum()
         self.sums[2] += len(student)
 
     def compute(self) -> dict[str, float]:
+        """`top1`, a fraction, and `kl`, in nats; not numbers without a position."""
         top1, kl, count = self.sums.tolist()
         if not count:
             return {"top1": float("nan"), "kl": float("nan")}

@@ -25,11 +25,12 @@ class OrderAccuracy(Metric):
         self.add_state("sums", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, swapped: Tensor) -> None:
-        """logits [B, 2], swapped [B] 0 or 1"""
+        """Add the logits [B, 2] of B pairs, and whether each is swapped, [B] 0 or 1."""
         self.sums[0] += (logits.argmax(-1) == swapped).sum()
         self.sums[1] += len(swapped)
 
     def compute(self) -> dict[str, float]:
+        """`order_accuracy`, a fraction; 0 without a pair."""
         right, count = self.sums.tolist()
         return {"order_accuracy": right / max(count, 1)}
 

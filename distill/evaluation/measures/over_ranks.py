@@ -5,7 +5,7 @@ What a Metric takes as `dist_sync_fn` gets a state of this rank and gives a list
 
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -18,12 +18,19 @@ if TYPE_CHECKING:
 NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16)  # types of numbers that not every engine can add up
 
 
-def summed(ranks: Ranks) -> dict[str, Any]:
+class Exchange(TypedDict):
+    """Arguments of every torchmetrics Metric."""
+
+    dist_sync_fn: Callable[..., list[Tensor]]
+    distributed_available_fn: Callable[[], bool]
+
+
+def summed(ranks: Ranks) -> Exchange:
     """Arguments of a Metric whose states are sums alone: each of them takes one exchange of its own size."""
     return _through(ranks, lambda state: [ranks.sum(state)])
 
 
-def gathered(ranks: Ranks) -> dict[str, Any]:
+def gathered(ranks: Ranks) -> Exchange:
     """Arguments of any Metric: the states of all ranks in their order, which may differ in shape."""
     return _through(ranks, lambda state: gather(state, ranks))
 
@@ -51,8 +58,8 @@ def computed(metric: "Metric") -> Any:
         return metric.compute()
 
 
-def _through(ranks: Ranks, exchange: Callable[[Tensor], list[Tensor]]) -> dict[str, Any]:
+def _through(ranks: Ranks, exchange: Callable[[Tensor], list[Tensor]]) -> Exchange:
     def sync(state: Tensor, group: Any = None) -> list[Tensor]:
         return exchange(state)
 
-    return {"dist_sync_fn": sync, "distributed_available_fn": lambda: ranks.size > 1}
+    return Exchange(dist_sync_fn=sync, distributed_available_fn=lambda: ranks.size > 1)

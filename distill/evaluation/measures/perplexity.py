@@ -50,11 +50,12 @@ class Perplexity(Metric):
         self.add_state("sums", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, losses: Tensor, targets: Tensor) -> None:
-        """losses [N] float64, in nats, of the tokens targets [N]"""
+        """Add the losses [N] float64, in nats, of the tokens `targets` [N]."""
         self.sums[0] += losses.sum()
         self.sums[1] += len(losses)
 
     def compute(self) -> dict[str, float]:
+        """The value by its name; not a number without a token, infinite where it exceeds float64."""
         total, count = self.sums.tolist()
         return {self.name: exp(total / count) if count else float("nan")}
 
@@ -75,6 +76,7 @@ class SequenceLossSums(Metric):
         self.sums[1].index_add_(0, sequences, torch.ones_like(losses))
 
     def compute(self) -> Tensor:
+        """[2, R] float64: by row the sum of the losses in nats, and their number."""
         return self.sums
 
     def result(self) -> SequenceLosses:

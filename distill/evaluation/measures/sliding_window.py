@@ -51,13 +51,14 @@ class TextInformation(Metric):
         self.register_buffer("token_bytes", torch.from_numpy(token_bytes))
 
     def update(self, losses: Tensor, targets: Tensor) -> None:
-        """losses [N] float64, in nats, of the tokens targets [N]"""
+        """Add the losses [N] float64, in nats, of the tokens `targets` [N]."""
         lengths = self.token_bytes[targets]
         self.sums += torch.stack(
             [losses.sum(), losses.new_tensor(len(losses)), (losses * (lengths > 0)).sum(), lengths.sum()]
         )
 
     def compute(self) -> dict[str, float]:
+        """`perplexity`, and `bits_per_byte` in bits; not numbers without tokens or bytes."""
         loss, tokens, text_loss, text_bytes = self.sums.tolist()
         return {
             "perplexity": exp(loss / tokens) if tokens else float("nan"),

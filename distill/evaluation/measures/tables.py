@@ -54,6 +54,7 @@ class TableScores(Metric):
             self.outputs[numbers, : logits.shape[1]] = logits.float()  # batches are cut to the longest sequence
 
     def compute(self) -> dict[str, float]:
+        """The measures of the set by name, in percent."""
         scores = self.data.scores(self.outputs.cpu().numpy())
         return {name: scores[name] for name in self.data.measures}
 

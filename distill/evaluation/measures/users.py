@@ -77,11 +77,12 @@ class UserMeasures:
         )
 
     def reset(self) -> None:
+        """Forget what was added, before the next set."""
         for fitted in self._metrics.values():
             fitted.metric.reset()
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """logits [N, V], targets [N]"""
+        """Add the logits [N, V] and targets [N] of N positions."""
         for fitted in self._metrics.values() if len(targets) else ():
             fitted.update(logits, targets)
 

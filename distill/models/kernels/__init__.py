@@ -1,7 +1,7 @@
 """What makes models faster on a CPU. None of it changes what they compute beyond rounding.
 
 `precision.kernels=plain` turns it off: linear layers, activations and memory are those of torch and transformers, and
-the objective is the readable one. What stays is dropout by row, in layers and in attention, since it decides which
+the objective is the readable one. What stays is dropout by sequence, in layers and in attention, since it decides which
 numbers are drawn.
 
 Two files rest on private operators of torch: `packed_linear` on `torch.ops.mkldnn._reorder_linear_weight` and
@@ -10,7 +10,7 @@ them; where an operator is gone or computes something else, torch's own layers r
 """
 
 # Families whose layers use their weights in no other way than by calling them, and whose dropout and attention are
-# laid out by rows. Others run as they are.
+# laid out row by row. Others run as they are.
 CAUSAL_FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 FAMILIES = ("albert", "bert", "distilbert", "modernbert", "roberta", *CAUSAL_FAMILIES)
 

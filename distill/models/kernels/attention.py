@@ -14,14 +14,14 @@ from distill.models.kernels.dropout import factors
 
 NAME = "batched_products"  # of `attention`, in transformers' list
 DROPOUT_ONLY = "batched_products_for_dropout"  # the same, but torch's SDPA wherever nothing is dropped
-MOST_SCORES = 1 << 27  # 256 MiB in bf16: from here on torch's kernels, which keep no scores
+MAX_SCORES = 1 << 27  # 256 MiB in bf16: from here on torch's kernels, which keep no scores
 
 
 def use_batched_products(model: Any, plain: bool = False) -> None:
     """Let a model of a known family attend by `attention`; one that does not use SDPA is left as it is.
 
     Args:
-        plain: only under dropout, whose random numbers have to be those of the rows (see `dropout`).
+        plain: only under dropout, whose random numbers have to be those of the sequences (see `dropout`).
     """
     config: Any = getattr(model, "config", None)
     if family_of(model) in FAMILIES and config._attn_implementation == "sdpa":
@@ -68,10 +68,10 @@ def attention(
     """transformers' attention function: query, key and value [B, heads, S, size] -> [B, S, heads, size].
 
     attention_mask: None, or broadcastable to [B, heads, S, S]: bool (True: look here) or to be added to the scores.
-    Without one a causal module sees what stands before, as with torch's SDPA. Keys and values of fewer heads than the
-    queries serve groups of them.
+    Without one a causal module attends to earlier positions, as in torch's SDPA. Keys and values of fewer heads than
+    the queries serve groups of them.
     """
-    if torch.is_autocast_enabled(query.device.type):  # which knows SDPA, and would not know the products
+    if torch.is_autocast_enabled(query.device.type):  # which supports SDPA, and not the products
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if dropout == 0 and not pays(query, key):
@@ -95,11 +95,11 @@ def _attention_under_dropout(
 def pays(query: Tensor, key: Tensor) -> bool:
     """Whether `products` are faster than SDPA without dropout, and their scores [B, heads, S, S] not too large."""
     num_scores = query.shape[:-1].numel() * key.shape[-2]
-    return query.device.type == "cpu" and query.dtype == torch.bfloat16 and num_scores <= MOST_SCORES
+    return query.device.type == "cpu" and query.dtype == torch.bfloat16 and num_scores <= MAX_SCORES
 
 
 def causal_mask(size: int, like: Tensor) -> Tensor:
-    """[size, size] to be added to scores: every query sees the keys up to its own position."""
+    """[size, size] to be added to scores: every query attends to the keys up to its own position."""
     return torch.full((size, size), unseen(like.dtype), dtype=like.dtype, device=like.device).triu_(1)
 
 

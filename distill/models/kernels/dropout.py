@@ -1,8 +1,9 @@
-"""Dropout on the CPU whose random numbers belong to the row of the corpus, and a quarter as many of them as torch's.
+"""Dropout on the CPU whose random numbers belong to the sequence, and a quarter as many of them as torch's.
 
-Torch draws a number for every value from one stream, so what is dropped depends on which rows share a micro-batch, and
-on the rank. Here each row has a stream of its own, named by a key of (seed, epoch, row): the same values are dropped
-however the rows of a step are split over micro-batches and ranks. One number of 64 bits decides for four values.
+Torch draws a number for every value from one stream, so what is dropped depends on the sequences of a micro-batch and
+on the rank. Here each sequence has a stream of its own, named by a key of (seed, epoch, number): the same values are
+dropped however the sequences of a step are split over micro-batches and ranks. One number of 64 bits decides for four
+values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ GOLDEN = 0x9E3779B97F4A7C15  # any odd number: distinguishes the dropouts of one
 
 
 class _Streams:
-    """The keys of the rows in the micro-batch at hand, and how many dropouts of its forward have drawn already."""
+    """The keys of the sequences in the current micro-batch, and how many dropouts of its forward have drawn already."""
 
     def __init__(self) -> None:
         self.keys: Sequence[int] = ()
@@ -29,8 +30,8 @@ _streams = _Streams()
 
 
 @contextmanager
-def keyed_by_row(keys: Sequence[int]) -> Iterator[None]:
-    """While it is open, one forward of a micro-batch of rows with these keys [B] draws from their streams."""
+def keyed_by_sequence(keys: Sequence[int]) -> Iterator[None]:
+    """While it is open, one forward of a micro-batch of sequences with these keys [B] draws from their streams."""
     _streams.keys, _streams.calls = keys, 0
     try:
         yield
@@ -57,26 +58,26 @@ def factors(x: Tensor, p: float) -> Tensor:
     """What dropout multiplies `x` [B, ...] by, in its shape and dtype: 0 with probability `p`, else what keeps the
     mean.
 
-    Outside of `keyed_by_row`, and where the first dimension of `x` is not that of the rows, torch's stream is used.
+    Outside of `keyed_by_sequence`, and where the first dimension of `x` is another one, torch's stream is used.
     """
     dropped = round(p * LEVELS)
     if dropped == LEVELS:
         return torch.zeros_like(x)
-    levels = _words(x).view(torch.int16)
+    levels = _random_bits(x).view(torch.int16)
     if levels.dim() == 2:
         levels = levels[:, : x[0].numel()]
     levels = levels.reshape(-1)[: x.numel()].view(x.shape)
     return (levels >= dropped - LEVELS // 2).to(x.dtype).mul_(LEVELS / (LEVELS - dropped))
 
 
-def _words(x: Tensor) -> Tensor:
-    """Random numbers of 64 bits, one for four values of `x`: [B, words of a row], or [words] without keys."""
+def _random_bits(x: Tensor) -> Tensor:
+    """Random numbers of 64 bits, one for four values of `x`: [B, numbers of a sequence], or [numbers] without keys."""
     keys, lowest = _streams.keys, -(2**63)
     if len(keys) != len(x):
         return torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(lowest, None)
     call, _streams.calls = _streams.calls, _streams.calls + 1
-    words = torch.empty(len(x), -(-x[0].numel() // 4), dtype=torch.int64)
-    for row, key in zip(words, keys, strict=True):
+    bits = torch.empty(len(x), -(-x[0].numel() // 4), dtype=torch.int64)
+    for row, key in zip(bits, keys, strict=True):
         _streams.generator.manual_seed((key + call * GOLDEN) % 2**63)
         row.random_(lowest, None, generator=_streams.generator)
-    return words
+    return bits

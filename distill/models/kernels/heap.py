@@ -25,7 +25,7 @@ def retain_heap() -> None:
 def return_large_tensors() -> None:
     """Give every tensor above 1 MiB back to the system as soon as it is freed.
 
-    By default glibc does so above 32 MiB alone. Smaller ones that live on, such as parts of a divided model, then lie
+    By default glibc does so above 32 MiB alone. Smaller ones that live on, such as parts of a sharded model, then lie
     between those that were whole for a moment, whose memory nothing larger fits in: half a gigabyte and more for a
     model of 1.1 B parameters (`benchmarks/sharded_memory.py`).
     """

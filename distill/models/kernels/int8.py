@@ -1,7 +1,7 @@
 """The frozen teacher with its encoder in int8, for the forward passes of training on a CPU.
 
 Linear layers of the encoder multiply integers: weights rounded once, with a scale for every output channel, inputs at
-every call, with a scale for every position, so that the outcome for a row never depends on the rows beside it.
+every call, with a scale for every position, so that the outcome for a sequence does not depend on its batch.
 Everything else, the head above all, is the teacher's own and runs under bf16 autocast. This is dynamic quantisation
 without calibration; for rounding and integer products see Jacob et al. 2018, section 2.
 """

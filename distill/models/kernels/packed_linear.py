@@ -17,7 +17,7 @@ from distill.models.kernels.precision import dtype_of
 
 
 class PackedLinear(nn.Module):
-    """A linear layer on the CPU whose weight lies as oneDNN's kernels want it, in fp32 or bf16.
+    """A linear layer on the CPU whose weight lies in the layout of oneDNN's kernels, in fp32 or bf16.
 
     Torch's own layer lays the weight out anew in every call, and under autocast rounds it anew, since autocast only
     keeps the copies of weights that are trained.
@@ -49,7 +49,7 @@ def pack_teacher(
 ) -> Any:
     """A copy of `teacher`, which is in evaluation mode, for training's forward passes under `precision.teacher`.
 
-    A sharded model and families that are not known are given back as they are; int8 takes any family. Error lines call
+    A sharded model and unsupported families are returned as they are; int8 takes any family. Error lines call
     the format `setting`.
     """
     dtype = dtype_of(precision.teacher)
@@ -57,7 +57,7 @@ def pack_teacher(
     packs = device.type == "cpu" and not precision.compile and precision.kernels != "plain" and can_pack(dtype)
     if is_sharded(teacher) or (precision.teacher != "int8" and family_of(teacher) not in FAMILIES):
         return teacher
-    frozen = int8.quantize(teacher, setting) if precision.teacher == "int8" else _share(teacher)
+    frozen = int8.quantize(teacher, setting) if precision.teacher == "int8" else _aliased(teacher)
     if precision.kernels != "plain" and not precision.compile:
         use_one_gelu(frozen)
     return _pack(frozen, dtype, packs)
@@ -66,22 +66,22 @@ def pack_teacher(
 def pack_for_evaluation(model: Any, precision: PrecisionConfig, device: torch.device) -> Any:
     """A copy of `model` with its present weights, for many forward passes in fp32 or bf16; or `model` itself.
 
-    It is the latter on a GPU, which lays out nothing, in fp16, where torch.compile has laid out what it wants, with
-    `precision.kernels=plain`, for families that are not known, and where it is sharded over ranks.
+    It is the latter on a GPU, which lays out nothing, in fp16, where torch.compile has laid out its own, with
+    `precision.kernels=plain`, for unsupported families, and where it is sharded over ranks.
     """
     dtype = dtype_of(precision.evaluate)
     if device.type != "cpu" or precision.kernels == "plain" or precision.compile or is_sharded(model):
         return model
     if not can_pack(dtype) or family_of(model) not in FAMILIES:
         return model
-    packed = _share(model)
+    packed = _aliased(model)
     use_one_gelu(packed)
     packed = _pack(packed, dtype, packs=True)
     use_batched_products(packed)  # a student in training does already: teacher and baseline are scored as it is
     return packed
 
 
-def _share(model: Any) -> Any:
+def _aliased(model: Any) -> Any:
     """A copy of the modules, over the same weights."""
     return copy.deepcopy(model, {id(tensor): tensor for tensor in model.parameters()})
 

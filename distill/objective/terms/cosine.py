@@ -10,7 +10,7 @@ from distill.models.language_model import LAST, Outputs, OutputSpec
 from distill.models.shapes import hidden_widths
 from distill.objective import losses
 from distill.objective.terms import ALL, Term
-from distill.objective.terms.soft import SoftPositions, where
+from distill.objective.terms._distributions import SoftPositions, where
 from distill.teacher.output import TeacherOutput
 
 

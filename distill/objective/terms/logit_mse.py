@@ -4,7 +4,7 @@ from torch import Tensor
 
 from distill.objective import losses
 from distill.objective.terms import VocabularyTerm
-from distill.objective.terms.soft import SoftPositions, where
+from distill.objective.terms._distributions import SoftPositions, where
 from distill.teacher.distributions import Sparse
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from distill.objective import losses
-from distill.objective.terms.soft import TeacherDistribution
+from distill.objective.terms._distributions import TeacherDistribution
 from distill.teacher.distributions import Sparse
 
 

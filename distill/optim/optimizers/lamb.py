@@ -94,7 +94,7 @@ class Lamb(torch.optim.Optimizer):
             w.sub_(u, alpha=group["lr"] * ratio)
 
     def _step_together(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        """Several parameters, on a GPU or sharded between ranks, in a few calls."""
+        """Several parameters, on a GPU or sharded over ranks, in a few calls."""
         parts = [local(weight) for weight in weights]
         updates = list(torch._foreach_mul(parts, group["weight_decay"]))
         _adam({**group, "lr": -1.0, "weight_decay": 0.0}, updates, *self._of(weights))

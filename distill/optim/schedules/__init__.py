@@ -8,22 +8,25 @@ whole curve is its own, a warm-up included.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 
 
+@dataclass
 class Warmup(ABC):
-    """A linear rise from 0 to 1, then `after`."""
+    """A linear rise from 0 to 1, then `after`. The fields are its settings, and what it gets of the run.
 
-    def __init__(
-        self, warmup: float = 0.05, warmup_steps: int | None = None, *, total_steps: int | None = None
-    ) -> None:
-        """How long the rise is: `warmup` as a fraction of the run, or with `warmup` 0 `warmup_steps`.
+    Raises:
+        ValueError: a value out of range, both lengths of the rise, or steps in a run whose length in steps is unknown.
+    """
 
-        Raises:
-            ValueError: a value out of range, both of them, or steps in a run whose length in steps is unknown.
-        """
-        if warmup_steps is not None:
-            warmup = _fraction_of_steps(warmup, warmup_steps, total_steps)
-        self.warmup = _fraction("warmup", warmup)
+    warmup: float = 0.05  # how long the rise is, as a fraction of the run
+    warmup_steps: int | None = None  # the same in steps, with `warmup` 0
+    total_steps: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps is not None:
+            self.warmup = _fraction_of_steps(self.warmup, self.warmup_steps, self.total_steps)
+        self.warmup = _fraction("warmup", self.warmup)
 
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
@@ -35,28 +38,23 @@ class Warmup(ABC):
         """The share at `progress`, from 0 to 1, of what follows the rise."""
 
 
+@dataclass
 class Decay(Warmup):
-    """The same, then a fall from 1 to an end value in the shape of `height`."""
+    """The same, then a fall from 1 to an end value in the shape of `height`.
 
-    def __init__(
-        self,
-        warmup: float = 0.05,
-        warmup_steps: int | None = None,
-        floor: float = 0.0,
-        end_lr: float | None = None,
-        *,
-        total_steps: int | None = None,
-        peak_lr: float = 1.0,
-    ) -> None:
-        """What is left at the end: `floor` as a fraction of the learning rate, or with `floor` 0 `end_lr`, a rate.
+    Raises:
+        ValueError: as there; or both end values, or one above the learning rate.
+    """
 
-        Raises:
-            ValueError: a value out of range, both of them, or an end value above the learning rate.
-        """
-        super().__init__(warmup, warmup_steps, total_steps=total_steps)
-        if end_lr is not None:
-            floor = _fraction_of_rate(floor, end_lr, peak_lr)
-        self.floor = _fraction("floor", floor)
+    floor: float = 0.0  # what is left at the end, as a fraction of the learning rate
+    end_lr: float | None = None  # the same as a rate, with `floor` 0
+    peak_lr: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.end_lr is not None:
+            self.floor = _fraction_of_rate(self.floor, self.end_lr, self.peak_lr)
+        self.floor = _fraction("floor", self.floor)
 
     def after(self, progress: float) -> float:
         return self.floor + (1.0 - self.floor) * max(self.height(progress), 0.0)

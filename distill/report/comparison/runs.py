@@ -13,7 +13,7 @@ import yaml
 
 from distill.config.flat_settings import flatten
 from distill.config.renamed import renamed
-from distill.config.sweep.index import FAILED, INDEX, SweepIndex
+from distill.config.sweep.index import FAILED, INDEX, Entry, SweepIndex
 from distill.runs.record import Record
 from distill.runs.results_file import read_results
 from distill.runtime.errors import Damaged, SettingError
@@ -83,13 +83,13 @@ def _runs_below(path: Path) -> list[Run]:
         return []
     entries = _entries(path.parent)
     if is_run(path):
-        return [read_run(path, entries.get(path.name, {}))]
+        return [read_run(path, entries.get(path.name))]
     entries = _entries(path)
     runs: list[Run] = []
     for folder, below, _ in os.walk(path):
         here = Path(folder)
         if is_run(here):
-            entry = entries.get(os.path.relpath(here, path)) or _entries(here.parent).get(here.name, {})
+            entry = entries.get(os.path.relpath(here, path)) or _entries(here.parent).get(here.name)
             runs.append(read_run(here, entry))
             below.clear()
         below[:] = sorted((name for name in below if not name.startswith(".")), key=natural)
@@ -105,7 +105,7 @@ def is_run(folder: Path) -> bool:
     )
 
 
-def _entries(folder: Path) -> dict[str, dict[str, Any]]:
+def _entries(folder: Path) -> dict[str, Entry]:
     """The index of a sweep; empty where it is damaged, because the runs themselves have the rest."""
     try:
         return SweepIndex(folder).read()
@@ -113,7 +113,7 @@ def _entries(folder: Path) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def read_run(folder: Path, entry: dict[str, Any]) -> Run:
+def read_run(folder: Path, entry: Entry | None) -> Run:
     """What there is of a run.
 
     Args:
@@ -129,7 +129,7 @@ def read_run(folder: Path, entry: dict[str, Any]) -> Run:
         return replace(run, status=f"damaged: {damage.reason}")
 
 
-def _progress(folder: Path, entry: dict[str, Any]) -> str:
+def _progress(folder: Path, entry: Entry | None) -> str:
     """How far an unfinished run came."""
     lines = read_lines(folder / "metrics.jsonl", only_good=True)
     step = f"after step {lines[-1].get('step', 0):,}" if lines else "before its first step"
@@ -137,7 +137,7 @@ def _progress(folder: Path, entry: dict[str, Any]) -> str:
         return f"running, {step}"
     if (folder / "chain.json").exists():
         return "a chain: see chain.md in its folder"
-    if entry.get("status") == FAILED:
+    if entry is not None and entry.get("status") == FAILED:
         return f"failed {step}: {entry.get('problem') or 'see its log'}"
     return f"not finished: it stopped {step}"
 

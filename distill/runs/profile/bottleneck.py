@@ -9,7 +9,7 @@ from distill.runs.profile.phases import CHECKPOINT, COMPUTING, DATA, EVALUATION,
 from distill.runs.profile.record import RunProfile
 
 NAMED = 0.1  # fraction of the time that has to be lost for a bottleneck to be named
-MIN_STEPS = 5  # that can be compared; fewer say nothing
+MIN_STEPS = 5  # that can be compared; fewer show nothing
 OUTLIER = 2.0  # times the median, above which a step is not typical
 STEADY = 0.6  # fraction of the steps in which one rank has to be the slowest; else ranks are slow in turn
 COMPUTED = 0.5  # fraction of the preparation of batches; above it that computes, below it waits for storage

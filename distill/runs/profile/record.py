@@ -12,7 +12,7 @@ class RankProfile:
 
     Attributes:
         steps: seconds of each phase of the newest steps, [N][phases], in the order of `PHASES`.
-        left_out: which of them, by their place, say nothing of the others: the first ones, and those that were traced.
+        left_out: which of them, by their place, are not typical: the first ones, and those that were traced.
         totals: seconds of each phase over all steps, and how many these were.
         samples: by name, over time (`Sampler.series`).
     """

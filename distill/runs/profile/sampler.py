@@ -28,7 +28,7 @@ class Sampler:
         self._thread.start()
 
     def begin(self) -> None:
-        """Begin without a thread: whoever calls `sample` says when."""
+        """Begin without a thread: the caller of `sample` decides when."""
         self._began = self._last = time.perf_counter()
         self._before = self._counters()
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distill.models.check import longest_row
+from distill.models.check import max_positions
 from distill.models.load import size
 from distill.runtime.errors import SettingError, first_line
 
@@ -151,6 +151,6 @@ def padded_inputs(model: Any, batch_size: int, length: int) -> tuple[np.ndarray,
 
 def _lengths(model: Any) -> tuple[int, int, int]:
     """Of the example that is traced, of a shorter one, and of a longer one that windows of attention do not span."""
-    longest = longest_row(model) or 1024
+    longest = max_positions(model) or 1024
     window = max(getattr(model.config, name, None) or 0 for name in ("sliding_window", "local_attention"))
     return min(24, longest), min(7, longest), min(longest, max(64, min(window + 16, 1024)))

@@ -2,14 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import transformers
 from safetensors import SafetensorError
 
-from distill.commands.export import convert, measure
-from distill.models.check import longest_row
+from distill.commands.onnx import convert, measure
+from distill.models.check import max_positions
 from distill.models.load import model_folder, size
 from distill.report.use import CAUSAL, CLASSES, SPANS, use_of
 from distill.runtime.errors import SettingError, first_line
@@ -45,15 +45,37 @@ def load(path: str) -> tuple[Any, Path, bool]:
     return model.eval(), folder, use is CAUSAL
 
 
-def write(path: str, text: Path | None, max_sequences: int) -> dict[str, Any]:
-    """Write FOLDER/onnx/ with both files and report.json, whose content is returned.
+class Format(TypedDict):
+    """What a model costs in one engine and format, and what it keeps there."""
+
+    megabytes: float
+    milliseconds: float  # for a row, on one thread
+    perplexity: float | None  # None: no text was named
+
+
+class Report(TypedDict):
+    """The content of report.json."""
+
+    model: str  # its class
+    formats: dict[str, Format]
+    row: int  # tokens
+    threads: int
+    text: str | None
+    scored_positions: int
+    task: str
+    largest_difference: float  # between the logits of torch and of the fp32 file
+    versions: dict[str, str]
+
+
+def write(path: str, text: Path | None, max_sequences: int) -> tuple[Path, Report]:
+    """Write FOLDER/onnx/ with both files and report.json; gives that folder, and what report.json holds.
 
     Raises:
         SettingError: a package, a model or a text that is missing or does not load.
     """
     convert.need_packages()
     model, folder, causal = load(path)
-    length = min(LENGTH, longest_row(model) or LENGTH)
+    length = min(LENGTH, max_positions(model) or LENGTH)
     scored_text = None
     if text is not None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -73,32 +95,32 @@ def write(path: str, text: Path | None, max_sequences: int) -> dict[str, Any]:
             name: None if scored_text is None else measure.perplexity(run, *scored_text)
             for name, run in formats.items()
         }
-        content = {
-            "model": type(model).__name__,
-            "formats": {
-                name: {"megabytes": number / 1e6, "milliseconds": 1e3 * seconds[name], "perplexity": scores[name]}
+        content = Report(
+            model=type(model).__name__,
+            formats={
+                name: Format(megabytes=number / 1e6, milliseconds=1e3 * seconds[name], perplexity=scores[name])
                 for name, number in zip(formats, bytes_of, strict=True)
             },
-            "row": length,
-            "threads": 1,
-            "text": None if text is None else text.name,
-            "scored_positions": 0 if scored_text is None else int((scored_text[1] != measure.IGNORE).sum()),
-            "task": "next token" if causal else "masked tokens",
-            "largest_difference": difference,
-            "versions": {module.__name__: module.__version__ for module in (torch, transformers)},
-        }
+            row=length,
+            threads=1,
+            text=None if text is None else text.name,
+            scored_positions=0 if scored_text is None else int((scored_text[1] != measure.IGNORE).sum()),
+            task="next token" if causal else "masked tokens",
+            largest_difference=difference,
+            versions={module.__name__: module.__version__ for module in (torch, transformers)},
+        )
         (new / "report.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return content | {"folder": str(folder / "onnx")}
+    return folder / "onnx", content
 
 
-def table(content: dict[str, Any]) -> str:
+def table(folder: Path, content: Report) -> str:
     """The same as a table of text."""
     lines = [f"{'':<12}{'MB':>9}{'ms':>11}{'perplexity':>13}{'change':>9}"]
     plain = next(iter(content["formats"].values()))["perplexity"]
     for name, measured in content["formats"].items():
         score = measured["perplexity"]
         perplexity = "-" if score is None else f"{score:,.2f}"
-        change = "" if score is None else f"{100 * (score / plain - 1):+.2f}%"
+        change = "" if score is None or plain is None else f"{100 * (score / plain - 1):+.2f}%"
         lines.append(
             f"{name:<12}{measured['megabytes']:>9.2f}{measured['milliseconds']:>11.2f}{perplexity:>13}{change:>9}"
         )
@@ -109,7 +131,7 @@ def table(content: dict[str, Any]) -> str:
     )
     return "\n".join(
         [
-            f"{content['model']} in {content['folder']}",
+            f"{content['model']} in {folder}",
             *lines,
             f"Latency: one sequence of {content['row']} tokens, on one thread. Perplexity: {scored}.",
             f"The fp32 file's logits differ from torch's by at most {content['largest_difference']:.1g}.",

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from distill.commands.export.convert import Logits
+from distill.commands.onnx.convert import Logits
 from distill.data import readers
 from distill.data.collate.mlm import IGNORE, masked_lm
 from distill.data.readers import InvalidFile

@@ -42,8 +42,8 @@ def run(arguments: list[str]) -> None:
     import torch
     from transformers.utils import logging as transformers_logging
 
-    from distill.commands.export import onnx
+    from distill.commands.onnx import write
 
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(1)
-    print(onnx.table(onnx.write(options.model, options.input, options.max_sequences)))
+    print(write.table(*write.write(options.model, options.input, options.max_sequences)))

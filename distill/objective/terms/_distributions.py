@@ -1,0 +1,29 @@
+"""What losses between the distributions of student and teacher have in common: their positions and temperature."""
+
+import math
+from enum import Enum
+
+from distill.objective.terms import ALL, TARGETS, VocabularyTerm
+
+
+class SoftPositions(Enum):
+    """Which positions carry soft targets."""
+
+    all = "all"  # every non-padding position
+    masked = "masked"  # those that were masked
+    targets = "targets"  # those with a token to predict, masked or next
+
+
+def where(positions: SoftPositions) -> str:
+    """What `VocabularyTerm.positions` calls them."""
+    return ALL if positions is SoftPositions.all else TARGETS
+
+
+class TeacherDistribution(VocabularyTerm):
+    """A loss between the distributions of student and teacher at one temperature, which its own class computes."""
+
+    def __init__(self, temperature: float = 2.0, positions: SoftPositions = SoftPositions.all) -> None:
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature={temperature} must be above 0 and finite")
+        self.temperature = temperature
+        self.positions = where(positions)
