@@ -102,8 +102,8 @@ class Problem:
     def plain(self) -> float:
         """One masked copy at a time, whole logits."""
         total = 0.0
-        width = self.data.rows.shape[1]
-        rows = torch.from_numpy(self.data.rows.astype(np.int64)).to(self.device)
+        width = self.data.sequences.shape[1]
+        rows = torch.from_numpy(self.data.sequences.astype(np.int64)).to(self.device)
         with torch.inference_mode():
             for row, column in zip(*divmod(self.positions, width), strict=True):
                 ids = rows[row].clone()
@@ -122,7 +122,7 @@ class Problem:
     @cached_property
     def minicons_copies(self) -> list[torch.Tensor]:
         """What its `prepare_text` makes of the rows: ids, attention, tokens and columns of the positions to score."""
-        ids = torch.from_numpy(self.data.rows.astype(np.int64))
+        ids = torch.from_numpy(self.data.sequences.astype(np.int64))
         whole = self.scorer.prepare_text(BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)}))
         width = ids.shape[1]
         parts: list[list[torch.Tensor]] = []
@@ -154,7 +154,7 @@ class Problem:
 
     def operations(self) -> dict[str, float]:
         """Operations of the matrix products: of the plain loop, and of distill."""
-        config, length, count = self.model.config, self.data.rows.shape[1], len(self.positions)
+        config, length, count = self.model.config, self.data.sequences.shape[1], len(self.positions)
         width, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
         inner = config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size
         head = width * (width + self.vocab)

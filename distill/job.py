@@ -159,7 +159,7 @@ def make_objective(
     config: Config, terms: dict[str, Term], batches: Batches, steps: int, vocab: int, ranks: Ranks
 ) -> Objective:
     """The objective of a run of so many steps."""
-    num_positions = steps * batches.sequences_per_step * batches.rows.shape[1]
+    num_positions = steps * batches.sequences_per_step * batches.sequences.shape[1]
     return build_objective(terms, config.objective, config.precision, vocab, num_positions, ranks.device)
 
 

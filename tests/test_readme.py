@@ -150,7 +150,7 @@ def test_a_measure(shelf: Shelf) -> None:
     assert content["history"][-1]["accuracy"] == content["student"]["accuracy"]
     assert content["measures"]["accuracy"]["lower_is_better"] is False
     report = Path("run/report.md").read_text()
-    assert "Accuracy" in report and "first choice" in report
+    assert "Accuracy" in report and "Top-1 agreement" in report
 
 
 TINY_ROWS = "corpus.sequence_length=32"

@@ -15,7 +15,7 @@ Score models on evaluation sets without training, and compare them in a table.
   output=FOLDER    gets scores.json and scores.md (default: runs/evaluate)
   SETTING=VALUE    a setting of a run, of corpus, data, evaluate, precision, teacher and backend; what is not given
                    is as in the run that made the first model
-  teacher=MODEL    adds a column for a teacher, and how often each model's first choice is the teacher's
+  teacher=MODEL    adds a column for a teacher, and each model's top-1 agreement with it
 
   distill evaluate model=runs/distilbert_gutenberg model=runs/distilbert_gutenberg_baseline
   distill evaluate model=RUN 'evaluate.sets=[wikitext2,imdb]' evaluate.max_sequences=1000 teacher=bundled

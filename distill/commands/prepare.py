@@ -77,7 +77,7 @@ def described(tokens: "Tokens") -> str:
 
     stored = tokens.stored
     assert stored is not None
-    count, length = tokens.rows.shape
+    count, length = tokens.sequences.shape
     line = (
         f"{stored.shards:,} shard{'s' * (stored.shards != 1)}, {count:,} sequences of {length:,}, "
         f"{tokens.tokens:,} tokens, {size(stored.bytes)} in {stored.place}"

@@ -14,7 +14,7 @@ import torch
 from distill.data.batch import Batch, as_dummy
 from distill.data.mixture import Fed, Mixture
 from distill.data.order import At, Order
-from distill.data.prefetch import MOST_THREADS, Prefetch, ThreadCount, prepared_in_loop
+from distill.data.prefetch import MAX_THREADS, Prefetch, ThreadCount, prepared_in_loop
 from distill.data.sequence_store import SequenceStore, expect
 from distill.runtime.seed import key
 
@@ -44,7 +44,7 @@ class Threads(NamedTuple):
     """Threads that prepare windows ahead of the loop."""
 
     start: int = 1  # 0: the loop prepares its own
-    most: int = 0  # where it is more than `start`: they grow so far while the loop waits for storage
+    limit: int = 0  # where it is more than `start`: they grow so far while the loop waits for storage
 
 
 ONE_THREAD = Threads()
@@ -58,7 +58,7 @@ def num_threads(requested: int | None, local_size: int) -> Threads:
     if requested is not None:
         return Threads(requested, requested)
     cores = len(os.sched_getaffinity(0)) // local_size
-    return Threads(min(4, max(1, cores // 4)), MOST_THREADS)
+    return Threads(min(4, max(1, cores // 4)), MAX_THREADS)
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ class Batches:
     accumulation, the ranks differ by one sequence at most, and the last step of an epoch is merely shorter.
     """
 
-    rows: SequenceStore  # [num_rows, S]
+    sequences: SequenceStore  # [num_sequences, S]
     collator: Collator
-    order: Order  # of the rows
+    order: Order  # of the sequences
     step_shape: StepShape
     seed: int
     static: bool = False  # the same masks in every epoch: those of epoch 0
@@ -103,7 +103,7 @@ class Batches:
     @property
     def shape(self) -> tuple[int, int]:
         """Sequences and positions of a micro-batch."""
-        return self.step_shape.batch_size, self.rows.shape[1]
+        return self.step_shape.batch_size, self.sequences.shape[1]
 
     @property
     def sequences_per_step(self) -> int:
@@ -129,15 +129,15 @@ class Batches:
         parts = [dealt[start : start + shape.batch_size] for start in range(0, len(dealt), shape.batch_size)]
         window = [self.batch(numbers[part], passes[part]) for part in parts]
         if shape.equal_windows:
-            rows_of_rank_0 = -(-len(positions) // shape.size)
-            missing = -(-rows_of_rank_0 // shape.batch_size) - len(window)
+            on_rank_0 = -(-len(positions) // shape.size)
+            missing = -(-on_rank_0 // shape.batch_size) - len(window)
             window += [as_dummy(self.batch(np.zeros(1, np.int64), epoch))] * missing
         return window
 
     def batch(self, numbers: np.ndarray, passes: np.ndarray | int) -> Batch:
         """The sequences of these numbers with their masks of a pass (in plain orders an epoch), of each or of all."""
         row_keys = key(self.seed, "mask", np.zeros_like(passes) if self.static else passes, numbers)
-        batch = self.collator.collate(self.rows[numbers].astype(np.int64), row_keys, numbers)
+        batch = self.collator.collate(self.sequences[numbers].astype(np.int64), row_keys, numbers)
         dropout_keys = key(self.seed, "dropout", passes, batch.row_ids)
         return replace(batch, dropout_keys=tuple(int(number) for number in dropout_keys))
 
@@ -180,7 +180,7 @@ class Batches:
 
         steps = range(start, stop)
         watched = watch(prepare) if watch else prepare
-        count = ThreadCount(self.threads.start, self.threads.most)
+        count = ThreadCount(self.threads.start, self.threads.limit)
         try:
             ahead = Prefetch(watched, steps, count) if self.threads.start else prepared_in_loop(watched, steps)
             for window in ahead:
@@ -190,11 +190,11 @@ class Batches:
                 yield window if device.type == "cpu" else [batch.to(device) for batch in window]
                 del window
         finally:
-            expect(self.rows, np.zeros(0, np.int64))  # a run that ends does not wait for what nobody will read
+            expect(self.sequences, np.zeros(0, np.int64))  # a run that ends does not wait for what nobody will read
 
     def _expect(self, step: int, stop: int) -> None:
         """Tell the store of sequences what this rank reads in the steps from `step` on."""
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         left = (stop - step) * self.sequences_per_step
         at = At(epoch, step_of_epoch * self.sequences_per_step, self.sequences_per_step, left)
-        expect(self.rows, self.order.upcoming(at, self.step_shape.rank, self.step_shape.size))
+        expect(self.sequences, self.order.upcoming(at, self.step_shape.rank, self.step_shape.size))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class ClassSequences:
     """N sequences."""
 
-    rows: np.ndarray  # [N, S] uint16 or uint32: [CLS] text [SEP] or [CLS] text [SEP] text [SEP], then padding
+    sequences: np.ndarray  # [N, S] uint16 or uint32: [CLS] text [SEP] or [CLS] text [SEP] text [SEP], then padding
     segments: np.ndarray  # [N, S] uint8: 1 from the second text's first token to the last [SEP], else 0
     labels: np.ndarray  # [L] int64 numbers of classes, or float64 values, of the first L sequences alone
     pad_id: int
@@ -28,13 +28,16 @@ class ClassSequences:
     digest: str  # sha256 of all that decides training and scores
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.sequences)
 
     def with_unlabelled(self, others: Self) -> Self:
         """And behind them those of texts without labels."""
-        rows, segments = np.concatenate([self.rows, others.rows]), np.concatenate([self.segments, others.segments])
-        digest = digest_of(rows, segments, self.labels)
-        return replace(self, rows=rows, segments=segments, cut=self.cut + others.cut, digest=digest)
+        sequences, segments = (
+            np.concatenate([self.sequences, others.sequences]),
+            np.concatenate([self.segments, others.segments]),
+        )
+        digest = digest_of(sequences, segments, self.labels)
+        return replace(self, sequences=sequences, segments=segments, cut=self.cut + others.cut, digest=digest)
 
 
 def class_sequences(
@@ -55,18 +58,18 @@ def class_sequences(
     if room < 1 + (texts.second is not None):
         raise SettingError(f"{setting}={max_length}: no room for text; set 128 or so")
     shape = (len(texts), max_length)
-    rows, segments = np.full(shape, encoder.pad_id, encoder.dtype), np.zeros(shape, np.uint8)
+    sequences, segments = np.full(shape, encoder.pad_id, encoder.dtype), np.zeros(shape, np.uint8)
     cut = 0
     others = texts.second if texts.second is not None else [""] * len(texts)
     for number, (one, other) in enumerate(zip(encoder.encode(texts.first), encoder.encode(others), strict=True)):
         first, second = fitting(len(one), len(other), room)
         cut += first + second < len(one) + len(other)
         row = [*around.before, *one.ids[:first], *around.between, *other.ids[:second], *around.after]
-        rows[number, : len(row)] = row
+        sequences[number, : len(row)] = row
         if texts.second is not None:
             segments[number, len(around.before) + first + len(around.between) : len(row)] = 1
-    digest = digest_of(rows, segments, texts.labels)
-    return ClassSequences(rows, segments, texts.labels, encoder.pad_id, cut, digest)
+    digest = digest_of(sequences, segments, texts.labels)
+    return ClassSequences(sequences, segments, texts.labels, encoder.pad_id, cut, digest)
 
 
 def fitting(first: int, second: int, room: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ class Mixed(NamedTuple):
     """The sequences that a run trains on, and their order."""
 
     tokens: Tokens  # with the counts of an epoch as it is fed
-    rows: SequenceStore
+    sequences: SequenceStore
     order: Mixture
 
 
@@ -49,14 +49,14 @@ def prepare_mixture(
     sources = {name: prepare(text, tokenizer, corpus, data, "train", sequence_format) for name, text in texts.items()}
     weights = [corpus.weights[name] for name in sources]
     stores = [
-        subsample(tokens.rows, texts[name].max_sequences, f"training rows of {name}", data.shuffle_bytes)
+        subsample(tokens.sequences, texts[name].max_sequences, f"training rows of {name}", data.shuffle_bytes)
         for name, tokens in sources.items()
     ]
     orders = [
         order_of(store, data.shuffle_bytes, source_seed(seed, name))
         for name, store in zip(sources, stores, strict=True)
     ]
-    means = [tokens.tokens / len(tokens.rows) for tokens in sources.values()]
+    means = [tokens.tokens / len(tokens.sequences) for tokens in sources.values()]
     order = Mixture(tuple(sources), tuple(weights), tuple(orders), tuple(means), seed)
     return Mixed(as_fed(sources, order), StackedSequences(stores), order)
 
@@ -68,7 +68,7 @@ def source_seed(seed: int, name: str) -> int:
 
 def as_fed(sources: dict[str, Tokens], order: Mixture) -> Tokens:
     """All sources as one corpus. Tokens and their counts are those of an epoch, a fraction from each source."""
-    factors = order.quotas / np.array([len(tokens.rows) for tokens in sources.values()])
+    factors = order.quotas / np.array([len(tokens.sequences) for tokens in sources.values()])
     all_tokens = list(sources.values())
     seconds = sum(tokens.seconds for tokens in all_tokens)
     fractions = order.quotas / len(order)
@@ -77,7 +77,7 @@ def as_fed(sources: dict[str, Tokens], order: Mixture) -> Tokens:
     )
     return replace(
         all_tokens[0],
-        rows=StackedSequences([tokens.rows for tokens in all_tokens]),
+        sequences=StackedSequences([tokens.sequences for tokens in all_tokens]),
         counts=np.rint(sum(tokens.counts * factor for tokens, factor in zip(all_tokens, factors, strict=True))).astype(
             np.int64
         ),

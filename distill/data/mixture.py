@@ -39,7 +39,7 @@ def quotas(weights: Sequence[float], count: int) -> np.ndarray:
 class Fed(NamedTuple):
     """What an order has fed of one source."""
 
-    rows: int
+    sequences: int
     passes: float  # over the source's own sequences
     tokens: int  # sequences x tokens a sequence in the mean of the source: exact after whole passes
 
@@ -115,7 +115,7 @@ class Mixture:
         upcoming, along = [np.empty(0, np.int64)], [np.empty(0)]
         for source, order in enumerate(self.orders):
             passed, position = divmod(int(at.epoch * self.quotas[source] + before[source]), len(order))
-            of_step, left = (max(1, round(count * fractions[source])) for count in (at.step_rows, at.left))
+            of_step, left = (max(1, round(count * fractions[source])) for count in (at.step_sequences, at.left))
             next_numbers = order.upcoming(At(passed, position, of_step, left), rank, size)
             upcoming.append(self._offsets[source] + next_numbers)
             along.append((np.arange(len(next_numbers)) + 0.5) / max(len(next_numbers), 1))

@@ -27,7 +27,7 @@ class At(NamedTuple):
 
     epoch: int
     position: int  # in the epoch
-    step_rows: int  # sequences of a step, of all ranks together
+    step_sequences: int  # sequences of a step, of all ranks together
     left: int  # sequences from here to the end of the run
 
 
@@ -67,15 +67,15 @@ class Order(Protocol):
 class FullShuffle:
     """All sequences in a random order, another one in every epoch."""
 
-    num_rows: int
+    num_sequences: int
     seed: int
     starts: np.ndarray | None = None  # [B + 1] int64: the first sequence of each block, then the number of sequences
 
     def __len__(self) -> int:
-        return self.num_rows
+        return self.num_sequences
 
     def numbers(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        return shuffled(positions, self.num_rows, key(self.seed, "order", epoch))
+        return shuffled(positions, self.num_sequences, key(self.seed, "order", epoch))
 
     def passes(self, epoch: int, positions: np.ndarray) -> int:
         return epoch
@@ -145,18 +145,18 @@ class WindowedShuffle:
         plan = self.plan(at.epoch)
         window = int(np.searchsorted(plan.edges, at.position, side="right")) - 1
         goes_on = at.position + at.left > plan.edges[window + 1]
-        question = (at.epoch, window, goes_on, rank, size, at.step_rows)
+        question = (at.epoch, window, goes_on, rank, size, at.step_sequences)
         if (answer := self._upcoming.get(question)) is None:
-            parts = [self._part(plan, window, rank, size, at.step_rows)]
+            parts = [self._part(plan, window, rank, size, at.step_sequences)]
             if goes_on:
                 following = (plan, window + 1) if window + 2 < len(plan.bounds) else (self.plan(at.epoch + 1), 0)
-                parts.append(self._part(*following, rank, size, at.step_rows))
+                parts.append(self._part(*following, rank, size, at.step_sequences))
             answer = self.starts[np.concatenate(parts)]
             self._upcoming.clear()
             self._upcoming[question] = answer
         return answer
 
-    def _part(self, plan: Plan, window: int, rank: int, size: int, step_rows: int) -> np.ndarray:
+    def _part(self, plan: Plan, window: int, rank: int, size: int, step_sequences: int) -> np.ndarray:
         """The blocks of a window that a rank reads, ascending.
 
         The sequences of a step that lie before a given place of the window are a binomial number of them: where the
@@ -164,7 +164,7 @@ class WindowedShuffle:
         """
         blocks = np.sort(plan.blocks[plan.bounds[window] : plan.bounds[window + 1]])
         cuts = np.array([rank, rank + 1]) / size
-        stray = SLACK * np.sqrt(cuts * (1 - cuts) / step_rows) * [-1, 1]
+        stray = SLACK * np.sqrt(cuts * (1 - cuts) / step_sequences) * [-1, 1]
         first, last = np.clip(cuts + stray, 0, 1) * len(blocks)
         return blocks[int(first) : int(np.ceil(last))]
 
@@ -212,13 +212,13 @@ def first_window(window: int) -> int:
     return min(window, max(FEWEST, window // RAMP))
 
 
-def order_of(rows: SequenceStore, shuffle_bytes: int, seed: int) -> Order:
+def order_of(sequences: SequenceStore, shuffle_bytes: int, seed: int) -> Order:
     """A full shuffle where the sequences take at most `shuffle_bytes`, else one in windows of blocks of so many bytes.
 
     It depends on the sequences and their blocks, and not on where these lie.
     """
-    starts, width = starts_of(rows), sequence_bytes(rows)
-    if starts is None or len(rows) * width <= shuffle_bytes:
-        return FullShuffle(len(rows), seed, starts)
+    starts, width = starts_of(sequences), sequence_bytes(sequences)
+    if starts is None or len(sequences) * width <= shuffle_bytes:
+        return FullShuffle(len(sequences), seed, starts)
     block_bytes = int(np.diff(starts).max()) * width
     return WindowedShuffle(starts, max(1, shuffle_bytes // block_bytes), seed)

@@ -70,14 +70,14 @@ class SequenceWriter:
     """Sequences written to a file as their ids come in.
 
     Attributes:
-        rows, tokens, documents: how many were written.
+        sequences, tokens, documents: how many were written.
         dropped: tokens of ends of documents that were too short for a sequence.
     """
 
     def __init__(self, file: IO[bytes], packing: Packing) -> None:
         self.file, self.packing, self.format = file, packing, packing.format
         self.left = np.empty(0, packing.dtype)  # ids that do not fill a sequence yet
-        self.rows = self.tokens = self.documents = self.dropped = 0
+        self.sequences = self.tokens = self.documents = self.dropped = 0
 
     def add(self, ids: list[int], counts: bool = True) -> None:
         """Takes the next ids of a document's text, and whether they count; writes the sequences that are full."""
@@ -124,15 +124,15 @@ class SequenceWriter:
     def _write(self, bodies: np.ndarray) -> None:
         """Writes [sequences, ids] as sequences of full length."""
         count, length = bodies.shape
-        rows = np.full((count, self.packing.sequence_length), self.format.pad, self.packing.dtype)
+        sequences = np.full((count, self.packing.sequence_length), self.format.pad, self.packing.dtype)
         first = int(self.format.row_start is not None)
         if self.format.row_start is not None:
-            rows[:, 0] = self.format.row_start
-        rows[:, first : first + length] = bodies
+            sequences[:, 0] = self.format.row_start
+        sequences[:, first : first + length] = bodies
         if self.format.row_end is not None:
-            rows[:, first + length] = self.format.row_end
-        self.file.write(rows.tobytes())
-        self.rows += count
+            sequences[:, first + length] = self.format.row_end
+        self.file.write(sequences.tobytes())
+        self.sequences += count
         self.tokens += count * (length + self.format.body)
 
 
@@ -197,7 +197,7 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> UnitRecor
             if isinstance(writer, SequenceWriter):
                 writer.end()
     train, heldout = (
-        Counts(rows=writer.rows, tokens=writer.tokens, documents=writer.documents, dropped=writer.dropped)
+        Counts(rows=writer.sequences, tokens=writer.tokens, documents=writer.documents, dropped=writer.dropped)
         for writer in writers
     )
     seconds = time.perf_counter() - begun

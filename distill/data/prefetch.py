@@ -18,7 +18,7 @@ from distill.runtime.signals import in_force
 from distill.runtime.thread_time import computed_seconds
 
 WINDOWS_AHEAD = 4  # or one for each thread, where those are more
-MOST_THREADS = 16  # that an automatic choice goes up to
+MAX_THREADS = 16  # that an automatic choice goes up to
 PERIOD = 4  # windows between two choices, or one for each thread, where those are more
 WAITED = 0.05  # fraction of its time that the loop may wait for windows before threads are added
 SPARE = 1.25  # times the threads that would do if every window took equally long

@@ -25,14 +25,14 @@ class PairWriter:
     """Sequences `row_start` A `separator` B `row_end` written to a file, document by document.
 
     Attributes:
-        rows, tokens, documents: how many were written.
+        sequences, tokens, documents: how many were written.
         dropped: tokens that stand in no sequence.
     """
 
     def __init__(self, file: IO[bytes], format: SequenceFormat, length: int, dtype: np.dtype) -> None:
         """`length`: of a sequence, ids; `dtype`: of an id."""
         self.file, self.format, self.length, self.dtype = file, format, length, dtype
-        self.rows = self.tokens = self.documents = self.dropped = 0
+        self.sequences = self.tokens = self.documents = self.dropped = 0
 
     @property
     def room(self) -> int:
@@ -58,7 +58,7 @@ class PairWriter:
 
     def _draws(self, document: int) -> list[float]:
         """Three numbers between 0 and 1 for the next sequence, by its document and its number."""
-        return [float(number) for number in uniform(key(SEED, "pairs", document, self.rows, np.arange(3)))]
+        return [float(number) for number in uniform(key(SEED, "pairs", document, self.sequences, np.arange(3)))]
 
     def _target(self, short: float, length: float) -> int:
         """After how many ids a sequence is full."""
@@ -82,7 +82,9 @@ class PairWriter:
         self.dropped += surplus
         # The longer one gives, as in the published code, until both are alike; then they take turns.
         from_second = min(surplus, max(0, (surplus + len(second) - len(first)) // 2))
-        off = uniform(key(SEED, "truncation", document, self.rows, np.arange(surplus))) < 0.5  # which lose the front
+        off = (
+            uniform(key(SEED, "truncation", document, self.sequences, np.arange(surplus))) < 0.5
+        )  # which lose the front
         first = _cut(first, off[: surplus - from_second])
         second = _cut(second, off[surplus - from_second :])
         format = self.format
@@ -90,7 +92,7 @@ class PairWriter:
         row = np.full(self.length, format.pad, self.dtype)
         row[: len(ids)] = ids
         self.file.write(row.tobytes())
-        self.rows += 1
+        self.sequences += 1
         self.tokens += len(ids)
 
 

@@ -42,7 +42,7 @@ class ContextTokens:
 class SpanWindows:
     """W windows of questions. The answers of the first L are known; in evaluation, and without a teacher, of all."""
 
-    rows: np.ndarray  # [W, S] uint16 or uint32: [CLS] question [SEP] window [SEP], then padding
+    sequences: np.ndarray  # [W, S] uint16 or uint32: [CLS] question [SEP] window [SEP], then padding
     segments: np.ndarray  # [W, S] uint8: 1 from the window's first token to the last [SEP], else 0
     starts: np.ndarray  # [L] int64, position of the answer's first token; NO_ANSWER where the window lacks some of it
     ends: np.ndarray  # [L] int64, that of its last token
@@ -53,14 +53,17 @@ class SpanWindows:
     context: ContextTokens | None  # None in training, which does without
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.sequences)
 
     def with_unlabelled(self, others: Self) -> Self:
         """And behind them those of questions whose answers are not known, for training."""
-        rows, segments = np.concatenate([self.rows, others.rows]), np.concatenate([self.segments, others.segments])
+        sequences, segments = (
+            np.concatenate([self.sequences, others.sequences]),
+            np.concatenate([self.segments, others.segments]),
+        )
         owners = np.concatenate([self.questions, others.questions + self.questions.max(initial=-1) + 1])
-        digest = digest_of(rows, segments, np.stack([self.starts, self.ends], axis=1), owners)
-        return replace(self, rows=rows, segments=segments, questions=owners, digest=digest, context=None)
+        digest = digest_of(sequences, segments, np.stack([self.starts, self.ends], axis=1), owners)
+        return replace(self, sequences=sequences, segments=segments, questions=owners, digest=digest, context=None)
 
 
 class _Context(NamedTuple):
@@ -98,14 +101,14 @@ def span_windows(
     _check(settings, around, setting)
     windows, unreached = _windows(questions.questions, encoder, settings, around)
     shape = (len(windows), settings.sequence_length)
-    rows, segments = np.full(shape, encoder.pad_id, encoder.dtype), np.zeros(shape, np.uint8)
+    sequences, segments = np.full(shape, encoder.pad_id, encoder.dtype), np.zeros(shape, np.uint8)
     labels = np.full((len(windows), 2), NO_ANSWER, np.int64)
     offsets = np.full((*shape, 2), -1, np.int32) if scoring else None
     for number, window in enumerate(windows):
         first = len(around.before) + len(window.query) + len(around.between)
         ids = (around.before, window.query, around.between, window.context.ids[window.begin : window.end], around.after)
         row = np.concatenate([np.asarray(part, encoder.dtype) for part in ids])
-        rows[number, : len(row)] = row
+        sequences[number, : len(row)] = row
         segments[number, first : len(row)] = 1
         if window.answer is not None and window.begin <= window.answer[0] and window.answer[1] < window.end:
             labels[number] = np.array(window.answer) - window.begin + first
@@ -115,9 +118,9 @@ def span_windows(
     owners = np.array([window.question for window in windows], np.int64)
     context = None if offsets is None else ContextTokens(offsets, _fullest(windows, offsets))
     extra = () if context is None else (context.offsets, context.fullest)
-    digest = digest_of(rows, segments, labels, owners, *extra)
+    digest = digest_of(sequences, segments, labels, owners, *extra)
     starts, ends = labels.T.copy()
-    return SpanWindows(rows, segments, starts, ends, owners, encoder.pad_id, unreached, digest, context)
+    return SpanWindows(sequences, segments, starts, ends, owners, encoder.pad_id, unreached, digest, context)
 
 
 def _check(settings: SpanConfig, around: Surroundings, setting: str) -> None:

@@ -89,12 +89,12 @@ class Stored:
 class Tokens:
     """The sequences of one part of a text. N sequences, L = sequence_length, V = length of the tokenizer."""
 
-    rows: SequenceStore  # [N, L] uint16 or uint32: ids in the format of sequences, then padding
-    counts: np.ndarray  # [V] int64: how often each id stands in `rows`, special tokens and padding included
+    sequences: SequenceStore  # [N, L] uint16 or uint32: ids in the format of sequences, then padding
+    counts: np.ndarray  # [V] int64: how often each id stands in `sequences`, special tokens and padding included
     digest: str  # sha256 of the sequences: the same for the same content, wherever the files lie
     name: str  # as the sources describe themselves
     documents: int
-    tokens: int  # ids in `rows` that are not padding
+    tokens: int  # ids in `sequences` that are not padding
     seconds: float  # it took to prepare the whole text, when that was done
     tokens_per_second: float  # of that preparation
     invalid: Invalid  # files and records that are left out
@@ -144,8 +144,8 @@ def corpus_texts(corpus: CorpusConfig, data: DataConfig) -> dict[str, Text]:
 
 def set_text(source: Any, setting: str, data: DataConfig) -> Text | None:
     """The text of an evaluation set; None where it is not available. `source` is its settings."""
-    found_source = find_source(source, setting, data)
-    return None if found_source is None else Text((found_source,), setting, _path_of(source))
+    located = find_source(source, setting, data)
+    return None if located is None else Text((located,), setting, _path_of(source))
 
 
 def _need(source: Source | None, settings: Any, setting: str) -> Source:
@@ -294,7 +294,7 @@ def _load(
     if not meta[kept]["rows"]:
         raise _no_sequences(meta, part, text, corpus)
     return Tokens(
-        rows=open_sequences(folder.place, kept, data),
+        sequences=open_sequences(folder.place, kept, data),
         counts=np.load(io.BytesIO(folder.read(f"{kept}.counts.npy"))),
         digest=meta[kept]["digest"],
         name=text.describe(),

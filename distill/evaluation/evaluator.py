@@ -82,7 +82,7 @@ class Evaluator:
             self.readers.opened(teacher) as other,
         ):
             for data in sets:
-                with self._progress(f"agreement on {data.name}", data.num_rows, "sequences") as done:
+                with self._progress(f"agreement on {data.name}", data.num_sequences, "sequences") as done:
                     scores[data.name] = self._agreement(one, other, data, done)
         return scores
 
@@ -93,8 +93,8 @@ class Evaluator:
             "name": data.name,
             "description": data.description,
             "documents": data.documents,
-            "sequences": data.num_rows,
-            "tokens": int((data.rows != self.scoring.collator_of(data).pad_id).sum()),
+            "sequences": data.num_sequences,
+            "tokens": int((data.sequences != self.scoring.collator_of(data).pad_id).sum()),
             "positions": self.passes[0].num_positions(data),
             "pseudo_positions": single[0].num_positions(data) if single else 0,
         }
@@ -129,7 +129,7 @@ class Evaluator:
     def _sequence_sums(self, data: EvaluationSet) -> "SequenceLossSums":
         from distill.evaluation.measures.perplexity import SequenceLossSums
 
-        return SequenceLossSums(data.num_rows, **summed(self.ranks)).to(self.ranks.device)
+        return SequenceLossSums(data.num_sequences, **summed(self.ranks)).to(self.ranks.device)
 
     def _agreement(
         self, student: LanguageModel, teacher: LanguageModel, data: EvaluationSet, done: ProgressCallback

@@ -27,7 +27,7 @@ def check_memory(evaluator: Evaluator, models: list[Any], sets: list[EvaluationS
     if not sets:
         return
     scoring = evaluator.scoring
-    first, longest = sets[0], max(sets, key=lambda data: data.rows.shape[1])
+    first, longest = sets[0], max(sets, key=lambda data: data.sequences.shape[1])
     size, count = scoring.settings.batch_size, speed_sequences(scoring, first)
     with evaluator.readers.timed():
         trial = _trial_of_sequences(evaluator, first, count, logits=True)
@@ -70,7 +70,7 @@ def _trial_of_sequences(evaluator: Evaluator, data: EvaluationSet, count: int, l
     scoring = evaluator.scoring
     return Trial(
         lambda model: run_forward(model, full_sequences(scoring, data, count), scoring, logits),
-        count * data.rows.shape[1],
+        count * data.sequences.shape[1],
         "evaluate.batch_size",
         scoring.settings.batch_size,
     )

@@ -29,23 +29,25 @@ class EvaluationSet:
 
     name: str
     description: str
-    rows: np.ndarray  # [num_rows, S]
+    sequences: np.ndarray  # [num_sequences, S]
     documents: int
-    text: SequenceStore | None = None  # [M, S] all sequences of the text in their order, where `rows` are some of them
-    numbers: np.ndarray | None = None  # [num_rows] which these are
+    text: SequenceStore | None = (
+        None  # [M, S] all sequences of the text in their order, where `sequences` are some of them
+    )
+    numbers: np.ndarray | None = None  # [num_sequences] which these are
     prompts: bool = False  # whether some of its tokens are no targets
     collator: Collator | None = None  # of its sequences, where that of all sets does not fit them
 
     def before(self, row: int) -> np.ndarray | None:
         """The sequence of the text before a sequence of the set; None before the first one."""
-        text = self.rows if self.text is None else self.text
+        text = self.sequences if self.text is None else self.text
         number = row if self.numbers is None else int(self.numbers[row])
         return None if number == 0 else text[np.array([number - 1])][0]
 
     @property
-    def num_rows(self) -> int:
-        """How many rows are scored."""
-        return len(self.rows)
+    def num_sequences(self) -> int:
+        """How many sequences are scored."""
+        return len(self.sequences)
 
 
 class SetContents(TypedDict):
@@ -74,10 +76,10 @@ def load_sets(
     sets, left_out = [], []
     for name, tokens in tokens_of_sets(config, tokenizer, sequence_format):
         if tokens is not None:
-            chosen, numbers = _chosen(name, tokens.rows, config)
+            chosen, numbers = _chosen(name, tokens.sequences, config)
             check_unknown(tokens, tokenizer, config.corpus.max_unknown, f"evaluate.sets: {name}")
             sets.append(
-                EvaluationSet(name, tokens.name, chosen, tokens.documents, tokens.rows, numbers, tokens.prompts)
+                EvaluationSet(name, tokens.name, chosen, tokens.documents, tokens.sequences, numbers, tokens.prompts)
             )
         elif config.evaluate.missing is Missing.skip:
             left_out.append(

@@ -155,18 +155,18 @@ def units_of(data: EvaluationSet, collator: Collator) -> Units:
     documents = _documents(data, collator) if data.documents >= FEWEST else None
     if documents is not None and len(np.unique(documents)) >= FEWEST:
         return Units("documents", np.unique(documents, return_inverse=True)[1])
-    numbers = np.arange(data.num_rows) if data.numbers is None else data.numbers
+    numbers = np.arange(data.num_sequences) if data.numbers is None else data.numbers
     stretches = np.unique(numbers // STRETCH, return_inverse=True)[1]
     count = int(stretches.max()) + 1
     if count >= FEWEST:
-        whole = count * STRETCH <= data.num_rows + STRETCH
+        whole = count * STRETCH <= data.num_sequences + STRETCH
         return Units(f"stretches of {STRETCH} sequences" if whole else SAMPLED, stretches)
-    return Units("sequences", np.arange(data.num_rows))
+    return Units("sequences", np.arange(data.num_sequences))
 
 
 def _documents(data: EvaluationSet, collator: Collator) -> np.ndarray | None:
     """[R] the number in the text of the document that each sequence belongs to; None where sequences do not show it."""
-    text = data.rows if data.text is None else data.text
+    text = data.sequences if data.text is None else data.text
     if not isinstance(collator, CausalLM | MaskedLM) or len(text) * sequence_bytes(text) > LARGE:
         return None
     if isinstance(collator, CausalLM) and collator.packed:

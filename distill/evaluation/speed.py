@@ -42,13 +42,13 @@ def speed_sequences(scoring: Scoring, data: EvaluationSet) -> int:
     """As many sequences as are scored at once, but no more than it takes to keep a device busy."""
     on_cpu = scoring.ranks.device.type == "cpu"
     max_positions = POSITIONS_OF_THREAD * torch.get_num_threads() if on_cpu else POSITIONS
-    return min(scoring.settings.batch_size, max(1, max_positions // data.rows.shape[1]))
+    return min(scoring.settings.batch_size, max(1, max_positions // data.sequences.shape[1]))
 
 
 def full_sequences(scoring: Scoring, data: EvaluationSet, count: int) -> Batch:
     """That many sequences of full length."""
-    ids = np.resize(data.rows[:count].astype(np.int64), (count, data.rows.shape[1]))
-    numbers = np.arange(len(ids)) % data.num_rows
+    ids = np.resize(data.sequences[:count].astype(np.int64), (count, data.sequences.shape[1]))
+    numbers = np.arange(len(ids)) % data.num_sequences
     collator = scoring.collator_of(data)
     return collator.collate(ids, np.arange(len(ids), dtype=np.uint64), numbers).to(scoring.ranks.device)
 

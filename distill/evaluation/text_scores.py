@@ -248,9 +248,9 @@ def _word_end(word_ids: list[int | None], token: int) -> int:
 
 def _head_rows_within_words(model: LanguageModel, copies: Copies, ends: Tensor) -> Tensor:
     """The head's input at the scored position of each copy [B, E]; its word is masked from there to `ends` [B]."""
-    columns = torch.arange(copies.rows.shape[1], device=copies.rows.device)[None]
+    columns = torch.arange(copies.sequences.shape[1], device=copies.sequences.device)[None]
     hidden = (columns >= copies.column[:, None]) & (columns < ends[:, None])
-    ids = copies.rows[copies.row].masked_fill(hidden, copies.mask_id)
+    ids = copies.sequences[copies.row].masked_fill(hidden, copies.mask_id)
     documents = None if copies.valid is None else torch.where(copies.valid, 0, PADDING)[copies.row]
     positions = torch.arange(len(ids), device=ids.device) * ids.shape[1] + copies.column
     rows = model({"input_ids": ids}, documents, OutputSpec(True, positions)).head_rows

@@ -79,7 +79,7 @@ def sections(run: RunView) -> list[Section]:
     parts = [
         Section("", _ending(run, run.ending) if run.ending else _headline(run)),
         Section("Curves so far", _curves(run)),
-        Section(f"{axis.capitalize()} by {axis}, so far", history_blocks(run.record, {})),
+        Section(f"Learning curve by {axis}, so far", history_blocks(run.record, {})),
         Section("Waiting and the machine", _machine(run)),
         Section("The last lines of every rank" if run.num_logs > 1 else "The last lines of its log", _logs(run)),
         Section("This run", _facts(run)),

@@ -143,7 +143,7 @@ def _limits(record: Record, use: Use) -> list[str]:
         else "Expect higher perplexity on other kinds of text, and predictions that repeat the corpus's views."
     )
     limits = [
-        f"This run trained it on {record.corpus.name or 'one corpus'} alone. {expected}",
+        f"It was trained on {record.corpus.name or 'one corpus'} alone. {expected}",
         f"{use.does} It was evaluated only on the sets of the table above.",
     ]
     if length is not None:

@@ -33,9 +33,9 @@ def write(folder: Path, record: Record, metrics: Metrics, config_yaml: str) -> N
     sections = [
         Section("", _headline(record)),
         Section("Size, speed and quality", _models(record, pictures)),
-        Section(f"{axis.capitalize()} by {axis}", history_blocks(record, pictures)),
-        Section("Layers to start from", _layers(record)),
-        Section("How training went", _training(record, pictures)),
+        Section(f"Learning curve by {axis}", history_blocks(record, pictures)),
+        Section("Layer selection", _layers(record)),
+        Section("Training", _training(record, pictures)),
         Section("Where the time goes", profile_blocks(folder, record.profile) if record.profile else []),
         Section("Data", _data(record)),
         Section("Reproduce", _again(record, config_yaml)),
@@ -64,7 +64,7 @@ def _models(record: Record, pictures: dict[str, Picture]) -> list[Block]:
         if measure.explanation
     )
     if record.agreement:
-        note += " First choice and KL divergence compare student and teacher wherever a token is to be predicted."
+        note += " Top-1 agreement and KL divergence compare student and teacher at all positions with a target."
     table = replace(table, note=note + _few_positions(record))
     titles = {"Teacher": record.teacher, "Student" if record.teacher else "Model": record.student}
     names = [f"{title}: {model.name}." for title, model in titles.items() if model and model.name]
@@ -105,7 +105,7 @@ def _layers(record: Record) -> list[Block]:
         rows.append([", ".join(layers), ", ".join(rules), shown(choice.loss)])
     how = "All subsets were scored." if search.all_subsets else "One layer after another was taken away."
     note = (
-        f"Of the untrained student on {number(search.sequences)} training sequences; {number(search.tried)} "
+        f"Scores of the untrained student on {number(search.sequences)} training sequences; {number(search.tried)} "
         f"choices. {how} A plus sign joins layers whose weights are averaged."
     )
     head = ["Layers", "Rule", "Perplexity" if search.perplexity else "Loss"]
@@ -141,7 +141,7 @@ def _training(record: Record, pictures: dict[str, Picture]) -> list[Block]:
         ("Rings", f"{rings.asked} requested, {number(rings.in_force)} in use" if rings.asked else None),
     ]
     drawn: list[Block] = [pictures[name] for name in ("loss", "optimizer", "throughput") if name in pictures]
-    return drawn + facts_table("Training", facts)
+    return drawn + facts_table("", facts)
 
 
 def _waiting(fraction: float | None) -> str | None:
@@ -190,7 +190,7 @@ def _sets(record: Record) -> list[Block]:
     note = "The last column counts what is scored: next tokens of a causal model, labelled examples."
     pseudo = "pseudo_perplexity" in record.measures
     if pseudo:
-        head = [*head[:-1], "Masked", "Masked singly"]
+        head = [*head[:-1], "Masked", "Masked one at a time"]
         note = "The last two columns count the scored positions."
     rows = []
     for name, data in record.evaluation.items():

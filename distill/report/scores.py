@@ -16,7 +16,7 @@ from distill.runtime.files import atomic, quarantine
 from distill.runtime.jsonl import without_nan
 
 FILES = ("scores.json", "scores.md")
-AGREEMENT = {"top1": "Same first choice as the teacher", "kl": "KL divergence from the teacher (nats)"}
+AGREEMENT = {"top1": "Top-1 agreement with the teacher", "kl": "KL divergence from the teacher (nats)"}
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Scores:
             yield [each.model, each.against, *cells, f"{number(found.num_units)} {found.units}"]
 
     def _scored(self) -> Iterator[list[str]]:
-        yield ["", "text", "documents", "sequences", "tokens", "scored positions", "masked singly"]
+        yield ["", "text", "documents", "sequences", "tokens", "scored positions", "masked one at a time"]
         for each in self.vocabularies:
             of = f" ({number(each.tokens)} tokens)" if len(self.vocabularies) > 1 else ""
             for name, found in each.sets.items():

@@ -12,7 +12,7 @@ NO_RECIPE = "default"  # what records call the lack of one
 SAME = "the same"
 NAMES = ("Matthews", "Pearson", "Spearman")  # first words of titles that keep their capital
 AGREEMENT: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "top1": ("Same first choice as the teacher", lambda value: percent(value, 1)),
+    "top1": ("Top-1 agreement with the teacher", lambda value: percent(value, 1)),
     "kl": ("KL divergence from the teacher (nats)", number),
 }
 
@@ -27,8 +27,8 @@ def setting(record: Record) -> str:
     """Which recipe, corpus, teacher and start were used, and how long training took."""
     corpus, training = record.corpus, record.training
     recipe = record.recipe
-    named = f"the recipe {recipe}" if recipe and recipe != NO_RECIPE else "a run without a recipe"
-    sentences = [f"This is {named}."]
+    named = f"Recipe: {recipe}." if recipe and recipe != NO_RECIPE else "No recipe."
+    sentences = [named]
     counted = {"documents": corpus.documents, "tokens": corpus.tokens}
     counts = [f"{number(count)} {name}" for name, count in counted.items() if is_number(count)]
     if corpus.name:
@@ -88,7 +88,7 @@ def tiles(record: Record) -> list[tuple[str, str]]:
             shown.append((_signed(change), f"{title} against the {name}"))
     agreement = (record.agreement or {}).get(first)
     if agreement and is_number(agreement.top1) and record.is_scored(first):
-        shown.append((percent(agreement.top1), "same first choice as the teacher"))
+        shown.append((percent(agreement.top1), "top-1 agreement with the teacher"))
     return shown
 
 

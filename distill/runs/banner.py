@@ -106,7 +106,7 @@ def banner(
 ) -> str:
     """The lines shown before training starts."""
     steps = total_steps(config.train, batches.steps_per_epoch)
-    length = batches.rows.shape[1]
+    length = batches.sequences.shape[1]
     sizes = ", ".join(f"{name} {size(model)[0]:,} parameters" for name, model in models.items() if model is not None)
     end = f"{steps:,} steps" if steps < ENDLESS else f"{config.train.minutes} minutes"
     return "\n".join(

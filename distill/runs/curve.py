@@ -38,7 +38,7 @@ class Curve:
         """
         self.folder, self.evaluator, self.measure = folder, evaluator, evaluator.measures[0]
         self.student, self.teacher = models
-        self.data = _first_rows(sets[0], settings.sequences) if sets else None
+        self.data = _first_sequences(sets[0], settings.sequences) if sets else None
         # Only perplexity is known to be one of any sequences of a set; a run that the clock ends has no known steps.
         usable = self.data is not None and self.measure.name == "perplexity" and steps != ENDLESS
         count = settings.points if usable else 0
@@ -81,7 +81,7 @@ class Curve:
         if not lines or self.data is None:
             return None
         points = [from_json(CurvePoint, line) for line in lines]
-        return LearningCurve(self.measure.name, self.data.name, self.data.num_rows, self.teacher_score, points)
+        return LearningCurve(self.measure.name, self.data.name, self.data.num_sequences, self.teacher_score, points)
 
     def _scored(self, model: Any) -> float | None:
         assert self.data is not None
@@ -91,11 +91,11 @@ class Curve:
         assert self.data is not None
         when = f"after {duration(state.seconds)} of training" if state.step else "before training"
         teacher = "" if self.teacher_score is None else f" (teacher {self.teacher_score:,.4g})"
-        scored = f"{self.data.num_rows} sequences of {self.data.name}"
+        scored = f"{self.data.num_sequences} sequences of {self.data.name}"
         return f"{when}: {self.measure.title.lower()} {score:,.4g}{teacher}, on {scored}"
 
 
-def _first_rows(data: EvaluationSet, count: int) -> EvaluationSet:
+def _first_sequences(data: EvaluationSet, count: int) -> EvaluationSet:
     numbers = None if data.numbers is None else data.numbers[:count]
-    text = data.rows if data.text is None else data.text
-    return replace(data, rows=data.rows[:count], numbers=numbers, text=text)
+    text = data.sequences if data.text is None else data.text
+    return replace(data, sequences=data.sequences[:count], numbers=numbers, text=text)

@@ -135,8 +135,8 @@ def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
         name=tokens.name,
         documents=tokens.documents,
         tokens=tokens.tokens,
-        sequences=len(batches.rows),
-        sequence_length=batches.rows.shape[1],
+        sequences=len(batches.sequences),
+        sequence_length=batches.sequences.shape[1],
         skipped=invalid.skipped,
         records=invalid.records,
         invalid=invalid.bad,
@@ -173,7 +173,8 @@ def training_facts(state: State, batches: Batches, history: list[LogLine]) -> fa
         skipped_steps=state.skipped,
         overflow_steps=state.overflows,
         sources={
-            name: facts.Fed(fed.rows, fed.tokens, fed.passes) for name, fed in batches.sources_fed(state.step).items()
+            name: facts.Fed(fed.sequences, fed.tokens, fed.passes)
+            for name, fed in batches.sources_fed(state.step).items()
         },
     )
 

@@ -79,7 +79,7 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
         **kept,
         **{f"{name}.digest": digest for name, digest in digests.items()},
         **_teachers(config),
-        "corpus.num_sequences": len(batches.rows),
+        "corpus.num_sequences": len(batches.sequences),
         **({"corpus.order": batches.order.identity} if batches.order.identity is not None else {}),
         "train.sequences_per_step": batches.sequences_per_step,
         **({"backend.ranks": batches.step_shape.size} if config.optimizer.clip_each_rank else {}),

@@ -236,7 +236,7 @@ def _remove_greedily(available: int, count: int, loss: Callable[[tuple[int, ...]
 def first_batches(batches: Batches, prediction: Prediction, device: torch.device) -> list[Batch]:
     """The micro-batches that a choice of layers is scored on: those that training begins with."""
     tokens = CAUSAL_TOKENS if prediction.label == Clm.task else TOKENS
-    return [batch.to(device) for batch in batches.first(max(LEAST_SEQUENCES, tokens // batches.rows.shape[1]))]
+    return [batch.to(device) for batch in batches.first(max(LEAST_SEQUENCES, tokens // batches.sequences.shape[1]))]
 
 
 class Losses:

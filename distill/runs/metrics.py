@@ -101,7 +101,7 @@ class Metrics:
             "tokens_per_second": self._losses.tokens / span,
             "data_wait": self._waited / span,
             "skipped": state.skipped,
-            **{f"sequences/{name}": fed.rows for name, fed in self.batches.sources_fed(state.step).items()},
+            **{f"sequences/{name}": fed.sequences for name, fed in self.batches.sources_fed(state.step).items()},
         }
         if result.loss_scale is not None:
             line |= {"loss_scale": result.loss_scale, "overflows": state.overflows}

@@ -75,7 +75,7 @@ def make_teachers(
     """
     if tokenizers is not None and frozen:
         (model,) = frozen.values()
-        return RetokenizedTeacher(model, batches.rows, *tokenizers, max_positions(model.model))
+        return RetokenizedTeacher(model, batches.sequences, *tokenizers, max_positions(model.model))
     settings = [member for name, member in settings_by_member(config).items() if name in frozen]
     made = [
         _make_teacher(member, frozen[member.name], caches.get(member.name), batches, objective, ranks)

@@ -99,18 +99,20 @@ class TableTask(Task):
                 self.sequences(data.split, data.unlabelled, tokenizer, config, scoring=False)
             )
         tokens = Tokens(
-            rows=sequences.rows,
+            sequences=sequences.sequences,
             counts=_checked_counts(sequences, tokenizer, config, "corpus"),
             digest=sequences.digest,
             name=data.describe(),
             documents=len(data.examples) + len(data.unlabelled or ()),
-            tokens=int((sequences.rows != sequences.pad_id).sum()),
+            tokens=int((sequences.sequences != sequences.pad_id).sum()),
             seconds=0.0,
             tokens_per_second=0.0,
             invalid=Invalid(),
         )
         sets, left_out = self.evaluation_sets(config, tokenizer)
-        return Prepared(tokens, make_batches(config, sequences.rows, self.collator(sequences), ranks), sets, left_out)
+        return Prepared(
+            tokens, make_batches(config, sequences.sequences, self.collator(sequences), ranks), sets, left_out
+        )
 
     def evaluation_sets(
         self, config: Config, tokenizer: PreTrainedTokenizerBase
@@ -185,8 +187,10 @@ class TableTask(Task):
 
 def _checked_counts(sequences: Any, tokenizer: PreTrainedTokenizerBase, config: Config, setting: str) -> np.ndarray:
     """[V] how often each token occurs in the sequences. Raises SettingError where too many are the unknown one."""
-    counts = np.bincount(sequences.rows.reshape(-1), minlength=len(tokenizer))[: len(tokenizer)]
-    check_counts(counts, int((sequences.rows != sequences.pad_id).sum()), tokenizer, config.corpus.max_unknown, setting)
+    counts = np.bincount(sequences.sequences.reshape(-1), minlength=len(tokenizer))[: len(tokenizer)]
+    check_counts(
+        counts, int((sequences.sequences != sequences.pad_id).sum()), tokenizer, config.corpus.max_unknown, setting
+    )
     return counts
 
 

@@ -50,7 +50,7 @@ class TextTask(Task):
             tokens, sequences, order = prepare_mixture(corpus, data, tokenizer, self.sequence_format, config.seed)
         else:
             tokens = prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train", self.sequence_format)
-            sequences = subsample(tokens.rows, corpus.max_sequences, "training rows", data.shuffle_bytes)
+            sequences = subsample(tokens.sequences, corpus.max_sequences, "training rows", data.shuffle_bytes)
         for setting, part in {"corpus": tokens, **_sources(tokens)}.items():
             check_unknown(part, tokenizer, corpus.max_unknown, setting)
         sets, left_out = self.evaluation_sets(config, tokenizer)

@@ -80,7 +80,7 @@ class CacheBuilder:
     def fill(self, part: int) -> None:
         """Compute a part, write it, and only then write that it is done."""
         began, sequences, span = time.monotonic(), self.cache.sequences_of(part), self.cache.span_of(part)
-        at_once = max(1, FORWARD_TOKENS // self.batches.rows.shape[1])
+        at_once = max(1, FORWARD_TOKENS // self.batches.sequences.shape[1])
         pieces = []
         for start in range(sequences.start, sequences.stop, at_once):
             numbers = np.arange(start, min(start + at_once, sequences.stop))

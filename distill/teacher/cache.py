@@ -247,13 +247,13 @@ def find(
     layout = layout_of(settings, identity["vocabulary"])
     if layout.top_k >= layout.vocabulary:
         raise SettingError(f"{setting}.top_k={layout.top_k}: the vocabulary has {layout.vocabulary} tokens; give fewer")
-    identity = {"format": FORMAT, **identity, "top_k": layout.top_k, "rows": len(batches.rows)}
+    identity = {"format": FORMAT, **identity, "top_k": layout.top_k, "rows": len(batches.sequences)}
     if layout.sampled:
         identity |= {"sampled": layout.sampled, "exponent": layout.exponent, "sample_seed": settings.seed}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     path = folder_of(folder, "teacher", key)
     if (path / "meta.json").exists():
-        return _checked(path, identity, len(batches.rows), setting)
+        return _checked(path, identity, len(batches.sequences), setting)
     cache = Cache(path, identity, _offsets(batches, positions), False, setting)
     _check_size(cache, settings.gigabytes)
     return cache
@@ -284,9 +284,9 @@ def _check_size(cache: Cache, gigabytes: float) -> None:
 
 def _offsets(batches: Batches, positions: Positions) -> np.ndarray:
     counts = [np.zeros(1, np.int64)]
-    length = batches.rows.shape[1]
-    for start in range(0, len(batches.rows), COUNTED_SEQUENCES):
-        numbers = np.arange(start, min(start + COUNTED_SEQUENCES, len(batches.rows)))
+    length = batches.sequences.shape[1]
+    for start in range(0, len(batches.sequences), COUNTED_SEQUENCES):
+        numbers = np.arange(start, min(start + COUNTED_SEQUENCES, len(batches.sequences)))
         flat = positions(batches.batch(numbers, 0))
         of_row = (
             np.full(len(numbers), length)

@@ -30,7 +30,7 @@ class RetokenizedTeacher:
     ) -> None:
         """
         Args:
-            sequences: the student's [num_rows, S], by the numbers in `Batch.row_ids`.
+            sequences: the student's [num_sequences, S], by the numbers in `Batch.row_ids`.
             longest: sequence that the teacher takes; longer ones are cut.
         """
         self.model, self.sequences, self.longest = model, sequences, longest

@@ -164,7 +164,7 @@ def test_stream_can_be_left_early_and_hands_on_errors(tokenizer: Any, threads: i
     next(stream)
     stream.close()
     broken = replace(make(tokenizer), threads=Threads(threads))
-    object.__setattr__(broken, "rows", np.full((53, LENGTH), VOCAB + 5))  # ids that the masker does not know
+    object.__setattr__(broken, "sequences", np.full((53, LENGTH), VOCAB + 5))  # ids that the masker does not know
     with pytest.raises(IndexError):
         next(broken.stream(0, 3, CPU))
 

@@ -39,8 +39,8 @@ def test_rows_are_what_the_tokenizer_itself_makes(family: str, pairs: bool, room
             whole = tokenizer(one, other, truncation="longest_first", max_length=max_length)
         cut += too_long
         ids, parts = whole.input_ids, whole.sequence_ids(0)
-        assert rows.rows[number, : len(ids)].tolist() == ids
-        assert (rows.rows[number, len(ids) :] == tokenizer.pad_token_id).all()
+        assert rows.sequences[number, : len(ids)].tolist() == ids
+        assert (rows.sequences[number, len(ids) :] == tokenizer.pad_token_id).all()
         first = parts.index(1) if pairs else len(ids)
         assert np.flatnonzero(rows.segments[number]).tolist() == list(range(first, len(ids)))
     assert rows.cut == cut and (cut > 0) == (room == 28)
@@ -92,7 +92,7 @@ def test_batches(values: bool, segments: bool) -> None:
     rows = class_sequences(texts, vocabulary_of("albert"), 128, "glue.max_length")
     collator: Any = Classes(rows, segments)
     seen = 0
-    for batch in make_batches(rows.rows, collator, 4, 2, seed=1).window(0):
+    for batch in make_batches(rows.sequences, collator, 4, 2, seed=1).window(0):
         labels = batch.labels["class"]
         assert labels.positions.tolist() == [0, 1, 2, 3]
         assert labels.targets.dtype == (torch.float32 if values else torch.int64)
@@ -101,7 +101,7 @@ def test_batches(values: bool, segments: bool) -> None:
         )
         assert batch.ids.shape[1] in (32, 64, 96, 128) and batch.ids.shape[1] - 32 < batch.num_valid
         assert ("token_type_ids" in batch.inputs) == segments
-        longest = int((rows.rows[batch.row_ids] != rows.pad_id).sum(1).max())
+        longest = int((rows.sequences[batch.row_ids] != rows.pad_id).sum(1).max())
         assert longest <= batch.ids.shape[1] < longest + 32
         seen += len(batch.row_ids)
     assert seen == 8

@@ -249,7 +249,7 @@ def test_near_copies_leave_the_training_text_and_held_out_ones_stay(
     write(tmp_path / "without", [texts])
     without = changed(given, path=str(tmp_path / "without"), duplicates=Duplicates.keep)
     for part in ("train", "heldout"):
-        kept, wanted = (np.sort(tokens_of(each, tokenizer, part).rows, axis=0) for each in (given, without))
+        kept, wanted = (np.sort(tokens_of(each, tokenizer, part).sequences, axis=0) for each in (given, without))
         assert np.array_equal(kept, wanted)
 
 

@@ -43,12 +43,12 @@ def test_rows_are_those_of_the_cache(reviews: Config, words: PreTrainedTokenizer
     local = changed(reviews, local=f"{tmp_path}/nvme")
     for part in ("train", "heldout"):
         copied, cached = tokens_of(local, words, part), tokens_of(reviews, words, part)
-        np.testing.assert_array_equal(copied.rows, cached.rows)
+        np.testing.assert_array_equal(copied.sequences, cached.sequences)
         np.testing.assert_array_equal(copied.counts, cached.counts)
         assert (copied.digest, copied.name, copied.tokens) == (cached.digest, cached.name, cached.tokens)
-        assert isinstance(copied.rows, np.memmap)
-        assert Path(str(copied.rows.filename)).is_relative_to(tmp_path / "nvme")
-        assert Path(str(cached.rows.filename)).is_relative_to(tmp_path / "cache")
+        assert isinstance(copied.sequences, np.memmap)
+        assert Path(str(copied.sequences.filename)).is_relative_to(tmp_path / "nvme")
+        assert Path(str(cached.sequences.filename)).is_relative_to(tmp_path / "cache")
 
 
 def test_it_is_copied_once_and_says_how_much_and_how_fast(cache: Path, tmp_path: Path, lines: list[str]) -> None:

@@ -102,9 +102,9 @@ def test_the_mix_is_even_all_along_and_counted(sizes: tuple[int, ...], weights: 
             continue
         counted = np.bincount(sources[:positions], minlength=len(sizes))
         fed = order.fed(2, positions)
-        assert [each.rows for each in fed.values()] == (2 * order.quotas + counted).tolist()
+        assert [each.sequences for each in fed.values()] == (2 * order.quotas + counted).tolist()
         assert [each.passes for each in fed.values()] == pytest.approx((2 * order.quotas + counted) / np.array(sizes))
-        assert [each.tokens for each in fed.values()] == [10 * each.rows for each in fed.values()]
+        assert [each.tokens for each in fed.values()] == [10 * each.sequences for each in fed.values()]
     for positions in range(0, len(order), 64):  # at the ends of strata to the sequence, up to those that do not fit
         counted = np.bincount(sources[:positions], minlength=len(sizes))
         assert np.abs(counted - positions * order.quotas / len(order)).max() < len(sizes)
@@ -227,7 +227,7 @@ def test_a_mixture_is_its_sources_weighted(config: Config, words: PreTrainedToke
     tokens, rows, order = prepare_mixture(*parts(config), words, masked_format, seed=0)
     texts = corpus_texts(*parts(config))
     alone = {name: prepare(text, words, *parts(config), "train") for name, text in texts.items()}
-    assert np.array_equal(rows[np.arange(len(rows))], np.concatenate([each.rows for each in alone.values()]))
+    assert np.array_equal(rows[np.arange(len(rows))], np.concatenate([each.sequences for each in alone.values()]))
     assert len(order) == len(rows) and order.quotas.tolist() == quotas([1, 3], len(rows)).tolist()
     fed = order.numbers(0, np.arange(len(order)))
     exact = np.bincount(rows[fed].reshape(-1).astype(np.int64), minlength=len(words))
@@ -242,10 +242,10 @@ def test_a_mixture_is_its_sources_weighted(config: Config, words: PreTrainedToke
 def test_corpus_rows_are_shared_by_weight(config: Config, words: PreTrainedTokenizerFast) -> None:
     config = change(config, "corpus.max_sequences", 400)
     tokens, rows, order = prepare_mixture(*parts(config), words, masked_format, seed=0)
-    few = len(tokens.sources["few"].rows)
+    few = len(tokens.sources["few"].sequences)
     assert few < 300 and order.sizes.tolist() == [100, few] and len(rows) == len(order) == 100 + few
     other = prepare_mixture(*parts(config), words, masked_format, seed=5)
-    assert np.array_equal(other.rows[np.arange(50)], rows[np.arange(50)]), "the choice does not depend on the seed"
+    assert np.array_equal(other.sequences[np.arange(50)], rows[np.arange(50)]), "the choice does not depend on the seed"
     assert other.tokens.digest == tokens.digest
 
 

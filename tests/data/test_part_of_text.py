@@ -43,13 +43,13 @@ def test_a_part_gives_enough_rows_and_holds_out_the_same(
 ) -> None:
     caplog.set_level("INFO", "distill")
     whole, some = tokens_of(config, words), tokens_of(changed(config, max_sequences=40), words)
-    assert 40 <= len(some.rows) < len(whole.rows) / 4
+    assert 40 <= len(some.sequences) < len(whole.sequences) / 4
     assert any(
         "of about 1/" in line and line.endswith("of it, as few sequences are needed") for line in caplog.messages
     )
     held = [tokens_of(each, words, "heldout") for each in (config, changed(config, max_sequences=40))]
-    assert held[0].digest == held[1].digest and len(held[0].rows) > 10
-    assert not bodies(some.rows[:]) & bodies(held[0].rows[:])
+    assert held[0].digest == held[1].digest and len(held[0].sequences) > 10
+    assert not bodies(some.sequences[:]) & bodies(held[0].sequences[:])
 
 
 def test_processes_files_and_the_exact_number_change_nothing(
@@ -67,7 +67,7 @@ def test_too_few_rows_are_made_up_for(
 ) -> None:
     """As where the files hold less text than their size tells."""
     monkeypatch.setattr(part_of_text, "expected_tokens", lambda shard: 100 * expected_tokens(shard))
-    assert len(tokens_of(changed(config, max_sequences=300), words).rows) >= 300
+    assert len(tokens_of(changed(config, max_sequences=300), words).sequences) >= 300
     everything = changed(config, max_sequences=10**6)
     assert tokens_of(everything, words).digest == tokens_of(config, words).digest
 

@@ -33,8 +33,10 @@ def documents_of(settings: SourceConfig | Component) -> list[Document]:
 def test_targets_are_those_of_a_naive_loop(tmp_path: Path, cross: bool) -> None:
     found = tokens_of(chats(tmp_path, cross_documents=cross))
     expected = naive_rows(32, cross)
-    assert found.prompts and found.rows.dtype == np.uint32 and isinstance(found.rows, np.memmap)
-    batch = make_batches(found.rows, CausalLM(FORMAT, cross), len(expected), 1, 0).batch(np.arange(len(expected)), 0)
+    assert found.prompts and found.sequences.dtype == np.uint32 and isinstance(found.sequences, np.memmap)
+    batch = make_batches(found.sequences, CausalLM(FORMAT, cross), len(expected), 1, 0).batch(
+        np.arange(len(expected)), 0
+    )
     for row, given, places in zip(
         expected, batch.ids.numpy(), batch.inputs.get("position_ids", [None] * len(expected)), strict=True
     ):
@@ -52,7 +54,7 @@ def test_targets_are_those_of_a_naive_loop(tmp_path: Path, cross: bool) -> None:
     assert batch.num_valid == found.tokens == sum(map(len, expected))
     assert 0 < len(wanted) < 0.7 * found.tokens
     ids = [id_ for row in expected for id_, _, _ in row]
-    padding = found.rows.size - len(ids)
+    padding = found.sequences.size - len(ids)
     counts = np.bincount(ids, minlength=len(TOKENIZER))
     counts[PAD] += padding
     np.testing.assert_array_equal(found.counts, counts)
@@ -61,7 +63,7 @@ def test_targets_are_those_of_a_naive_loop(tmp_path: Path, cross: bool) -> None:
 def test_the_end_of_text_inside_a_conversation_and_in_a_content_differ(tmp_path: Path) -> None:
     config = chats(tmp_path, cross_documents=False, sequence_length=128)
     write_lines(tmp_path / "chats.jsonl", [{"messages": [{"role": "assistant", "content": "an [SEP]"}]}])
-    (row,) = np.asarray(tokens_of(config).rows)
+    (row,) = np.asarray(tokens_of(config).sequences)
     marked = row[(row & IDS) == SEP]  # of the template, and of the document; that of the content is letters
     assert marked.tolist() == [SEP | INNER, SEP]
     assert row[1] == PAD | INNER | PROMPT
@@ -160,7 +162,7 @@ def test_a_document_with_parts_is_held_out_whole(tmp_path: Path, count: int) -> 
         found = tokens_of(config, part)
         assert (
             found.documents
-            == ((found.rows & PROMPT > 0).any(1) & (found.rows[:, 0] & IDS == FORMAT.document_start)).sum()
+            == ((found.sequences & PROMPT > 0).any(1) & (found.sequences[:, 0] & IDS == FORMAT.document_start)).sum()
         )
         lengths.add(found.documents)
     assert sum(lengths) == count and 0 < min(lengths) < 0.35 * count
@@ -170,7 +172,7 @@ def test_plain_text_stays_as_it_was(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x.jsonl", [{"text": "the cat and then an hat " * 9}] * 5)
     given = {"heldout": 0.0, "sequence_length": 16, "workers": 1, "cache": str(tmp_path)}
     found = tokens_of(text_config(kind="jsonl", path=str(path), **given))
-    assert found.rows.dtype == np.uint16 and not found.prompts
+    assert found.sequences.dtype == np.uint16 and not found.prompts
 
 
 @pytest.mark.parametrize("form", ["metaspace", "prepend", "bytes"])
@@ -222,7 +224,7 @@ def own(name: str, folder: Path) -> Config:
 
 
 def test_a_source_of_ones_own_with_prompts(tmp_path: Path) -> None:
-    row, _ = np.asarray(tokens_of(own("Riddles", tmp_path)).rows)
+    row, _ = np.asarray(tokens_of(own("Riddles", tmp_path)).sequences)
     text = row[(row & IDS) != PAD]
     assert TOKENIZER.decode(text[text & PROMPT > 0] & IDS) == "the cat"
     assert TOKENIZER.decode(text[text & PROMPT == 0] & IDS) == "[CLS]an hat[SEP]"

@@ -45,7 +45,7 @@ def test_both_segments_are_consecutive_and_of_one_document() -> None:
     draw = np.random.default_rng(0)
     documents = [numbered(60, draw, 10 + 1000 * number) for number in range(8)]
     rows, writer = written(documents)
-    assert len(rows) == writer.rows > 60
+    assert len(rows) == writer.sequences > 60
     for row in rows:
         first, second = segments(row)
         assert first and second
@@ -117,8 +117,8 @@ def test_rows_of_a_text_are_its_sentences_in_order(tmp_path: Path, words: Any) -
     path.write_text(book(0))
     tokens = prepared(path, words, tmp_path / "cache", kind="gutenberg")
     text = joined(words(clean(path.read_text()), add_special_tokens=False).input_ids)
-    assert len(tokens.rows) > 20
-    for row in tokens.rows[:50]:
+    assert len(tokens.sequences) > 20
+    for row in tokens.sequences[:50]:
         middle, end = np.flatnonzero(row == words.sep_token_id)
         assert joined(row[1:middle]) in text and joined(row[middle + 1 : end]) in text
 

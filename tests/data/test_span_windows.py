@@ -55,7 +55,7 @@ def test_rows_are_what_the_tokenizer_itself_makes_of_a_pair(family: str) -> None
     made = sample.made(20, longest=8)
     windows = rows_of(made, family, SpanConfig(128, 64, 64))
     assert len(windows) == 20
-    for row, segments, question in zip(windows.rows, windows.segments, made.questions, strict=True):
+    for row, segments, question in zip(windows.sequences, windows.segments, made.questions, strict=True):
         encoded = tokenizer(question.question, question.context)
         expected, parts = encoded.input_ids, encoded.sequence_ids(0)
         if family == "modernbert":  # this one has no rule for pairs: [CLS] and [SEP] are put around them
@@ -155,7 +155,7 @@ def test_names_of_special_tokens_in_a_text_are_text() -> None:
     tokenizer = vocabulary_of("bert")
     question = Question("1", "the [SEP] and [MASK] of it", "[CLS] of", (Answer("of", (21, 23)),))
     windows = rows_of(Questions("x", "1.1", (question,)))
-    row = windows.rows[0].tolist()
+    row = windows.sequences[0].tolist()
     assert row.count(tokenizer.sep_token_id) == 2 and row.count(tokenizer.cls_token_id) == 1
     assert tokenizer.mask_token_id not in row
 
@@ -168,7 +168,7 @@ def test_the_digest_is_that_of_the_content() -> None:
     digests |= {rows_of(made, "roberta").digest, rows_of(made, scoring=False).digest}
     assert len(digests) == 5
     plain, scored = rows_of(made, scoring=False), rows_of(made)
-    assert plain.context is None and np.array_equal(plain.rows, scored.rows)
+    assert plain.context is None and np.array_equal(plain.sequences, scored.sequences)
     assert np.array_equal(plain.starts, scored.starts)
 
 
@@ -201,12 +201,12 @@ def test_batches(segments: bool) -> None:
     made = sample.made(40, longest=12)
     windows = rows_of(made, settings=SpanConfig(100, 30, 20), scoring=False)
     collator = Spans(windows, segments)
-    batches = make_batches(windows.rows, collator, 8, 1, seed=0)
+    batches = make_batches(windows.sequences, collator, 8, 1, seed=0)
     met = []
     for step in range(batches.steps_per_epoch):
         for batch in batches.window(step):
             width = batch.ids.shape[1]
-            rows = torch.from_numpy(windows.rows[batch.row_ids].astype(np.int64))
+            rows = torch.from_numpy(windows.sequences[batch.row_ids].astype(np.int64))
             assert torch.equal(batch.ids, rows[:, :width]) and (rows[:, width:] == collator.pad_id).all()
             assert width % 32 == 0 or width == 100
             assert batch.documents is not None and batch.valid_positions is not None

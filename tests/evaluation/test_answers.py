@@ -17,7 +17,7 @@ from distill.evaluation.measures.squad import score, squad_set
 
 def logits_of(windows: SpanWindows, seed: int = 0, ties: bool = False) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
-    starts, ends = random.normal(size=(2, *windows.rows.shape))
+    starts, ends = random.normal(size=(2, *windows.sequences.shape))
     return (starts.round(), ends.round()) if ties else (starts.astype(np.float32), ends.astype(np.float32))
 
 
@@ -77,7 +77,7 @@ def test_candidates_say_where_they_stand() -> None:
 
 def certain(windows: SpanWindows) -> tuple[np.ndarray, np.ndarray]:
     """Logits of a model that knows every label."""
-    starts, ends = np.zeros((2, *windows.rows.shape), np.float32)
+    starts, ends = np.zeros((2, *windows.sequences.shape), np.float32)
     numbers = np.arange(len(windows))
     starts[numbers, windows.starts] = ends[numbers, windows.ends] = 9
     return starts, ends
@@ -105,7 +105,7 @@ def test_what_no_answer_may_be_read_from_is_refused() -> None:
                 find_answers(made, windows, starts, ends, AnswerConfig())
     starts, ends = logits_of(windows)
     expected = find_answers(made, windows, starts, ends, AnswerConfig())
-    starts[windows.rows == windows.pad_id] = -np.inf  # some models say so of padding
+    starts[windows.sequences == windows.pad_id] = -np.inf  # some models say so of padding
     assert find_answers(made, windows, starts, ends, AnswerConfig()) == expected
     with pytest.raises(ValueError, match="logits of shape"):
         find_answers(made, windows, starts[:-1], ends, AnswerConfig())

@@ -127,7 +127,7 @@ def a_set(values: bool = False) -> ClassSet:
 
 def test_a_set_scores_outputs() -> None:
     data = a_set()
-    assert (data.name, data.num_rows, data.documents, data.description) == ("dev", 3, 3, "3 examples of made")
+    assert (data.name, data.num_sequences, data.documents, data.description) == ("dev", 3, 3, "3 examples of made")
     scores = data.scores(np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 1.0]], np.float32))
     assert set(scores) == {"accuracy", "macro_f1"} and scores["accuracy"] == pytest.approx(200 / 3)
     values = a_set(values=True)

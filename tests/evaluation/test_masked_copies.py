@@ -38,7 +38,7 @@ def naive(model: Any, copies: Copies) -> torch.Tensor:
     model.double()
     values = []
     for number, column in zip(copies.row.tolist(), copies.column.tolist(), strict=True):
-        ids = copies.rows[number][copies.rows[number] != PAD].clone()
+        ids = copies.sequences[number][copies.sequences[number] != PAD].clone()
         ids[column] = copies.mask_id
         values.append(model(input_ids=ids[None]).logits[0, column])
     model.float()
@@ -71,7 +71,7 @@ def test_any_activation_attention_and_chunk(activation: str, attention: str) -> 
 @torch.no_grad()
 def test_every_copy_of_one_row_and_each_of_its_own() -> None:
     model, shared = make_model("bert", 3), make_copies(64, num_rows=1)
-    own = Copies(shared.rows[shared.row], shared.valid[shared.row], torch.arange(64), shared.column, MASK)  # type: ignore[index]
+    own = Copies(shared.sequences[shared.row], shared.valid[shared.row], torch.arange(64), shared.column, MASK)  # type: ignore[index]
     torch.testing.assert_close(logits_at_masks(model, shared), logits_at_masks(model, own), rtol=1e-5, atol=2e-5)
 
 
@@ -91,9 +91,9 @@ def test_less_is_computed_than_in_the_full_forward(family: str) -> None:
     logits_at_masks(model, copies)
     encoder = model.bert.encoder if family == "bert" else model.distilbert.transformer
     first, middle, last = encoder.layer
-    positions = 60 * copies.rows.shape[1]
+    positions = 60 * copies.sequences.shape[1]
     assert {seen[m] for m in middle.modules() if m in seen} == {positions}
-    assert {seen[m] for m in first.modules() if m in seen} == {positions, copies.rows.numel() + 60}
+    assert {seen[m] for m in first.modules() if m in seen} == {positions, copies.sequences.numel() + 60}
     assert {seen[m] for m in last.modules() if m in seen} == {60}
 
 

@@ -24,7 +24,7 @@ DATA = EvaluationSet("tiny", "", make_rows(6, shortest=5), 6)
 @pytest.fixture
 def evaluator(tokenizer: Any) -> Evaluator:
     settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=1.0))
-    masks = make_masks(tokenizer, DATA.rows, mlm_probability=0.3)
+    masks = make_masks(tokenizer, DATA.sequences, mlm_probability=0.3)
     return make_evaluator(settings, masks, PrecisionConfig(), Single(BackendConfig(device="cpu")))
 
 
@@ -51,8 +51,8 @@ def test_perplexities_are_those_of_the_mean(evaluator: Evaluator, models: list[A
     single = evaluator.passes[1]
     assert isinstance(single, SinglePass)
     total, positions = 0.0, single.positions(DATA)
-    for row, column in zip(*divmod(positions, DATA.rows.shape[1]), strict=True):
-        ids = torch.from_numpy(DATA.rows[row].astype(np.int64))[None]
+    for row, column in zip(*divmod(positions, DATA.sequences.shape[1]), strict=True):
+        ids = torch.from_numpy(DATA.sequences[row].astype(np.int64))[None]
         attention = (ids != evaluator.scoring.collator.pad_id).long()
         target = int(ids[0, column])
         ids[0, column] = evaluator.scoring.collator.mask_id  # type: ignore[attr-defined]

@@ -213,9 +213,9 @@ def test_share_of_the_positions_is_seeded(tokenizer: Any) -> None:
     assert len(every) == 800 * 18 and np.array_equal(tenth, positions(make(tokenizer, share=0.1), data))
     assert abs(len(tenth) / len(every) - 0.1) < 4.5 * math.sqrt(0.1 * 0.9 / len(every))
     assert set(tenth) <= set(positions(make(tokenizer, share=0.3), data)) <= set(every)
-    assert not np.isin(data.rows.reshape(-1)[tenth], range(len(SPECIAL))).any()
+    assert not np.isin(data.sequences.reshape(-1)[tenth], range(len(SPECIAL))).any()
     # A fair draw: its score is near that of all positions.
-    small = EvaluationSet("x", "", data.rows[:60], 1)
+    small = EvaluationSet("x", "", data.sequences[:60], 1)
     few, all_ = (pseudo_perplexity(make(tokenizer, share=share), MODEL, small) for share in (0.3, 1.0))
     assert few == pytest.approx(all_, rel=0.25) and few != all_
 
@@ -359,11 +359,15 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 def test_sets_are_loaded_by_name(config: Config, tokenizer: Any) -> None:
     sets, left_out = load_sets(config, tokenizer)
     assert [data.name for data in sets] == ["heldout", "own"] and left_out == []
-    assert sets[1].num_rows > sets[0].num_rows > 0 and sets[1].rows.shape[1] == 16 and sets[1].documents == 8
+    assert (
+        sets[1].num_sequences > sets[0].num_sequences > 0
+        and sets[1].sequences.shape[1] == 16
+        and sets[1].documents == 8
+    )
     config = change(config, "evaluate.max_sequences", 2)
     fewer = load_sets(config, tokenizer)[0]
-    assert [data.num_rows for data in fewer] == [2, 2]
-    assert np.array_equal(fewer[1].rows, load_sets(config, tokenizer)[0][1].rows)
+    assert [data.num_sequences for data in fewer] == [2, 2]
+    assert np.array_equal(fewer[1].sequences, load_sets(config, tokenizer)[0][1].sequences)
 
 
 def test_sets_that_are_not_to_be_had(config: Config, tokenizer: Any) -> None:

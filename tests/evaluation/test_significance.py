@@ -123,10 +123,10 @@ def test_a_document_ends_with_a_row_that_is_not_full(tokenizer: Any) -> None:
     units = units_of(rows_of(lengths), masks)
     assert units.name == "documents"
     assert units.of_row.tolist() == [n // 3 for n in range(30)] + list(range(10, 25))
-    some = replace(rows_of(lengths), text=rows_of(lengths).rows, numbers=np.arange(45))
+    some = replace(rows_of(lengths), text=rows_of(lengths).sequences, numbers=np.arange(45))
     assert units_of(some, masks).of_row.tolist() == units.of_row.tolist()
     chosen = np.delete(np.arange(45), [1, 4, 29, 40])
-    part = replace(some, rows=some.rows[chosen], numbers=chosen)
+    part = replace(some, sequences=some.sequences[chosen], numbers=chosen)
     owners = units.of_row[chosen]
     assert units_of(part, masks).of_row.tolist() == np.unique(owners, return_inverse=True)[1].tolist()
 
@@ -141,7 +141,7 @@ def test_of_few_documents_stretches_are_drawn(tokenizer: Any) -> None:
     assert long.name == books.name
     chosen = np.sort(np.random.default_rng(0).permutation(401)[:60])
     text = rows_of([8] * 400 + [3], documents=5)
-    some = units_of(replace(text, rows=text.rows[chosen], text=text.rows, numbers=chosen), masks)
+    some = units_of(replace(text, sequences=text.sequences[chosen], text=text.sequences, numbers=chosen), masks)
     assert some.name == SAMPLED, "most stretches have two or three rows there"
     assert some.of_row.tolist() == np.unique(chosen // STRETCH, return_inverse=True)[1].tolist()
     short = units_of(rows_of([8] * 60, documents=5), masks)
@@ -182,7 +182,7 @@ def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
                 scores[measure]["small"], rel=1e-6
             )
             alone = EvaluationSet("small", "", rows[3:4], 1)
-            assert found.counts[3] <= int((alone.rows != PAD).sum())
+            assert found.counts[3] <= int((alone.sequences != PAD).sum())
     compared = compare_models(kept["one"], kept["two"], [data], evaluator.scoring)
     assert set(compared) == {"perplexity", "pseudo_perplexity"} and compared["perplexity"]["small"].units == "sequences"
     (single,) = compare_models(kept["one"], kept["one"], [data], evaluator.scoring)["perplexity"].values()

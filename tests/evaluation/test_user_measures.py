@@ -136,7 +136,7 @@ def table_scores(labels: np.ndarray, classes: tuple[str, ...], chosen: dict[str,
     settings = EvaluateConfig(batch_size=7, measures=chosen)
     scoring = Scoring(data.collator, tokenizer, settings, Single(BackendConfig(device="cpu")), [data], ("class",))
     model = Outcomes(torch.from_numpy(draw.normal(size=(len(tokenizer), width))).float())
-    return TablePass(scoring).score(model, data, silent), model.table[rows.rows[:, 1].astype(np.int64)]  # type: ignore[arg-type]
+    return TablePass(scoring).score(model, data, silent), model.table[rows.sequences[:, 1].astype(np.int64)]  # type: ignore[arg-type]
 
 
 def test_of_classes_they_read_logits_and_labels() -> None:

@@ -95,7 +95,7 @@ def test_a_set_without_a_scored_position_has_no_numbers(results: dict[str, Any],
     page = (tmp_path / "report.md").read_text()
     assert "0.0%" not in page and "0.000" not in page and "63.1%" in page
     results["evaluation"]["heldout"]["positions"] = 0
-    assert "same first choice" not in str(summary.tiles(Record.from_json(results))) and "perplexity" not in str(
+    assert "top-1 agreement" not in str(summary.tiles(Record.from_json(results))) and "perplexity" not in str(
         summary.tiles(Record.from_json(results))
     )
 
@@ -138,9 +138,9 @@ def test_where_it_started(results: dict[str, Any], start: dict[str, Any], teache
 
 
 def test_a_run_without_recipe(results: dict[str, Any]) -> None:
-    assert "This is the recipe distilbert_gutenberg." in summary.setting(Record.from_json(results))
+    assert "Recipe: distilbert_gutenberg." in summary.setting(Record.from_json(results))
     results.update(recipe="default")
-    assert summary.setting(Record.from_json(results)).startswith("This is a run without a recipe. Corpus:")
+    assert summary.setting(Record.from_json(results)).startswith("No recipe. Corpus:")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_teacher_that_is_not_learned_from_ran_in_no_format() -> None:
 def test_what_is_counted_of_a_set(results: dict[str, Any], tmp_path: Path) -> None:
     """Only words are masked: a causal model is scored at next tokens, fine-tuning by rows."""
     report.write(tmp_path, Record.from_json(results), [], CONFIG)
-    assert "| Masked | Masked singly |" in (tmp_path / "report.md").read_text()
+    assert "| Masked | Masked one at a time |" in (tmp_path / "report.md").read_text()
     results["measures"] = {"f1": {"title": "F1", "lower_is_better": False}}
     report.write(tmp_path, Record.from_json(results), [], CONFIG)
     page = (tmp_path / "report.md").read_text()

@@ -97,7 +97,7 @@ def test_a_history_by_steps(tmp_path: Path, results: dict, metrics: list) -> Non
     results["baseline"]["history"] = [{**results["baseline"]["history"][0], "step": 1000 * n} for n in range(1, 126)]
     report.write(tmp_path, Record.from_json(results), metrics, CONFIG)
     text = (tmp_path / "report.md").read_text()
-    assert "## Step by step" in text and "after each epoch" not in text and "Perplexity and pseudo-" in text
+    assert "## Learning curve by step" in text and "after each epoch" not in text and "Perplexity and pseudo-" in text
     loss, *measures = (re.findall(r"^\| ([\d,]+) \|", table, re.M) for table in text.split("| Step |")[1:])
     assert len(loss) == 32 and loss[0] == "1,000" and loss[-1] == "125,000" and loss[1] == "5,000"
     assert [table[:32] for table in measures] == [loss, loss] and "32 of 125 points" in text

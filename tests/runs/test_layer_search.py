@@ -132,7 +132,7 @@ def test_the_losses_are_those_of_the_students_that_start_there(shelf: Shelf, sea
 
 def test_the_report_shows_the_table(searched: Path) -> None:
     report = (searched / "report.md").read_text()
-    assert "Layers to start from" in report and "the whole teacher" in report and "every second" in report
+    assert "Layer selection" in report and "the whole teacher" in report and "every second" in report
     assert (
         json.loads((searched / "layers.json").read_text())["layers"] == results(searched)["student"]["start"]["layers"]
     )

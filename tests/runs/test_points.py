@@ -98,7 +98,7 @@ def test_a_job_scored_by_steps(shelf: Shelf, done: Path, monkeypatch: pytest.Mon
     assert results(folder)["student"]["perplexity"] == lines[-1]["perplexity"]
     assert_same(folder, done)  # when it is scored never changes the student
     for report in ("report.md", "report.html"):
-        assert "Step by step" in (folder / report).read_text()
+        assert "Learning curve by step" in (folder / report).read_text()
     table = re.search(r"\| Step \| Epochs .*?\n\n", (folder / "report.md").read_text(), re.DOTALL)
     assert table is not None
     assert [line.split("|")[1].strip() for line in table[0].strip().splitlines()[2:]] == ["3", "6", "8"]

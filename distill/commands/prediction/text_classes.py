@@ -78,7 +78,7 @@ def class_outputs(model: LoadedModel, records: Sequence[Record], settings: Predi
     texts = LabelledTexts("input", [record["text"] for record in records], seconds, np.empty(0), ())
     rows = class_sequences(texts, model.tokenizer, sequence_length(model, settings), "sequence_length")
     batches = list(
-        head_outputs(model, rows.rows, rows.pad_id, Classes(rows, segments=True), "class", settings.batch_size)
+        head_outputs(model, rows.sequences, rows.pad_id, Classes(rows, segments=True), "class", settings.batch_size)
     )
     outputs = np.zeros((len(records), batches[0][1].shape[1]))
     for numbers, values in batches:

@@ -42,7 +42,7 @@ class Layout:
 
     def shard_name(self, number: int) -> str:
         """The file of a shard, beside the index."""
-        return f"{self.part}-{number:05d}.rows" + (".zst" if self.compression else "")
+        return f"{self.part}-{number:05d}.sequences" + (".zst" if self.compression else "")
 
     @property
     def sequence_bytes(self) -> int:

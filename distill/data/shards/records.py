@@ -1,4 +1,4 @@
-"""What a preparation of token rows writes down about them, as JSON: of a unit of work, of a group, and of the text."""
+"""What a preparation of sequences writes down about them, as JSON: of a unit of work, of a group, and of the text."""
 
 from collections.abc import Sequence
 from typing import Literal, TypedDict
@@ -8,7 +8,7 @@ PARTS: tuple[Part, Part] = ("train", "heldout")
 
 
 class ReadCounts(TypedDict):
-    """What of a text was read, and what could not be (`Unread`)."""
+    """What of a text was read, and what could not be (`Invalid`)."""
 
     skipped: list[str]  # `name: reason` of every file that could not be read
     records: int  # or lines, of plain text; good and bad ones
@@ -45,9 +45,9 @@ class SourceRecord(ReadCounts):
 class ShardRecord(Counts):
     """One part of a group, which is one shard."""
 
-    digest: str  # SHA-256 of its rows
+    digest: str  # SHA-256 of its sequences
     compress_seconds: float
-    blocks: list[tuple[int, int, int, str]]  # rows, offset, size and SHA-256 of each
+    blocks: list[tuple[int, int, int, str]]  # sequences, offset, size and SHA-256 of each
 
 
 class GroupRecord(TypedDict):

@@ -127,14 +127,14 @@ def read(where: TableConfig, version: str, setting: str, training: bool) -> Ques
     moved = lost = 0
     for place, record in _records(where, setting, files):
         try:
-            question, found_elsewhere = _question(record, training)
+            question, elsewhere = _question(record, training)
         except ValueError as error:
             if not training:
                 raise SettingError(f"{setting}: {place}: {error}; mend it (every question is scored)") from error
             left_out[str(error)] += 1
             continue
         questions.append(question)
-        moved += found_elsewhere
+        moved += elsewhere
         lost += bool(question.answers) and question.place is None
     if not questions:
         reasons = counted(left_out, "left out") or "; it is empty"

@@ -97,11 +97,11 @@ class Scoring:
     def batches(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[Batch]:
         """This rank's sequences, masked as evaluation always does, longest first, cut to the longest of a batch."""
         collator, size = self.collator_of(data), self.settings.batch_size
-        lengths = (data.rows != collator.pad_id).sum(1)
+        lengths = (data.sequences != collator.pad_id).sum(1)
         order = np.argsort(-lengths, kind="stable")[self.ranks.rank :: self.ranks.size]
         for start in range(0, len(order), size):
             numbers = order[start : start + size]
-            ids = data.rows[numbers].astype(np.int64)[:, : max(int(lengths[numbers].max()), 1)]
+            ids = data.sequences[numbers].astype(np.int64)[:, : max(int(lengths[numbers].max()), 1)]
             keys = key(SEED, "evaluation mask", numbers)
             yield collator.collate(ids, keys, numbers).to(self.ranks.device)
             done(len(numbers))
@@ -148,11 +148,11 @@ class Pass(ABC):
 
     def size(self, data: EvaluationSet) -> int:
         """How much work a set is, in `unit`, over all ranks."""
-        return data.num_rows
+        return data.num_sequences
 
     def num_positions(self, data: EvaluationSet) -> int:
         """How many positions it scores, over all ranks."""
-        return data.num_rows
+        return data.num_sequences
 
     def scores(self, data: EvaluationSet) -> bool:
         """Whether the settings select a value for this set."""
@@ -196,7 +196,7 @@ def require_positions(passes: Sequence[Pass], sets: Sequence[EvaluationSet]) -> 
             else:
                 cure = "take a longer text, or models with a vocabulary of this language"
             raise SettingError(
-                f"evaluate.sets: {data.name} has {data.num_rows:,} sequences and not one position that "
+                f"evaluate.sets: {data.name} has {data.num_sequences:,} sequences and not one position that "
                 f"{measure.title.lower()} scores: {cure}"
             )
 

@@ -75,8 +75,10 @@ def find_answers(
     Raises:
         ValueError: a logit that counts is not finite, or the shapes do not fit.
     """
-    if starts.shape != windows.rows.shape or ends.shape != windows.rows.shape:
-        raise ValueError(f"logits of shape {starts.shape} and {ends.shape} for windows of shape {windows.rows.shape}")
+    if starts.shape != windows.sequences.shape or ends.shape != windows.sequences.shape:
+        raise ValueError(
+            f"logits of shape {starts.shape} and {ends.shape} for windows of shape {windows.sequences.shape}"
+        )
     answers: list[Answered] = []
     for number, pairs in groupby(_pairs(windows, starts, ends, settings), key=lambda window: window.question):
         assert number == len(answers)

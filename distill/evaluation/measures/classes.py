@@ -18,7 +18,7 @@ OF_TABLES = {True: ("accuracy", "macro_f1"), False: ("pearson", "spearman")}  # 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassSet(EvaluationSet):
-    """An evaluation set of labelled texts: its `rows`, and what their scores need."""
+    """An evaluation set of labelled texts: its `sequences`, and what their scores need."""
 
     labels: np.ndarray  # [N] int64 numbers of classes, or float64 values
     classes: tuple[str, ...]  # none where values are predicted
@@ -40,11 +40,17 @@ class ClassSet(EvaluationSet):
         return {name: measure(name, predicted, self.labels) for name in self.measures}
 
 
-def class_set(name: str, texts: LabelledTexts, rows: ClassSequences, measures: Sequence[str] = ()) -> ClassSet:
+def class_set(name: str, texts: LabelledTexts, sequences: ClassSequences, measures: Sequence[str] = ()) -> ClassSet:
     """The evaluation set of these texts; without `measures` those for tables of the user's."""
     chosen = tuple(measures) or OF_TABLES[bool(texts.classes)]
     return ClassSet(
-        name, texts.describe(), rows.rows, len(texts), labels=texts.labels, classes=texts.classes, measures=chosen
+        name,
+        texts.describe(),
+        sequences.sequences,
+        len(texts),
+        labels=texts.labels,
+        classes=texts.classes,
+        measures=chosen,
     )
 
 

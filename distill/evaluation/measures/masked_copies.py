@@ -36,7 +36,7 @@ PREDICTION_HEADS: dict[type, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 class Copies:
     """Copies of sequences with one position masked each. The same sequence may stand behind many copies."""
 
-    rows: torch.Tensor  # [R, S]
+    sequences: torch.Tensor  # [R, S]
     valid: torch.Tensor | None  # [R, S], False at padding; None: no padding
     row: torch.Tensor  # [B] which sequence a copy is of
     column: torch.Tensor  # [B] its masked position
@@ -45,7 +45,7 @@ class Copies:
 
     def embedded(self, encoder: Any, masked: bool) -> torch.Tensor:
         """What an encoder of these makes of the copies [B, S, H], or of their sequences without masks [R, S, H]."""
-        ids = self.ids() if masked else self.rows
+        ids = self.ids() if masked else self.sequences
         if self.segments is None or isinstance(encoder, DistilBertModel):
             embedded: torch.Tensor = encoder.embeddings(ids)
             return embedded
@@ -60,7 +60,7 @@ class Copies:
 
     def ids(self) -> torch.Tensor:
         """[B, S]"""
-        ids = self.rows[self.row]
+        ids = self.sequences[self.row]
         ids[self.index] = self.mask_id
         return ids
 
@@ -77,7 +77,7 @@ def head_rows_at_masks(model: LanguageModel, copies: Copies) -> torch.Tensor:
     layers = known_layers(model.model)
     if layers is None:
         documents = None if copies.valid is None else torch.where(copies.valid, 0, PADDING)[copies.row]
-        positions = torch.arange(len(copies.row), device=copies.row.device) * copies.rows.shape[1] + copies.column
+        positions = torch.arange(len(copies.row), device=copies.row.device) * copies.sequences.shape[1] + copies.column
         rows = model(copies.inputs(), documents, OutputSpec(True, positions)).head_rows
         assert rows is not None
         return rows

@@ -90,7 +90,7 @@ class Part(NamedTuple):
 
     head_rows: Tensor  # [N, E]
     targets: Tensor  # [N] int64
-    rows: Tensor  # [N] int64, the sequence of the set that each stands in
+    sequences: Tensor  # [N] int64, the sequence of the set that each stands in
 
 
 class TokenPass(Pass):
@@ -121,7 +121,7 @@ class TokenPass(Pass):
             losses = self._losses(model, part)
             self.metric.update(losses, part.targets)
             if more.sequence_losses is not None:
-                more.sequence_losses.update(losses, part.rows)
+                more.sequence_losses.update(losses, part.sequences)
             if more.head_rows is not None:
                 more.head_rows.add(data.name, part.head_rows)
         return {**computed(self.metric), **self.users.compute()}
@@ -160,9 +160,9 @@ class MaskPass(TokenPass):
 
     def scores_any(self, data: EvaluationSet) -> bool:
         collator, size = self.scoring.collator_of(data), self.scoring.settings.batch_size
-        for start in range(0, data.num_rows, size):
-            numbers = np.arange(start, min(start + size, data.num_rows))
+        for start in range(0, data.num_sequences, size):
+            numbers = np.arange(start, min(start + size, data.num_sequences))
             keys = key(SEED, "evaluation mask", numbers)
-            if len(collator.collate(data.rows[numbers].astype(np.int64), keys, numbers).targets.positions):
+            if len(collator.collate(data.sequences[numbers].astype(np.int64), keys, numbers).targets.positions):
                 return True
         return False

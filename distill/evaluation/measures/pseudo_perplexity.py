@@ -57,8 +57,8 @@ class SinglePass(TokenPass):
         return self.size(data) > 0
 
     def positions(self, data: EvaluationSet) -> np.ndarray:
-        """The flat positions of `data.rows` that are scored, [N] int64."""
-        maskable = np.flatnonzero(self.collator.maskable[data.rows].reshape(-1))
+        """The flat positions of `data.sequences` that are scored, [N] int64."""
+        maskable = np.flatnonzero(self.collator.maskable[data.sequences].reshape(-1))
         drawn = uniform(key(SEED, "pseudo-perplexity", maskable)) < self.fraction_of(data.name)
         return maskable[drawn]
 
@@ -80,7 +80,7 @@ class SinglePass(TokenPass):
         setting, value = "evaluate.pseudo_perplexity.batch_size", self.settings.batch_size
         if copies is None:
             return Trial(lambda model: None, 0, setting, value)
-        return Trial(partial(self.logits, copies=copies), len(copies.row) * copies.rows.shape[1], setting, value)
+        return Trial(partial(self.logits, copies=copies), len(copies.row) * copies.sequences.shape[1], setting, value)
 
     def logits(self, model: LanguageModel, copies: Copies) -> torch.Tensor:
         """Of one batch, [B, V]."""
@@ -95,8 +95,8 @@ class SinglePass(TokenPass):
         A batch holds `batch_size` copies, fewer of sequences longer than 128: the memory is bounded.
         """
         collator, ranks, tensor = self.collator, self.scoring.ranks, self.scoring.tensor
-        width = data.rows.shape[1]
-        lengths = (data.rows != collator.pad_id).sum(1)
+        width = data.sequences.shape[1]
+        lengths = (data.sequences != collator.pad_id).sum(1)
         positions = self.positions(data)
         # Copies of one sequence stay side by side, and so share what can be computed once per sequence.
         positions = positions[np.argsort(-lengths[positions // width], kind="stable")]
@@ -107,7 +107,7 @@ class SinglePass(TokenPass):
         for start, end in list(pairwise(starts))[ranks.rank :: ranks.size]:
             numbers, row = np.unique(positions[start:end] // width, return_inverse=True)
             column = positions[start:end] % width
-            ids = data.rows[numbers, : lengths[numbers].max()].astype(np.int64)
+            ids = data.sequences[numbers, : lengths[numbers].max()].astype(np.int64)
             valid = None if (ids != collator.pad_id).all() else tensor(ids != collator.pad_id)
             segments = tensor(self.pairs.segments(ids)) if isinstance(self.pairs, MaskedLMAndOrder) else None
             copies = Copies(tensor(ids), valid, tensor(row), tensor(column), collator.mask_id, segments)

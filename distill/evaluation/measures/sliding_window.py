@@ -93,11 +93,11 @@ class WindowPass(TokenPass):
         super().__init__(scoring, metric, measures, scoring.settings.measures)
 
     def num_positions(self, data: EvaluationSet) -> int:
-        windows = [window for row in range(data.num_rows) for window in self.windows(data, row)]
+        windows = [window for row in range(data.num_sequences) for window in self.windows(data, row)]
         return sum(int(_scored(self._collate(data, [window]), [window]).sum()) for window in windows)
 
     def scores_any(self, data: EvaluationSet) -> bool:
-        windows = (window for row in range(data.num_rows) for window in self.windows(data, row))
+        windows = (window for row in range(data.num_sequences) for window in self.windows(data, row))
         return any(_scored(self._collate(data, [window]), [window]).any() for window in windows)
 
     def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
@@ -122,8 +122,8 @@ class WindowPass(TokenPass):
 
     def windows(self, data: EvaluationSet, row: int) -> Iterator[Window]:
         """The windows of a sequence of the set, each with the text before it that belongs to the same document."""
-        pad, width = self.collator.pad_id, data.rows.shape[1]
-        tokens, before = data.rows[row], data.before(row)
+        pad, width = self.collator.pad_id, data.sequences.shape[1]
+        tokens, before = data.sequences[row], data.before(row)
         tokens = tokens[tokens != pad]
         before = tokens[:0] if before is None else before[before != pad]
         if len(before) and int(before[-1]) & ~PROMPT == self.collator.format.document_end:
@@ -136,7 +136,7 @@ class WindowPass(TokenPass):
 
     def _batches(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[list[Window]]:
         """This rank's windows, longest sequences first, as many at once as `evaluate.batch_size`."""
-        lengths = (data.rows != self.collator.pad_id).sum(1)
+        lengths = (data.sequences != self.collator.pad_id).sum(1)
         order = np.argsort(-lengths, kind="stable")[self.scoring.ranks.rank :: self.scoring.ranks.size]
         waiting: list[Window] = []
         for number, row in enumerate(order):

@@ -55,7 +55,7 @@ class SquadScores:
 
 @dataclass(frozen=True, kw_only=True)
 class SquadSet(EvaluationSet):
-    """An evaluation set of questions: its `rows` are windows, and the rest is what their scores need."""
+    """An evaluation set of questions: its `sequences` are windows, and the rest is what their scores need."""
 
     questions: Questions
     windows: SpanWindows
@@ -91,7 +91,7 @@ def squad_set(name: str, questions: Questions, windows: SpanWindows) -> SquadSet
     """The evaluation set of these questions; `windows` were made of them for scoring."""
     assert windows.context is not None
     contexts = len({question.context for question in questions.questions})
-    return SquadSet(name, questions.describe(), windows.rows, contexts, questions=questions, windows=windows)
+    return SquadSet(name, questions.describe(), windows.sequences, contexts, questions=questions, windows=windows)
 
 
 def score(questions: Questions, answered: Sequence[Answered], null_threshold: float = 0.0) -> SquadScores:

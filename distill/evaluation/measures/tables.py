@@ -41,8 +41,8 @@ class TableScores(Metric):
     def __init__(self, data: ClassSet | SquadSet, **exchange: Any) -> None:
         super().__init__(**exchange)
         self.data = data
-        width = (max(len(data.classes), 1),) if isinstance(data, ClassSet) else (data.rows.shape[1], 2)
-        self.add_state("outputs", torch.zeros(data.num_rows, *width), dist_reduce_fx="sum")
+        width = (max(len(data.classes), 1),) if isinstance(data, ClassSet) else (data.sequences.shape[1], 2)
+        self.add_state("outputs", torch.zeros(data.num_sequences, *width), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, numbers: Tensor) -> None:
         """logits [B, C], or [B, S, 2] of answers, and the numbers [B] of their sequences"""
@@ -82,8 +82,8 @@ class TablePass(Pass):
             logits = model(batch.inputs, batch.documents, OutputSpec(extra=(self.head,))).extra[self.head]
             metric.update(logits, self.scoring.tensor(batch.row_ids))
             if self.head in batch.labels:
-                rows, targets = batch.labels[self.head]
-                self.users.update(logits[rows], targets)
+                sequences, targets = batch.labels[self.head]
+                self.users.update(logits[sequences], targets)
         return {**computed(metric), **self.users.compute()}
 
 
