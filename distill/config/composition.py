@@ -65,7 +65,7 @@ def composed(arguments: list[str]) -> Config:
         SettingError: bad input, or a chain or a sweep, which are several runs.
     """
     composition = _one_run(CommandLine.of(arguments))
-    return build(composition.settings)
+    return build(composition.settings, composition.overrides)
 
 
 def composed_run(arguments: list[str]) -> ComposedRun:
@@ -161,7 +161,7 @@ def _composition(settings: Any, hydra: Any, folder: Path) -> Composition:
 
 def run_of(composition: Composition) -> ComposedRun:
     """The run that was composed."""
-    config = build(composition.settings)
+    config = build(composition.settings, composition.overrides)
     command = " ".join(["python -m distill", *map(redact, composition.overrides)])
     return ComposedRun(config, composition.folder, composition.recipe, command, as_yaml(config.given))
 

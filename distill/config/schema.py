@@ -18,7 +18,9 @@ from distill.config.corpus import SourceConfig
 from distill.config.evaluate import SetConfig
 from distill.config.mixture_settings import HELDOUT, MIXTURE
 from distill.config.settings import Config
-from distill.config.teacher import MemberConfig
+from distill.config.student import STUDENTS
+from distill.config.teacher import MEMBERS, TEACHERS
+from distill.config.unions import CUSTOM
 
 DEFINITIONS = "#/$defs/{model}"
 TARGET = {"_target_": {"type": "string", "description": "Import path of a callable of yours, in place of kind."}}
@@ -29,7 +31,7 @@ INTERNAL = ("custom", "make", "terms", "source", "weights", "given", "compared")
 
 def settings_schema() -> dict[str, Any]:
     """The schema of a recipe: any part of the settings, the options of their groups, and Hydra's own part."""
-    models: list[type[BaseModel]] = [Config, ChainConfig, SourceConfig, MemberConfig, SetConfig]
+    models: list[type[BaseModel]] = [Config, ChainConfig, SourceConfig, SetConfig]
     generator = GenerateJsonSchema(ref_template=DEFINITIONS)
     inputs = [(model, "validation", model.__pydantic_core_schema__) for model in models]
     definitions: dict[str, Any] = dict(generator.generate_definitions(inputs)[1])  # type: ignore[arg-type]
@@ -85,14 +87,21 @@ def _open_groups(definitions: dict[str, Any]) -> None:
     corpus["properties"] = {**source["properties"], **corpus["properties"]}
     corpus["properties"]["sources"] = _named("SourceConfig", "Sources of a mixture by name.")
     corpus["additionalProperties"] = True
-    evaluate, teacher = definitions["EvaluateConfig"]["properties"], definitions["TeacherConfig"]
+    evaluate = definitions["EvaluateConfig"]["properties"]
     evaluate["sources"] = _named("SourceConfig", "Where the text of each set comes from, by its name.")
     evaluate["by_set"] = _named("SetConfig", "What of one set is scored, by its name.")
     evaluate["measures"] = {"type": "object", "additionalProperties": {"type": "object", "properties": TARGET}}
-    teacher["properties"]["members"] = _named("MemberConfig", "Teachers of kind=several by name.")
-    for model in (teacher, definitions["StudentConfig"], definitions["MemberConfig"]):
-        model["properties"] |= TARGET
-        model["additionalProperties"] = True  # settings of the user's own callables
+    for kinds_of_model in (STUDENTS, TEACHERS, MEMBERS):
+        for section in kinds_of_model.classes:
+            if CUSTOM in section.model_fields:
+                model = definitions[section.__name__]
+                del model["properties"][kinds_of_model.by]
+                # And settings of the user's own callable.
+                model |= {
+                    "properties": model["properties"] | TARGET,
+                    "required": list(TARGET),
+                    "additionalProperties": True,
+                }
     objective, weight = definitions["ObjectiveConfig"], definitions.pop("TermConfig")["properties"]["weight"]
     shared = {"weight": weight, "kind": {"enum": kinds(TERMS)}, **TARGET}
     for kind in kinds(TERMS):
