@@ -20,7 +20,7 @@ from machine import save, table, title
 from torch.utils.data import DataLoader, Dataset
 
 from distill.config.compose import corpus_config
-from distill.config.settings import DataConfig, MaskingConfig, TeacherConfig
+from distill.config.settings import BundledTeacherConfig, DataConfig, MaskingConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches, StepShape, Threads
 from distill.data.collate.mlm import MaskedLM
@@ -146,7 +146,7 @@ def text_rates(folder: Path, counts: list[int], given: Path | None, megabytes: f
     """Text to rows of ids with the bundled teacher's tokenizer, once for every number of processes."""
     path = given or write_text(folder, megabytes)
     kind = "text" if given is None else "gutenberg"
-    _, tokenizer, _ = load_teacher(TeacherConfig(kind="bundled"))
+    _, tokenizer, _ = load_teacher(BundledTeacherConfig())
     assert tokenizer is not None
     results = []
     for workers in counts:

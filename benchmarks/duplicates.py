@@ -19,7 +19,7 @@ import numpy as np
 from machine import save, table, title
 
 from distill.config.compose import corpus_config
-from distill.config.settings import DataConfig, TeacherConfig
+from distill.config.settings import BundledTeacherConfig, DataConfig
 from distill.data.duplicates import AT_ONCE, RECORD, digest_of, document_ids_of, repeated, write_digests
 from distill.data.duplicates import save as save_array
 from distill.data.sources.prose import build
@@ -50,7 +50,7 @@ def prepared(tokenizer: Any, path: Path, way: str) -> tuple[float, Tokens]:
 
 def in_turns(path: Path, rounds: int) -> dict[str, Any]:
     """The seconds of every way in every round, and the counts of duplicates by way."""
-    _, tokenizer, _ = load_teacher(TeacherConfig(kind="bundled"))
+    _, tokenizer, _ = load_teacher(BundledTeacherConfig())
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     counts: dict[str, Any] = {}
     prepared(tokenizer, path, "keep")  # reads the file and loads what is loaded once

@@ -23,10 +23,10 @@ from transformers import AutoConfig, AutoModelForMaskedLM, BatchEncoding
 
 from distill.config.settings import (
     BackendConfig,
+    BundledTeacherConfig,
     EvaluateConfig,
     PrecisionConfig,
     PseudoPerplexityConfig,
-    TeacherConfig,
 )
 from distill.data.collate.mlm import masked_lm
 from distill.distributed.single import Single
@@ -77,7 +77,7 @@ class Problem:
 
     def __init__(self, case: Case, length: int, batch_size: int, device: str) -> None:
         torch.manual_seed(0)
-        teacher, self.tokenizer, _ = load_teacher(TeacherConfig(kind="bundled"))
+        teacher, self.tokenizer, _ = load_teacher(BundledTeacherConfig())
         assert teacher is not None and self.tokenizer is not None
         self.model = {
             "bert-base": lambda: random_model("bert"),

@@ -233,4 +233,4 @@ def composed(*overrides: str) -> Config:
     """The settings that a command line with these overrides gives."""
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return build(compose_overrides("config", list(overrides)).settings)
+        return build(compose_overrides("config", list(overrides)).settings, list(overrides))

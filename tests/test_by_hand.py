@@ -7,7 +7,7 @@ import pytest
 import torch
 from job import Shelf, composed, distill, metrics, results, weights
 
-from distill.config.settings import TeacherConfig
+from distill.config.settings import SavedTeacherConfig
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.teacher import load_teacher
 from distill.runs.check import check
@@ -16,7 +16,7 @@ from distill.runtime.errors import SettingError
 
 @pytest.mark.parametrize("part", ["", "student"])  # of snapshots: test_snapshots.py
 def test_a_run_and_its_student_are_teachers(done: Path, part: str) -> None:
-    model, tokenizer, _ = load_teacher(TeacherConfig(kind="pretrained", path=str(done / part)))
+    model, tokenizer, _ = load_teacher(SavedTeacherConfig(path=str(done / part)))
     found = model.state_dict()
     assert all(torch.equal(found[name], value) for name, value in weights(done).items())
     assert tokenizer is not None and len(tokenizer) <= model.get_input_embeddings().weight.shape[0]

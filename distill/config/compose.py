@@ -7,12 +7,12 @@ read settings start quickly.
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, component, kinds
 from distill.config.errors import parse
 from distill.config.flat_settings import flatten
-from distill.config.layers import REPLACED
+from distill.config.layers import REPLACED, asked_names
 from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
 from distill.config.model import Settings
 from distill.config.renamed import without_scale
@@ -22,17 +22,25 @@ from distill.config.settings import (
     Config,
     CorpusConfig,
     EvaluateConfig,
-    MemberConfig,
     ObjectiveConfig,
     ObjectiveFlags,
     OptimizerConfig,
     OptimizerFlags,
     SetConfig,
     SourceConfig,
-    StudentConfig,
-    TeacherConfig,
     TermConfig,
 )
+from distill.config.student import STUDENTS, CustomStudentConfig, StudentConfig
+from distill.config.teacher import (
+    MEMBERS,
+    TEACHERS,
+    CustomMemberConfig,
+    CustomTeacherConfig,
+    FrozenModelConfig,
+    MemberConfig,
+    TeacherConfig,
+)
+from distill.config.unions import CUSTOM, Kinds
 from distill.config.unknown import explain
 from distill.config.weight_schedule import WeightSchedule
 from distill.config.written import without_environment, written_and_compared
@@ -45,9 +53,10 @@ NAMED = (*REPLACED, "evaluate.by_set", "evaluate.sources", "evaluate.measures", 
 # Settings of a corpus that are none of its source.
 CORPUS = tuple(name for name in CorpusConfig.model_fields if name not in ("source", "weights"))
 GROUP = Settings | Component  # what a setting that is a group of settings becomes
+SEVERAL = "several"
 NOT_GIVEN = ("warmup_steps", "end_lr")  # of a schedule where they are null, so that not every schedule has to take them
 
-Frozen = TypeVar("Frozen", TeacherConfig, MemberConfig)
+Custom = TypeVar("Custom", CustomTeacherConfig, CustomMemberConfig)
 
 
 def register() -> None:
@@ -93,8 +102,7 @@ def _schema() -> Any:
     # null: the source's own default, which may be that of a user's own class.
     source = dict.fromkeys(name for name in SourceConfig.model_fields if name != "kind")
     schema["corpus"] = source | {name: value for name, value in schema["corpus"].items() if name in CORPUS}
-    for name in ("student", "teacher"):
-        schema[name] = {key: value for key, value in schema[name].items() if key not in ("kind", "init", "custom")}
+    schema |= {name: kinds.defaults() for name, kinds in (("student", STUDENTS), ("teacher", TEACHERS))}
     del schema["objective"]["terms"], schema["optimizer"]["make"]
     schema["schedule"] = {}
     created = OmegaConf.create(schema)
@@ -108,8 +116,11 @@ def plain(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(mode="json", fallback=str)
 
 
-def build(composed: Any) -> Config:
+def build(composed: Any, overrides: list[str] | None = None) -> Config:
     """Hydra's DictConfig -> typed settings.
+
+    Args:
+        overrides: those of the command line, which has to be read.
 
     Raises:
         SettingError: a key that no part of Distill reads, a value of the wrong type, or one that was left open.
@@ -135,6 +146,9 @@ def build(composed: Any) -> Config:
             )
     groups = {name: group_of(name, given.get(name)) for name in names if isinstance(getattr(Config(), name), GROUP)}
     made = {name: GROUPS[name](group) for name, group in groups.items() if name in GROUPS}
+    asked = asked_names(overrides or [])
+    made["student"] = student_config(groups["student"], asked["student"])
+    made["teacher"] = teacher_config(groups["teacher"], asked["teacher"])
     return parse(Config, given | groups | made | {"given": shown, "compared": compared}, "")
 
 
@@ -212,38 +226,57 @@ def _source(setting: str, given: Any) -> SourceConfig | Component:
     return parse(SourceConfig, {name: value for name, value in given.items() if value is not None}, setting)
 
 
-def student_config(given: dict[str, Any]) -> StudentConfig:
-    """The group `student`: built-in settings, or those of the callable that `_target_` names."""
+def student_config(given: dict[str, Any], asked: set[str]) -> StudentConfig:
+    """The group `student`: built-in settings, or those of the callable that `_target_` names.
+
+    Args:
+        asked: the names that the command line gives.
+    """
     if given.get("_target_") is None:
-        return parse(StudentConfig, given, "student")
-    # A recipe may set the dropout, say, of any student.
-    optional = tuple(name for name in StudentConfig.model_fields if name != "tokenizer")
-    arguments = {name: value for name, value in given.items() if name != "tokenizer"}  # a callable gets it loaded
-    made = component("student", arguments, "", optional=optional)
-    settings = {"init": "custom", "path": given.get("path"), "tokenizer": given.get("tokenizer"), "custom": made}
-    return parse(StudentConfig, settings, "student")
+        return cast(StudentConfig, STUDENTS.parse(given, "student", asked))
+    arguments = {name: value for name, value in given.items() if name not in ("init", "tokenizer")}  # it gets it loaded
+    make = component("student", arguments, "", optional=STUDENTS.optional(CustomStudentConfig, given, asked))
+    settings = {"init": CUSTOM, "path": given.get("path"), "tokenizer": given.get("tokenizer"), CUSTOM: make}
+    return parse(CustomStudentConfig, settings, "student")
 
 
-def teacher_config(given: dict[str, Any]) -> TeacherConfig:
-    """The group `teacher`: built-in settings, or those and further ones of the callable that `_target_` names."""
+def teacher_config(given: dict[str, Any], asked: set[str]) -> TeacherConfig:
+    """The group `teacher`: built-in settings, or those and further ones of the callable that `_target_` names.
+
+    Args:
+        asked: the names that the command line gives.
+    """
     members = group_of("teacher.members", given.get("members", {}))
     made = {name: _member(name, member) for name, member in members.items()}
-    return _frozen_model(TeacherConfig, given | {"members": made}, "teacher")
+    if given.get("_target_") is not None:
+        return _custom_teacher(CustomTeacherConfig, TEACHERS, given, "teacher", asked)
+    if given.get("kind") == SEVERAL:
+        for name in sorted(asked):
+            if name in FrozenModelConfig.model_fields and TEACHERS.is_given(name, given[name]):
+                raise SettingError(
+                    f"teacher.{name}={written(given[name])} is not read with teacher.kind=several: set "
+                    f"teacher.members.NAME.{name}"
+                )
+        given = given | {"members": made}
+    return cast(TeacherConfig, TEACHERS.parse(given, "teacher", asked))
 
 
 def _member(name: str, given: Any) -> MemberConfig:
     if not isinstance(given, dict):
         raise SettingError(f"teacher.members.{name}={written(given)} is no teacher: write {{path: {written(given)}}}")
-    return _frozen_model(MemberConfig, given, f"teacher.members.{name}")
+    setting, given = f"teacher.members.{name}", {"kind": "pretrained", **given}
+    if given.get("_target_") is not None:
+        return _custom_teacher(CustomMemberConfig, MEMBERS, given, setting, set(given))
+    return cast(MemberConfig, MEMBERS.parse(given, setting, set(given)))
 
 
-def _frozen_model(cls: type[Frozen], given: dict[str, Any], setting: str) -> Frozen:
-    """The only teacher or one of several."""
-    if given.get("_target_") is None:
-        return parse(cls, given, setting)
-    shared = {name: value for name, value in given.items() if name in cls.model_fields}
-    made = component(setting, given, "", optional=tuple(cls.model_fields))
-    return parse(cls, shared | {"kind": "custom", "custom": made}, setting)
+def _custom_teacher(
+    section: type[Custom], kinds: Kinds, given: dict[str, Any], setting: str, asked: set[str]
+) -> Custom:
+    """The only teacher or one of several, by a callable of the user's."""
+    shared = {name: value for name, value in given.items() if name in section.model_fields}
+    make = component(setting, given, "", optional=kinds.optional(section, given, asked))
+    return parse(section, shared | {"kind": CUSTOM, CUSTOM: make}, setting)
 
 
 def objective_config(given: dict[str, Any]) -> ObjectiveConfig:
@@ -332,12 +365,10 @@ def _measure(setting: str, given: Any) -> Component:
     return component(setting, given, "")
 
 
-# Groups whose settings may be those of the user's own callables.
+# Groups whose settings may be those of the user's own callables, besides student and teacher.
 GROUPS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "corpus": corpus_config,
     "evaluate": evaluate_config,
-    "teacher": teacher_config,
-    "student": student_config,
     "objective": objective_config,
     "optimizer": optimizer_config,
     "schedule": schedule_config,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from distill.config.command_line import CommandLine, check_one_run, check_overrides
 from distill.config.compose import build, chain_config, register
 from distill.config.folders import CONF
-from distill.config.layers import apply_overrides, overrides_of
+from distill.config.layers import Layer, apply_overrides, layers_of, named_layers, overrides_of
 from distill.config.settings import ChainConfig, Config
 from distill.config.sweep.index import SweepIndex
 from distill.config.sweep.names import swept_overrides
@@ -65,7 +65,7 @@ def composed(arguments: list[str]) -> Config:
         SettingError: bad input, or a chain or a sweep, which are several runs.
     """
     composition = _one_run(CommandLine.of(arguments))
-    return build(composition.settings)
+    return build(composition.settings, composition.overrides)
 
 
 def composed_run(arguments: list[str]) -> ComposedRun:
@@ -143,6 +143,16 @@ def compose_overrides(primary: str, overrides: list[str]) -> Composition:
     return _composition(settings, HydraConfig.get(), folder)
 
 
+def files_of(composition: Composition) -> list[Layer]:
+    """The files of a composition in the order in which a later one wins."""
+    from hydra import initialize_config_dir
+
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        layers = layers_of(composition.hydra)
+    named = {layer.option for layer in named_layers(layers, composition.overrides)}
+    return sorted(layers, key=lambda layer: layer.option in named)
+
+
 def _composition(settings: Any, hydra: Any, folder: Path) -> Composition:
     overrides = overrides_of(hydra, "task")
     apply_overrides(settings, overrides, hydra)
@@ -151,7 +161,7 @@ def _composition(settings: Any, hydra: Any, folder: Path) -> Composition:
 
 def run_of(composition: Composition) -> ComposedRun:
     """The run that was composed."""
-    config = build(composition.settings)
+    config = build(composition.settings, composition.overrides)
     command = " ".join(["python -m distill", *map(redact, composition.overrides)])
     return ComposedRun(config, composition.folder, composition.recipe, command, as_yaml(config.given))
 

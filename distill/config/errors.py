@@ -67,8 +67,8 @@ def _place(model: Any, location: tuple[int | str, ...], name: str) -> Place:
             owner = members[str(part)]
             continue
         models = list(models_of(owner))
-        if models and part in models[0].model_fields:
-            holder, field = models[0], models[0].model_fields[str(part)]
+        if having := [each for each in models if part in each.model_fields]:
+            holder, field = having[0], having[0].model_fields[str(part)]
             name, owner = f"{name}.{part}".lstrip("."), field.annotation
         elif models or get_origin(owner) is dict:
             holder, field = owner, None
@@ -90,8 +90,8 @@ def _members(annotation: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for member in get_args(annotation) if get_origin(annotation) in (Union, UnionType, Annotated) else ():
         found |= {each.tag: member for each in getattr(member, "__metadata__", ()) if isinstance(each, Tag)}
-        kind = getattr(member, "model_fields", {}).get("kind")
-        found |= dict.fromkeys(get_args(kind.annotation) if kind is not None else (), member)
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            found[member.__name__] = member
         found |= _members(member)
     return found
 
@@ -122,7 +122,8 @@ def _line(error: ErrorDetails, place: Place, entries: list[Any] | None) -> str:
     if kind == "string_type":
         return f"{written} is no text: give one"
     if kind == REFUSED:
-        return f"{written} {error['msg']}"
+        section = place.name.rpartition(".")[0]  # for a message that names another setting beside this one
+        return f"{written} {error['msg']}".replace("{section}", section)
     return _number_line(error, place, entries)
 
 

@@ -4,11 +4,13 @@ Hydra merges the files of a composition in the order of its defaults list, in wh
 settings of the command line. Here an option of a group that the command line names wins over the recipe.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distill.config.flat_settings import flatten
 from distill.config.folders import RECIPES
 from distill.config.teacher import BUNDLED
 
@@ -129,6 +131,17 @@ def apply_overrides(settings: Any, overrides: list[str], hydra: Any) -> None:
     _replace_dicts(settings, overrides)
     _take_teacher_path(settings, overrides)
     OmegaConf.set_struct(settings, struct)
+
+
+def asked_names(overrides: list[str]) -> dict[str, set[str]]:
+    """The settings that the command line gives, by group: `teacher.cache.top_k=8` is `cache.top_k` of `teacher`."""
+    asked: dict[str, set[str]] = defaultdict(set)
+    for override in _parsed(overrides):
+        if not override.is_delete() and not override.is_sweep_override():
+            for name in flatten({override.key_or_group: override.value()}):
+                group, _, rest = name.partition(".")
+                asked[group].add(rest)
+    return asked
 
 
 def _merge_again(settings: Any, named: list[Layer]) -> None:

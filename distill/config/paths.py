@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from distill.config.component import Component
-from distill.config.settings import Config, Missing, SourceConfig
+from distill.config.settings import Config, Missing, SavedStudentConfig, SeveralTeachersConfig, SourceConfig
+from distill.config.teacher import FrozenModelConfig, SavedConfig
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -61,17 +62,17 @@ def refuse_missing(setting: str, path: str) -> None:
 
 def _models(config: Config) -> Iterator[tuple[str, str | None]]:
     """The settings that name a model or a tokenizer, with their values; a callable of the user's reads its path."""
-    teacher, student = config.teacher, config.student
-    if teacher.kind == "pretrained":
-        yield "teacher.path", teacher.path
-    yield "teacher.tokenizer", teacher.tokenizer
-    for name, member in teacher.members.items():
-        if member.kind == "pretrained":
-            yield f"teacher.members.{name}.path", member.path
-        yield f"teacher.members.{name}.tokenizer", member.tokenizer
-    if student.init == "pretrained":
-        yield "student.path", student.path
-    yield "student.tokenizer", student.tokenizer
+    teachers: dict[str, Any] = {"teacher": config.teacher}
+    if isinstance(config.teacher, SeveralTeachersConfig):
+        teachers = {f"teacher.members.{name}": member for name, member in config.teacher.members.items()}
+    for setting, teacher in teachers.items():
+        if isinstance(teacher, SavedConfig):
+            yield f"{setting}.path", teacher.path
+        if isinstance(teacher, FrozenModelConfig):
+            yield f"{setting}.tokenizer", teacher.tokenizer
+    if isinstance(config.student, SavedStudentConfig):
+        yield "student.path", config.student.path
+    yield "student.tokenizer", config.student.tokenizer
 
 
 def _texts_to_read(config: Config) -> Iterator[tuple[str, str | None]]:

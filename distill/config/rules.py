@@ -5,13 +5,18 @@ from typing import Any
 
 from distill.config.component import Component
 from distill.config.mixture_settings import EXAMPLE, MIXTURE
-from distill.config.settings import Config, MaskingConfig, SourceConfig, TeacherCacheConfig
-from distill.config.teacher import BUNDLED
+from distill.config.settings import (
+    Config,
+    MaskingConfig,
+    NewStudentConfig,
+    NoTeacherConfig,
+    SavedMemberConfig,
+    SeveralTeachersConfig,
+    SourceConfig,
+    TeacherCacheConfig,
+)
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
-
-SAVED = ("pretrained", "custom")  # kinds of models that are read from a path
-FROM_TEACHER = ("layers", "pretrained", "custom")  # kinds of student that may be given numbers of layers
 
 Terms = Mapping[str, Any]  # loss terms by name, each a `distill.objective.terms.Term`
 
@@ -28,7 +33,6 @@ def check_rules(config: Config, terms: Terms, task: Any) -> None:
     check_training(config)
     check_evaluation(config, task.kind.vocabulary)
     check_corpus(config)
-    check_unread(config)
 
 
 def check_task(config: Config, terms: Terms, task: Any) -> None:
@@ -47,7 +51,7 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
                 f"objective.{name} reads the first position of a row, which in a causal model sees nothing of the row: "
                 f"set objective.{name}.weight=0, or objective.pooled.pooling=mean"
             )
-        if config.teacher.kind == "none" and term.needs_teacher:
+        if isinstance(config.teacher, NoTeacherConfig) and term.needs_teacher:
             raise SettingError(
                 f"teacher.kind=none, but objective.{name} needs a teacher: choose a teacher, or objective=mlm"
             )
@@ -63,7 +67,7 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
         what = "predicts the next one" if task.kind.causal else "has labels of its own"
         raise SettingError(f"objective.masking masks words, and objective.task={objective.task} {what}: leave it out")
     if task.kind.causal:
-        if config.student.init == "neighbours":
+        if isinstance(config.student, NewStudentConfig) and config.student.init == "neighbours":
             raise SettingError(
                 f"student.init=neighbours is for masked words, not for objective.task={objective.task}: set "
                 "student.init=random"
@@ -137,23 +141,21 @@ def no_prompts(setting: str) -> SettingError:
 
 
 def check_members(config: Config, terms: Terms, task: Any) -> None:
-    """Raises SettingError for members that are not read, and for losses that read more than several teachers give."""
+    """Raises SettingError for caches that keep too little, and for losses that read more than several teachers give."""
     settings = config.teacher
-    if (settings.kind == "several") != bool(settings.members):
+    if isinstance(settings, NoTeacherConfig):
+        return
+    if not isinstance(settings, SeveralTeachersConfig):
+        return _check_cache(config, terms, task, settings.cache, "teacher", first=True)
+    if not settings.members:
         raise SettingError(
-            f"teacher.kind={settings.kind} with teacher.members={list(settings.members)}: take teacher=several and "
-            "name each as teacher.members.NAME.path=FOLDER"
+            "teacher.kind=several with teacher.members={}: name each as teacher.members.NAME.path=FOLDER"
         )
-    for name, member in settings.members.items():
+    for number, (name, member) in enumerate(settings.members.items()):
         setting = f"teacher.members.{name}"
-        if member.kind != "custom" and (member.path is None) != (member.kind in BUNDLED):
-            raise SettingError(
-                f"{setting}.path={member.path} with kind={member.kind}: give a path, or kind=bundled alone"
-            )
-    caches = {f"teacher.members.{name}": member.cache or settings.cache for name, member in settings.members.items()}
-    if settings.kind != "none":
-        for number, (setting, cache) in enumerate((caches or {"teacher": settings.cache}).items()):
-            _check_cache(config, terms, task, cache, setting, first=number == 0)
+        if isinstance(member, SavedMemberConfig) and member.path is None:
+            raise SettingError(f"{setting}.path=null: give a path, or kind=bundled")
+        _check_cache(config, terms, task, member.cache or settings.cache, setting, first=number == 0)
     for name, term in terms.items() if len(settings.members) > 1 else ():
         if term.teacher_reads.extra or not task.kind.vocabulary:
             raise SettingError(
@@ -255,12 +257,16 @@ def _check_sharded(config: Config) -> None:
                 f"backend.{name}={value} is for gradients that each rank has whole, which a sharded student never has: "
                 f"leave it out, or choose backend=ddp or backend.shard_student=false"
             )
-    formats = {"precision.teacher": config.precision.teacher} if config.teacher.kind != "none" else {}
-    formats |= {f"teacher.members.{name}.precision": each.precision for name, each in config.teacher.members.items()}
-    for name, value in formats.items():
-        if backend.shards_teacher and value == "int8":
+    formats: dict[str, str | None] = {}
+    if not isinstance(config.teacher, NoTeacherConfig):
+        formats["precision.teacher"] = config.precision.teacher
+    if isinstance(config.teacher, SeveralTeachersConfig):
+        members = config.teacher.members
+        formats |= {f"teacher.members.{name}.precision": member.precision for name, member in members.items()}
+    for setting, number_format in formats.items():
+        if backend.shards_teacher and number_format == "int8":
             raise SettingError(
-                f"{name}=int8 rounds whole weights, which no rank has of a sharded teacher: choose bf16 or fp32, or "
+                f"{setting}=int8 rounds whole weights, which no rank has of a sharded teacher: choose bf16 or fp32, or "
                 "backend.shard_teacher=false"
             )
 
@@ -313,27 +319,3 @@ def check_corpus(config: Config) -> None:
         raise SettingError(
             f"evaluate.sets names {clash[0]}, what the mixture holds out of a source: give the set another name"
         )
-
-
-def check_unread(config: Config) -> None:
-    """Refuse what the chosen kind of model would not read: the run would be another one than was asked for."""
-    teacher, student = config.teacher, config.student
-    has_teacher = teacher.kind != "none"
-    for name, value, kind, wanting in (
-        ("teacher.path", teacher.path if has_teacher else None, teacher.kind, SAVED),
-        ("teacher.tokenizer", teacher.tokenizer if has_teacher else None, teacher.kind, SAVED),
-        ("student.path", student.path, student.init, SAVED),
-        # A rule is a recipe's default; numbers are the user's, and a student from random weights takes none of them.
-        ("student.layers", student.layers if isinstance(student.layers, list) else None, student.init, FROM_TEACHER),
-        ("student.num_layers", student.num_layers, student.init, ("layers",)),
-    ):
-        if value is not None and kind not in wanting:
-            model = name.partition(".")[0]
-            chosen = "student.init" if model == "student" else "teacher.kind"
-            raise SettingError(f"{name}={value} is not read with {chosen}={kind}: choose {chosen}={wanting[0]}")
-    for name in ("revision", "trust_remote_code"):  # a path and a tokenizer were refused above
-        if teacher.kind == "several" and getattr(teacher, name):
-            raise SettingError(
-                f"teacher.{name}={getattr(teacher, name)} is not read with teacher.kind=several: set "
-                f"teacher.members.NAME.{name}"
-            )

@@ -3,6 +3,8 @@
 import importlib
 import inspect
 import json
+import re
+from collections.abc import Iterator
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
@@ -16,7 +18,9 @@ from distill.config.corpus import SourceConfig
 from distill.config.evaluate import SetConfig
 from distill.config.mixture_settings import HELDOUT, MIXTURE
 from distill.config.settings import Config
-from distill.config.teacher import MemberConfig
+from distill.config.student import STUDENTS
+from distill.config.teacher import MEMBERS, TEACHERS
+from distill.config.unions import CUSTOM
 
 DEFINITIONS = "#/$defs/{model}"
 TARGET = {"_target_": {"type": "string", "description": "Import path of a callable of yours, in place of kind."}}
@@ -27,7 +31,7 @@ INTERNAL = ("custom", "make", "terms", "source", "weights", "given", "compared")
 
 def settings_schema() -> dict[str, Any]:
     """The schema of a recipe: any part of the settings, the options of their groups, and Hydra's own part."""
-    models: list[type[BaseModel]] = [Config, ChainConfig, SourceConfig, MemberConfig, SetConfig]
+    models: list[type[BaseModel]] = [Config, ChainConfig, SourceConfig, SetConfig]
     generator = GenerateJsonSchema(ref_template=DEFINITIONS)
     inputs = [(model, "validation", model.__pydantic_core_schema__) for model in models]
     definitions: dict[str, Any] = dict(generator.generate_definitions(inputs)[1])  # type: ignore[arg-type]
@@ -47,6 +51,27 @@ def settings_schema() -> dict[str, Any]:
     return _with_references(schema)
 
 
+def described(schema: dict[str, Any], name: str) -> tuple[str, str]:
+    """The unit and the sentence of a setting by its dotted name; each is empty where the schema has none."""
+    nodes = [schema]
+    for part in name.split("."):
+        nodes = [inner for node in nodes for inner in _below(schema, node, part)]
+    parts = [(node.get("unit", ""), node["description"]) for node in nodes if "description" in node]
+    return parts[0] if parts else ("", "")
+
+
+def _below(schema: dict[str, Any], node: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    """What the schema says of the entry `name` of a node, in each of the forms that this may have."""
+    if (reference := node.get("$ref")) is not None:
+        yield from _below(schema, schema["$defs"][reference.rpartition("/")[2]], name)
+    for form in (form for key in ("anyOf", "allOf", "oneOf") for form in node.get(key, ())):
+        yield from _below(schema, form, name)
+    if name in (properties := node.get("properties", {})):
+        yield properties[name]
+    elif isinstance(others := node.get("additionalProperties"), dict):
+        yield others
+
+
 def print_schema() -> int:
     """Write the schema to stdout, for `python -m distill --schema > distill.schema.json`; gives exit status 0."""
     print(json.dumps(settings_schema(), indent=1))
@@ -62,14 +87,21 @@ def _open_groups(definitions: dict[str, Any]) -> None:
     corpus["properties"] = {**source["properties"], **corpus["properties"]}
     corpus["properties"]["sources"] = _named("SourceConfig", "Sources of a mixture by name.")
     corpus["additionalProperties"] = True
-    evaluate, teacher = definitions["EvaluateConfig"]["properties"], definitions["TeacherConfig"]
+    evaluate = definitions["EvaluateConfig"]["properties"]
     evaluate["sources"] = _named("SourceConfig", "Where the text of each set comes from, by its name.")
     evaluate["by_set"] = _named("SetConfig", "What of one set is scored, by its name.")
     evaluate["measures"] = {"type": "object", "additionalProperties": {"type": "object", "properties": TARGET}}
-    teacher["properties"]["members"] = _named("MemberConfig", "Teachers of kind=several by name.")
-    for model in (teacher, definitions["StudentConfig"], definitions["MemberConfig"]):
-        model["properties"] |= TARGET
-        model["additionalProperties"] = True  # settings of the user's own callables
+    for kinds_of_model in (STUDENTS, TEACHERS, MEMBERS):
+        for section in kinds_of_model.classes:
+            if CUSTOM in section.model_fields:
+                model = definitions[section.__name__]
+                del model["properties"][kinds_of_model.by]
+                # And settings of the user's own callable.
+                model |= {
+                    "properties": model["properties"] | TARGET,
+                    "required": list(TARGET),
+                    "additionalProperties": True,
+                }
     objective, weight = definitions["ObjectiveConfig"], definitions.pop("TermConfig")["properties"]["weight"]
     shared = {"weight": weight, "kind": {"enum": kinds(TERMS)}, **TARGET}
     for kind in kinds(TERMS):
@@ -83,7 +115,8 @@ def _by_kind(package: str, properties: dict[str, Any]) -> dict[str, Any]:
     """A group whose `kind` names a file of a package, with the arguments of all of them."""
     for kind in kinds(package):
         properties = _arguments(package, kind) | properties
-    properties = {"kind": {"enum": kinds(package)}, **TARGET, **properties}
+    kind_of = {"enum": kinds(package), "description": f"A file of {package.replace('.', '/')}/."}
+    properties = {"kind": kind_of, **TARGET, **properties}
     return {"type": "object", "properties": properties, "additionalProperties": True}
 
 
@@ -101,7 +134,19 @@ def _arguments(package: str, kind: str) -> dict[str, Any]:
             found[name] = {}
         if parameter.default is not parameter.empty:
             found[name]["default"] = to_jsonable_python(parameter.default)
+        if (sentence := _sentence(target, name)) is not None:
+            found[name]["description"] = sentence
     return found
+
+
+def _sentence(target: type, name: str) -> str | None:
+    """What the docstrings of a class say of an argument: `name`: a sentence."""
+    for kind in inspect.getmro(target):
+        for text in (kind.__dict__.get("__doc__"), getattr(kind.__dict__.get("__init__"), "__doc__", None)):
+            if match := re.search(rf"`{name}`: (.+?)\.(?:\s|$)", text or "", re.DOTALL):
+                sentence = " ".join(match[1].split())
+                return f"{sentence[0].upper()}{sentence[1:]}."
+    return None
 
 
 def _reference(model: str) -> dict[str, str]:

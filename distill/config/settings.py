@@ -34,9 +34,21 @@ from distill.config.objective import TermConfig as TermConfig
 from distill.config.optimizer import OptimizerConfig as OptimizerConfig
 from distill.config.optimizer import OptimizerFlags as OptimizerFlags
 from distill.config.optimizer import default_schedule as default_schedule
+from distill.config.student import CustomStudentConfig as CustomStudentConfig
+from distill.config.student import LayersStudentConfig as LayersStudentConfig
+from distill.config.student import NewStudentConfig as NewStudentConfig
+from distill.config.student import SavedStudentConfig as SavedStudentConfig
 from distill.config.student import StudentConfig as StudentConfig
-from distill.config.teacher import MISSING as MISSING
+from distill.config.teacher import BundledMemberConfig as BundledMemberConfig
+from distill.config.teacher import BundledTeacherConfig as BundledTeacherConfig
+from distill.config.teacher import CustomMemberConfig as CustomMemberConfig
+from distill.config.teacher import CustomTeacherConfig as CustomTeacherConfig
 from distill.config.teacher import MemberConfig as MemberConfig
+from distill.config.teacher import NoTeacherConfig as NoTeacherConfig
+from distill.config.teacher import OneTeacherConfig as OneTeacherConfig
+from distill.config.teacher import SavedMemberConfig as SavedMemberConfig
+from distill.config.teacher import SavedTeacherConfig as SavedTeacherConfig
+from distill.config.teacher import SeveralTeachersConfig as SeveralTeachersConfig
 from distill.config.teacher import TeacherCacheConfig as TeacherCacheConfig
 from distill.config.teacher import TeacherConfig as TeacherConfig
 from distill.config.train import OnUsr1 as OnUsr1
@@ -53,8 +65,8 @@ class Config(Settings):
     data: DataConfig = setting(
         None, "Where prepared sequences are kept, and how they are made and read.", factory=DataConfig
     )
-    teacher: TeacherConfig = setting(None, "The frozen model to learn from.", factory=TeacherConfig)
-    student: StudentConfig = setting(None, "The model to train.", factory=StudentConfig)
+    teacher: TeacherConfig = setting(None, "The frozen model to learn from.", factory=BundledTeacherConfig)
+    student: StudentConfig = setting(None, "The model to train.", factory=LayersStudentConfig)
     objective: ObjectiveConfig = setting(None, "The loss.", factory=ObjectiveConfig)
     optimizer: OptimizerConfig = setting(None, "What moves the weights.", factory=OptimizerConfig)
     schedule: Component = setting(None, "The learning rate over the run.", factory=default_schedule)

@@ -1,4 +1,7 @@
-"""The settings of the teacher, of several teachers, and of what is kept of one on disk."""
+"""The settings of the teacher, of several teachers, and of what is kept of one on disk.
+
+`teacher.kind`, and that of each of several teachers, chooses one of these classes, each of which has what it reads.
+"""
 
 from typing import Any, Literal
 
@@ -7,8 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from distill.config.component import Component
 from distill.config.model import SEEDS, Settings, setting
-
-MISSING: Any = "???"  # OmegaConf's mark of a value that has to be given
+from distill.config.unions import Kinds
 
 BUNDLED = ("bundled", "bundled_deep")  # kinds of teachers that ship with this package, in folders of these names
 
@@ -40,7 +42,7 @@ class TeacherCacheConfig(Settings):
     def _is_about_draws(cls, value: float, info: ValidationInfo) -> float:
         default = cls.model_fields[str(info.field_name)].default
         if value != default and "sampled" in info.data and info.data["sampled"] is None:
-            cure = f"set sampled beside it to their number, or {info.field_name} back to {default}"
+            cure = f"set {{section}}.sampled to their number, or {{section}}.{info.field_name} back to {default}"
             raise PydanticCustomError("refused", f"is about tokens that are drawn, and none are: {cure}")
         return value
 
@@ -55,8 +57,14 @@ class TeacherCacheConfig(Settings):
         return " with ".join(f"{setting}.cache.{name}={size}" for name, size in sizes.items() if size is not None)
 
 
+class BundledConfig(Settings):
+    """A model that ships with this package."""
+
+    kind: Literal["bundled", "bundled_deep"] = setting("bundled", "A model that ships with this package.")
+
+
 class FrozenModelConfig(Settings):
-    """What a teacher has, the only one or one of several."""
+    """Where a model of the user's lies."""
 
     path: str | None = setting(None, "Folder of a model, folder of a run, or name on the Hub.")
     revision: str | None = setting(None, "Revision of a model on the Hub.")
@@ -64,15 +72,36 @@ class FrozenModelConfig(Settings):
     tokenizer: str | None = setting(
         None, "Folder of the tokenizer or its name on the Hub; null reads it beside the model."
     )
-    custom: Component | None = setting(None, "The callable of kind=custom.")
 
 
-class MemberConfig(FrozenModelConfig):
-    """One of several teachers."""
+class SavedConfig(FrozenModelConfig):
+    """A saved model."""
 
-    kind: Literal["bundled", "bundled_deep", "pretrained", "custom"] = setting(
-        "pretrained", "A model that ships with this package, a saved model, or one by a callable of yours."
+    kind: Literal["pretrained"] = setting("pretrained", "A saved model.")
+
+
+class CustomConfig(FrozenModelConfig):
+    """A model that a callable of the user's makes."""
+
+    kind: Literal["custom"] = setting("custom", "Whatever the callable of `_target_` gives.")
+    custom: Component = setting(..., "The callable, with its settings.")
+
+
+class RunningConfig(Settings):
+    """How the only teacher runs, or all of several that have no such settings of their own."""
+
+    micro_batches: int = setting(
+        1, "Micro-batches that one forward of the teacher takes: it keeps nothing for a backward.", **MICRO_BATCHES
     )
+    cache: TeacherCacheConfig = setting(
+        None, "The teacher's answers on disk, for runs that see the same masked rows several times.",
+        factory=TeacherCacheConfig,
+    )  # fmt: skip
+
+
+class OneOfSeveralConfig(Settings):
+    """How one of several teachers runs, and what it counts."""
+
     weight: float = setting(1.0, "Weight in the mean of all; weights are divided by their sum.", gt=0, le=1e6)
     precision: Literal["fp32", "bf16", "fp16", "int8"] | None = setting(
         None, "Number format of its forward in training; null is precision.teacher."
@@ -83,18 +112,47 @@ class MemberConfig(FrozenModelConfig):
     cache: TeacherCacheConfig | None = setting(None, "Its answers on disk; null is teacher.cache.")
 
 
-class TeacherConfig(FrozenModelConfig):
-    """The frozen model to learn from."""
+class BundledMemberConfig(BundledConfig, OneOfSeveralConfig):
+    """One of several teachers, a model that ships with this package."""
 
-    kind: Literal["bundled", "bundled_deep", "pretrained", "several", "none", "custom"] = setting(
-        MISSING, "A model that ships with this package, a saved model, several, none, or one by a callable of yours."
-    )
-    micro_batches: int = setting(
-        1, "Micro-batches that one forward of the teacher takes: it keeps nothing for a backward.", **MICRO_BATCHES
-    )
-    cache: TeacherCacheConfig = setting(
-        None, "The teacher's answers on disk, for runs that see the same masked rows several times.",
-        factory=TeacherCacheConfig,
-    )  # fmt: skip
-    # Values are MemberConfig. Layers and hidden states are those of the first.
-    members: dict[str, Any] = setting(None, "Teachers of kind=several by name.", factory=dict)
+
+class SavedMemberConfig(SavedConfig, OneOfSeveralConfig):
+    """One of several teachers, a saved model."""
+
+
+class CustomMemberConfig(CustomConfig, OneOfSeveralConfig):
+    """One of several teachers, made by a callable of the user's."""
+
+
+MemberConfig = BundledMemberConfig | SavedMemberConfig | CustomMemberConfig
+
+
+class BundledTeacherConfig(BundledConfig, RunningConfig):
+    """The only teacher, a model that ships with this package."""
+
+
+class SavedTeacherConfig(SavedConfig, RunningConfig):
+    """The only teacher, a saved model."""
+
+
+class CustomTeacherConfig(CustomConfig, RunningConfig):
+    """The only teacher, made by a callable of the user's."""
+
+
+class SeveralTeachersConfig(RunningConfig):
+    """Several teachers, whose probabilities are averaged."""
+
+    kind: Literal["several"] = setting("several", "Several teachers, whose probabilities are averaged.")
+    # Layers and hidden states are those of the first.
+    members: dict[str, MemberConfig] = setting(None, "The teachers by name.", factory=dict)
+
+
+class NoTeacherConfig(Settings):
+    """No teacher."""
+
+    kind: Literal["none"] = setting("none", "The student learns from the text alone.")
+
+
+OneTeacherConfig = BundledTeacherConfig | SavedTeacherConfig | CustomTeacherConfig
+TeacherConfig = OneTeacherConfig | SeveralTeachersConfig | NoTeacherConfig
+TEACHERS, MEMBERS = Kinds(TeacherConfig, "kind"), Kinds(MemberConfig, "kind")

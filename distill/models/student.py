@@ -9,7 +9,14 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.config.settings import StudentConfig
+from distill.config.settings import (
+    CustomStudentConfig,
+    LayersStudentConfig,
+    NewStudentConfig,
+    SavedStudentConfig,
+    StudentConfig,
+)
+from distill.config.student import BuiltInStudentConfig
 from distill.distributed.mapped import new_parameters_take_memory, parameters_on_meta
 from distill.models.check import check_length, check_model, check_tokenizers, max_positions, position_offset
 from distill.models.custom import custom_model
@@ -26,7 +33,6 @@ from distill.runtime.nearest import choose
 
 logger = logging.getLogger(__name__)
 
-NEW = ("random", "neighbours")  # values of `student.init` that read no saved weights
 DROPOUT = 0.1  # of models that are made here, unless another is given
 
 # What the families of transformers raise for sizes that do not fit each other.
@@ -66,21 +72,23 @@ def make_student(
     Raises:
         SettingError: an unknown start or one that lacks its source, or sequences too long for either model.
     """
-    if settings.init == "layers":
-        model = _from_layers(settings, teacher, kind, mapped)
-    elif settings.init in NEW:
-        model = _from_config(settings, tokenizer, length, kind)
-    elif settings.init == "pretrained":
-        model = _from_pretrained(settings, tokenizer, kind, mapped)
-    else:
-        model = _custom(settings, teacher, tokenizer, length)
+    match settings:
+        case LayersStudentConfig():
+            model = _from_layers(settings, teacher, kind, mapped)
+        case NewStudentConfig():
+            model = _from_config(settings, tokenizer, length, kind)
+        case SavedStudentConfig():
+            model = _from_pretrained(settings, tokenizer, kind, mapped)
+        case CustomStudentConfig():
+            model = _custom(settings, teacher, tokenizer, length)
     for name, one in (("teacher", teacher), ("student", model)):
         if (limit := max_positions(one)) is not None and length > limit:
             raise SettingError(f"corpus.sequence_length={length} exceeds the {name}'s {limit} positions: lower it")
-    freeze(model, settings.frozen)
+    frozen = settings.frozen if isinstance(settings, BuiltInStudentConfig) else []
+    freeze(model, frozen)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise SettingError(
-            f"student.frozen={settings.frozen}: none of the student's weights is trained; leave some of its parts out, "
+            f"student.frozen={frozen}: none of the student's weights is trained; leave some of its parts out, "
             "or requires_grad of some of its weights on"
         )
     if mapped:
@@ -99,12 +107,12 @@ def tokenizer_of(settings: StudentConfig, kind: ModelKind = MASKED) -> PreTraine
     """The tokenizer that `student.tokenizer` names, or that a saved student brings along; None: it has none."""
     if settings.tokenizer is not None:
         return load_tokenizer("student.tokenizer", settings.tokenizer, kind)
-    if settings.init != "pretrained":
+    if not isinstance(settings, SavedStudentConfig):
         return None
     return load_tokenizer("student.path", _path(settings), kind, HubOptions(None, settings.trust_remote_code))
 
 
-def _from_layers(settings: StudentConfig, teacher: Any | None, kind: ModelKind, mapped: bool) -> Any:
+def _from_layers(settings: LayersStudentConfig, teacher: Any | None, kind: ModelKind, mapped: bool) -> Any:
     if teacher is None:
         raise SettingError(
             "student.init=layers takes layers of a teacher, but teacher.kind=none: name one, as in teacher=bundled or "
@@ -122,7 +130,7 @@ def _from_layers(settings: StudentConfig, teacher: Any | None, kind: ModelKind, 
     return from_layers(settings, teacher, chosen, kind, mapped)
 
 
-def from_layers(settings: StudentConfig, teacher: Any, chosen: list[Layer], kind: ModelKind, alias: bool) -> Any:
+def from_layers(settings: LayersStudentConfig, teacher: Any, chosen: list[Layer], kind: ModelKind, alias: bool) -> Any:
     """A student that starts from these layers of a transformers model.
 
     Args:
@@ -141,7 +149,7 @@ def from_layers(settings: StudentConfig, teacher: Any, chosen: list[Layer], kind
     return model
 
 
-def _build_alike(teacher: Any, fields: dict[str, Any], settings: StudentConfig, kind: ModelKind) -> Any:
+def _build_alike(teacher: Any, fields: dict[str, Any], settings: LayersStudentConfig, kind: ModelKind) -> Any:
     """A new model of the teacher's own class, which need not be registered with transformers.
 
     Raises:
@@ -160,11 +168,9 @@ def _build_alike(teacher: Any, fields: dict[str, Any], settings: StudentConfig, 
         ) from error
 
 
-def _from_config(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, length: int, kind: ModelKind) -> Any:
+def _from_config(settings: NewStudentConfig, tokenizer: PreTrainedTokenizerBase, length: int, kind: ModelKind) -> Any:
     if settings.architecture == "same":
-        raise SettingError(
-            f"student.architecture=same with student.init={settings.init}: name a transformers model type, e.g. bert"
-        )
+        raise _no_architecture(settings)
     special = {
         f"{name}_token_id": getattr(tokenizer, f"{name}_token_id")
         for name in ("pad", "cls", "sep", "bos", "eos")
@@ -178,7 +184,7 @@ def _from_config(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, le
     return model
 
 
-def _build(architecture: str, fields: dict[str, Any], settings: StudentConfig, kind: ModelKind) -> Any:
+def _build(architecture: str, fields: dict[str, Any], settings: BuiltInStudentConfig, kind: ModelKind) -> Any:
     """A new model of a transformers family; `student.config` and `student.dropout` override everything.
 
     Raises:
@@ -221,22 +227,24 @@ def _in_memory(build: Callable[[], Any]) -> Any:
     return build()
 
 
-def _changes(config: Any, settings: StudentConfig, kind: ModelKind) -> dict[str, Any]:
+def _changes(config: Any, settings: BuiltInStudentConfig, kind: ModelKind) -> dict[str, Any]:
     """What `student.dropout` and `student.config` change of a configuration."""
     check_fields(config, settings.config)
     dropout = settings.dropout
-    if dropout is None and settings.init != "pretrained":
+    if dropout is None and not isinstance(settings, SavedStudentConfig):
         dropout = DROPOUT
     return {**({} if dropout is None else dict.fromkeys(dropout_names(config, kind), dropout)), **settings.config}
 
 
-def _path(settings: StudentConfig) -> str:
+def _path(settings: SavedStudentConfig) -> str:
     if settings.path is None:
         raise SettingError("student.path=null with student.init=pretrained: give a folder or a name on the Hub")
     return settings.path
 
 
-def _from_pretrained(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, kind: ModelKind, mapped: bool) -> Any:
+def _from_pretrained(
+    settings: SavedStudentConfig, tokenizer: PreTrainedTokenizerBase, kind: ModelKind, mapped: bool
+) -> Any:
     # Its own, in spite of student.tokenizer: the ids of its embeddings are those of that tokenizer.
     path, hub = _path(settings), HubOptions(None, settings.trust_remote_code)
     check_tokenizers(tokenizer, load_tokenizer("student.path", path, kind, hub), f"student.path={path}")
@@ -251,27 +259,34 @@ def _from_pretrained(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase
     )
 
 
-def _custom(settings: StudentConfig, teacher: Any | None, tokenizer: PreTrainedTokenizerBase, length: int) -> Any:
-    assert settings.custom is not None
+def _custom(settings: CustomStudentConfig, teacher: Any | None, tokenizer: PreTrainedTokenizerBase, length: int) -> Any:
     return custom_model(settings.custom, settings.path, teacher=teacher, tokenizer=tokenizer, sequence_length=length)
 
 
 def check_student_settings(settings: StudentConfig) -> None:
     """Raises SettingError for settings of which no student can be made, as far as its family decides that."""
-    _check_layers(settings.layers)
+    if isinstance(settings, CustomStudentConfig):
+        return
     for part in settings.frozen:
         if part != EMBEDDINGS and (not isinstance(part, int) or isinstance(part, bool) or part < 0):
             raise SettingError(
                 f"student.frozen={settings.frozen}: {part} is neither {EMBEDDINGS} nor the number of a layer, from 0"
             )
-    if settings.init == "pretrained" and settings.path is None:
-        raise SettingError("student.path=null with student.init=pretrained: give a folder or a name on the Hub")
-    if settings.init in NEW and settings.architecture == "same":
-        raise SettingError(
-            f"student.architecture=same with student.init={settings.init}: name a transformers model type, e.g. bert"
-        )
-    if settings.init in (*NEW, "layers") and settings.architecture != "same":
+    if isinstance(settings, SavedStudentConfig):
+        _path(settings)
+        return
+    if isinstance(settings, LayersStudentConfig):
+        _check_layers(settings.layers)
+    elif settings.architecture == "same":
+        raise _no_architecture(settings)
+    if settings.architecture != "same":
         check_fields(family(settings.architecture), settings.config)
+
+
+def _no_architecture(settings: NewStudentConfig) -> SettingError:
+    return SettingError(
+        f"student.architecture=same with student.init={settings.init}: name a transformers model type, e.g. bert"
+    )
 
 
 def _check_layers(layers: Any) -> None:

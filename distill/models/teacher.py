@@ -5,27 +5,27 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.folders import HERE
-from distill.config.settings import MemberConfig, TeacherConfig
-from distill.config.teacher import BUNDLED
+from distill.config.settings import MemberConfig, OneTeacherConfig
+from distill.config.teacher import BundledConfig, CustomConfig
 from distill.models.check import check_model
 from distill.models.custom import custom_model
 from distill.models.kind import MASKED, ModelKind
-from distill.models.load import HubOptions, load_pretrained, load_tokenizer
+from distill.models.load import THE_NEWEST, HubOptions, load_pretrained, load_tokenizer
 from distill.runtime.errors import SettingError
 
-AnyTeacher = TeacherConfig | MemberConfig  # the only one, or one of several
+AnyTeacher = OneTeacherConfig | MemberConfig  # the only one, or one of several
 
 TITLES = {"bundled": "the bundled teacher", "bundled_deep": "the deep bundled teacher"}
 
 
 def bundled_folder(kind: str) -> str:
-    """Where a teacher that ships with this package lies, one of `config_teacher.BUNDLED`."""
+    """Where a teacher that ships with this package lies, one of `config.teacher.BUNDLED`."""
     return str(HERE / "teacher" / kind)
 
 
 def teacher_path(settings: AnyTeacher, setting: str = "teacher") -> str:
     """The folder or Hub name of the teacher that `setting` names. Raises SettingError where none is given."""
-    path = bundled_folder(settings.kind) if settings.kind in BUNDLED else settings.path
+    path = bundled_folder(settings.kind) if isinstance(settings, BundledConfig) else settings.path
     if path is None:
         raise SettingError(f"{setting}.path=null: give a model folder, a run folder or a name on the Hub")
     return path
@@ -33,30 +33,27 @@ def teacher_path(settings: AnyTeacher, setting: str = "teacher") -> str:
 
 def load_teacher(
     settings: AnyTeacher, kind: ModelKind = MASKED, mapped: bool = False, setting: str = "teacher"
-) -> tuple[Any, PreTrainedTokenizerBase | None, str]:
-    """The frozen teacher in evaluation mode, its tokenizer and its name for the report; None, None, "" for none.
+) -> tuple[Any, PreTrainedTokenizerBase, str]:
+    """The frozen teacher in evaluation mode, its tokenizer and its name for the report.
 
     Args:
         mapped: as `load_pretrained` has it; a model of the user's lies in memory, but is not checked yet either.
         setting: what error lines call it.
     """
-    if settings.kind == "none":
-        return None, None, ""
-    if settings.kind == "custom":
-        assert settings.custom is not None
+    if isinstance(settings, CustomConfig):
         tokenizer = teacher_tokenizer(settings, kind, setting)
         model = custom_model(settings.custom, settings.path, tokenizer=tokenizer)
         if not mapped:
             check_model(model, setting, kind)
         return model.requires_grad_(False).eval(), tokenizer, settings.custom.path
     path = teacher_path(settings, setting)
-    if settings.kind in BUNDLED and kind is not MASKED:
+    if isinstance(settings, BundledConfig) and kind is not MASKED:
         raise SettingError(
             f"{setting}.kind={settings.kind} is a {MASKED.noun}, and this objective learns from a {kind.noun}: give "
             f"one as {setting}.kind=pretrained {setting}.path=FOLDER"
             + (" (gpt2_pretrain makes one)" if kind.causal else "")
         )
-    hub = HubOptions(settings.revision, settings.trust_remote_code)
+    hub = _hub(settings)
     model = load_pretrained(f"{setting}.path", path, kind, hub, mapped=mapped)
     model.requires_grad_(False).eval()
     name = TITLES.get(settings.kind, path)
@@ -67,14 +64,19 @@ def teacher_tokenizer(
     settings: AnyTeacher, kind: ModelKind = MASKED, setting: str = "teacher"
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of a teacher, whose weights are not read. Raises SettingError where there is none."""
-    path = settings.path if settings.kind == "custom" else teacher_path(settings, setting)
-    hub = HubOptions(settings.revision, settings.trust_remote_code)
-    return load_tokenizer(*_tokenizer_path(settings, path, setting), kind, hub)
+    path = settings.path if isinstance(settings, CustomConfig) else teacher_path(settings, setting)
+    return load_tokenizer(*_tokenizer_path(settings, path, setting), kind, _hub(settings))
+
+
+def _hub(settings: AnyTeacher) -> HubOptions:
+    if isinstance(settings, BundledConfig):
+        return THE_NEWEST
+    return HubOptions(settings.revision, settings.trust_remote_code)
 
 
 def _tokenizer_path(settings: AnyTeacher, path: str | None, setting: str) -> tuple[str, str]:
-    """The setting that says where a teacher's tokenizer lies, and its value."""
-    if settings.tokenizer is not None:
+    """The setting that names where a teacher's tokenizer lies, and its value."""
+    if not isinstance(settings, BundledConfig) and settings.tokenizer is not None:
         return f"{setting}.tokenizer", settings.tokenizer
     if path is None:
         raise SettingError(f"{setting}.tokenizer=null: give the folder or Hub name of the tokenizer of your teacher")

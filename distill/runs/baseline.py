@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distill.config.settings import Config
+from distill.config.settings import Config, LayersStudentConfig
 from distill.models.layer_choice import AUTO
 from distill.objective.terms import Term
 from distill.runs.facts import Baseline, Model, Resampled
@@ -124,8 +124,9 @@ def settled_baseline(baseline: BaselineRun | None, config: Config) -> BaselineRu
     """
     if baseline is None:
         return None
-    layers, here = baseline.record.student.start.layers if baseline.record.student else [], config.student.layers
-    if config.student.init == "layers" and isinstance(here, list) and layers and layers != here:
+    layers = baseline.record.student.start.layers if baseline.record.student else []
+    here = config.student.layers if isinstance(config.student, LayersStudentConfig) else None
+    if isinstance(here, list) and layers and layers != here:
         raise SettingError(
             f"evaluate.baseline={config.evaluate.baseline} is no baseline of this run: its "
             f"student started from layers {layers}, "

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from distill.config.paths import check_paths
 from distill.config.rules import check_rules
-from distill.config.settings import Config
+from distill.config.settings import Config, SeveralTeachersConfig
 from distill.distributed.collective import check_collective
 from distill.evaluation.measures.users import check_measures
 from distill.models.student import check_student_settings
@@ -31,7 +31,7 @@ def check(config: Config) -> None:
                 f"{config.objective.task}: set objective.{name}.weight=0, or choose another objective"
             )
     check_rules(config, terms, task)
-    if len(config.teacher.members) > 1:
+    if isinstance(config.teacher, SeveralTeachersConfig) and len(config.teacher.members) > 1:
         on_logits = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}
         mixing_temperature(on_logits, {name: config.objective.terms[name].temperature for name in on_logits})
     check_collective(config.backend)

@@ -13,7 +13,7 @@ import transformers
 
 from distill.config.component import Component
 from distill.config.folders import HERE
-from distill.config.settings import Config
+from distill.config.settings import Config, CustomStudentConfig, LayersStudentConfig, NewStudentConfig
 from distill.config.weight_schedule import WeightSchedule
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
@@ -87,7 +87,7 @@ def teacher_facts(pair: Pair, caches: dict[str, Cache]) -> facts.Teacher:
 
 def student_facts(config: Config, pair: Pair) -> facts.Student:
     student = model_facts(facts.Student, plain_class(pair.student).__name__, pair.student)
-    make = config.student.custom
+    make = config.student.custom if isinstance(config.student, CustomStudentConfig) else None
     call = None if make is None else call_of(make, config.corpus.sequence_length)
     origin = origin_of(pair.student, None if make is None else make.path, pair.kind.causal, call)
     return replace(student, origin=origin, start=_start(config, pair))
@@ -118,8 +118,9 @@ def call_of(make: Component, length: int) -> str:
 def _start(config: Config, pair: Pair) -> facts.Start:
     """What the student was before its first step: layers of a teacher, a saved model, or new weights."""
     settings = config.student
-    if settings.init != "layers":
-        return facts.Start(init=settings.init, source=settings.path)
+    if not isinstance(settings, LayersStudentConfig):
+        source = None if isinstance(settings, NewStudentConfig) else settings.path
+        return facts.Start(init=settings.init, source=source)
     first, layers, search = pair.teachers[0], list[Any](), None
     if settings.layers != AUTO:  # else they were not recorded
         layers = choose_layers(settings.layers, settings.num_layers, first.model.config.num_hidden_layers)

@@ -5,7 +5,7 @@ from typing import Any
 
 from distill.config.flat_settings import flatten
 from distill.config.renamed import renamed
-from distill.config.settings import Config, TeacherCacheConfig
+from distill.config.settings import Config, NoTeacherConfig, SeveralTeachersConfig, TeacherCacheConfig
 from distill.config.weight_schedule import WeightSchedule, is_zero
 from distill.data.batches import Batches
 from distill.runtime.errors import SettingError
@@ -88,10 +88,11 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
 
 def _teachers(config: Config) -> dict[str, Any]:
     """What the student learns from besides the teachers' weights; the first of several is also read in its layers."""
-    if config.teacher.kind != "several":
-        int8 = config.precision.teacher == "int8"
-        return {**_cached(config.teacher.cache, "teacher.cache"), "precision.teacher.int8": int8}
-    settings: dict[str, Any] = {"teacher.members": list(config.teacher.members)}
+    teacher = config.teacher
+    if not isinstance(teacher, SeveralTeachersConfig):
+        cache = TeacherCacheConfig() if isinstance(teacher, NoTeacherConfig) else teacher.cache
+        return {**_cached(cache, "teacher.cache"), "precision.teacher.int8": config.precision.teacher == "int8"}
+    settings: dict[str, Any] = {"teacher.members": list(teacher.members)}
     for name, member in settings_by_member(config).items():
         settings |= {
             f"teacher.members.{name}.weight": member.weight,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from distill.config.settings import StudentConfig
+from distill.config.settings import LayersStudentConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import Ranks
@@ -113,7 +113,7 @@ class LayerSearch:
 
 
 def find_layers(
-    settings: StudentConfig,
+    settings: LayersStudentConfig,
     teacher: Any,
     prediction: Prediction,
     batches: Batches,
@@ -244,7 +244,7 @@ class Losses:
 
     def __init__(
         self,
-        settings: StudentConfig,
+        settings: LayersStudentConfig,
         teacher: Any,
         prediction: Prediction,
         batches: list[Batch],

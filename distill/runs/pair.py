@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import Config
+from distill.config.settings import (
+    Config,
+    CustomStudentConfig,
+    LayersStudentConfig,
+    SavedStudentConfig,
+    SeveralTeachersConfig,
+)
+from distill.config.teacher import CustomConfig
 from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.distributed.gather import empty_copy, put_together
@@ -104,7 +111,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
 
     Also a student whose layers are still to be chosen is built once, to refuse what does not fit; none of it is kept.
     """
-    teacher_kind = task.teacher_kind(config.student.init)
+    teacher_kind = task.teacher_kind(config.student)
     teachers, shared = load_members(config, teacher_kind, ranks.device, ranks.shards_teacher)
     first = teachers[0].model if teachers else None
     tokenizer = _find_tokenizer(config, task, shared)
@@ -116,7 +123,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     for member in teachers:
         check_vocabulary(member.model, member.setting, other or tokenizer)
     digests = _digests(config, teachers, shared, student)
-    waits = config.student.init == "layers" and config.student.layers == AUTO
+    waits = isinstance(config.student, LayersStudentConfig) and config.student.layers == AUTO
     built = None if waits else BuiltStudent(student, None, sharded(config, teachers, student, task, ranks))
     if task.kind.causal and config.corpus.cross_documents:
         for member in teachers:
@@ -134,13 +141,13 @@ def new_student(
     """The student as it starts, the same whenever it is made; `teacher`: of several the first one."""
     torch.manual_seed(config.seed)
     length = config.corpus.sequence_length
-    with weights_on_disk(ranks, config.student.init):
+    with weights_on_disk(ranks, config.student):
         return make_student(config.student, teacher, tokenizer, length, task.kind, ranks.shards_student)
 
 
 def sharded(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:
     """Shard what the ranks shard; gives the student's skeleton, where it is one of these models."""
-    kinds = {"teacher": task.teacher_kind(config.student.init), "student": task.kind}
+    kinds = {"teacher": task.teacher_kind(config.student), "student": task.kind}
     return shard_models(ranks, teachers, student, kinds, config.corpus.sequence_length)
 
 
@@ -163,6 +170,7 @@ def find_start(
     A run that resumes has the layers that it began with, which its folder keeps.
     """
     settings, teacher = config.student, loaded.teachers[0].model  # of several the first one
+    assert isinstance(settings, LayersStudentConfig)
     search = folder.recorded_layers()
     if not search and folder.start() is not None:
         logger.warning("student.layers=auto: the run resumes, and which layers it began with is not recorded any more")
@@ -177,7 +185,7 @@ def find_start(
 
 def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
     """The tokenizer that a run of these settings makes its sequences with; no model is loaded for it."""
-    kind = task.teacher_kind(config.student.init)
+    kind = task.teacher_kind(config.student)
     first = next(iter(settings_by_member(config).values()), None)  # several share one tokenizer
     shared = None if first is None else teacher_tokenizer(first.model, kind, first.setting)
     return _find_tokenizer(config, task, shared)
@@ -193,10 +201,10 @@ def _digests(
         teacher = settings[member.name].model
         digests[member.setting] = (
             model_digest(member.model, shared)
-            if teacher.kind == "custom"
+            if isinstance(teacher, CustomConfig)
             else saved_digest(teacher_path(teacher), member.model, shared, config.data.cache)
         )
-    if config.student.init in ("pretrained", "custom"):
+    if isinstance(config.student, SavedStudentConfig | CustomStudentConfig):
         digests["student"] = model_digest(student)
     return digests
 
@@ -222,7 +230,7 @@ def _check_across_tokenizers(
     named = "tokenizer" if config.student.tokenizer is not None else "path"
     own_setting = f"student.{named}={getattr(config.student, named)}"
     differ = f"{own_setting} has another vocabulary ({len(own)} tokens) than the teacher ({len(teachers)})"
-    if config.student.init == "layers":
+    if isinstance(config.student, LayersStudentConfig):
         raise SettingError(
             f"student.init=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"
         )
@@ -232,14 +240,14 @@ def _check_across_tokenizers(
                 f"objective.{name} pairs tokens, but {differ}: set objective.{name}.weight=0 and learn from vectors of "
                 "whole sequences (objective.pooled.weight=1), or choose models with one tokenizer"
             )
-    if config.teacher.kind == "several":
+    if isinstance(config.teacher, SeveralTeachersConfig):
         raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")
 
 
 def load_baseline(config: Config, pair: Pair) -> Any:
     """The student of the run that `evaluate.baseline` names; of a callable of the user's it is of this run's class."""
     path = config.evaluate.baseline or ""
-    if config.student.init != "custom":
+    if not isinstance(config.student, CustomStudentConfig):
         return load_pretrained("evaluate.baseline", path, pair.kind)
     skeleton = pair.built.skeleton
     baseline = copy.deepcopy(pair.student) if skeleton is None else empty_copy(skeleton)

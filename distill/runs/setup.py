@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distill.config.settings import PrecisionConfig
+from distill.config.settings import CustomStudentConfig, NewStudentConfig, PrecisionConfig, StudentConfig
 from distill.distributed import Ranks
 from distill.distributed.gather import skeleton_of
 from distill.distributed.shard import is_root
@@ -85,13 +85,13 @@ def shard_models(
     return skeleton
 
 
-def weights_on_disk(ranks: Ranks, init: str) -> AbstractContextManager[None]:
+def weights_on_disk(ranks: Ranks, settings: StudentConfig) -> AbstractContextManager[None]:
     """Where a new student is to be sharded its weights lie in a temporary file until then, and not in memory.
 
     Args:
-        init: of the student, `student.init`; saved weights and those of a teacher lie in files already.
+        settings: of the student; saved weights and those of a teacher lie in files already.
     """
-    new = ranks.shards_student and init in ("random", "neighbours", "custom")
+    new = ranks.shards_student and isinstance(settings, NewStudentConfig | CustomStudentConfig)
     return parameters_in_file() if new else nullcontext()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import class_name, kinds
-from distill.config.settings import Config, CorpusConfig, DataConfig
+from distill.config.settings import Config, CorpusConfig, DataConfig, StudentConfig
 from distill.data.batches import Batches, Collator, StepShape, num_threads
 from distill.data.order import Order, order_of
 from distill.data.sequence_store import SequenceStore
@@ -53,8 +53,8 @@ class Task(ABC):
         """The task for an objective of these terms, which in some tasks decide what batches hold."""
         return cls()
 
-    def teacher_kind(self, student: str) -> ModelKind:
-        """The models that it takes for teachers, for a student that starts so (`student.init`)."""
+    def teacher_kind(self, student: StudentConfig) -> ModelKind:
+        """The models that it takes for teachers, for such a student."""
         return self.kind
 
     def read(self, config: Config, training: bool = True) -> Self:

@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import Config
+from distill.config.settings import Config, LayersStudentConfig, StudentConfig
 from distill.data.batches import Collator
 from distill.data.collate.mlm import MaskedLM, masked_lm
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
@@ -39,9 +39,9 @@ class MlmSop(Mlm):
         on_order = [term for term in terms if term.task == "sop"]
         return cls(bool(on_order), any(term.needs_teacher for term in on_order))
 
-    def teacher_kind(self, student: str) -> ModelKind:
+    def teacher_kind(self, student: StudentConfig) -> ModelKind:
         """A teacher needs no such head itself to give soft targets for tokens alone, but its layers come with it."""
-        return self.kind if self.order_is_soft or student == "layers" else MASKED
+        return self.kind if self.order_is_soft or isinstance(student, LayersStudentConfig) else MASKED
 
     def sequence_format(self, tokenizer: PreTrainedTokenizerBase) -> SequenceFormat:
         return paired_format(tokenizer)

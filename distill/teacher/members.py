@@ -10,11 +10,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import Config, MemberConfig, PrecisionConfig, TeacherCacheConfig, TeacherConfig
+from distill.config.settings import (
+    Config,
+    NoTeacherConfig,
+    PrecisionConfig,
+    SeveralTeachersConfig,
+    TeacherCacheConfig,
+)
 from distill.models.check import max_positions
 from distill.models.kernels import int8
 from distill.models.kind import ModelKind
-from distill.models.teacher import load_teacher
+from distill.models.teacher import AnyTeacher, load_teacher
 from distill.runtime.errors import SettingError
 
 ONLY = ""  # the name of a teacher that is no member of several
@@ -25,7 +31,7 @@ class TeacherSettings:
     """What is set of one teacher of a run."""
 
     name: str  # among `teacher.members`; ONLY for the only one
-    model: TeacherConfig | MemberConfig  # what loads it
+    model: AnyTeacher  # what loads it
     weight: float  # its weight in the mean of all; they add up to 1
     precision: PrecisionConfig  # of which `teacher` is its format
     micro_batches: int
@@ -62,9 +68,9 @@ def setting_of(name: str) -> str:
 def settings_by_member(config: Config) -> dict[str, TeacherSettings]:
     """What is set of each teacher, by name; empty without a teacher."""
     shared, precision = config.teacher, config.precision
-    if shared.kind == "none":
+    if isinstance(shared, NoTeacherConfig):
         return {}
-    if shared.kind != "several":
+    if not isinstance(shared, SeveralTeachersConfig):
         return {ONLY: TeacherSettings(ONLY, shared, 1.0, precision, shared.micro_batches, shared.cache)}
     total = sum(member.weight for member in shared.members.values())
     return {
@@ -95,7 +101,6 @@ def load_members(
             int8.check(device, alone.precision_setting)
         model, tokenizer, title = load_teacher(alone.model, kind, mapped, alone.setting)
         member = Member(name, alone.weight, model, title)
-        assert tokenizer is not None
         if shared is not None:
             _check_member(member, tokenizer, members[0], shared, config.corpus.sequence_length)
         shared = shared or tokenizer

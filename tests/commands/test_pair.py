@@ -12,13 +12,13 @@ from naive import definition
 from distill.commands.api.pair import Pair, load_pair
 from distill.commands.prediction.predict import predict
 from distill.config.compose import objective_config
-from distill.config.settings import StudentConfig
+from distill.config.settings import LayersStudentConfig
 from distill.evaluation.text_scores import score
 from distill.models.loaded import load_model
 from distill.runtime.errors import SettingError
 
 TEXTS = ["the cat and an owl sat.", "of the owls", "and ran to the end of it"]
-WITHOUT_DROPOUT = StudentConfig(init="layers", layers=[0], dropout=0.0)
+WITHOUT_DROPOUT = LayersStudentConfig(layers=[0], dropout=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +83,7 @@ def test_masks_follow_step_and_seed(teacher: Path) -> None:
 
 def test_scores_agree_with_those_of_single_texts(teacher: Path) -> None:
     """Pseudo-perplexity over all positions is that of the texts' scores; a copy of the teacher agrees with it."""
-    pair = load_pair(
-        teacher, StudentConfig(init="layers", layers=[0, 1], dropout=0.0), sequence_length=64, device="cpu"
-    )
+    pair = load_pair(teacher, LayersStudentConfig(layers=[0, 1], dropout=0.0), sequence_length=64, device="cpu")
     found = pair.evaluate({"mine": TEXTS}, batch_size=3)
     assert found["agreement"]["mine"] == {"top1": 1.0, "kl": pytest.approx(0.0, abs=1e-6)}
     assert found["teacher"] == {name: pytest.approx(value, rel=1e-5) for name, value in found["student"].items()}
@@ -98,7 +96,7 @@ def test_scores_agree_with_those_of_single_texts(teacher: Path) -> None:
 
 def test_a_causal_pair(causal: Path) -> None:
     """The words' term is transformers' own loss of the text between two end-of-text tokens, but for the first."""
-    pair = load_pair(causal, StudentConfig(init="layers", layers=[1], dropout=0.0), sequence_length=64, device="cpu")
+    pair = load_pair(causal, LayersStudentConfig(layers=[1], dropout=0.0), sequence_length=64, device="cpu")
     losses = pair.objective({"soft": 1.0, "clm": 2.0})(TEXTS[:1])
     ids = torch.tensor([[*pair.student.tokenizer(TEXTS[0])["input_ids"], pair.student.tokenizer.eos_token_id]])
     expected = pair.student.model(input_ids=ids, labels=ids).loss.item()
@@ -159,7 +157,7 @@ def test_what_does_not_fit(teacher: Path, causal: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"^layers and num_layers are for a student from the teacher's layers"):
         load_pair(teacher, student=teacher, layers=[0])
     with pytest.raises(SettingError, match=r"^layers=auto scores sequences of a corpus"):
-        load_pair(teacher, StudentConfig(init="layers", layers="auto"), device="cpu")
+        load_pair(teacher, LayersStudentConfig(layers="auto"), device="cpu")
     with pytest.raises(SettingError, match=r"^layers=auto scores sequences of a corpus"):
         load_pair(teacher, layers="auto", device="cpu")
     with pytest.raises(SettingError, match="no model that loads"):

@@ -75,6 +75,17 @@ student.layers=evry_second
 student.init=layrs
 student.init=null
 student.path=
+student.path=my_student
+student.init=random ;; student.architecture=bert ;; student.num_layers=2
+student.init=random ;; student.architecture=bert ;; student.layers=even
+student=pretrained ;; student.path=x ;; student.architecture=bert
+student=pretrained ;; student.path=x ;; student.layers=[0]
+teacher=bundled ;; teacher.path=x
+teacher=bundled ;; teacher.revision=main
+teacher=bundled ;; teacher.trust_remote_code=true
+teacher=none ;; objective=mlm ;; teacher.micro_batches=2
+teacher=none ;; objective=mlm ;; teacher.cache.top_k=8
+teacher=several ;; +teacher.members.a={kind: bundled, path: x} -> teacher.members.a.path
 student=bert ;; student.layers=[0,1]
 student.num_layers=0
 student=layers ;; student.num_layers=0
@@ -276,7 +287,7 @@ def checked(overrides: list[str]) -> Config:
     """The settings of a command line as `python -m distill` reads and checks them, errors of Hydra in one line."""
     check_overrides(CommandLine.of(overrides))
     try:
-        config = build(compose_overrides("config", overrides).settings)
+        config = build(compose_overrides("config", overrides).settings, overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingError(explain(error)) from error
     check(config)

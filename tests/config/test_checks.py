@@ -9,7 +9,7 @@ import tiny
 from tiny import change
 
 from distill.config import compose
-from distill.config.settings import Config, StudentConfig, TeacherConfig
+from distill.config.settings import Config, LayersStudentConfig, NewStudentConfig, NoTeacherConfig, SavedTeacherConfig
 from distill.config.weight_schedule import WeightSchedule
 from distill.objective.terms.soft import Soft
 from distill.runs.check import check
@@ -19,8 +19,8 @@ from distill.runtime.errors import SettingError
 def make() -> Config:
     return Config(
         corpus=tiny.corpus_config(kind="text", path="."),
-        teacher=TeacherConfig(kind="pretrained", path="x"),
-        student=StudentConfig(init="layers"),
+        teacher=SavedTeacherConfig(path="x"),
+        student=LayersStudentConfig(),
         objective=tiny.objective_config(),
     )
 
@@ -104,7 +104,6 @@ BAD = [
     ("corpus.fraction", 2.0),
     ("corpus.heldout", 1.0),
     ("teacher.kind", "borrowed"),
-    ("student.path", "my_student"),
     ("teacher.cache.top_k", 0),
     ("teacher.cache.sampled", 0),
     ("teacher.cache.exponent", 0.0),
@@ -124,12 +123,6 @@ def test_values_out_of_range_are_refused_by_name(setting: str, value: Any) -> No
         shown = next(number for number in dict(value).values() if not 0 < number < math.inf)
     assert setting.rsplit(".", 1)[1] in text and str(shown) in text
     assert setting.split(".", 1)[0] in text
-
-
-def test_a_path_that_the_embedded_teacher_would_not_read_is_refused() -> None:
-    config = make()
-    config = change(config, "teacher.kind", "bundled")
-    assert "teacher.path=x" in refused(config) and "teacher.kind=pretrained" in refused(config)
 
 
 GOOD = [
@@ -208,8 +201,8 @@ def test_an_objective_without_terms_is_refused() -> None:
 
 def test_no_teacher_but_terms_that_ask_one() -> None:
     config = make()
-    config = change(config, "teacher.kind", "none")
-    config = change(config, "student", StudentConfig(init="random", architecture="bert"))
+    config = change(config, "teacher", NoTeacherConfig())
+    config = change(config, "student", NewStudentConfig(architecture="bert"))
     assert "teacher.kind=none" in refused(config)
     config = change(config, "objective.soft.weight", 0.0)
     config = change(config, "objective.cosine.weight", 0.0)

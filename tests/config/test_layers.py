@@ -96,7 +96,7 @@ def test_a_sweep_has_them_run_by_run(mine: list[str], tmp_path: Path, monkeypatc
     monkeypatch.setattr("sys.argv", ["distill", *arguments])
 
     def keep(composition: Composition) -> None:
-        runs.append(build(composition.settings))
+        runs.append(build(composition.settings, composition.overrides))
 
     by_hydra(line, keep)
     assert [(run.optimizer.lr, run.optimizer.make.path.rpartition(".")[2]) for run in runs] == [

@@ -23,6 +23,10 @@ def resolved(schema: dict[str, Any]) -> dict[str, Any]:
 def strangers(schema: dict[str, Any], value: Any, path: str = "") -> Iterator[str]:
     """The keys of a recipe that the schema does not know."""
     schema = resolved(schema)
+    if "anyOf" in schema and isinstance(value, dict):
+        kinds = [resolved(kind) for kind in schema["anyOf"]]
+        kinds = [kind for kind in kinds if kind.get("type") == "object" and set(kind.get("required", ())) <= set(value)]
+        yield from min(([*strangers(kind, value, path)] for kind in kinds), key=len)
     for name, inner in value.items() if isinstance(value, dict) and schema.get("type") == "object" else ():
         further = schema.get("additionalProperties", True)
         if name in schema.get("properties", {}):
@@ -40,6 +44,12 @@ def test_recipes_are_written_by_it(recipe: Any) -> None:
 
 def test_a_name_that_is_no_setting_is_found() -> None:
     assert list(strangers(SCHEMA, {"train": {"stepz": 1}})) == [".train.stepz"]
+    assert list(strangers(SCHEMA, {"student": {"init": "random", "layerz": [0]}})) == [".student.layerz"]
+    mixed = {"student": {"layers": [0], "path": "x"}}  # of two kinds
+    assert len(list(strangers(SCHEMA, mixed))) == 1
+    assert not list(strangers(SCHEMA, {"student": {"_target_": "mine.make", "width": 3}}))
+    members = {"a": {"path": "x", "weight": 2.0}, "b": {"kind": "bundled"}}
+    assert list(strangers(SCHEMA, {"teacher": {"members": members}})) == []
 
 
 def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:

@@ -19,10 +19,10 @@ from distill.config.settings import (
     Config,
     EvaluateConfig,
     Missing,
+    NoTeacherConfig,
     PrecisionConfig,
     PseudoPerplexityConfig,
     SourceConfig,
-    TeacherConfig,
 )
 from distill.data.collate.mlm import IGNORE, masked_lm
 from distill.distributed.single import Single
@@ -351,7 +351,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
         "lost": SourceConfig(kind="text", path=str(tmp_path / "lost")),
     }
     return config.changed(
-        teacher=TeacherConfig(kind="none"),
+        teacher=NoTeacherConfig(),
         evaluate=EvaluateConfig(sets=["heldout", "own"], sources=sources),
     )
 

@@ -82,7 +82,7 @@ def test_any_value_is_taken_or_refused(settings: list[tuple[str, str, str]]) -> 
     overrides = [f"{sign}{name}" if sign == "~" else f"{sign}{name}={value}" for name, sign, value in settings]
     try:
         check_overrides(CommandLine.of(overrides))
-        check(build(compose_overrides("config", overrides).settings))
+        check(build(compose_overrides("config", overrides).settings, overrides))
     except SettingError as error:
         assert len(str(error).splitlines()) == 1, overrides
     except (HydraException, OmegaConfBaseException) as error:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sample import CONFIG, objective
 
-from distill.config.settings import Config, PrecisionConfig, TeacherConfig
+from distill.config.settings import BundledTeacherConfig, Config, PrecisionConfig
 from distill.data.invalid import Invalid
 from distill.report import report, summary
 from distill.runs.banner import PAPER, notes_of
@@ -162,7 +162,7 @@ def notes(recipe: str = "", int8: bool = False, needs_teacher: bool = True) -> l
     pair: Any = SimpleNamespace(comparable=True)
     objective: Any = SimpleNamespace(needs_teacher=needs_teacher)
     precision = PrecisionConfig(teacher="int8" if int8 else "fp32")
-    config = Config(teacher=TeacherConfig(kind="bundled"), precision=precision)
+    config = Config(teacher=BundledTeacherConfig(), precision=precision)
     return notes_of(config, recipe, pair, data, objective)
 
 

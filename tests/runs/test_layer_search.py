@@ -13,7 +13,7 @@ import torch
 from job import Shelf, assert_same, command, metrics, results
 from tiny import make_model
 
-from distill.config.settings import StudentConfig
+from distill.config.settings import LayersStudentConfig
 from distill.models.kind import MASKED
 from distill.models.layer_choice import RULES
 from distill.models.student import from_layers
@@ -99,7 +99,7 @@ def test_what_does_not_go_into_the_student_is_left_out_and_nothing_at_all_is_ref
 
 
 def test_a_list_in_place_of_a_layer_gives_the_mean_of_their_weights() -> None:
-    teacher, settings = make_model("bert", 4), StudentConfig(init="layers", architecture="distilbert")
+    teacher, settings = make_model("bert", 4), LayersStudentConfig(architecture="distilbert")
     made = from_layers(settings, teacher, [[0, 1], 3], MASKED, alias=False)
     blocks = teacher.bert.encoder.layer
     first, second = (blocks[number].attention.self.query.weight for number in (0, 1))
@@ -220,7 +220,7 @@ def test_layers_are_all_alike_where_one_block_is_called_several_times() -> None:
 
     from distill.runs.layer_search import Prediction, find_layers
 
-    settings = StudentConfig(init="layers", layers="auto", num_layers=2)
+    settings = LayersStudentConfig(layers="auto", num_layers=2)
     albert = make_family("albert", num_hidden_layers=4)
     nothing: Any = SimpleNamespace()
     assert find_layers(settings, albert, Prediction(MASKED, "mlm", 64, "fp32"), nothing, nothing) == {"layers": [0, 2]}

@@ -198,7 +198,7 @@ BAD = {
     ),
     "a weight of nothing": (["++teacher.members.b.weight=0"], ["teacher.members.b.weight=0", "above 0"]),
     "a weight of no number": (["++teacher.members.b.weight=heavy"], ["teacher.members.b", "heavy"]),
-    "no path": (["++teacher.members.b.path=null"], ["teacher.members.b.path=None", "give a path"]),
+    "no path": (["++teacher.members.b.path=null"], ["teacher.members.b.path=null", "give a path"]),
     "a path that holds nothing": (["++teacher.members.b.path=/no/model"], ["teacher.members.b.path=/no/model"]),
     "an unknown setting": (["+teacher.members.b.pathh=x"], ["teacher.members.b", "pathh"]),
     "an unknown kind": (["+teacher.members.b.kind=nobody"], ["teacher.members.b.kind=nobody", "bundled"]),
@@ -237,4 +237,8 @@ def test_members_belong_to_several(shelf: Shelf, kind: str, tmp_path: Path, capf
     else:
         given = shelf.arguments(tmp_path / "run", "+teacher.members.a.path=x")
     assert distill(*given) == 2
-    assert f"teacher.kind={kind} with teacher.members=" in capfd.readouterr().err.splitlines()[-1]
+    words = {
+        "several": "teacher.kind=several with teacher.members=",
+        "pretrained": "teacher.members.a.path=x is not read with teacher.kind=pretrained: choose teacher.kind=several",
+    }
+    assert words[kind] in capfd.readouterr().err.splitlines()[-1]

@@ -15,13 +15,18 @@ from distill.config.compose import objective_config
 from distill.config.errors import parse
 from distill.config.settings import (
     BackendConfig,
+    BundledTeacherConfig,
+    CustomStudentConfig,
     EvaluateConfig,
+    LayersStudentConfig,
     MaskingConfig,
     ObjectiveConfig,
+    OneTeacherConfig,
     PrecisionConfig,
     PseudoPerplexityConfig,
+    SavedStudentConfig,
+    SavedTeacherConfig,
     StudentConfig,
-    TeacherConfig,
 )
 from distill.config.teacher import BUNDLED
 from distill.config.weight_schedule import WeightSchedule
@@ -216,7 +221,8 @@ def load_pair(
     Args:
         teacher: a run folder, a model folder or a name on the Hub; or `bundled` or `bundled_deep`, which come with
             the package.
-        student: the same of a saved student; None: a copy of some of the teacher's layers; or a `StudentConfig`.
+        student: the same of a saved student; None: a copy of some of the teacher's layers; or settings of
+            any student, such as `LayersStudentConfig`.
         layers: of the teacher, by number or by rule, as in the setting student.layers but for `auto`, which needs
             sequences to score on; None: every second.
         num_layers: how many a rule takes; None: half of them.
@@ -232,21 +238,20 @@ def load_pair(
             "layers and num_layers are for a student from the teacher's layers: leave them or student out"
         )
     name, place = str(teacher), device_of(device)
-    settings = parse(
-        TeacherConfig, {"kind": name} if name in BUNDLED else {"kind": "pretrained", "path": name}, "teacher"
-    )
+    settings: OneTeacherConfig = SavedTeacherConfig(path=name)
+    if name in BUNDLED:
+        settings = parse(BundledTeacherConfig, {"kind": name}, "teacher")
     kind = kind_of("teacher", teacher_path(settings))
     if kind not in (MASKED, CAUSAL):
         raise SettingError(f"teacher={teacher} is a {kind.noun}: choose a masked or a causal language model")
     with without_bars():
         model, tokenizer, _ = load_teacher(settings, kind)
-    assert tokenizer is not None
     if student is None:
         chosen = layers if layers is None or isinstance(layers, str) else list(layers)
-        student = StudentConfig(init="layers", layers=chosen, num_layers=num_layers)
-    elif not isinstance(student, StudentConfig):
-        student = StudentConfig(init="pretrained", path=str(student))
-    if student.layers == AUTO:
+        student = LayersStudentConfig(layers=chosen, num_layers=num_layers)
+    elif isinstance(student, str | Path):
+        student = SavedStudentConfig(path=str(student))
+    if isinstance(student, LayersStudentConfig) and student.layers == AUTO:
         raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
     length = sequence_length or min(USUAL_LENGTH, max_positions(model) or USUAL_LENGTH)
     with torch.random.fork_rng([]), without_bars():
@@ -254,10 +259,10 @@ def load_pair(
         made = make_student(student, model, tokenizer, length, kind)
     check_vocabulary(model, "teacher", tokenizer)
     check_vocabulary(made, "student", tokenizer)
-    path = student.path or ""
+    path = student.path if isinstance(student, SavedStudentConfig | CustomStudentConfig) else None
     return Pair(
         LoadedModel(model.to(place), tokenizer, kind, str(teacher)),
-        LoadedModel(made.to(place), tokenizer, kind, path),
+        LoadedModel(made.to(place), tokenizer, kind, path or ""),
         length,
         seed,
     )

@@ -12,7 +12,7 @@ from distill.commands.api.process import process_as_before, raise_expected
 from distill.commands.scoring.groups import TEACHER, Group, groups_of, load_models
 from distill.commands.scoring.settings import settings_of
 from distill.config.composition import hydra_as_before
-from distill.config.settings import Config
+from distill.config.settings import Config, NoTeacherConfig
 from distill.distributed import Ranks, join_ranks
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.memory_check import check_memory
@@ -168,6 +168,6 @@ def _notes(scored: Sequence[GroupScores], measures: Mapping[str, facts.Measure],
         f"These models have different vocabularies ({listed}). A perplexity is one of tokens, so perplexities cannot "
         f"be compared between them, and no test is made: {cure}."
     ]
-    if config.teacher.kind != "none":
+    if not isinstance(config.teacher, NoTeacherConfig):
         lines.append("Agreement with the teacher is given for models of its vocabulary alone.")
     return lines

@@ -6,13 +6,12 @@ from typing import Any
 from distill.config.compose import add_recipe
 from distill.config.composition import composed
 from distill.config.paths import check_paths
-from distill.config.rules import check_corpus, check_evaluation, check_unread
+from distill.config.rules import check_corpus, check_evaluation
 from distill.config.settings import CONF, Config
 from distill.evaluation.measures.users import check_measures
 from distill.runs.located import Located, formats_of_run, settings_of_run
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
-from distill.runtime.redaction import redact
 from distill.tasks import find_task
 
 OBJECTIVES = {"mlm": "mlm", "clm": "clm", "mlm_sop": "albert", "spans": "spans", "classes": "classes"}
@@ -45,7 +44,6 @@ def settings_of(models: Sequence[Located], given: Sequence[str]) -> tuple[Config
     config = composed(arguments)
     if set(TASK) & set(names):
         task = config.objective.task
-    _check_teacher(config, given)
     _check(config)
     return config, task
 
@@ -140,20 +138,11 @@ def _teacher(given: Sequence[str]) -> Iterator[str]:
             yield each
 
 
-def _check_teacher(config: Config, given: Sequence[str]) -> None:
-    """Refuse settings of a teacher where there is none: the scores would lack the column that was asked for."""
-    for each in given if config.teacher.kind == "none" else ():
-        name = each.partition("=")[0].lstrip("+~")
-        if name.startswith("teacher.") and name != "teacher.kind":
-            raise SettingError(f"{redact(each)} is not read without a teacher: give teacher=FOLDER")
-
-
 def _check(config: Config) -> None:
     """As before a run, but for what concerns training."""
     check_evaluation(config, find_task(config.objective.task).kind.vocabulary)
     check_measures(config.evaluate.measures)
     check_corpus(config)
-    check_unread(config)
     check_paths(config)
     if config.backend.name != "single":
         raise SettingError(f"backend.name={config.backend.name}: models are scored by one process; leave it out")

@@ -1,0 +1,97 @@
+"""Sections that are one of several classes, by a kind: each class has what its kind reads, and nothing else."""
+
+from collections.abc import Collection
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+
+from distill.config.errors import parse, shown
+from distill.config.model import Settings
+from distill.runtime.errors import SettingError
+from distill.runtime.nearest import did_you_mean
+
+CUSTOM = "custom"  # the kind of a callable of the user's, which `_target_` chooses and which has no name to be given
+
+
+class Kinds:
+    """The classes of a section, and the setting that chooses one of them."""
+
+    def __init__(self, classes: Any, by: str) -> None:
+        """`classes`: a union of them; `by`: the name of the field that has the kind, a Literal in each of them."""
+        self.classes: tuple[type[Settings], ...] = get_args(classes)
+        self.by = by
+
+    @property
+    def fields(self) -> dict[str, FieldInfo]:
+        """All fields of all of them but the kind, by name; of several with one name the first."""
+        fields = {name: field for each in reversed(self.classes) for name, field in each.model_fields.items()}
+        return {name: field for name, field in fields.items() if name not in (self.by, CUSTOM)}
+
+    def defaults(self) -> dict[str, Any]:
+        """The defaults of all fields, as the command line starts from them."""
+        defaults = {name: field.get_default(call_default_factory=True) for name, field in self.fields.items()}
+        return {name: to_jsonable_python(default) for name, default in defaults.items()}
+
+    def is_given(self, name: str, value: Any) -> bool:
+        """Whether a setting has another value than its default."""
+        return value not in (None, self.defaults().get(name))
+
+    def parse(self, given: dict[str, Any], setting: str, asked: Collection[str]) -> Any:
+        """The section of the kind that is chosen.
+
+        Args:
+            setting: what the command line calls the section.
+            asked: dotted names that are refused where the kind does not read them; others were set for any kind, by a
+                recipe say, and are left out.
+
+        Raises:
+            SettingError: there is no such kind, or it does not read what was asked for, or refuses a value.
+        """
+        chosen = self._chosen(given, setting)
+        for dotted in sorted(asked):
+            name = dotted.partition(".")[0]
+            if name in self.fields and name not in chosen.model_fields and self.is_given(name, given.get(name)):
+                raise SettingError(
+                    f"{setting}.{dotted}={shown(_value_at(given, dotted))} is not read with "
+                    f"{setting}.{self.by}={given[self.by]}: {self._cure(name, setting)}"
+                )
+        read = {name: value for name, value in given.items() if name in chosen.model_fields or name not in self.fields}
+        return parse(chosen, read, setting)
+
+    def optional(self, section: type[Settings], given: dict[str, Any], asked: Collection[str]) -> tuple[str, ...]:
+        """The names that a callable of the user's gets only where it takes them.
+
+        Those are what its section reads itself, and what a recipe, say, has set for any kind.
+        """
+        wanted = {
+            name for name in (dotted.partition(".")[0] for dotted in asked) if self.is_given(name, given.get(name))
+        }
+        return tuple(name for name in self.fields if name in section.model_fields or name not in wanted)
+
+    def kinds_of(self, section: type[Settings]) -> tuple[str, ...]:
+        """The values that choose this class."""
+        return get_args(section.model_fields[self.by].annotation)
+
+    def _chosen(self, given: dict[str, Any], setting: str) -> type[Settings]:
+        by_kind = {kind: each for each in self.classes for kind in self.kinds_of(each)}
+        kind = given.get(self.by)
+        if kind == CUSTOM and given.get(CUSTOM) is None:
+            kind = None
+        if kind not in by_kind:
+            names = [name for name in by_kind if name != CUSTOM]
+            raise SettingError(
+                f"{setting}.{self.by}={shown(given.get(self.by))} is not known{did_you_mean(kind, names)}: choose one "
+                f"of {', '.join(names)}, or name a callable of your own as {setting}._target_"
+            )
+        return by_kind[kind]
+
+    def _cure(self, name: str, setting: str) -> str:
+        reading = next(each for each in self.classes if name in each.model_fields)
+        return f"choose {setting}.{self.by}={self.kinds_of(reading)[0]}"
+
+
+def _value_at(given: Any, dotted: str) -> Any:
+    for part in dotted.split("."):
+        given = given.get(part) if isinstance(given, dict) else None
+    return given
