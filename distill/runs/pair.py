@@ -124,6 +124,9 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
         check_vocabulary(member.model, member.setting, other or tokenizer)
     digests = _digests(config, teachers, shared, student)
     waits = isinstance(config.student, LayersStudentConfig) and config.student.layers == AUTO
+    if waits and ranks.shards_student:
+        # It has the teacher's tensors in their format beside others in fp32; the passes below compute in one.
+        student.to(next(teachers[0].model.parameters()).dtype)
     built = None if waits else BuiltStudent(student, None, sharded(config, teachers, student, task, ranks))
     if task.kind.causal and config.corpus.cross_documents:
         for member in teachers:
