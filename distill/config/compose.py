@@ -149,7 +149,9 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     asked = asked_names(overrides or [])
     made["student"] = student_config(groups["student"], asked["student"])
     made["teacher"] = teacher_config(groups["teacher"], asked["teacher"])
-    return parse(Config, given | groups | made | {"given": shown, "compared": compared}, "")
+    config = parse(Config, given | groups | made | {"given": shown, "compared": compared}, "")
+    config.train.refuse_unread(asked["train"])
+    return config
 
 
 def group_of(name: str, given: Any) -> dict[str, Any]:
