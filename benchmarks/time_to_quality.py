@@ -51,7 +51,7 @@ from time_to_quality_runs import (
 from distill.config.settings import PrecisionConfig
 
 TARGETS = (1.25, 1.1, 1.05, 1.03)
-QUICK = ["corpus.sequence_length=32", "evaluate.max_sequences=4"]
+QUICK = ["corpus.sequence_length=32", "evaluate.max_sequences=16"]
 
 
 def serve(calls: Any, shape: Shape, options: argparse.Namespace) -> None:

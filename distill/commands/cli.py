@@ -15,6 +15,7 @@ COMMANDS = {
     "profile": ("distill.commands.profile", "train the first steps of a run and name the bottleneck"),
     "export": ("distill.commands.export", "write a student in the format of another engine (ONNX)"),
     "report": ("distill.commands.report", "write the report of a finished run again"),
+    "settings": ("distill.commands.settings", "show every setting with its unit, its meaning and who set it"),
 }
 
 

@@ -15,7 +15,7 @@ usage: distill [+recipe=NAME] [GROUP=OPTION ...] [SETTING=VALUE ...]     distil 
   distill corpus.path=BOOKS                         the main job on your books, in a minute or two, offline
   distill +recipe=NAME optimizer.lr=2e-3 seed=1     a recipe with other settings
   distill objective.temperature=1,2,4 --multirun    a sweep: one run for each value
-  distill +recipe=NAME --cfg job                    show all settings, and run nothing
+  distill settings +recipe=NAME                     show all settings and who set them, and run nothing
 
 A run lies in runs/RECIPE (hydra.run.dir=FOLDER); the same command resumes it; of a finished run it prints the report.
 python -m distill is the same as distill.
@@ -24,7 +24,7 @@ OPTIONS = """
 options:
   --config-dir FOLDER   recipes of your own, in FOLDER/recipe/NAME.yaml
   --multirun, -m        run every combination of the values that are given as A,B,C
-  --cfg job             show the settings
+  --cfg job             show the settings as YAML
   --schema              a JSON schema of all settings, by which editors complete recipes
   --help, -h; --version
 """

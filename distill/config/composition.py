@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from distill.config.command_line import CommandLine, check_one_run, check_overrides
 from distill.config.compose import build, chain_config, register
 from distill.config.folders import CONF
-from distill.config.layers import apply_overrides, overrides_of
+from distill.config.layers import Layer, apply_overrides, layers_of, named_layers, overrides_of
 from distill.config.settings import ChainConfig, Config
 from distill.config.sweep.index import SweepIndex
 from distill.config.sweep.names import swept_overrides
@@ -141,6 +141,16 @@ def compose_overrides(primary: str, overrides: list[str]) -> Composition:
     with open_dict(settings):
         del settings["hydra"]
     return _composition(settings, HydraConfig.get(), folder)
+
+
+def files_of(composition: Composition) -> list[Layer]:
+    """The files of a composition in the order in which a later one wins."""
+    from hydra import initialize_config_dir
+
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        layers = layers_of(composition.hydra)
+    named = {layer.option for layer in named_layers(layers, composition.overrides)}
+    return sorted(layers, key=lambda layer: layer.option in named)
 
 
 def _composition(settings: Any, hydra: Any, folder: Path) -> Composition:

@@ -3,6 +3,8 @@
 import importlib
 import inspect
 import json
+import re
+from collections.abc import Iterator
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
@@ -49,6 +51,27 @@ def settings_schema() -> dict[str, Any]:
     return _with_references(schema)
 
 
+def described(schema: dict[str, Any], name: str) -> tuple[str, str]:
+    """The unit and the sentence of a setting by its dotted name; each is empty where the schema has none."""
+    nodes = [schema]
+    for part in name.split("."):
+        nodes = [inner for node in nodes for inner in _below(schema, node, part)]
+    parts = [(node.get("unit", ""), node["description"]) for node in nodes if "description" in node]
+    return parts[0] if parts else ("", "")
+
+
+def _below(schema: dict[str, Any], node: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    """What the schema says of the entry `name` of a node, in each of the forms that this may have."""
+    if (reference := node.get("$ref")) is not None:
+        yield from _below(schema, schema["$defs"][reference.rpartition("/")[2]], name)
+    for form in (form for key in ("anyOf", "allOf", "oneOf") for form in node.get(key, ())):
+        yield from _below(schema, form, name)
+    if name in (properties := node.get("properties", {})):
+        yield properties[name]
+    elif isinstance(others := node.get("additionalProperties"), dict):
+        yield others
+
+
 def print_schema() -> int:
     """Write the schema to stdout, for `python -m distill --schema > distill.schema.json`; gives exit status 0."""
     print(json.dumps(settings_schema(), indent=1))
@@ -92,7 +115,8 @@ def _by_kind(package: str, properties: dict[str, Any]) -> dict[str, Any]:
     """A group whose `kind` names a file of a package, with the arguments of all of them."""
     for kind in kinds(package):
         properties = _arguments(package, kind) | properties
-    properties = {"kind": {"enum": kinds(package)}, **TARGET, **properties}
+    kind_of = {"enum": kinds(package), "description": f"A file of {package.replace('.', '/')}/."}
+    properties = {"kind": kind_of, **TARGET, **properties}
     return {"type": "object", "properties": properties, "additionalProperties": True}
 
 
@@ -110,7 +134,19 @@ def _arguments(package: str, kind: str) -> dict[str, Any]:
             found[name] = {}
         if parameter.default is not parameter.empty:
             found[name]["default"] = to_jsonable_python(parameter.default)
+        if (sentence := _sentence(target, name)) is not None:
+            found[name]["description"] = sentence
     return found
+
+
+def _sentence(target: type, name: str) -> str | None:
+    """What the docstrings of a class say of an argument: `name`: a sentence."""
+    for kind in inspect.getmro(target):
+        for text in (kind.__dict__.get("__doc__"), getattr(kind.__dict__.get("__init__"), "__doc__", None)):
+            if match := re.search(rf"`{name}`: (.+?)\.(?:\s|$)", text or "", re.DOTALL):
+                sentence = " ".join(match[1].split())
+                return f"{sentence[0].upper()}{sentence[1:]}."
+    return None
 
 
 def _reference(model: str) -> dict[str, str]:

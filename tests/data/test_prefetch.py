@@ -144,7 +144,7 @@ try:
 except OSError as error:
     sys.exit(f"skipped: {error}")
 batches = tiny.make_batches(rows, tiny.make_masks(tiny.make_tokenizer(), rows), 4, 1, seed=3)
-late = replace(batches, sequences=slow.sequences, threads=Threads(1, 8))
+late = replace(batches, sequences=slow.rows, threads=Threads(1, 8))
 for step, (window,) in enumerate(late.stream(7, 100, torch.device("cpu")), 7):
     (expected,) = batches.window(step)
     assert torch.equal(window.ids, expected.ids) and np.array_equal(window.row_ids, expected.row_ids)

@@ -21,7 +21,7 @@ def test_a_run_tells_how_good_it_is_by_the_minute(shelf: Shelf, capfd: pytest.Ca
     lines, curve = curve_of(folder), results["curve"]
     assert [line["step"] for line in lines] == [0, 2, 4] and curve["student"] == lines
     data = next(iter(results["student"]["perplexity"]))
-    assert len(said) == 3 and said[0].endswith(f"), on 2 rows of {data}") and "(teacher " in said[0]
+    assert len(said) == 3 and said[0].endswith(f"), on 2 sequences of {data}") and "(teacher " in said[0]
     # With as many rows as the evaluation has, the last point and the teacher's line are those of the evaluation.
     assert (curve["measure"], curve["set"], curve["sequences"]) == ("perplexity", data, 2)
     assert lines[-1]["score"] == pytest.approx(results["student"]["perplexity"][data], rel=1e-6)

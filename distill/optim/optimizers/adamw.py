@@ -18,7 +18,10 @@ class Adamw(torch.optim.AdamW):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
     ) -> None:
-        """`weight_decay`: fraction of a weight that a step takes off, times the learning rate, where a group has none.
+        """`betas`: decay of the means of the gradient and of its square. `eps`: is added to the root of the latter.
+
+        `weight_decay`: fraction of a weight that a step takes off, times the learning rate. It is that of groups which
+        have none of their own, as those of biases and norms have.
 
         Raises:
             ValueError: a value out of range.

@@ -40,7 +40,7 @@ class Lamb(torch.optim.Optimizer):
         weight_decay: float = 0.01,
         bias_correction: bool = False,
     ) -> None:
-        """`weight_decay` is that of groups that have none of their own; `bias_correction`: of m and v, as in Adam.
+        """`betas`, `eps` and `weight_decay` as in `Adamw`. `bias_correction`: correct m and v for their start.
 
         Raises:
             ValueError: a value out of range.

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 class Warmup(ABC):
     """A linear rise from 0 to 1, then `after`. The fields are its settings, and what it gets of the run.
 
+    `warmup`: length of the rise, as a fraction of the run. `warmup_steps`: the same in steps, with `warmup` 0.
+
     Raises:
         ValueError: a value out of range, both lengths of the rise, or steps in a run whose length in steps is unknown.
     """
 
-    warmup: float = 0.05  # how long the rise is, as a fraction of the run
-    warmup_steps: int | None = None  # the same in steps, with `warmup` 0
+    warmup: float = 0.05
+    warmup_steps: int | None = None
     total_steps: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -42,12 +44,14 @@ class Warmup(ABC):
 class Decay(Warmup):
     """The same, then a fall from 1 to an end value in the shape of `height`.
 
+    `floor`: the end value, as a fraction of the learning rate. `end_lr`: the same as a learning rate, with `floor` 0.
+
     Raises:
         ValueError: as there; or both end values, or one above the learning rate.
     """
 
-    floor: float = 0.0  # what is left at the end, as a fraction of the learning rate
-    end_lr: float | None = None  # the same as a rate, with `floor` 0
+    floor: float = 0.0
+    end_lr: float | None = None
     peak_lr: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:

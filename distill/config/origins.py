@@ -1,0 +1,105 @@
+"""Every setting that a command line gives, with its unit, its meaning and who set it."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distill.config.command_line import CommandLine, check_overrides
+from distill.config.compose import build
+from distill.config.composition import compose, files_of
+from distill.config.flat_settings import flatten
+from distill.config.folders import CONF, RECIPES
+from distill.config.layers import RECIPE, SCHEMA, Layer
+from distill.config.schema import described, settings_schema
+from distill.runtime.errors import SettingError
+from distill.runtime.redaction import masked, redacted
+
+COMMAND_LINE, OPEN = "command line", "???"  # the second is OmegaConf's mark of a value that has to be given
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting by its dotted name.
+
+    Attributes:
+        value: as it was given: a reference to another setting or to the environment is not resolved.
+        unit, sentence: empty where there is none.
+        origin: who set it, such as `default`, `recipe smoke` or `optimizer=lamb (conf/optimizer/lamb.yaml)`.
+    """
+
+    name: str
+    value: Any
+    unit: str
+    sentence: str
+    origin: str
+
+
+def explained(line: CommandLine) -> tuple[str, list[Setting]]:
+    """The recipe of a command line, and its settings.
+
+    Raises:
+        SettingError: bad input, or a chain, whose stages have settings of their own.
+    """
+    from omegaconf import OmegaConf
+
+    check_overrides(line)
+    composition = compose(line)
+    settings = composition.settings
+    if settings.get("chain") is not None:
+        raise SettingError("this recipe is a chain, whose stages have settings of their own: name a stage's recipe")
+    if not OmegaConf.missing_keys(settings):
+        build(settings)  # which refuses what cannot be
+    layers, values, schema = files_of(composition), _values(settings), settings_schema()
+    found = [
+        Setting(name, value, *described(schema, name), origin)
+        for name, value, origin in _with_origins(values, layers, line)
+    ]
+    return composition.recipe, found
+
+
+def _values(settings: Any) -> dict[str, Any]:
+    """Settings by their dotted names, without secrets."""
+    from omegaconf import OmegaConf
+
+    return flatten(redacted(masked(OmegaConf.to_container(settings, resolve=False))))
+
+
+def _with_origins(values: dict[str, Any], layers: Iterable[Layer], line: CommandLine) -> Iterator[tuple[str, Any, str]]:
+    """Name, value and origin: the last layer with that name, or the command line, which changes what no layer has."""
+    from omegaconf import OmegaConf
+
+    origins, set_by_layers = dict[str, str](), dict[str, Any]()
+    for layer in layers:
+        content: Any = OmegaConf.to_container(layer.settings, resolve=False)
+        for name, value in flatten(content).items():
+            if value != OPEN or name not in origins:
+                origins[name], set_by_layers[name] = _origin(layer), value
+    named = [override.key_or_group for override in line.parsed() if not override.is_delete()]
+    for name, value in values.items():
+        is_named = any(name == other or name.startswith(f"{other}.") for other in named if other not in _groups(layers))
+        is_changed = name not in set_by_layers or redacted(masked({name: set_by_layers[name]}))[name] != value
+        yield name, value, COMMAND_LINE if is_named or is_changed else origins[name]
+
+
+def _groups(layers: Iterable[Layer]) -> set[str]:
+    return {layer.option.rpartition("/")[0] for layer in layers}
+
+
+def _origin(layer: Layer) -> str:
+    """Who a layer is, in words."""
+    if layer.option == SCHEMA:
+        return "default"
+    group, _, option = layer.option.rpartition("/")
+    if group == RECIPE:
+        named = f"recipe {option}"
+        return named if layer.file is None or layer.file.parent == RECIPES else f"{named} ({_shown(layer.file)})"
+    return f"{group}={option} ({_shown(layer.file)})" if layer.file else f"{group}={option}"
+
+
+def _shown(file: Path) -> str:
+    """A file as a user finds it: one of this package below `conf`, another from the folder that the user is in."""
+    if file.is_relative_to(CONF):
+        return str(Path(CONF.name) / file.relative_to(CONF))
+    return min(str(file), os.path.relpath(file), key=len)

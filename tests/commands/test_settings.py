@@ -1,0 +1,99 @@
+"""What `distill settings` prints: values, units, meanings, and who set them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from job import distill
+
+Capture = pytest.CaptureFixture[str]
+
+
+def printed(capsys: Capture, *arguments: str) -> list[str]:
+    assert distill("settings", *arguments) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def origin(lines: list[str], setting: str) -> tuple[str, str]:
+    """Value and origin of a setting without its section."""
+    (line,) = [line for line in lines if line.startswith(f"  {setting} = ")]
+    value, who = re.fullmatch(rf"  {re.escape(setting)} = (.*?)  +(\S.*)", line).groups()  # type: ignore[union-attr]
+    return value, who
+
+
+def test_all_settings_of_the_main_job(capsys: Capture) -> None:
+    lines = printed(capsys)
+    assert lines[0] == "Settings of the recipe distilbert_gutenberg"
+    assert max(map(len, lines)) <= 100
+    sections = [lines[number + 1] for number, line in enumerate(lines[:-1]) if not line]
+    assert len(sections) == len(set(sections)) and {"run", "corpus", "train", "report"} <= set(sections)
+    assert origin(lines, "accumulate") == ("1", "recipe distilbert_gutenberg")
+    assert origin(lines, "save_every") == ("100 steps", "default")
+    assert origin(lines, "temperature") == ("1.0", "objective=masked_t1 (conf/objective/masked_t1.yaml)")
+    assert origin(lines, "soft.temperature")[0] == "${objective.temperature}"
+    where = lines.index(next(line for line in lines if line.startswith("  save_every")))
+    assert lines[where + 1].startswith("      Steps between two checkpoints;")
+
+
+def test_a_part_and_who_of_nested_recipes_and_the_command_line_set_it(capsys: Capture) -> None:
+    arguments = ["optimizer", "train.steps", "schedule", "seed", "teacher.kind", "+recipe=albert_aws", "optimizer=lamb"]
+    lines = printed(capsys, *arguments, "seed=3", "optimizer.clip=2")
+    assert lines[0] == "Settings of the recipe albert_aws" and "backend" not in lines
+    lamb = "optimizer=lamb (conf/optimizer/lamb.yaml)"
+    assert origin(lines, "lr") == ("0.00176", lamb)
+    assert origin(lines, "clip") == ("2", "command line") and origin(lines, "seed") == ("3", "command line")
+    assert origin(lines, "clip_each_rank") == ("true", "recipe albert_aws")
+    assert origin(lines, "warmup_steps") == ("3125", "recipe albert_paper")
+    assert origin(lines, "end_lr") == ("3e-05", "recipe albert_aws")
+    assert origin(lines, "steps") == ("125000 steps", "recipe albert_paper")
+
+
+def test_files_of_the_users_are_named_and_what_a_path_means_is_the_command_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "my/optimizer/mine.yaml": "kind: adamw\nlr: 5.0e-5\n",
+        "my/recipe/mine.yaml": "# @package _global_\ndefaults: [smoke, _self_]\ntrain: {keep: 9}\n",
+    }.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+    lines = printed(capsys, "--config-dir", "my", "+recipe=mine", "optimizer=mine", "teacher.path=./x")
+    assert origin(lines, "keep") == ("9", "recipe mine (my/recipe/mine.yaml)")
+    assert origin(lines, "epochs") == ("2", "recipe smoke")
+    assert origin(lines, "lr") == ("5e-05", "optimizer=mine (my/optimizer/mine.yaml)")
+    assert any(re.fullmatch(r"  kind = pretrained +command line", line) for line in lines)
+
+
+def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("MY_SECRET", "hunter2hunter2")
+    (tmp_path / "recipe").mkdir()
+    text = (
+        "# @package _global_\ndefaults: [smoke, _self_]\nobjective: {mine: {_target_: a.B, api_key: literal-secret}}\n"
+    )
+    (tmp_path / "recipe" / "mine.yaml").write_text(text)
+    lines = printed(capsys, "--config-dir", str(tmp_path), "+recipe=mine", "tracker.project=${oc.env:MY_SECRET}")
+    assert origin(lines, "project") == ("${oc.env:MY_SECRET}", "command line")
+    assert any(line.startswith("  mine.api_key = ***") for line in lines)
+    assert not any("hunter2" in line or "literal-secret" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["optimizr"], "optimizr is no setting or section (did you mean optimizer"),
+        (["train.steps=abc"], "train.steps=abc is no whole number"),
+        (["+recipe=albert_chain"], "this recipe is a chain"),
+        (["--cfg", "job"], "--cfg: `distill settings` takes --config-dir alone"),
+        (["scale=paper"], "give +recipe=distilbert_paper"),
+    ],
+)
+def test_bad_input_ends_in_one_line(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert distill("settings", *arguments) == 2
+    captured = capfd.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.startswith("distill: ") and words in line and not captured.out
+
+
+def test_a_value_that_is_left_open_is_shown(capsys: Capture) -> None:
+    assert origin(printed(capsys, "optimizer", "optimizer=custom"), "_target_")[0] == "???"
