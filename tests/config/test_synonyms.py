@@ -53,9 +53,7 @@ def test_every_synonym_stands_for_a_setting_that_there_is() -> None:
         name, is_option, option = re.split(", | or ", text)[0].partition("=")
         if name in ("optimizer", "schedule", "precision", "tracker", "corpus") and is_option:
             assert option.partition(" ")[0] in options_of(name), text
-        elif not name.startswith(
-            ("student.config.", "objective.", "optimizer.", "schedule.")
-        ):  # of the user's callables
+        elif not name.startswith(("student.config.", "objective.", "optimizer.", "schedule.")):
             assert OmegaConf.select(schema, name, default="no") != "no", text
 
 
