@@ -1,7 +1,8 @@
 """Objects that settings name: a built-in one by `kind`, which is a file of the package, a user's own by `_target_`.
 
 `_target_` is Hydra's word for the import path of a callable. The settings beside it are its keyword arguments; the
-callable's signature is their schema, types included.
+callable's signature is their schema, types included. Such a kind is no union of classes, as student and teacher are
+(`distill.config.unions`): that would be a second list of the files.
 """
 
 import importlib
