@@ -91,7 +91,7 @@ class RunFolder:
     def results_path(self) -> Path:
         return self.path / "results.json"
 
-    def finished(self, total_steps: int, length: dict[str, Any]) -> Record | None:
+    def load_finished_record(self, total_steps: int, length: dict[str, Any]) -> Record | None:
         """The record, when results.json is there of this run and as long; None when there is more to do.
 
         There is also where the student is no longer as the run left it, and a checkpoint can make it again.
@@ -104,7 +104,7 @@ class RunFolder:
             SettingError: the folder holds the finished run of other settings, or one that has lost its student and its
                 checkpoints.
         """
-        record: Record | None = self._decide(lambda: self._finished(total_steps, length))
+        record: Record | None = self._decide(lambda: self._load_finished_record(total_steps, length))
         return record
 
     def start(self) -> Path | None:
@@ -148,8 +148,8 @@ class RunFolder:
         self._quarantine(Damaged(folder / LAYERS, "it has no layers that a student began with"), "doing without")
         return {}
 
-    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, resolved: str) -> State:
-        """Load the checkpoint to resume from, if there is one, and open the logs after its step.
+    def load_or_init(self, model: nn.Module, optimizer: torch.optim.Optimizer, resolved: str) -> State:
+        """Load the checkpoint to resume from, or begin at step 0 where there is none; open the logs after that step.
 
         Raises:
             SettingError: the checkpoint is missing, damaged or of other settings.
@@ -251,7 +251,7 @@ class RunFolder:
                 self._quarantine(damage, f"taking {before[-1]}" if before else "starting from the first step")
         return None
 
-    def _finished(self, total_steps: int, length: dict[str, Any]) -> Record | None:
+    def _load_finished_record(self, total_steps: int, length: dict[str, Any]) -> Record | None:
         try:
             record = self._results()
         except Damaged as damage:
