@@ -1,7 +1,8 @@
 """Objects that settings name: a built-in one by `kind`, which is a file of the package, a user's own by `_target_`.
 
 `_target_` is Hydra's word for the import path of a callable. The settings beside it are its keyword arguments; the
-callable's signature is their schema, types included.
+callable's signature is their schema, types included. Such a kind is no union of classes, as student and teacher are
+(`distill.config.unions`): that would be a second list of the files.
 """
 
 import importlib
@@ -15,6 +16,7 @@ from typing import Any, get_type_hints
 
 from distill.config.model import EMPTY
 from distill.config.renamed import other_name
+from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -97,7 +99,7 @@ class Component:
             if name in context or (name not in parameters and not _takes_all(parameters)):
                 names = sorted(set(parameters) - context)
                 also = ["weight"] if self.setting.startswith("objective.") else []  # which every loss term has
-                takes, nearest = ", ".join(names) or "none", did_you_mean(name, names + also)
+                takes, nearest = ", ".join(names) or "none", suggestion(f"{self.setting}.{name}", names + also)
                 raise SettingError(
                     f"{self.setting}.{name} is no setting of {self.path}{nearest} (it takes {takes}): remove it"
                 )

@@ -179,7 +179,7 @@ def test_a_wheel_that_never_worked_is_not_kept(machine: Machine, capsys: pytest.
     machine.builds = "bad"
     assert main() == 1 and machine.kept == []
     assert capsys.readouterr().err == (
-        "Horovod was built but does not work (undefined symbol: _ZN3c10): mend that, and try again\n"
+        "Horovod was built but does not work (undefined symbol: _ZN3c10): correct that and run it again\n"
     )
 
 
