@@ -47,7 +47,7 @@ def text(name: str, shelf: Shelf, folder: Path) -> list[str]:
         corpus += [f"corpus.sources.{source}.path={shelf.books}" for source in ("wiki", "books")]
         corpus += ["corpus.sources.wiki.kind=gutenberg", "corpus.sources.wiki.hub=null"]
     if name in ("albert_paper", "albert_aws"):
-        return [*corpus, ALBERT, "corpus.vocab_size=400"]
+        return [*corpus, ALBERT, "corpus.vocab_size=400", "schedule.warmup_steps=1"]
     if name in OF_SCRATCH:
         return [*corpus, *OF_SCRATCH[name]]
     saved = {"clm": save_model, "mlm_sop": save_ordered}.get(composed(f"+recipe={name}").objective.task)

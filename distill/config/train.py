@@ -30,8 +30,7 @@ class TrainConfig(Settings):
     # It makes the student depend on the number of ranks, so no recipe that ships gives it.
     accumulate: int | None = setting(
         None,
-        "Micro-batches of each rank in a step, which then has batch_size x accumulate x ranks sequences; null: as many "
-        "as sequences_per_step needs.",
+        "Micro-batches of each rank in a step, in place of sequences_per_step; null: as many as that needs.",
         ge=1,
         le=1_000_000,
     )
