@@ -35,8 +35,8 @@ from distill.data.heldout import HeldOut
 from distill.data.near_duplicates import Candidates, Signatures, held_path, near, require_datasketch, signatures_path
 from distill.data.shards.claims import Claims
 from distill.data.shards.destination import WORK, Destination
-from distill.data.shards.finish import META
 from distill.data.shards.groups import Group, Work, unit_stem
+from distill.data.shards.records import META
 from distill.data.sources import read
 from distill.runtime.progress import Progress
 
