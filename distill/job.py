@@ -230,7 +230,7 @@ def train_profiled(run: Run, training: Training, followers: Followers, record: R
         followers.curve.begin(training.state)
         ended_by = train(training, run.objective, followers.observers, followers.history)
     followers.log.close()
-    profile = profiling.gathered(recorder, config, batches, ranks, record.identity)
+    profile = profiling.gather_profile(recorder, config, batches, ranks, record.identity)
     return replace(record, training=replace(record.training, ended_by=ended_by), profile=profile)
 
 

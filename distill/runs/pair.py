@@ -28,7 +28,7 @@ from distill.models.layer_choice import AUTO
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.student import make_student, tokenizer_of
 from distill.models.teacher import teacher_path, teacher_tokenizer
-from distill.objective.build import fit_terms
+from distill.objective.build import bind_terms
 from distill.objective.terms import Term
 from distill.runs.layer_search import Prediction, find_layers
 from distill.runs.run_folder import RunFolder
@@ -129,7 +129,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
         for member in teachers:
             check_packing(member.model, member.setting)
         check_packing(student, "student")
-    fitted = fit_terms(terms, student, first)
+    fitted = bind_terms(terms, student, first)
     if (path := config.evaluate.baseline) is not None:
         check_tokenizers(tokenizer, load_tokenizer("evaluate.baseline", path, task.kind), f"evaluate.baseline={path}")
     return Loaded(teachers, tokenizer, other, task.kind, digests, built, fitted)
