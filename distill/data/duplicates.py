@@ -25,7 +25,7 @@ AT_ONCE = 64 << 20  # bytes of records that are sorted in memory at a time
 
 
 def digest_of(text: str) -> bytes:
-    """The digest of a text without the blanks at its ends; a document of several parts has one digest for all of them."""
+    """The digest of a text without the blanks at its ends; a document of several parts has one for them all."""
     return blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
