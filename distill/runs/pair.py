@@ -234,7 +234,8 @@ def _check_across_tokenizers(
     """
     setting = "tokenizer" if config.student.tokenizer is not None else "path"
     student_setting = f"student.{setting}={getattr(config.student, setting)}"
-    differ = f"{student_setting} has another vocabulary ({len(student_tokenizer)} tokens) than the teacher ({len(teacher_tokenizer)})"
+    sizes = f"({len(student_tokenizer)} tokens) than the teacher ({len(teacher_tokenizer)})"
+    differ = f"{student_setting} has another vocabulary {sizes}"
     if isinstance(config.student, LayersStudentConfig):
         raise SettingError(
             f"student.init=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"
