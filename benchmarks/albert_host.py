@@ -171,7 +171,7 @@ class Trainer:
         self.ranks.rings = self.chosen_rings if job.rings == "auto" else int(job.rings)
         self.ranks.settings = self.ranks.settings.changed(compression=job.compression)
         self.sync.zero()
-        self.sync.sum()
+        self.sync.all_reduce_gradients()
         return self.sync
 
     @property

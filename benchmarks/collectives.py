@@ -30,7 +30,7 @@ def _seconds(sync: GradientSync) -> float:
     ranks = sync.ranks
     ranks.sum(torch.zeros(1))  # ranks leave a barrier up to 50 ms apart, and a sum together
     began = time.perf_counter()
-    sync.sum()
+    sync.all_reduce_gradients()
     if ranks.device.type == "cuda":
         torch.cuda.synchronize(ranks.device)
     own = torch.zeros(ranks.size, dtype=torch.float64)

@@ -91,7 +91,7 @@ def main() -> None:
         mark(model.base_model, name)
     name_calls(Objective, "__call__", "student and objective")
     name_calls(torch.Tensor, "backward", "backward")
-    name_calls(distill.train, "clip", "clipping and optimizer")
+    name_calls(distill.train, "clip_gradients", "clipping and optimizer")
     name_calls(torch.optim.AdamW, "step", "clipping and optimizer")
     profiler, step, steps = profile(), record_function("step"), 0
 

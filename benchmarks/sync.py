@@ -72,7 +72,7 @@ def with_distill(model: Any, ranks: Ranks, how: str) -> Step:
                 loss = loss_of(model, ids, 1 / len(window))
                 loss.backward()
             total += loss.detach()
-        sync.sum(total)
+        sync.all_reduce_gradients(total)
         optimizer.step()
 
     return step

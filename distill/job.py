@@ -26,7 +26,7 @@ from distill.report.live_run import RunPage
 from distill.report.publish import make_snapshots, write_outputs
 from distill.runs import profiling, trackers
 from distill.runs.banner import announce, notes_of
-from distill.runs.baseline import find_baseline, settled_baseline
+from distill.runs.baseline import check_baseline_settings, find_baseline
 from distill.runs.check import check
 from distill.runs.checkpoint import State
 from distill.runs.curve import Curve
@@ -34,8 +34,8 @@ from distill.runs.describe import describe
 from distill.runs.history import Examination, Points, StudentHistory
 from distill.runs.identity import run_identity
 from distill.runs.metrics import Metrics, RunLog
-from distill.runs.outcome import finished_record
-from distill.runs.pair import load_models, settle_pair
+from distill.runs.outcome import complete_record
+from distill.runs.pair import load_models, resolve_layers
 from distill.runs.record import Record
 from distill.runs.run import Followers, Run
 from distill.runs.run_folder import RunFolder
@@ -50,7 +50,7 @@ from distill.train import TRIAL, Learner, Training, saved_when_a_rank_is_lost, t
 logger = logging.getLogger(__name__)
 
 
-def run(config: Config, path: Path, recipe: str, command: str, resolved: str) -> Record:
+def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str) -> Record:
     """Train, evaluate and report by these settings; the outcome lies in the folder `path`.
 
     Args:
@@ -64,9 +64,10 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         Diverged, Interrupted: training ended early with a usable last checkpoint.
     """
     check(config)
-    with ExitStack() as held:
-        ranks = enter_ranks(config, held)
-        page = held.enter_context(make_page(config, path, recipe, command, ranks))
+    with ExitStack() as stack:
+        # Load models and data, and open the folder of the run that they make.
+        ranks = enter_ranks(config, stack)
+        page = stack.enter_context(make_page(config, path, recipe, command, ranks))
         terms = make_terms(config.objective)
         task = choose_task(config, terms)
         loaded = load_models(config, terms, task, ranks)  # teachers, tokenizers, student
@@ -74,46 +75,46 @@ def run(config: Config, path: Path, recipe: str, command: str, resolved: str) ->
         steps, schedule = num_steps(config, data.batches), choose_schedule(config, data.batches)
         identity = run_identity(config, {**loaded.digests, "corpus": data.tokens.digest}, data.batches, steps)
         baseline = find_baseline(config, identity, steps, terms)
-        folder = held.enter_context(RunFolder(path, config.resume, identity, config.train.keep, ranks))
-        if (finished := folder.finished(steps, config.train.length)) is not None:
+        folder = stack.enter_context(RunFolder(path, config.resume, identity, config.train.keep, ranks))
+        if (finished := folder.load_finished_record(steps, config.train.length)) is not None:
             logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
             return finished
-
-        # What the settings leave open is decided now; from here on no setting is `auto`.
-        config, formats = settle_formats(config, folder)
-        config, pair = settle_pair(config, loaded, task, data.batches, folder)
-        baseline = settled_baseline(baseline, config)
+        # Resolve what the settings leave open: from here on no setting is `auto`.
+        config, formats = resolve_precision(config, folder)
+        config, pair = resolve_layers(config, loaded, task, data.batches, folder)
+        baseline = check_baseline_settings(baseline, config)
         objective = make_objective(config, loaded.terms, data.batches, steps, len(pair.tokenizer), ranks)
-        opened = Run(config, task, pair, data, objective, folder, ranks)
-        caches = choose_caches(opened, loaded.digests)
+        run = Run(config, task, pair, data, objective, folder, ranks)
+        # Build everything that trains.
+        caches = choose_caches(run, loaded.digests)
         require_memory_for_step(pair.student, config.precision.student, *data.batches.shape, ranks)
         trainable = setup_student(pair.student, objective, config.precision, ranks)
         frozen = setup_teachers(config, pair.teachers if objective.needs_teacher else [], ranks)
         sync, optimizer = gradient_sync(ranks, trainable), optim.build(trainable, config.optimizer)
         learner = Learner(trainable, sync, optimizer, schedule, config.optimizer)
-        state = folder.begin(learner.model, learner.optimizer, resolved)
+        state = folder.load_or_init(learner.model, learner.optimizer, resolved)
         page.begin(state.step, state.seconds, None if steps == ENDLESS else steps)
         notes = notes_of(config, recipe, pair, data, objective) + (baseline.remarks if baseline else [])
         announce(config, recipe, pair, data, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, data.batches, objective, ranks, pair.tokenizers)
-        evaluator = make_evaluator(opened)
-        record = describe(opened, caches, evaluator.measures, recipe, command, notes)
+        evaluator = make_evaluator(run)
+        record = describe(run, caches, evaluator.measures, recipe, command, notes)
         page.describe(record)
-
-        checkpoints = folder.checkpoints.keeping(formats)
+        # Train.
+        checkpoints = folder.checkpoints.with_metadata(formats)
         training = Training(learner, teacher, data.batches, ranks, config.train, state, checkpoints)
-        followers = make_followers(opened, evaluator, record, page, state, steps)
-        held.callback(followers.log.progress.close)  # also where the training ends early
-        record = train_profiled(opened, training, followers, record)
+        followers = make_followers(run, evaluator, record, page, state, steps)
+        stack.callback(followers.log.progress.close)  # also where the training ends early
+        record = train_profiled(run, training, followers, record)
         if record.training.ended_by == TRIAL:
             return record
-        done = finished_record(record, opened, state, followers, baseline)
-        return publish(opened, done, page, resolved)
+        # Score, and write the report.
+        return publish(run, complete_record(record, run, state, followers, baseline), page, resolved)
 
 
-def enter_ranks(config: Config, held: ExitStack) -> Ranks:
-    """The ranks of the run, which have the same settings; of them rank 0 alone speaks."""
-    ranks = held.enter_context(join_ranks(config.backend))
+def enter_ranks(config: Config, stack: ExitStack) -> Ranks:
+    """The ranks of the run, which have the same settings; only rank 0 logs."""
+    ranks = stack.enter_context(join_ranks(config.backend))
     configure_logging(ranks.rank)
     transformers_logging.disable_progress_bar()  # its bars would garble the progress line
     refuse_differing_settings(config.compared, ranks)
@@ -144,7 +145,7 @@ def choose_schedule(config: Config, batches: Batches) -> Schedule:
     return make_schedule(config.schedule, steps, optim.peak_lr(config.optimizer, batches.sequences_per_step))
 
 
-def settle_formats(config: Config, folder: RunFolder) -> tuple[Config, dict[str, Any]]:
+def resolve_precision(config: Config, folder: RunFolder) -> tuple[Config, dict[str, Any]]:
     """Choose number formats and threads where the settings leave them open.
 
     Returns:
@@ -166,7 +167,7 @@ def make_objective(
 def choose_caches(run: Run, digests: dict[str, str | None]) -> dict[str, Cache]:
     """The caches of teachers that the settings request, by the name of the teacher.
 
-    What a cache was computed on is no part of its key.
+    A cache serves any device and number format: the key names neither, but for int8, which changes probabilities.
     """
     data, objective = run.data, run.objective
     key = {

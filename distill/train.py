@@ -20,7 +20,7 @@ from distill.objective.objective import Objective
 from distill.objective.running_mean import TOKENS
 from distill.objective.trainable import Trainable
 from distill.optim.schedule import Limits, Schedule, rate_fraction
-from distill.optim.updates import bound_of_rank, clip, peak_lr, set_learning_rate
+from distill.optim.updates import bound_of_rank, clip_gradients, peak_lr, set_learning_rate
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.health import Health
 from distill.runs.profile.phases import (
@@ -118,54 +118,54 @@ def accumulate_gradients(
     return sums
 
 
-def rank_gradient(run: Training, objective: Objective, window: Window) -> torch.Tensor:
+def rank_gradient(training: Training, objective: Objective, window: Window) -> torch.Tensor:
     """This rank's part of a step's gradient, times the loss scale, in the learner's bucket.
 
     Returns:
         The sums of the terms in each micro-batch of this rank, [M, T].
     """
-    learner, ranks, state = run.learner, run.ranks, run.state
+    learner, ranks, state = training.learner, training.ranks, training.state
     # Where dropout is not keyed by sequence, one stream per step and rank: nothing to save, the same after a resume.
-    torch.manual_seed(int(key(run.batches.seed, "dropout", state.step, ranks.rank) >> 1))
-    objective.begin_step(run.limits.progress(state.step, window.clock))
+    torch.manual_seed(int(key(training.batches.seed, "dropout", state.step, ranks.rank) >> 1))
+    objective.begin_step(training.limits.progress(state.step, window.clock))
     # Every term is linear in its scale, also where the objective writes the head's gradient by hand.
     scales = objective.scales(window.counts, ranks.device) * state.loss_scale.factor
     bound, model = bound_of_rank(learner.settings, ranks.size), learner.model
-    sums = accumulate_gradients(model, run.teacher, objective, window.batches, scales, learner.sync, bound is None)
+    sums = accumulate_gradients(model, training.teacher, objective, window.batches, scales, learner.sync, bound is None)
     if bound is not None:
-        clip(model, bound * state.loss_scale.factor)
+        clip_gradients(model, bound * state.loss_scale.factor)
     return sums
 
 
 def step(
-    run: Training, objective: Objective, window: Window, windows: Iterator[list[Batch]], signals: Signals
+    training: Training, objective: Objective, window: Window, windows: Iterator[list[Batch]], signals: Signals
 ) -> StepResult:
     """One step: the gradient of a window, one exchange between the ranks, and one update of the weights.
 
     The weights stay as they are where the loss or the gradient is not finite on any rank.
     """
-    learner, ranks, limits, state = run.learner, run.ranks, run.limits, run.state
+    learner, ranks, limits, state = training.learner, training.ranks, training.limits, training.state
     began, num_syncs = time.monotonic(), ranks.traffic.num_syncs
-    rank_sums = rank_gradient(run, objective, window)
+    rank_sums = rank_gradient(training, objective, window)
     with phase(DATA):
-        waiting = time.monotonic()
+        wait_began = time.monotonic()
         upcoming = next(windows, [])
-        waited = time.monotonic() - waiting
+        data_wait = time.monotonic() - wait_began
     # One exchange a step, and all ranks decide alike: the losses, the counts of the next window, signals and rank 0's
     # clock ride along.
     clock = state.seconds + time.monotonic() - began if ranks.rank == 0 else 0.0
     packed = StepStats.pack(rank_sums.sum(0), objective.count(upcoming), signals.requests(), clock)
     with phase(EXCHANGE):
-        summed = learner.sync.sum(packed)
+        summed = learner.sync.all_reduce_gradients(packed)
     assert summed is not None
     with phase(OPTIMIZER):
         if state.loss_scale.factor != 1:
             learner.sync.scale(1 / state.loss_scale.factor)
-        gradient_norm = clip(learner.model, learner.settings.clip)
+        gradient_norm = clip_gradients(learner.model, learner.settings.clip)
         # The one place where a step waits for a GPU: whether all is finite is known from what is read anyway.
         *values, norm = torch.cat([summed, gradient_norm.detach().to(summed).reshape(1)]).tolist()
         stats = StepStats.unpack(values, len(objective.names))
-        lr = run.peak_lr * rate_fraction(learner.schedule, limits.progress(state.step, stats.clock))
+        lr = training.peak_lr * rate_fraction(learner.schedule, limits.progress(state.step, stats.clock))
         if math.isfinite(sum(stats.sums)) and math.isfinite(norm):
             set_learning_rate(learner.optimizer, lr)
             learner.optimizer.step()
@@ -179,7 +179,7 @@ def step(
         lr=lr,
         loss_scale=state.loss_scale.value,
         seconds=time.monotonic() - began,
-        waited=waited,
+        data_wait=data_wait,
         exchanges=max(1, ranks.traffic.num_syncs - num_syncs),
         upcoming=Window(upcoming, torch.tensor(stats.next_counts, dtype=torch.float64), stats.clock),
         over=limits.reached(state.step + 1, stats.clock),
@@ -188,7 +188,7 @@ def step(
     )
 
 
-def train(run: Training, objective: Objective, observers: tuple[Observer, ...], history: History) -> str:
+def train(training: Training, objective: Objective, observers: tuple[Observer, ...], history: History) -> str:
     """Train from `run.state` to the end of the run, and return what ended it: epochs, steps, minutes, or its profile.
 
     The state is updated in place. Rank 0 saves.
@@ -202,21 +202,27 @@ def train(run: Training, objective: Objective, observers: tuple[Observer, ...], 
             states or without any step that was taken. The checkpoints that may have diverged are renamed.
         Interrupted: a signal came that stops, on this rank or another one; the message names what is saved.
     """
-    state, settings, ranks, batches, limits = run.state, run.settings, run.ranks, run.batches, run.limits
-    health, recorder = Health(settings, ranks, run.checkpoints), recorder_in_force()
+    state, settings, ranks, batches, limits = (
+        training.state,
+        training.settings,
+        training.ranks,
+        training.batches,
+        training.limits,
+    )
+    health, recorder = Health(settings, ranks, training.checkpoints), recorder_in_force()
     over, save_due = limits.reached(state.step, state.seconds), False
     if state.step and (history.due(state.step) or over):
         # Interrupted between this point's checkpoint and the end of its evaluation.
         health.check(state, over)
-        reach_point(run, objective, history)
-    state.loss_scale.begin(run.learner.model.student.precision == "fp16")
-    windows = batches.stream(state.step, limits.steps, ranks.device, run.teacher.read_ahead, recorder.watch)
-    window = first_window(windows, objective, run)
+        evaluate_if_due(training, objective, history)
+    state.loss_scale.begin(training.learner.model.student.precision == "fp16")
+    windows = batches.stream(state.step, limits.steps, ranks.device, training.teacher.read_ahead, recorder.watch)
+    window = first_window(windows, objective, training)
     with handled() as signals, signals.deferred():
-        signals.end_waiting()  # for one that came where Python drops errors, as in callbacks of its imports
+        signals.raise_if_stopped()  # for one that came where Python drops errors, as in callbacks of its imports
         signals.on_usr1(settings.on_usr1 is OnUsr1.stop)
         while not over:
-            result = step(run, objective, window, windows, signals)
+            result = step(training, objective, window, windows, signals)
             state.add(int(result.counts[TOKENS]), result.seconds, result.exchanges)
             result = health.after_step(state, result, window.batches)
             window, over = result.upcoming, result.over
@@ -225,9 +231,9 @@ def train(run: Training, objective: Objective, observers: tuple[Observer, ...], 
 
             at_point = history.due(state.step) or over
             save_due |= state.step % settings.save_every == 0 or at_point or result.should_save
-            saved = save_due and not state.skipped_in_a_row and not result.diverged  # else after the next good step
-            if saved:
-                save_due, saved = False, save(run)
+            saved = False
+            if save_due and not state.skipped_in_a_row and not result.diverged:  # else after the next good step
+                save_due, saved = False, save(training)
             if result.save_requested:
                 logger.info(f"SIGUSR1 at step {state.step}, {saved_or_not(saved)}")
             health.check(state, over)
@@ -238,33 +244,37 @@ def train(run: Training, objective: Objective, observers: tuple[Observer, ...], 
             if at_point:
                 ranks.barrier()  # a signal may now end any rank, and with it the others: rank 0 has to have saved
                 with signals.at_once(), phase(EVALUATION):
-                    reach_point(run, objective, history)
+                    evaluate_if_due(training, objective, history)
             if recorder.end_step():
                 return TRIAL
     return limits.ended_by(state.step)
 
 
-def first_window(windows: Iterator[list[Batch]], objective: Objective, run: Training) -> Window:
+def first_window(windows: Iterator[list[Batch]], objective: Objective, training: Training) -> Window:
     """The window that the training begins with, whose counts have no exchange of a step to ride in."""
     batches = next(windows, [])
-    return Window(batches, run.ranks.sum(objective.count(batches)), run.state.seconds)
+    return Window(batches, training.ranks.sum(objective.count(batches)), training.state.seconds)
 
 
-def reach_point(run: Training, objective: Objective, history: History) -> None:
-    """A point of the history, where the means of the losses begin anew."""
-    state = run.state
-    history.at_point(state, state.step / run.batches.steps_per_epoch, state.tally.means(objective.names))
+def evaluate_if_due(training: Training, objective: Objective, history: History) -> None:
+    """Score the student where the settings select this point of the history; the means of the losses begin anew."""
+    state = training.state
+    history.at_point(state, state.step / training.batches.steps_per_epoch, state.tally.means(objective.names))
     state.begin_interval()
 
 
-def save(run: Training) -> bool:
+def save(training: Training) -> bool:
     """Save a checkpoint where this rank does. False: the weights are not finite, so there is none."""
     with phase(CHECKPOINT):
-        return run.checkpoints.save(run.state, run.learner.model, run.learner.optimizer) if run.saves else True
+        return (
+            training.checkpoints.save(training.state, training.learner.model, training.learner.optimizer)
+            if training.saves
+            else True
+        )
 
 
 @contextmanager
-def saved_when_a_rank_is_lost(run: Training) -> Iterator[None]:
+def saved_when_a_rank_is_lost(training: Training) -> Iterator[None]:
     """Rank 0 saves the last whole step of a training that has lost another rank: only the step under way is lost.
 
     It needs no other rank where each holds all weights; and nothing of the step under way, as weights and state change
@@ -273,10 +283,10 @@ def saved_when_a_rank_is_lost(run: Training) -> Iterator[None]:
     try:
         yield
     except RankLost:
-        state, can_save = run.state, run.ranks.rank == 0 and not run.checkpoints.by_all_ranks
+        state, can_save = training.state, training.ranks.rank == 0 and not training.checkpoints.by_all_ranks
         if can_save and state.step and not state.skipped_in_a_row:
             with handled() as signals, signals.postponed():  # this process ends anyway, by the loss
-                save(run)
+                save(training)
         raise
 
 

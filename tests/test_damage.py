@@ -77,7 +77,7 @@ def newest(fit: Fit) -> Path:
 def assert_taken_back(fit: Fit, lines: list[str]) -> None:
     """The newest checkpoint is named and kept under another name, and the run goes on from the one before."""
     with opened(fit) as folder:
-        state = folder.begin(fit.model, fit.made, "")
+        state = folder.load_or_init(fit.model, fit.made, "")
     assert state.step == 2
     assert any("step-00000003 is damaged" in line and "taking step-00000002" in line for line in lines), lines
     assert (fit.folder / "damaged-step-00000003").exists() and not newest(fit).exists()
@@ -101,7 +101,7 @@ def test_a_link_that_leads_nowhere_in_its_place(fit: Fit, lines: list[str], targ
     shutil.rmtree(newest(fit))
     newest(fit).symlink_to(target)
     with opened(fit) as folder:
-        assert folder.begin(fit.model, fit.made, "").step == 2
+        assert folder.load_or_init(fit.model, fit.made, "").step == 2
     assert sum("step-00000003 is damaged" in line for line in lines) == 1
     assert (fit.folder / "damaged-step-00000003").is_symlink()
 
@@ -192,7 +192,7 @@ def test_when_all_are_damaged_the_run_starts_anew_and_loses_nothing(fit: Fit, li
         flip(path / "state.json")
     (fit.folder.parent / "metrics.jsonl").write_text('{"step": 1, "seconds": 1.0, "data_wait": 0.0}\n')
     with opened(fit) as folder:
-        assert folder.begin(fit.model, fit.made, "").step == 0
+        assert folder.load_or_init(fit.model, fit.made, "").step == 0
     assert sorted(path.name for path in fit.folder.iterdir()) == [f"damaged-step-0000000{n}" for n in (1, 2, 3)]
     assert (fit.folder.parent / "damaged-metrics.jsonl").exists() and "starting from the first step" in lines[-1]
 
@@ -210,9 +210,9 @@ def test_a_damaged_line_of_the_metrics_is_set_aside(fit: Fit, lines: list[str], 
     path.write_text(f"{GOOD}{bad}\n{GOOD.replace('1', '3')}")
     before = path.read_bytes()
     with opened(fit, "strict") as folder, pytest.raises(SettingError, match=r"resume=strict.*metrics.jsonl.*line 2"):
-        folder.begin(fit.model, fit.made, "")
+        folder.load_or_init(fit.model, fit.made, "")
     with opened(fit) as folder:
-        folder.begin(fit.model, fit.made, "")
+        folder.load_or_init(fit.model, fit.made, "")
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3]
     assert (path.parent / "damaged-metrics.jsonl").read_bytes() == before
     assert any("metrics.jsonl is damaged (line 2" in line and "2 good lines" in line for line in lines)
@@ -224,7 +224,7 @@ def test_folders_in_the_place_of_files(fit: Fit, lines: list[str], name: str) ->
     with pytest.raises(SettingError, match=r"resume=strict.*it is a folder"), opened(fit, "strict"):
         pass
     with opened(fit) as folder:
-        assert folder.begin(fit.model, fit.made, "").step == 3
+        assert folder.load_or_init(fit.model, fit.made, "").step == 3
     assert (fit.folder.parent / f"damaged-{name}").is_dir() and any(f"{name} is damaged" in line for line in lines)
 
 
@@ -276,7 +276,7 @@ def test_a_checkpoint_of_the_format_before_is_read(fit: Fit) -> None:
     (path / "state.json").write_text(json.dumps(record))
     (path / MANIFEST).unlink()
     with opened(fit) as folder:
-        state = folder.begin(fit.model, fit.made, "")
+        state = folder.load_or_init(fit.model, fit.made, "")
     assert state.step == 3 and state.level.first == {}
     saved = dict(fit.model.named_parameters())
     assert all(torch.equal(saved[name], weights[name]) for name in weights if name in saved)

@@ -120,8 +120,8 @@ def test_the_step(
         model, LiveTeacher(frozen, teacher_micro_batches), objective, on_gpu(window), scales, sync
     )
     assert sums.device == CUDA and sums.shape == (2, 4)
-    stats = sync.sum(torch.cat([sums.sum(0), sums.new_tensor([1.0, 2.0])]))
-    norm = optim.clip(model, 1.0)
+    stats = sync.all_reduce_gradients(torch.cat([sums.sum(0), sums.new_tensor([1.0, 2.0])]))
+    norm = optim.clip_gradients(model, 1.0)
     assert stats is not None and stats.device == norm.device == CUDA
     optimizer.step()
 

@@ -94,13 +94,13 @@ def train(job: "ComposedRun", signals: "Signals", direction: str | None = None) 
         direction: in which a search wants that number.
     """
     from distill.config.settings import OnUsr1
-    from distill.job import run
+    from distill.job import run_job
     from distill.report.comparison.goal import Goal
 
     signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
     goal = Goal.of(job.config.optimize, direction)
     # With its direction, which the run checks before it trains.
-    results = run(*job._replace(config=job.config.changed(optimize=goal)))
+    results = run_job(*job._replace(config=job.config.changed(optimize=goal)))
     if goal is None:
         return None
     value = goal.value(results)

@@ -129,7 +129,7 @@ def retried(
                 raise
             if isinstance(error, OSError) and error.errno == errno.ENOSYS:  # the service has no such operation
                 raise
-            signals.end_waiting()
+            signals.raise_if_stopped()
             reason = f"{type(error).__name__}: {first_line(error)}"
             if attempt == attempts:
                 raise StorageFailed(
@@ -148,7 +148,7 @@ def pause(seconds: float, signals: Signals) -> None:
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(left, NAP))
-        signals.end_waiting()
+        signals.raise_if_stopped()
 
 
 class FileState(NamedTuple):

@@ -102,7 +102,7 @@ class Ddp(Ranks):
         if not self._nccl:  # which measures and chooses its channels itself
             super().choose_rings(trial)
 
-    def _settle_rings(self) -> None:
+    def _close_unused_rings(self) -> None:
         self._rings.keep(self.rings)
         self._describe()
 

@@ -139,12 +139,12 @@ class ShardedSync(GradientSync):
         yield
         self.ranks.traffic.num_syncs += every and not last
 
-    def sum(self, stats: Tensor | None = None) -> Tensor | None:
+    def all_reduce_gradients(self, stats: Tensor | None = None) -> Tensor | None:
         """As for all ranks: what is sharded was summed by the last backward, all else is summed here."""
         for parameter in self._sharded:
             if parameter.grad is None:  # of a part that no micro-batch touched
                 parameter.grad = torch.zeros_like(parameter)
-        return super().sum(stats)
+        return super().all_reduce_gradients(stats)
 
     def scale(self, factor: float) -> None:
         super().scale(factor)

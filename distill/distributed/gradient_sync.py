@@ -66,8 +66,8 @@ class GradientSync:
         """Wrap forward and the one backward of a micro-batch; `last` is true for the last one of the window.
 
         With `sync=window` the exchange begins during the last backward, segment by segment, unless `overlap` is false
-        because the gradient is still to be changed before `sum`. With `sync=every` the gradients are exchanged after
-        each micro-batch, for comparison; the exchange of the last one is that of `sum`.
+        because the gradient is still to be changed before `all_reduce_gradients`. With `sync=every` the gradients are
+        exchanged after each micro-batch, for comparison; that of the last one happens in `all_reduce_gradients`.
         """
         every = self.ranks.settings.sync == "every"
         self._bucket.on_completion(self._start if last and overlap and self.ranks.size > 1 and not every else None)
@@ -79,7 +79,7 @@ class GradientSync:
             self.gradients.div_(self.ranks.size)
             self._bucket.stats.zero_()
 
-    def sum(self, stats: Tensor | None = None) -> Tensor | None:
+    def all_reduce_gradients(self, stats: Tensor | None = None) -> Tensor | None:
         """Sum the gradients over all ranks, once per window, and with them `stats`.
 
         Every rank has to call it, also one that had no micro-batch in this window.

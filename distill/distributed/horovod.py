@@ -85,7 +85,7 @@ class Horovod(Ranks):
         if not self._nccl:
             super().choose_rings(trial)
 
-    def _settle_rings(self) -> None:
+    def _close_unused_rings(self) -> None:
         assert self._rings is not None
         if self.rings > 1 or self.settings.compression == "bf16":
             self._rings.keep(self.rings)

@@ -238,7 +238,7 @@ class Ranks:
             return float(self.sum(torch.tensor(time.perf_counter() - start, dtype=torch.float64))) / self.size
 
         self.rings, self.ring_seconds = choose_rings(seconds)
-        self._settle_rings()
+        self._close_unused_rings()
         self.traffic = Traffic()  # without the trial
 
     def begin_sum(self, parts: Sequence[Tensor], name: str) -> Callable[[], None]:
@@ -262,7 +262,7 @@ class Ranks:
         """Overwrite [bytes] uint8 with those of rank 0, in place."""
         raise NotImplementedError
 
-    def _settle_rings(self) -> None:
+    def _close_unused_rings(self) -> None:
         """Close the rings that `backend.rings=auto` tried and did not take."""
         raise NotImplementedError
 

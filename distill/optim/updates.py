@@ -101,7 +101,7 @@ def bound_of_rank(settings: OptimizerFlags, ranks: int) -> float | None:
     return settings.clip / ranks
 
 
-def clip(model: nn.Module, largest: float | None) -> torch.Tensor:
+def clip_gradients(model: nn.Module, largest: float | None) -> torch.Tensor:
     """The norm of the whole gradient, which is scaled down to `largest` where that is given and exceeded."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     sharded = [local(gradient) for gradient in gradients if isinstance(gradient, DTensor)]

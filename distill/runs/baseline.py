@@ -112,8 +112,8 @@ def check_baseline(
     return _remarks(before, identity, terms, baseline)
 
 
-def settled_baseline(baseline: BaselineRun | None, config: Config) -> BaselineRun | None:
-    """A baseline compared with what is known of this run only once its formats and its start are settled.
+def check_baseline_settings(baseline: BaselineRun | None, config: Config) -> BaselineRun | None:
+    """Compare a baseline with the number format and the layers of this run, which are resolved after it was found.
 
     Args:
         baseline: as `find_baseline` gives it; it gets a remark where it was trained in another number format.
@@ -155,7 +155,10 @@ def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         return []
     names = [name for name in sorted({*before, *now}) if name.startswith("student.")]
     names = [name for name in names if name not in ("student.digest", "student.config")]  # the latter stands for {}
-    if AUTO in (before.get("student.layers"), now.get("student.layers")):  # `settled_baseline` compares what was found
+    if AUTO in (
+        before.get("student.layers"),
+        now.get("student.layers"),
+    ):  # `check_baseline_settings` compares what was found
         names = [name for name in names if name not in ("student.layers", "student.num_layers")]
     # A setting that one of two releases does not have is not compared; fields of a configuration are.
     differing = [

@@ -85,7 +85,7 @@ class Checkpoints:
         self.folder, self.keep, self.identity = folder, keep, identity
         self.formats: dict[str, Any] = {}  # number formats and threads in force, kept with each checkpoint
 
-    def keeping(self, formats: dict[str, Any]) -> Self:
+    def with_metadata(self, formats: dict[str, Any]) -> Self:
         """The same folder, where each checkpoint keeps these number formats and threads for a resume."""
         other = copy.copy(self)
         other.formats = formats

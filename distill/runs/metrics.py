@@ -80,7 +80,7 @@ class Metrics:
 
     def after_step(self, state: State, result: StepResult) -> None:
         self._losses.count_tokens(int(result.counts[TOKENS]))
-        self._waited += result.waited
+        self._waited += result.data_wait
         if result.finite:
             self._losses.add(result.sums, result.counts, result.weights)
         if state.step % self.every == 0 or result.over or not result.finite:

@@ -23,7 +23,7 @@ from distill.runtime.jsonl import read_lines
 logger = logging.getLogger(__name__)
 
 
-def finished_record(
+def complete_record(
     begun: Record, run: Run, state: State, followers: Followers, baseline: BaselineRun | None
 ) -> Record:
     """The record of a training that has ended; all ranks score.

@@ -151,7 +151,9 @@ def sharded(config: Config, teachers: list[Member], student: Any, task: Task, ra
     return shard_models(ranks, teachers, student, kinds, config.corpus.sequence_length)
 
 
-def settle_pair(config: Config, loaded: Loaded, task: Task, batches: Batches, folder: RunFolder) -> tuple[Config, Pair]:
+def resolve_layers(
+    config: Config, loaded: Loaded, task: Task, batches: Batches, folder: RunFolder
+) -> tuple[Config, Pair]:
     """The pair that trains, and the settings with the layers in place of `student.layers=auto`."""
     built = loaded.student
     if built is None:

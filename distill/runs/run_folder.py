@@ -31,6 +31,7 @@ LOGS = ("metrics.jsonl", "history.jsonl", "curve.jsonl")
 LAYERS = "layers.json"
 FILES = (".lock", "config.yaml", *LOGS, "results.json", LAYERS, "report.html", "report.md", "progress.json")
 FOLDERS = ("checkpoints", "snapshots", "plots", "profile", "tensorboard")
+WRITTEN = ("config.yaml", LAYERS, "report.html", "report.md", "student", *FOLDERS)  # over what stood there before
 FORMER_RANK = 60.0  # seconds for the rank 0 of an earlier start by torchrun, on a host that was cut off, to end
 CHOICES = ("auto", "strict", "never")  # of `resume`, besides the folder of a checkpoint
 
@@ -90,7 +91,7 @@ class RunFolder:
     def results_path(self) -> Path:
         return self.path / "results.json"
 
-    def finished(self, total_steps: int, length: dict[str, Any]) -> Record | None:
+    def load_finished_record(self, total_steps: int, length: dict[str, Any]) -> Record | None:
         """The record, when results.json is there of this run and as long; None when there is more to do.
 
         There is also where the student is no longer as the run left it, and a checkpoint can make it again.
@@ -103,7 +104,7 @@ class RunFolder:
             SettingError: the folder holds the finished run of other settings, or one that has lost its student and its
                 checkpoints.
         """
-        record: Record | None = self._decide(lambda: self._finished(total_steps, length))
+        record: Record | None = self._decide(lambda: self._load_finished_record(total_steps, length))
         return record
 
     def start(self) -> Path | None:
@@ -147,8 +148,8 @@ class RunFolder:
         self._quarantine(Damaged(folder / LAYERS, "it has no layers that a student began with"), "doing without")
         return {}
 
-    def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer, resolved: str) -> State:
-        """Load the checkpoint to resume from, if there is one, and open the logs after its step.
+    def load_or_init(self, model: nn.Module, optimizer: torch.optim.Optimizer, resolved: str) -> State:
+        """Load the checkpoint to resume from, or begin at step 0 where there is none; open the logs after that step.
 
         Raises:
             SettingError: the checkpoint is missing, damaged or of other settings.
@@ -201,6 +202,11 @@ class RunFolder:
         return value
 
     def _enter(self) -> None:
+        if (other := file_of_another(self.path)) is not None:
+            raise SettingError(
+                f"hydra.run.dir={self.path} holds no run, but {other.name}, which a run would replace: choose another "
+                "folder, or move it away"
+            )
         holds_a_run = self.results_path.exists() or self.checkpoints.newest() or self.metrics_path.exists()
         if self.resume == "never" and holds_a_run:
             raise SettingError(
@@ -245,7 +251,7 @@ class RunFolder:
                 self._quarantine(damage, f"taking {before[-1]}" if before else "starting from the first step")
         return None
 
-    def _finished(self, total_steps: int, length: dict[str, Any]) -> Record | None:
+    def _load_finished_record(self, total_steps: int, length: dict[str, Any]) -> Record | None:
         try:
             record = self._results()
         except Damaged as damage:
@@ -321,3 +327,11 @@ class RunFolder:
         except OSError:
             return False
         return True
+
+
+def file_of_another(path: Path) -> Path | None:
+    """In a folder without a run, what stands where a run writes; None where nothing does."""
+    begun = any(
+        os.path.lexists(path / name) for name in (".lock", "results.json", "checkpoints", "progress.json", *LOGS)
+    )
+    return None if begun else next((path / name for name in WRITTEN if os.path.lexists(path / name)), None)

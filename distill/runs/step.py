@@ -60,7 +60,7 @@ class StepResult:
     lr: float
     loss_scale: float | None  # in force in this step; None: none is needed
     seconds: float  # this rank's, of the whole step
-    waited: float  # this rank's seconds of waiting for the next window
+    data_wait: float  # seconds that this rank waited for the next window
     exchanges: int  # of gradients
     upcoming: Window  # that of the next step; its batches are this rank's
     over: bool  # whether the run ends with this step

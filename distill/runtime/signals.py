@@ -87,8 +87,8 @@ class Signals:
         finally:
             self._is_deferred = before
 
-    def end_waiting(self) -> None:
-        """Called again and again by a thread that waits for something which need not come when the process is to stop.
+    def raise_if_stopped(self) -> None:
+        """Ends a wait: a thread that waits for something calls it every now and then.
 
         Raises:
             Interrupted: a signal that stops has come, also where the main thread has put off acting on it.

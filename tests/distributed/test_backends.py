@@ -97,7 +97,7 @@ def train(ranks: Ranks, batch_rows: int) -> Outcome:
             own += loss.detach()
             if not losses and i in (0, len(window) - 1):
                 inside.append(sync.gradients.clone())
-        stats = sync.sum(own)
+        stats = sync.all_reduce_gradients(own)
         assert stats is not None
         losses.append(float(stats))
         optimizer.step()
@@ -155,7 +155,7 @@ def body(settings: BackendConfig) -> dict[str, Any]:
     sync = GradientSync(ranks, model)
     model.zero_grad(set_to_none=True)
     try:
-        sync.sum()
+        sync.all_reduce_gradients()
     except RuntimeError as error:
         results["lost"] = str(error)
     ranks.close()
@@ -172,11 +172,11 @@ def early(ranks: Ranks) -> list[int]:
         with sync.micro_batch(last):
             loss_of(model, make_rows()[0][:1], 1.0).backward()
         counts.append(len(sync._under_way))
-    sync.sum()
+    sync.all_reduce_gradients()
     with sync.micro_batch(last=True, overlap=False):
         loss_of(model, make_rows()[0][:1], 1.0).backward()
     counts.append(len(sync._under_way))
-    sync.sum()
+    sync.all_reduce_gradients()
     return [*counts, len(sync._under_way)]
 
 
@@ -307,7 +307,7 @@ def uneven(settings: BackendConfig) -> None:
         sync = GradientSync(ranks, make_model(0))
         if ranks.rank == 0:
             with pytest.raises(RankLost):
-                sync.sum()
+                sync.all_reduce_gradients()
         raise ZeroDivisionError  # leaves at once instead of waiting for the other in `close`
 
 

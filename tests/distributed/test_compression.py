@@ -39,7 +39,7 @@ def on_a_rank(settings: BackendConfig) -> dict[str, Any]:
         """The sum of gradients that are `value` everywhere: its least and largest, and the stat beside them."""
         sync.zero()
         sync.gradients.fill_(value)
-        stats = sync.sum(torch.tensor([stat]))
+        stats = sync.all_reduce_gradients(torch.tensor([stat]))
         assert stats is not None and sync.gradients.dtype == torch.float32
         return float(sync.gradients.min()), float(sync.gradients.max()), float(stats)
 

@@ -54,7 +54,7 @@ def test_a_single_number_stays_whole_and_is_trained(ranks: Ranks) -> None:
     sync.zero()
     for each in (plain, model):
         each(ids).square().mean().backward()
-    sync.sum()
+    sync.all_reduce_gradients()
     found = {name: each.grad for name, each in model.named_parameters()}
     for name, each in plain.named_parameters():
         got: Any = found[name]

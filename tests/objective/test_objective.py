@@ -280,5 +280,7 @@ def test_thirty_terms_fit_into_the_one_exchange() -> None:
     model = make_model("bert", 1)
     objective = make_objective(objective_config(cosine=0.0, **more), model, model)
     assert len(objective.names) == 30
-    stats = GradientSync(Single(BackendConfig(device="cpu")), model).sum(torch.arange(2.0 * len(objective.names) + 3))
+    stats = GradientSync(Single(BackendConfig(device="cpu")), model).all_reduce_gradients(
+        torch.arange(2.0 * len(objective.names) + 3)
+    )
     assert stats is not None and stats.tolist() == list(range(63))

@@ -11,7 +11,7 @@ from torch import nn
 from distill.config.compose import optimizer_config
 from distill.config.settings import OptimizerConfig
 from distill.optim.optimizer_state import optimizer_state
-from distill.optim.updates import bound_of_rank, build, clip, peak_lr, set_learning_rate, try_out
+from distill.optim.updates import bound_of_rank, build, clip_gradients, peak_lr, set_learning_rate, try_out
 from distill.runtime.errors import SettingError
 
 
@@ -51,15 +51,15 @@ def with_gradients(values: list[list[float]]) -> nn.ParameterList:
 
 def test_clip_is_of_the_whole_gradient() -> None:
     model = with_gradients([[3.0, 0.0], [4.0], [12.0]])
-    assert float(clip(model, 100.0)) == float(clip(model, None)) == pytest.approx(13.0)
+    assert float(clip_gradients(model, 100.0)) == float(clip_gradients(model, None)) == pytest.approx(13.0)
     assert [p.grad.tolist() for p in model] == [[3.0, 0.0], [4.0], [12.0]]  # type: ignore[union-attr]
-    assert float(clip(model, 6.5)) == pytest.approx(13.0), "the norm before clipping"
+    assert float(clip_gradients(model, 6.5)) == pytest.approx(13.0), "the norm before clipping"
     assert [p.grad.tolist() for p in model] == [[pytest.approx(1.5), 0.0], [pytest.approx(2.0)], [pytest.approx(6.0)]]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_clip_tells_of_gradients_that_are_not_finite(bad: float) -> None:
-    assert not math.isfinite(float(clip(with_gradients([[1.0], [bad]]), 5.0)))
+    assert not math.isfinite(float(clip_gradients(with_gradients([[1.0], [bad]]), 5.0)))
 
 
 @pytest.mark.parametrize(("how", "growth"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])

@@ -14,7 +14,7 @@ from distill.config.compose import build, register
 from distill.config.composition import compose_overrides
 from distill.config.settings import CONF, Config
 from distill.objective.build import make_terms
-from distill.runs.baseline import BaselineRun, check_baseline, settled_baseline
+from distill.runs.baseline import BaselineRun, check_baseline, check_baseline_settings
 from distill.runs.check import check
 from distill.runs.facts import Start, Student
 from distill.runs.identity import run_identity
@@ -137,10 +137,10 @@ def test_another_number_format_is_said() -> None:
     """So that no verdict is given; the formats are known only after the baseline has been found."""
     baseline = BaselineRun(Record(precision={"student": "fp32", "teacher": "bf16"}), ["before"])
     fp32, bf16 = (composed(MAIN, f"precision={name}") for name in ("fp32", "bf16"))
-    assert settled_baseline(baseline, fp32) == baseline and settled_baseline(None, bf16) is None
+    assert check_baseline_settings(baseline, fp32) == baseline and check_baseline_settings(None, bf16) is None
     unknown = BaselineRun(Record(), [])
-    assert settled_baseline(unknown, bf16) == unknown
-    found = settled_baseline(baseline, bf16)
+    assert check_baseline_settings(unknown, bf16) == unknown
+    found = check_baseline_settings(baseline, bf16)
     assert found is not None and found.remarks == [
         "before",
         "The baseline was trained in another number format: precision.student was fp32 and is bf16 here.",
@@ -156,10 +156,10 @@ def test_layers_that_were_found_are_compared_once_they_are_known() -> None:
     config = composed(MAIN, "student.layers=[0,1]", "precision=fp32", "evaluate.baseline=runs/x")
     student = Student(start=Start(layers=[0, 1]))
     baseline = BaselineRun(Record(student=student), [])
-    assert settled_baseline(baseline, config) == baseline
+    assert check_baseline_settings(baseline, config) == baseline
     other = BaselineRun(Record(student=Student(start=Start(layers=[0, 2]))), [])
     with pytest.raises(SettingError, match=r"evaluate.baseline=runs/x .*layers \[0, 2\].* from \[0, 1\]"):
-        settled_baseline(other, config)
+        check_baseline_settings(other, config)
 
 
 def test_what_an_older_release_did_not_record_is_said() -> None:

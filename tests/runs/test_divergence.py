@@ -263,15 +263,15 @@ def test_weights_that_are_not_finite_are_not_published(
 ) -> None:
     """Destroyed in the last step, where no later loss and, without evaluation sets, no score shows it."""
     folder = tmp_path / "run"
-    reach_point = loop.reach_point
+    evaluate_if_due = loop.evaluate_if_due
 
     def destroy(run: loop.Training, *others: Any) -> None:
-        reach_point(run, *others)
+        evaluate_if_due(run, *others)
         if run.state.step == 8:
             with torch.no_grad():
                 next(run.learner.model.parameters()).fill_(math.nan)
 
-    monkeypatch.setattr(loop, "reach_point", destroy)
+    monkeypatch.setattr(loop, "evaluate_if_due", destroy)
     assert shelf.run(folder, "evaluate.sets=[]") == 3
     assert "the student has diverged (weights that are not finite)" in capfd.readouterr().err
     assert not (folder / "student").exists() and not (folder / "results.json").exists()

@@ -190,4 +190,4 @@ def test_a_signal_whose_error_python_drops_is_raised_again() -> None:
         del item
         assert dying() is None
         with pytest.raises(Interrupted, match="SIGTERM"):
-            signals.end_waiting()
+            signals.raise_if_stopped()

@@ -81,7 +81,7 @@ def _has_several_ranks(job: "ComposedRun") -> bool:
 def _run_here(job: "ComposedRun") -> "RunResults":
     from distill.commands.api.run_results import RunResults
     from distill.config.settings import OnUsr1
-    from distill.job import run as run_job
+    from distill.job import run_job
     from distill.runtime.signals import handled
 
     with ExitStack() as held:

@@ -93,14 +93,14 @@ class BlockStore(ShardStore):
         name, begun, signals = self.blocks.name(self.index.block(block)), time.monotonic(), in_force()
         logged = begun
         while not wait([future], NAP).done:
-            signals.end_waiting()
+            signals.raise_if_stopped()
             if (now := time.monotonic()) - logged >= LOG_EVERY:
                 logged = now
                 logger.info(f"waiting for storage since {now - begun:.0f} s: {name}")
         try:
             return future.result()
         except CancelledError as error:
-            signals.end_waiting()
+            signals.raise_if_stopped()
             raise self.blocks.last_error or StorageFailed(f"{name}: not read, as another block could not be") from error
 
     def _submit(
@@ -121,7 +121,7 @@ class BlockStore(ShardStore):
         ahead = coming is self._expected
 
         def fetch(wanted: Block) -> memoryview:
-            signals.end_waiting()
+            signals.raise_if_stopped()
             return self.blocks.plain(wanted, ATTEMPTS_AHEAD if ahead else ATTEMPTS)
 
         try:

@@ -132,7 +132,7 @@ def _within(seconds: float, system: Any, path: str, start: int, stop: int) -> by
     coming = run_coroutine_threadsafe(system._cat_file(path, start=start, end=stop), system.loop)
     try:
         while not wait([coming], NAP).done:
-            signals.end_waiting()
+            signals.raise_if_stopped()
             if time.monotonic() > until:
                 raise TimeoutError(f"no answer in {seconds:.0f} s")
         data = coming.result()
