@@ -18,8 +18,9 @@ from typing import Any
 
 from distill.config.settings import ChainConfig, StageConfig
 from distill.report import chain_report
-from distill.report.chain_report import SnapshotRuns
-from distill.report.jobs import Job, JobsPage
+from distill.report.chain_report import FILES, SnapshotRuns
+from distill.report.jobs import PAGE, Job, JobsPage
+from distill.report.page import is_written_here
 from distill.runs.record import Record
 from distill.runs.results_file import check_student, read_results
 from distill.runtime.children import dying_with, pass_signals
@@ -55,6 +56,7 @@ def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
         StageFailed: a job ended with another status than 0.
     """
     check_chain(chain)
+    _refuse_files_of_others(chain, path)
     path.mkdir(parents=True, exist_ok=True)
     with JobsPage(path, f"{path.name}: a chain", lambda: jobs_of(path, chain)) as page:
         for name in chain.stages:
@@ -68,6 +70,17 @@ def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
         text = chain_report.write(path, results, _snapshot_runs(path, chain), chain.anchors)
         page.end_with(chain_report.blocks(results, chain.anchors))
     return text
+
+
+def _refuse_files_of_others(chain: ChainConfig, path: Path) -> None:
+    """Raises SettingError where the files of a chain that begins would replace those of another program."""
+    begun = is_written_here(path / PAGE) or any((path / name).is_dir() for name in chain.stages)
+    other = next((path / name for name in (PAGE, *FILES) if (path / name).exists()), None)
+    if other is not None and not begun:
+        raise SettingError(
+            f"hydra.run.dir={path} holds no chain, but {other.name}, which the chain would write over: choose another "
+            "folder, or move it away"
+        )
 
 
 def jobs_of(path: Path, chain: ChainConfig) -> list[Job]:

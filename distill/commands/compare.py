@@ -9,7 +9,7 @@ from distill.report.comparison.runs import find_runs, is_sweep
 
 FOLDER = Path("compare")  # the default output of runs that are not one sweep
 HELP = """
-usage: distill compare run=FOLDER [run=FOLDER ...] [by=NAME] [output=FOLDER]
+usage: distill compare run=FOLDER [run=FOLDER ...] [by=NAME] [output=FOLDER] [overwrite=true]
 
 Lay runs side by side: the settings in which they differ against their scores, sizes, speeds and times. Runs that differ
 in their seed alone become one line, with the mean and the range.
@@ -19,6 +19,7 @@ in their seed alone become one line, with the mean and the range.
   by=NAME          the number to begin with and to order by, such as perplexity or heldout.perplexity
   output=FOLDER    gets compare.html, compare.md, compare.csv and plots/ (default: the sweep's own folder where run is
                    one sweep, else compare/)
+  overwrite=true   replace files of these names that another program wrote
 
   distill compare run=runs/distilbert_gutenberg-sweep
   distill compare run=runs/first run=runs/second by=heldout.perplexity
@@ -33,6 +34,7 @@ class CompareArguments:
     run: list[str]
     by: str | None = None
     output: Path | None = None
+    overwrite: bool = False
 
 
 def run(arguments: list[str]) -> None:
@@ -41,4 +43,4 @@ def run(arguments: list[str]) -> None:
     compared = ComparedRuns(find_runs(options.run), options.by, "by")
     only = Path(options.run[0]).expanduser()
     folder = only if len(options.run) == 1 and is_sweep(only) else FOLDER
-    print(f"{compared}\nComparison: {compared.write(options.output or folder)}")
+    print(f"{compared}\nComparison: {compared.write(options.output or folder, overwrite=options.overwrite)}")

@@ -8,7 +8,7 @@ from distill.runtime.errors import SettingError
 from distill.runtime.nearest import choose
 
 HELP = """
-usage: distill export model=MODEL [format=onnx] [input=FILE] [max_sequences=N]
+usage: distill export model=MODEL [format=onnx] [input=FILE] [max_sequences=N] [overwrite=true]
 
 Write a student as onnx/model.onnx (fp32) and onnx/model_int8.onnx, and compare their size, latency and perplexity with
 torch's. It needs pip install 'distill[onnx]'.
@@ -17,6 +17,7 @@ torch's. It needs pip install 'distill[onnx]'.
   format=onnx      the only one so far
   input=FILE       a plain text to compute perplexity on
   max_sequences=N  sequences of that text, at most (default: 200)
+  overwrite=true   replace a folder onnx/ that another program wrote
 
   distill export model=runs/distilbert_gutenberg input=BOOK.txt
 """
@@ -31,6 +32,7 @@ class ExportArguments:
     format: str = "onnx"
     input: Path | None = None
     max_sequences: int = 200
+    overwrite: bool = False
 
 
 def run(arguments: list[str]) -> None:
@@ -46,4 +48,4 @@ def run(arguments: list[str]) -> None:
 
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(1)
-    print(write.table(*write.write(options.model, options.input, options.max_sequences)))
+    print(write.table(*write.write(options.model, options.input, options.max_sequences, options.overwrite)))

@@ -26,6 +26,7 @@ Predict with a trained model: tokens for [MASK], a continuation, classes or valu
   input=FILE       *.jsonl, *.csv, *.tsv, *.parquet, *.txt (a text a line), or SQuAD's *.json; without it, and without
                    text, standard input: JSON lines, or a text a line
   output=FILE      JSON lines; without it, to standard output. *.json: answers by the id of their question
+  overwrite=true   replace an output that exists
   output=FILE.tsv|FOLDER   with input= a test set of GLUE: the file that its server takes (task=NAME for a
                    model of another run)
   device=auto      auto, cpu or cuda
@@ -52,6 +53,7 @@ class Request:
     context: Text | None = None
     input: str | None = None
     output: str | None = None
+    overwrite: bool = False
     task: str | None = None
     device: str = "auto"
 
@@ -70,19 +72,25 @@ def answer(request: Request, settings: "PredictConfig") -> None:
     Raises:
         SettingError: inputs that the model does not read, or settings that do not fit each other.
     """
-    from distill.commands.prediction.records import write_outcomes
+    from distill.commands.prediction.records import files_read, write_outcomes
     from distill.commands.prediction.submission import write_submissions
     from distill.models.loaded import load_model
+    from distill.runtime.files import refuse_overwriting
     from distill.runtime.progress import log
 
     _check(request)
+    if request.output is not None and not is_submission(request.output):  # of a task's files the task has the names
+        files = files_read(request.model, [] if request.input is None else [Path(request.input).expanduser()])
+        target = Path(request.output).expanduser()
+        refuse_overwriting(target, f"output={request.output}", files, request.overwrite)
     model = load_model(request.model, request.device)
     settings.check(model.kind)
     if is_submission(request.output):
         assert request.output is not None
         if request.input is None:
             raise SettingError(f"output={request.output} is GLUE's form of predictions: give input=, its test set")
-        for file, count in write_submissions(model, request.task, request.input, request.output, settings):
+        task, overwrite = request.task, request.overwrite
+        for file, count in write_submissions(model, task, request.input, request.output, settings, overwrite):
             log(f"{count:,} predictions in {file}")
         return
     if request.task is not None:

@@ -13,6 +13,7 @@ from distill.report.words import NONE, is_number, number, short
 from distill.runs.record import Record
 from distill.runtime.files import atomic
 
+FILES = ("chain.md", "chain.json")
 NOTE = "Of several seeds the median with the lowest and the highest; in per cent, the fraction of the first line's."
 Column = tuple[str, str]  # title of a measure, name of an evaluation set
 Runs = list[Record]  # the records of a stage, one for each seed

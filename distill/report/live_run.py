@@ -20,6 +20,7 @@ from distill.report.live_sections import Ending, RunView, sections, title_of
 from distill.report.words import is_number
 from distill.runs.profile.sampler import Sampler
 from distill.runs.record import Record
+from distill.runs.run_folder import file_of_another
 from distill.runtime.errors import first_line
 from distill.runtime.files import atomic
 from distill.runtime.host import memory_failure
@@ -225,7 +226,13 @@ class RunPage:
 
 def is_free(path: Path) -> bool:
     """Whether a run that is about to begin may write into the folder: without results and without a live process."""
-    if not path.is_dir() or (path / "results.json").exists() or (path / PAGE).is_dir() or (path / STATE).is_dir():
+    if (
+        not path.is_dir()
+        or file_of_another(path)
+        or (path / "results.json").exists()
+        or (path / PAGE).is_dir()
+        or (path / STATE).is_dir()
+    ):
         return False
     try:
         with (path / ".lock").open("rb") as lock:

@@ -4,11 +4,13 @@ import re
 import time
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 from distill.report.words import NONE
 
 MARKS = re.compile(r"([\\|<>*`\[\]])")  # characters that mean something in Markdown
+GENERATOR = '<meta name="generator" content="distill"/>'  # stands at the beginning of every page
 
 
 class Link(str):
@@ -106,7 +108,16 @@ class Renewal:
 
 def html(title: str, sections: list[Section], renewal: Renewal | None = None) -> str:
     """One well-formed page that loads nothing: styles and figures are inside."""
-    return render("page.html", title=title, sections=sections, renewal=renewal)
+    return render("page.html", title=title, sections=sections, renewal=renewal, generator=GENERATOR)
+
+
+def is_written_here(path: Path) -> bool:
+    """Whether a file is a page that this package wrote."""
+    try:
+        with path.open("rb") as file:
+            return GENERATOR.encode() in file.read(1000)
+    except OSError:
+        return False
 
 
 def markdown(title: str, sections: list[Section]) -> str:

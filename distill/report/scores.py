@@ -2,12 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from distill.evaluation.significance import Bootstrap
+from distill.report.page import Code, escaped
 from distill.report.summary import interval
 from distill.report.words import number, percent
 from distill.runs import facts
@@ -84,12 +85,13 @@ class Scores:
 
     def markdown(self) -> str:
         """The page: the table of all scores, what was scored, comparisons and notes."""
-        parts = ["# Scores", _table(self._rows()), _explained(self.measures)]
-        parts += ["\n".join(f"- {_plain(note)}" for note in self.notes)] if self.notes else []
+        parts = ["# Scores", _table(self._rows(), escaped), escaped(_explained(self.measures))]
+        parts += ["\n".join(f"- {escaped(note)}" for note in self.notes)] if self.notes else []
         if self.comparisons:
-            parts += ["## One model against another", _table(self._compared()), COMPARED]
-        parts += ["## What was scored", _table(self._scored())]
-        parts += [f"```sh\n{self.command}\n```"] if self.command else []
+            parts += ["## One model against another", _table(self._compared(), escaped), COMPARED]
+        parts += ["## What was scored", _table(self._scored(), escaped)]
+        fence = Code(self.command).fence
+        parts += [f"{fence}sh\n{self.command}\n{fence}"] if self.command else []
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def __str__(self) -> str:
@@ -194,9 +196,13 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _table(rows: Iterator[list[str]] | Sequence[list[str]]) -> str:
-    """A Markdown table whose columns stand below each other, so that it reads well on a console too."""
-    cells = [[_plain(cell) for cell in row] for row in rows]
+def _table(rows: Iterator[list[str]] | Sequence[list[str]], written: Callable[[str], str] = _plain) -> str:
+    """A Markdown table whose columns stand below each other, so that it reads well on a console too.
+
+    Args:
+        written: how a cell is; on a console its marks stand as they are.
+    """
+    cells = [[written(cell) for cell in row] for row in rows]
     widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(cells[0]))]
     lines = [
         "| " + " | ".join((str.rjust if n else str.ljust)(cell, widths[n]) for n, cell in enumerate(row)) + " |"

@@ -31,6 +31,7 @@ LOGS = ("metrics.jsonl", "history.jsonl", "curve.jsonl")
 LAYERS = "layers.json"
 FILES = (".lock", "config.yaml", *LOGS, "results.json", LAYERS, "report.html", "report.md", "progress.json")
 FOLDERS = ("checkpoints", "snapshots", "plots", "profile", "tensorboard")
+WRITTEN = ("config.yaml", LAYERS, "report.html", "report.md", "student", *FOLDERS)  # over what stood there before
 FORMER_RANK = 60.0  # seconds for the rank 0 of an earlier start by torchrun, on a host that was cut off, to end
 CHOICES = ("auto", "strict", "never")  # of `resume`, besides the folder of a checkpoint
 
@@ -201,6 +202,11 @@ class RunFolder:
         return value
 
     def _enter(self) -> None:
+        if (other := file_of_another(self.path)) is not None:
+            raise SettingError(
+                f"hydra.run.dir={self.path} holds no run, but {other.name}, which a run would replace: choose another "
+                "folder, or move it away"
+            )
         holds_a_run = self.results_path.exists() or self.checkpoints.newest() or self.metrics_path.exists()
         if self.resume == "never" and holds_a_run:
             raise SettingError(
@@ -321,3 +327,11 @@ class RunFolder:
         except OSError:
             return False
         return True
+
+
+def file_of_another(path: Path) -> Path | None:
+    """In a folder without a run, what stands where a run writes; None where nothing does."""
+    begun = any(
+        os.path.lexists(path / name) for name in (".lock", "results.json", "checkpoints", "progress.json", *LOGS)
+    )
+    return None if begun else next((path / name for name in WRITTEN if os.path.lexists(path / name)), None)

@@ -3,9 +3,11 @@
 import itertools
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from distill.runtime.errors import SettingError
 
 
 @contextmanager
@@ -61,3 +63,31 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def refuse_overwriting(path: Path, setting: str, reads: Iterable[Path] = (), overwrite: bool = False) -> None:
+    """Refuse an output in whose place something lies already.
+
+    Args:
+        setting: the output as it was given, such as `output=answers.jsonl`.
+        reads: files that the command reads, which nothing may replace.
+        overwrite: whether the user, or the fact that the same command wrote it, allows to replace all others.
+
+    Raises:
+        SettingError: it is read, is no file, or is there although `overwrite` is false.
+    """
+    if not os.path.lexists(path):
+        return
+    if any(_is_or_holds(path, source) for source in reads):
+        raise SettingError(f"{setting}: this command reads {path}, and would write over it: give another name")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise SettingError(f"{setting}: {path} is a device or a pipe, and no file: give a file")
+    if not overwrite:
+        raise SettingError(f"{setting}: {path} exists: give another name, or overwrite=true to replace it")
+
+
+def _is_or_holds(path: Path, source: Path) -> bool:
+    """Whether a path is this file, under whatever name, or a folder that this file lies in."""
+    if not source.exists():
+        return False
+    return path.resolve() in [source.resolve(), *source.resolve().parents] or (path.exists() and path.samefile(source))

@@ -59,7 +59,8 @@ def test_files_and_pipes(sentiment: Path, tmp_path: Path, capsys: pytest.Capture
     with (tmp_path / "in.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["text", "mark"], *([text, n] for n, text in enumerate(texts))])
     for name, extra in (("in.txt", None), ("in.jsonl", "id"), ("in.csv", "mark")):
-        assert main([f"model={sentiment}", f"input={tmp_path / name}", f"output={tmp_path / 'out.jsonl'}"]) == 0
+        given = [f"model={sentiment}", f"input={tmp_path / name}", f"output={tmp_path / 'out.jsonl'}"]
+        assert main([*given, "overwrite=true"]) == 0
         found = lines((tmp_path / "out.jsonl").read_text())
         assert [one["class"] for one in found] == [one["class"] for one in expected]
         assert extra is None or [int(one[extra]) for one in found] == [0, 1, 2]

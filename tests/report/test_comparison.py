@@ -215,6 +215,19 @@ def test_files_of_the_command(
     assert float(lines[1]["heldout.perplexity"]) == 5.0 and lines[1]["optimizer.kind"] == "lamb|b"
 
 
+def test_no_cell_is_a_formula_to_a_spreadsheet(tmp_path: Path) -> None:
+    signs = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1")
+    for number, text in enumerate(signs):
+        make_run(tmp_path / f"={number}", settings_of(0, **{"=name": text}), results_of({"heldout": -1.0}))
+    write(tmp_path, find_runs([str(tmp_path)]), "Runs")
+    with (tmp_path / "compare.csv").open(newline="") as file:
+        head, *lines = list(csv.reader(file))
+    column = head.index("'=name")
+    assert sorted(line[column] for line in lines) == sorted(f"'{text}" for text in signs)
+    assert {line[0] for line in lines} == {f"'={number}" for number in range(len(signs))}
+    assert {line[head.index("heldout.perplexity")] for line in lines} == {"-1.0"}, "a number stays one"
+
+
 def test_from_python(tmp_path: Path) -> None:
     for seed in range(2):
         given = settings_of(0, objective={"pairs": [[1, 2 + seed]]})

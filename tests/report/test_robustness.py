@@ -13,7 +13,9 @@ from sample import CONFIG, parsed, sample_metrics, sample_results
 
 from distill.report import figures, report, run_figures, words
 from distill.report.model_card import model_card
+from distill.report.scores import ModelScores, Scores, Vocabulary
 from distill.runs.describe import data_wait
+from distill.runs.facts import EvaluationSet, Measure
 from distill.runs.record import Record
 
 
@@ -34,6 +36,20 @@ def paths(value: Any, so_far: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         return [so_far]
     own = [so_far] if so_far else []
     return own + [path for key in value for path in paths(value[key], (*so_far, key))]
+
+
+def test_the_page_of_scores_means_nothing_but_its_texts() -> None:
+    name, mark = "<img src=x onerror=alert(1)>", "`<b>`[a](javascript:1)|*x*"
+    model = ModelScores(name, mark, 1, 4, 0, {"perplexity": {mark: 2.0}})
+    sets = {mark: EvaluationSet(name=mark, description=name, documents=1, sequences=1, tokens=1, positions=1)}
+    vocabulary = Vocabulary(9, (name,), sets)
+    measures = {"perplexity": Measure(mark, explanation=name)}
+    scores = Scores("mlm", (model,), (vocabulary,), measures, notes=(mark,), command="distill x\n```\n<b>")
+    page = scores.markdown()
+    shown = page.partition("````sh")[0]
+    assert not re.search(r"(?<!\\)[<>`*\[\]]", shown), shown
+    assert page.endswith("````sh\ndistill x\n```\n<b>\n````\n")
+    assert name in str(scores), "a console shows it as it is"
 
 
 def test_any_missing_or_none_value_is_survived(tmp_path: Path, results: dict, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from distill.models.check import max_positions
 from distill.models.load import model_folder, size
 from distill.report.use import CAUSAL, CLASSES, SPANS, use_of
 from distill.runtime.errors import SettingError, first_line
-from distill.runtime.files import atomic
+from distill.runtime.files import atomic, refuse_overwriting
 
-FP32, INT8 = "model.onnx", "model_int8.onnx"
+FP32, INT8, REPORT = "model.onnx", "model_int8.onnx", "report.json"
 LENGTH = 128  # tokens, or as many as the model takes
 
 
@@ -67,13 +67,19 @@ class Report(TypedDict):
     versions: dict[str, str]
 
 
-def write(path: str, text: Path | None, max_sequences: int) -> tuple[Path, Report]:
+def write(path: str, text: Path | None, max_sequences: int, overwrite: bool = False) -> tuple[Path, Report]:
     """Write FOLDER/onnx/ with both files and report.json; gives that folder, and what report.json holds.
 
+    Args:
+        overwrite: whether it may replace a folder of that name that another program wrote.
+
     Raises:
-        SettingError: a package, a model or a text that is missing or does not load.
+        SettingError: a package, a model or a text that is missing or does not load, or a folder in the way.
     """
     convert.need_packages()
+    target = Path(model_folder(path)) / "onnx"
+    is_export = target.is_dir() and {file.name for file in target.iterdir()} == {FP32, INT8, REPORT}
+    refuse_overwriting(target, f"model={path}", [] if text is None else [text], overwrite or is_export)
     model, folder, causal = load(path)
     length = min(LENGTH, max_positions(model) or LENGTH)
     scored_text = None
@@ -82,7 +88,7 @@ def write(path: str, text: Path | None, max_sequences: int) -> tuple[Path, Repor
         scored_text = measure.inputs_and_targets(
             measure.sequences_of(text, tokenizer, length, max_sequences), tokenizer, causal
         )
-    with atomic(folder / "onnx") as new:
+    with atomic(target) as new:
         new.mkdir()
         convert.to_onnx(model, new / FP32)
         difference = convert.largest_difference(model, convert.session(new / FP32))
@@ -109,8 +115,8 @@ def write(path: str, text: Path | None, max_sequences: int) -> tuple[Path, Repor
             largest_difference=difference,
             versions={module.__name__: module.__version__ for module in (torch, transformers)},
         )
-        (new / "report.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return folder / "onnx", content
+        (new / REPORT).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return target, content
 
 
 def table(folder: Path, content: Report) -> str:

@@ -10,6 +10,7 @@ from typing import IO, Any
 from distill.data import readers
 from distill.data.lines import LONGEST, InvalidFile, Record
 from distill.data.tables._rows import kind_of, read_files
+from distill.models.load import model_folder
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
 from distill.runtime.storage import storage_failure
@@ -84,6 +85,12 @@ def _of_squad(file: Path) -> Iterator[Place]:
             f"input={file}: not in SQuAD's form, data > paragraphs > qas ({type(error).__name__}: {first_line(error)})"
             "; give one object a line as *.jsonl"
         ) from None
+
+
+def files_read(model: str, inputs: Iterable[Path]) -> list[Path]:
+    """The files that no output may replace: the inputs, and those of the model where it lies in a folder."""
+    folder = Path(model_folder(model))
+    return [*inputs, *(folder.iterdir() if folder.is_dir() else [])]
 
 
 def write_outcomes(outcomes: Iterable[Record], path: str | None) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from distill.commands.prediction.records import files_read
 from distill.commands.prediction.settings import PredictConfig
 from distill.commands.prediction.text_classes import class_names, class_outputs
 from distill.data.lines import Record
@@ -18,7 +19,7 @@ from distill.data.tables.glue import TASKS, GlueTask
 from distill.models.kind import CLASSES
 from distill.models.loaded import LoadedModel
 from distill.runtime.errors import SettingError
-from distill.runtime.files import atomic
+from distill.runtime.files import atomic, refuse_overwriting
 from distill.runtime.nearest import choose
 from distill.runtime.storage import storage_failure
 
@@ -27,7 +28,7 @@ LARGEST = 5.0  # value of STS-B; the least is 0
 
 
 def write_submissions(
-    model: LoadedModel, task: str | None, path: str, output: str, settings: PredictConfig
+    model: LoadedModel, task: str | None, path: str, output: str, settings: PredictConfig, overwrite: bool = False
 ) -> list[tuple[Path, int]]:
     """Write the predictions for the test set of a task of GLUE.
 
@@ -35,12 +36,13 @@ def write_submissions(
         task: one of GLUE's here; None: that of the run that trained the model.
         path: the file of a test set, or the folder of a task or of all tasks, whose files called `test*` are taken.
         output: a file `*.tsv`, or a folder, in which files get the names that the server requires.
+        overwrite: whether those may replace files that are there.
 
     Returns:
         The files that were written, and how many predictions each has.
 
     Raises:
-        SettingError: another kind of model, an unknown task, or a test set that cannot be read.
+        SettingError: another kind of model, an unknown task, a test set that cannot be read, or a file in the way.
     """
     name = task or (str(model.corpus.get("task")) if model.corpus.get("kind") == "glue" else None)
     if name is None:
@@ -53,11 +55,13 @@ def write_submissions(
         names = ", ".join(file.name for file in files)
         raise SettingError(f"output={output}: {path} has several test sets ({names}); give an existing folder")
     order = class_order(model, name)
-    written = []
-    for file in files:
-        target = folder / submission_name(name, file) if folder.is_dir() else folder
-        written.append((target, _write(model, name, file, target, order, settings)))
-    return written
+    targets = [folder / submission_name(name, file) if folder.is_dir() else folder for file in files]
+    for target in targets:
+        refuse_overwriting(target, f"output={output}", files_read(model.path, files), overwrite)
+    return [
+        (target, _write(model, name, file, target, order, settings))
+        for file, target in zip(files, targets, strict=True)
+    ]
 
 
 def test_files(path: str, task: GlueTask) -> list[Path]:

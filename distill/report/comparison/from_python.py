@@ -5,7 +5,7 @@ from typing import Any
 
 from distill.report.comparison.comparison import compare
 from distill.report.comparison.runs import Run, find_runs
-from distill.report.comparison.write import HTML, header_of, records_of, text_of, write
+from distill.report.comparison.write import HTML, check_output, header_of, records_of, text_of, write
 from distill.report.page import render
 
 
@@ -23,8 +23,16 @@ class ComparedRuns:
         header = header_of(self.comparison)
         return [dict(zip(header, record, strict=True)) for record in records_of(self.comparison)]
 
-    def write(self, folder: str | Path, title: str = "Comparison of runs") -> Path:
-        """Write compare.html, compare.md, compare.csv and plots/ into `folder`; gives the first."""
+    def write(self, folder: str | Path, title: str = "Comparison of runs", *, overwrite: bool = False) -> Path:
+        """Write compare.html, compare.md, compare.csv and plots/ into `folder`; gives the first.
+
+        Args:
+            overwrite: whether they may replace files of these names that another program wrote.
+
+        Raises:
+            SettingError: such a file is in the way.
+        """
+        check_output(Path(folder), overwrite)
         write(Path(folder), self.runs, title, self.by)
         return Path(folder) / HTML
 

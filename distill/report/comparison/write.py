@@ -7,7 +7,7 @@ from typing import Any
 from distill.report import page
 from distill.report.comparison.columns import columns_of
 from distill.report.comparison.comparison import Comparison, compare
-from distill.report.comparison.figures import draw
+from distill.report.comparison.figures import NAME, draw
 from distill.report.comparison.runs import Run
 from distill.report.comparison.tables import (
     best_lines,
@@ -18,8 +18,9 @@ from distill.report.comparison.tables import (
     summary,
 )
 from distill.report.page import Renewal, Section, Table
-from distill.runtime.files import atomic
+from distill.runtime.files import atomic, refuse_overwriting
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is one to a spreadsheet
 HTML, MARKDOWN, TABLE = "compare.html", "compare.md", "compare.csv"
 
 
@@ -43,6 +44,13 @@ def write(folder: Path, runs: list[Run], title: str, first: str | None = None, r
             new.write_text(text, encoding="utf-8")
     _write_csv(folder / TABLE, comparison)
     return comparison
+
+
+def check_output(folder: Path, overwrite: bool) -> None:
+    """Raises SettingError where the files of a comparison would replace those of another program."""
+    for name in (HTML, MARKDOWN, TABLE, f"plots/{NAME}.png"):
+        is_written_here = page.is_written_here(folder / HTML)
+        refuse_overwriting(folder / name, f"output={folder}", overwrite=overwrite or is_written_here)
 
 
 def sections_of(comparison: Comparison, folder: Path) -> list[Section]:
@@ -125,5 +133,11 @@ def _settings_of(comparison: Comparison) -> list[str]:
 def _write_csv(path: Path, comparison: Comparison) -> None:
     with atomic(path) as new, new.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(header_of(comparison))
-        writer.writerows(["" if cell is None else cell for cell in record] for record in records_of(comparison))
+        writer.writerows([_cell(value) for value in line] for line in (header_of(comparison), *records_of(comparison)))
+
+
+def _cell(value: Any) -> Any:
+    """A cell of a CSV file: a text that a spreadsheet would compute as a formula begins with an apostrophe."""
+    if isinstance(value, str) and value.startswith(FORMULA):
+        return f"'{value}"
+    return "" if value is None else value

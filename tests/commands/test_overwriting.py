@@ -1,0 +1,144 @@
+"""No command writes over a file that it reads, or over one of another program, unless `overwrite` allows it."""
+
+import os
+from pathlib import Path
+
+import pytest
+from job import Shelf
+from made_runs import make_run, results_of, settings_of
+from prediction_models import save_fine_tuned
+from transformers import AutoModelForSequenceClassification
+
+from distill.commands.cli import main
+from distill.commands.onnx import convert
+from distill.commands.onnx import write as onnx
+from distill.config.settings import ChainConfig, StageConfig
+from distill.runtime.errors import SettingError
+from distill.runtime.files import refuse_overwriting
+
+MINE = "mine\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_fine_tuned(tmp_path_factory.mktemp("model"), AutoModelForSequenceClassification)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    assert main(list(arguments)) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("distill: ") and line.count("\n") == 1, line
+    return line
+
+
+def written(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(MINE)
+    return path
+
+
+def test_predictions_replace_neither_their_inputs_nor_other_files(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, out = written(tmp_path / "my.txt"), tmp_path / "out.jsonl"
+    os.link(texts, tmp_path / "hard.jsonl")
+    (tmp_path / "soft.jsonl").symlink_to(texts)
+    given = ["predict", f"model={model}", f"input={texts}"]
+    for name in ("my.txt", "./my.txt", "hard.jsonl", "soft.jsonl"):
+        for more in ([], ["overwrite=true"]):
+            assert "this command reads" in refused(capsys, *given, f"output={tmp_path}/{name}", *more)
+    weights = (model / "config.json").read_bytes()
+    assert "this command reads" in refused(capsys, *given, f"output={model}/config.json", "overwrite=true")
+    assert (model / "config.json").read_bytes() == weights
+    assert main([*given, f"output={out}"]) == 0
+    before = written(out).read_bytes()
+    assert "overwrite=true" in refused(capsys, *given, f"output={out}") and out.read_bytes() == before
+    assert main([*given, f"output={out}", "overwrite=true"]) == 0 and out.read_bytes() != before
+    assert texts.read_text() == MINE
+
+
+def test_an_output_that_is_a_device_is_refused() -> None:
+    for overwrite in (False, True):
+        with pytest.raises(SettingError, match="a device or a pipe"):
+            refuse_overwriting(Path("/dev/null"), "output=/dev/null", overwrite=overwrite)
+
+
+def test_the_file_of_a_task_replaces_no_test_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {0: "negative", 1: "positive"}
+    sst2 = save_fine_tuned(tmp_path / "sst2", AutoModelForSequenceClassification, id2label=names)
+    test = tmp_path / "SST-2.tsv"  # as the server calls the predictions
+    test.write_text("index\tsentence\n0\tthe cat\n")
+    before = test.read_bytes()
+    given = ["predict", f"model={sst2}", f"input={test}", "task=sst2"]
+    assert "this command reads" in refused(capsys, *given, f"output={tmp_path}", "overwrite=true")
+    assert test.read_bytes() == before
+    (tmp_path / "out").mkdir()
+    other = written(tmp_path / "out" / "SST-2.tsv")
+    assert "overwrite=true" in refused(capsys, *given, f"output={tmp_path / 'out'}") and other.read_text() == MINE
+    assert main([*given, f"output={tmp_path / 'out'}", "overwrite=true"]) == 0 and other.read_text() != MINE
+
+
+def test_an_export_keeps_the_files_of_another_program(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert, "need_packages", lambda: None)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    other = written(folder / "onnx" / "model.onnx")  # as models of the Hub bring it
+    with pytest.raises(SettingError, match="overwrite=true"):
+        onnx.write(str(folder), None, 1)
+    text = written(folder / "onnx" / "text.txt")
+    with pytest.raises(SettingError, match="this command reads"):
+        onnx.write(str(folder), text, 1, overwrite=True)
+    assert other.read_text() == MINE
+    text.unlink()
+    for name in (onnx.INT8, onnx.REPORT):
+        written(folder / "onnx" / name)
+    with pytest.raises(SettingError, match="neither a run folder"):  # its own are replaced, and so it goes further
+        onnx.write(str(folder), None, 1)
+
+
+@pytest.mark.parametrize("name", ["compare.html", "compare.md", "compare.csv", "plots/compare.png"])
+def test_a_comparison_keeps_the_files_of_another_program(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2):
+        make_run(tmp_path / "runs" / str(seed), settings_of(seed), results_of({"heldout": 5.0 + seed}))
+    given = ["compare", f"run={tmp_path / 'runs'}", f"output={tmp_path / 'out'}"]
+    other = written(tmp_path / "out" / name)
+    assert "overwrite=true" in refused(capsys, *given) and other.read_text() == MINE
+    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == [other]
+    assert main([*given, "overwrite=true"]) == 0
+    assert main(given) == 0  # its own of the time before
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "report.html", "report.md", "student/config.json", "plots/loss.png"])
+def test_a_run_keeps_the_files_of_another_program(
+    name: str, shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = written(tmp_path / "mine" / name)
+    assert shelf.run(tmp_path / "mine") == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "holds no run" in line and name.split("/")[0] in line
+    assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [other]
+    assert other.read_text() == MINE
+
+
+@pytest.mark.parametrize("name", ["chain.md", "chain.json", "report.html"])
+def test_a_chain_keeps_the_files_of_another_program(name: str, tmp_path: Path) -> None:
+    from distill.commands.chain import run_chain
+
+    other = written(tmp_path / "mine" / name)
+    chain = ChainConfig(stages={"first": StageConfig(recipe="smoke", settings=[])})
+    with pytest.raises(SettingError, match="holds no chain"):
+        run_chain(chain, tmp_path / "mine", [])
+    assert other.read_text() == MINE
+
+
+def test_scores_of_before_are_kept(tmp_path: Path) -> None:
+    from distill.report.scores import Scores
+
+    written(tmp_path / "scores.md")
+    Scores("mlm", (), (), {}).write(tmp_path)
+    assert (tmp_path / "earlier-scores.md").read_text() == MINE
