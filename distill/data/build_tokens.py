@@ -13,7 +13,7 @@ from pathlib import Path
 
 from distill.config.corpus import Duplicates
 from distill.config.settings import DataConfig
-from distill.data.duplicates import count
+from distill.data.duplicates import count_duplicates
 from distill.data.first_pass import FirstPass, Rule
 from distill.data.heldout import HeldOut, held_out
 from distill.data.packing import Packing
@@ -59,7 +59,7 @@ def build(
             duplicates = None if rule is None else FirstPass(folder, groups, rule, scratch, claims, data).find()
             Host(folder, groups, packing, plan["compression"], scratch, claims, data).work()
         if packing.duplicates is Duplicates.count:
-            duplicates = count(folder, len(groups), scratch)
+            duplicates = count_duplicates(folder, len(groups), scratch)
         meta = finish(folder, len(groups), packing, plan, duplicates)
     except FileNotFoundError:
         if not folder.exists(META):

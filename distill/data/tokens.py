@@ -19,7 +19,7 @@ from distill.config.rules import no_prompts
 from distill.config.settings import CorpusConfig, DataConfig, SourceConfig
 from distill.data.build_tokens import build, rate
 from distill.data.disk_cache import folder_of, once
-from distill.data.duplicates import described
+from distill.data.duplicates import describe_duplicates
 from distill.data.heldout import HeldOut
 from distill.data.invalid import Invalid
 from distill.data.local_copy import local_copy
@@ -201,7 +201,7 @@ def prepare(
     for line in tokens.invalid.lines():
         logger.info(line)
     if tokens.duplicates and tokens.duplicates["exact"] + tokens.duplicates.get("near", 0):
-        logger.info(f"{tokens.name}: {described(tokens.duplicates)}")
+        logger.info(f"{tokens.name}: {describe_duplicates(tokens.duplicates)}")
     return tokens
 
 
