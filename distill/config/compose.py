@@ -112,6 +112,16 @@ def _schema() -> Any:
     return created
 
 
+@cache
+def default_settings() -> dict[str, Any]:
+    """The defaults of every setting by its dotted name on the command line, options of groups aside."""
+    from omegaconf import OmegaConf
+
+    schema = OmegaConf.to_container(_schema())
+    assert isinstance(schema, dict)
+    return flatten({str(name): section for name, section in schema.items()})
+
+
 def plain(settings: Settings) -> dict[str, Any]:
     """A section as a dict that anything can be merged into."""
     return settings.model_dump(mode="json", fallback=str)
