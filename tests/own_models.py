@@ -90,3 +90,25 @@ class Service(BertForMaskedLM):
 def service(tokenizer: Any, pat: str) -> nn.Module:
     logging.getLogger("distill").warning(f"connected with {pat}")  # what a careless library shows
     return Service(len(tokenizer), pat)
+
+
+class Adapted(nn.Module):
+    """A linear layer with an addition of low rank, as adapters wrap them."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_A = nn.Linear(base_layer.in_features, 2, bias=False)
+        self.lora_B = nn.Linear(2, base_layer.out_features, bias=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        added: torch.Tensor = self.base_layer(hidden) + self.lora_B(self.lora_A(hidden))
+        return added
+
+
+def adapted(teacher: Any) -> Any:
+    """A student with such layers, for `student._target_`."""
+    student = BertForMaskedLM(teacher.config)
+    for block in student.bert.encoder.layer:
+        block.attention.self.query = Adapted(block.attention.self.query)
+    return student

@@ -51,7 +51,7 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
         ) from error
     finally:
         model.train(training)
-    if not all(_alike(*pair) for pair in pairs):
+    if not all(alike(*pair) for pair in pairs):
         raise SettingError(
             f"{setting}: {_class(model)} computes something between its layers and its logits that is not "
             f"understood; choose a model whose logits are those of its output embedding, or see {EXAMPLE}"
@@ -69,7 +69,7 @@ def _vocabulary_logits(output: Any) -> Any:
     return getattr(output, named[0]) if named else output
 
 
-def _alike(read: torch.Tensor, expected: torch.Tensor) -> bool:
+def alike(read: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether two tensors agree but for rounding; those of a model that is not trained yet are small."""
     if read.shape != expected.shape:
         return False

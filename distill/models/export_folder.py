@@ -12,8 +12,10 @@ What differs between the two, in what transformers 5 writes:
 * A head of BERT whose output embedding is not tied has two biases, of which 4.57 reads the one that the other ignores.
 """
 
+import copy
 import json
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import torch
 from safetensors.torch import save_model
 from transformers import AutoTokenizer, PreTrainedModel
 
+from distill.models.export_check import check_export
 from distill.runtime.files import atomic
 
 logger = logging.getLogger(__name__)
@@ -39,7 +42,9 @@ LARGEST_FILE = "2GB"
 GLOBAL, WINDOW = "full_attention", "sliding_attention"
 
 
-def export(student: Any, tokenizer: Any, folder: Path, card: str, durable: bool = False) -> None:
+def export(
+    student: Any, tokenizer: Any, folder: Path, card: str, durable: bool = False, auto_class: str | None = None
+) -> None:
     """Write the student so that the Auto classes of transformers 5 and 4.57 load it, model card inside.
 
     Args:
@@ -48,11 +53,16 @@ def export(student: Any, tokenizer: Any, folder: Path, card: str, durable: bool 
         folder: appears whole or not at all; what stood there is replaced.
         card: the content of its README.md.
         durable: also flush everything to the disk, for what is not written again after a crash of the machine.
+        auto_class: of transformers, by which the card loads the student; None: its own class.
+
+    Raises:
+        SettingError: what loads from the folder is another model; then there is no folder.
     """
+    weights = _weights(student) if isinstance(student, PreTrainedModel) else student.state_dict()
     with atomic(folder, durable) as new:
         if isinstance(student, PreTrainedModel):
             # Files are made in memory before they are written: of a large model one after the other.
-            student.save_pretrained(new, state_dict=_weights(student), max_shard_size=LARGEST_FILE)
+            student.save_pretrained(new, state_dict=weights, max_shard_size=LARGEST_FILE)
             _rewrite(new / "config.json", fields_for_both)
         else:
             new.mkdir()
@@ -61,18 +71,35 @@ def export(student: Any, tokenizer: Any, folder: Path, card: str, durable: bool 
         if (new / "tokenizer.json").is_file():
             _rewrite(new / "tokenizer_config.json", lambda fields: _generic_tokenizer(fields, tokenizer, student))
         (new / "README.md").write_text(card, encoding="utf-8")
+        check_export(new, student, weights, auto_class)
     _check_tokenizer(tokenizer, folder)
 
 
 def _weights(student: Any) -> dict[str, torch.Tensor]:
-    """The student's weights; a head's own bias is that of its output embedding, which is the one that was trained."""
-    state = student.state_dict()
+    """The student's weights by the names of its class.
+
+    A head's own bias is that of its output embedding, which is the one that was trained.
+    """
+    state = _with_adapters_merged(student)
     layer = student.get_output_embeddings()
     bias = getattr(layer, "bias", None)
     name = next((name for name, module in student.named_modules() if module is layer), "")
     other = state.get(f"{name.rpartition('.')[0]}.bias")
     if bias is not None and other is not None and other.shape == bias.shape and other.data_ptr() != bias.data_ptr():
         state[f"{name.rpartition('.')[0]}.bias"] = bias.detach().clone()  # a shared tensor would be saved once
+    return state
+
+
+def _with_adapters_merged(student: Any) -> dict[str, torch.Tensor]:
+    """The state of a student in which PEFT has wrapped layers: each is its own layer with what the adapter adds."""
+    state: dict[str, torch.Tensor] = student.state_dict()
+    peft: Any = sys.modules.get("peft.tuners.tuners_utils")
+    for name, layer in student.named_modules() if peft is not None else ():
+        if isinstance(layer, peft.BaseTunerLayer):
+            merged: Any = copy.deepcopy(layer)  # training continues with the layer as it is
+            merged.merge()
+            state = {key: tensor for key, tensor in state.items() if not key.startswith(f"{name}.")}
+            state |= {f"{name}.{key}": tensor for key, tensor in merged.get_base_layer().state_dict().items()}
     return state
 
 

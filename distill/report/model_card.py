@@ -35,7 +35,7 @@ ONNX = "As ONNX files in fp32 and int8, with the size and the speed of each:"
 
 def model_card(record: Record) -> str:
     """README.md of the exported student: front matter of the Hugging Face Hub, use, evaluation, training, limits."""
-    use, title = _use(record), title_of_run(record)
+    use, title = use_of_run(record), title_of_run(record)
     # Of a snapshot, which is saved before it is scored, there is none.
     scored = [name for name in record.measures if name in METRICS and record.sets_of(name)]
     notes: list[Block] = [record.notes] if record.notes else []
@@ -86,7 +86,7 @@ def title_of_run(record: Record) -> str:
 def kind_of_run(record: Record) -> str:
     """`fine-tuned`, `distilled`, `baseline` (layers of a teacher alone), `continued`, `pre-trained`, or nothing."""
     identity = record.identity
-    if _use(record).task in (SPANS.task, CLASSES.task) or identity.get("objective.task") in ("spans", "classes"):
+    if use_of_run(record).task in (SPANS.task, CLASSES.task) or identity.get("objective.task") in ("spans", "classes"):
         return "fine-tuned"
     if record.teacher:
         return "distilled"
@@ -94,7 +94,8 @@ def kind_of_run(record: Record) -> str:
     return KINDS.get(str(start), "")
 
 
-def _use(record: Record) -> Use:
+def use_of_run(record: Record) -> Use:
+    """How the student is loaded and used."""
     student = record.student or Student()
     return use_of_student(student.origin, student.name or record.recipe or "student")
 

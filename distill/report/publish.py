@@ -3,10 +3,11 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from distill.models.export_folder import export
 from distill.report import report, summary
-from distill.report.model_card import model_card
+from distill.report.model_card import model_card, use_of_run
 from distill.runs.checkpoint import State
 from distill.runs.describe import backend_facts, training_facts
 from distill.runs.record import Record
@@ -40,7 +41,7 @@ def make_snapshots(run: Run, so_far: Record) -> Snapshots:
         whole = run.pair.whole_student(ranks)
         if folder.writes:
             path.parent.mkdir(parents=True, exist_ok=True)
-            export(whole, run.pair.tokenizer, path, model_card(record.redacted()), durable=True)
+            _export(run, whole, path, record.redacted(), durable=True)
 
     wanted = frozenset(settings.snapshots or [])
 
@@ -58,7 +59,7 @@ def write_outputs(run: Run, record: Record, resolved: str) -> None:
     if not folder.writes:
         return
     path = folder.path
-    export(student, run.pair.tokenizer, path / "student", model_card(record))
+    _export(run, student, path / "student", record)
     written = f"Report: {path / 'report.html'}"
     try:
         report.write(path, record, read_lines(folder.metrics_path), resolved)
@@ -67,3 +68,10 @@ def write_outputs(run: Run, record: Record, resolved: str) -> None:
         written = f"No report ({failure}): `distill report run={path}` writes it."
     folder.write_results(record)
     logger.info(f"{summary.findings(record)}\n{written}   Student: {path / 'student'}")
+
+
+def _export(run: Run, student: Any, path: Path, record: Record, durable: bool = False) -> None:
+    """Write a folder that gives the student back when it is loaded as its card says."""
+    use = use_of_run(record)
+    auto_class = None if use.custom_code else use.auto_class
+    export(student, run.pair.tokenizer, path, model_card(record), durable, auto_class)

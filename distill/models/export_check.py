@@ -1,0 +1,90 @@
+"""Whether a folder of a student gives that student back: the same names and values of weights, and the same numbers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from distill.distributed.shard import plain_class
+from distill.models.check import UNFIT, alike
+from distill.runtime.errors import SettingError, first_line
+
+NUM_TOKENS = 8
+
+
+def check_export(folder: Path, student: Any, weights: dict[str, torch.Tensor], auto_class: str | None) -> None:
+    """Refuse a folder from which another model would load than the student.
+
+    The weights are windows on the files of the folder, so a large student does not lie in memory a second time.
+
+    Args:
+        weights: of the student, by their names in its class.
+        auto_class: of transformers, by which the model card loads it; None: the student's own class.
+
+    Raises:
+        SettingError: it does not load, or weights are missing, unexpected or different, or so are its outputs.
+    """
+    if not isinstance(student, PreTrainedModel):
+        with safe_open(folder / "model.safetensors", framework="pt") as file:
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        _refuse({"different": _different(stored, weights), "unexpected": sorted(stored.keys() - weights.keys())})
+        return
+    kind = plain_class(student) if auto_class is None else getattr(transformers, auto_class)
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # its table of such weights stands in the way of our line
+    try:
+        loaded, report = kind.from_pretrained(folder, dtype="auto", use_safetensors=True, output_loading_info=True)
+    except (OSError, *UNFIT) as error:
+        raise SettingError(f"The student cannot be exported: its folder does not load ({first_line(error)})") from error
+    finally:
+        transformers_logging.set_verbosity(before)
+    same_class = type(loaded) is plain_class(student)  # else it lacks a head that is not used
+    _refuse(
+        {
+            "missing": sorted(report["missing_keys"]),
+            "unexpected": sorted(report["unexpected_keys"]) if same_class else [],
+            "different": _different(loaded.state_dict(), weights),
+        }
+    )
+    if not alike(_logits(loaded), _logits(student)):
+        raise SettingError(
+            "The student cannot be exported: what loads from its folder has the same weights and other logits; its "
+            "config.json does not hold all that its forward depends on"
+        )
+
+
+def _different(stored: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> list[str]:
+    """The names of weights that both have, with other values."""
+    both = ((name, tensor, weights[name]) for name, tensor in stored.items() if name in weights)
+    return [name for name, one, other in both if not torch.equal(one, other.detach().to(one.device, one.dtype))]
+
+
+def _refuse(wrong: dict[str, list[str]]) -> None:
+    kinds = [
+        f"{len(names)} weights {kind}, such as {', '.join(names[:3])}" if len(names) > 1 else f"{names[0]} {kind}"
+        for kind, names in wrong.items()
+        if names
+    ]
+    if kinds:
+        raise SettingError(
+            f"The student cannot be exported: what loads from its folder is another model ({'; '.join(kinds)}); build "
+            "it without wrappers that its class does not know. Its checkpoints are kept"
+        )
+
+
+@torch.no_grad()
+def _logits(model: Any) -> torch.Tensor:
+    """Of a few tokens, in evaluation mode, on the processor: those over the vocabulary, or the first that it gives."""
+    training, device = model.training, next(model.parameters()).device
+    ids = torch.arange(NUM_TOKENS, device=device)[None]
+    try:
+        outputs = model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids))
+    finally:
+        model.train(training)
+    named = [name for name in ("prediction_logits", "logits", "start_logits") if hasattr(outputs, name)]
+    logits: torch.Tensor = getattr(outputs, named[0]) if named else outputs[0]
+    return logits.float().cpu()

@@ -1,0 +1,74 @@
+"""A student's folder is loaded again before it is published: another model than the student is never given out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import CAUSAL, MASKED, make_family, tokenizer_of
+from job import ROOT, Shelf, command
+from own_models import adapted
+from transformers import BertForMaskedLM
+
+from distill.models.export_folder import export
+from distill.runtime.errors import SettingError
+
+
+def test_a_student_that_its_class_does_not_give_back_is_not_published(tmp_path: Path) -> None:
+    with pytest.raises(SettingError) as error:
+        export(adapted(make_family("bert")), tokenizer_of("bert"), tmp_path / "student", "")
+    message = str(error.value)
+    assert "4 weights missing, such as bert.encoder.layer.0.attention.self.query.bias" in message
+    assert "8 weights unexpected, such as bert.encoder.layer.0.attention.self.query.base_layer.bias" in message
+    assert "\n" not in message and not (tmp_path / "student").exists()
+
+
+def test_a_run_of_it_ends_with_one_line(shelf: Shelf, tmp_path: Path) -> None:
+    small = ["train.epochs=null", "train.steps=1", "corpus.max_sequences=60", "precision=fp32"]
+    models = ["teacher=pretrained", f"teacher.path={shelf.teacher}", "student=custom"]
+    models += ["student._target_=own_models.adapted"]
+    process = command(
+        "+recipe=distilbert_gutenberg", *shelf.corpus, *small, *models, f"hydra.run.dir={tmp_path / 'run'}",
+        path=ROOT / "tests",
+    )  # fmt: skip
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2 and "Traceback" not in errors
+    assert errors.strip().splitlines()[-1].startswith("distill: The student cannot be exported")
+    assert not (tmp_path / "run" / "student").exists() and not (tmp_path / "run" / "results.json").exists()
+
+
+def test_other_values_or_another_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    student = make_family("bert")
+    monkeypatch.setattr(student.config, "layer_norm_eps", 0.5)  # which its forward does not have
+    with pytest.raises(SettingError, match="the same weights and other logits"):
+        export(student, tokenizer_of("bert"), tmp_path / "student", "")
+    monkeypatch.setattr("distill.models.export_folder.PreTrainedModel.save_pretrained", _saved_wrongly)
+    with pytest.raises(SettingError, match=r"bert\.embeddings.LayerNorm\.bias different"):
+        export(make_family("bert"), tokenizer_of("bert"), tmp_path / "student", "")
+
+
+SAVE = BertForMaskedLM.save_pretrained
+
+
+def _saved_wrongly(model: Any, folder: Path, state_dict: dict[str, torch.Tensor], **more: Any) -> None:
+    name = "bert.embeddings.LayerNorm.bias"
+    SAVE(model, folder, state_dict=state_dict | {name: state_dict[name] + 1}, **more)
+
+
+@pytest.mark.parametrize("family", [*MASKED, *CAUSAL])
+def test_every_family_is_given_back(family: str, tmp_path: Path) -> None:
+    export(make_family(family), tokenizer_of(family), tmp_path / "student", "")
+    name = "AutoModelForMaskedLM" if family in MASKED else "AutoModelForCausalLM"
+    export(make_family(family), tokenizer_of(family), tmp_path / "student", "", auto_class=name)
+
+
+def test_adapters_of_peft_are_merged(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    student = make_family("distilbert")
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["q_lin", "v_lin"]), student)
+    for name, parameter in student.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    before = {name: tensor.clone() for name, tensor in student.state_dict().items()}
+    export(student, tokenizer_of("distilbert"), tmp_path / "student", "", auto_class="AutoModelForMaskedLM")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in student.state_dict().items())
