@@ -29,7 +29,7 @@ from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
 from distill.data.order import FullShuffle
 from distill.distributed import GradientSync, Ranks, gradient_sync, join_ranks
-from distill.objective.build import build_objective, fit_terms, make_terms
+from distill.objective.build import bind_terms, build_objective, make_terms
 from distill.objective.objective import Objective
 from distill.optim import updates as optim
 from distill.optim.schedules.constant import Constant
@@ -141,7 +141,7 @@ class Trainer:
     def _make_objective(self, model: Any) -> Objective:
         weights = {"mlm": {"weight": 1.0}, "sop": {"weight": float(self.options.order)}}
         config = objective_config({"task": "mlm_sop", **weights})
-        terms = fit_terms(make_terms(config), model, None)
+        terms = bind_terms(make_terms(config), model, None)
         return build_objective(terms, config, self.precision, VOCABULARY, 1, self.ranks.device)
 
     def run(self, job: Job) -> list[float]:

@@ -22,7 +22,7 @@ from step_models import SHAPES, Shape, batches, make_student, make_teacher
 from distill.config.settings import BackendConfig, OptimizerConfig, PrecisionConfig, TrainConfig
 from distill.distributed import gradient_sync
 from distill.distributed.single import Single
-from distill.objective.build import build_objective, fit_terms, make_terms
+from distill.objective.build import bind_terms, build_objective, make_terms
 from distill.optim import updates as optim
 from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints, State
@@ -57,7 +57,7 @@ def measure(shape: Shape, folder: Path, rounds: int) -> dict[str, Any]:
     teacher, student = make_teacher(shape, ranks.device), make_student(shape, ranks.device)
     source = batches(shape, 1, rounds + 1)
     config = settings("masked")
-    terms = fit_terms(make_terms(config), student, teacher)
+    terms = bind_terms(make_terms(config), student, teacher)
     objective = build_objective(terms, config, precision, shape.vocabulary, 0, ranks.device)
     trainable = setup_student(student, objective, precision, ranks)
     sync = gradient_sync(ranks, trainable)

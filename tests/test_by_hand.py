@@ -7,7 +7,7 @@ import pytest
 import torch
 from job import Shelf, composed, distill, metrics, results, weights
 
-from distill.config.settings import SavedTeacherConfig
+from distill.config.settings import SavedStudentConfig, SavedTeacherConfig
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.teacher import load_teacher
 from distill.runs.check import check
@@ -39,9 +39,25 @@ def test_what_the_path_stands_for_is_the_command_lines_to_say(tmp_path: Path) ->
     for chosen in ("teacher=bundled", "teacher.kind=bundled"):
         with pytest.raises(SettingError, match=r"choose teacher\.kind=pretrained"):
             check(composed(main, chosen, f"teacher.path={tmp_path}"))
-    assert composed(main, "teacher=none", "objective=mlm", f"teacher.path={tmp_path}").teacher.kind == "none"
-    with pytest.raises(SettingError, match=r"choose student\.kind=pretrained"):  # layers may be meant as well
-        check(composed(main, f"student.path={tmp_path}"))
+    with pytest.raises(SettingError, match=r"is not read with teacher\.kind=none"):
+        composed(main, "teacher=none", "objective=mlm", f"teacher.path={tmp_path}")
+    assert composed(main, f"student.path={tmp_path}").student.init == "pretrained"
+    with pytest.raises(SettingError, match=r"choose student\.init=pretrained"):  # layers may be meant as well
+        composed(main, "student=distilbert", f"student.path={tmp_path}")
+    with pytest.raises(SettingError, match=r"^student\.layers=\[0\] is not read .* or leave it out$"):
+        composed(main, "student.layers=[0]", f"student.path={tmp_path}")
+
+
+@pytest.mark.parametrize("recipe", ["distilbert_gutenberg", "smoke", "distilgpt2_gutenberg", "mixture"])
+def test_layers_of_a_recipe_are_none_of_a_student_that_is_there(recipe: str, tmp_path: Path) -> None:
+    """What README recommends, with each recipe that chooses layers: these are silently not read."""
+    corpus = ["corpus.sources={a: {kind: text, path: x, weight: 1}, b: {kind: prose, weight: 1}}"]
+    arguments = [f"+recipe={recipe}", *corpus * (recipe == "mixture")]
+    for start in ([f"student.path={tmp_path}"], ["student=pretrained", f"student.path={tmp_path}"]):
+        assert composed(*arguments, *start).student == SavedStudentConfig(
+            path=str(tmp_path), dropout=composed(*arguments).student.dropout
+        )
+    assert composed(*arguments, f"teacher.path={tmp_path}").teacher == SavedTeacherConfig(path=str(tmp_path))
 
 
 def test_a_run_that_has_not_finished_is_no_model_yet(done: Path, tmp_path: Path) -> None:
@@ -70,7 +86,7 @@ def test_a_run_that_cannot_be_continued_is_begun_from(
     assert line.endswith(f"hydra.run.dir=DIR (with student=pretrained student.path={done} it begins from this student)")
     advised = line.partition("(with ")[2].split()[:2]
     lowest = "optimizer.lr=1e-12"  # so that the student stays where it begins
-    assert shelf.run(tmp_path / "run", "train.epochs=1", *advised, lowest) == 0
+    assert shelf.run(tmp_path / "run", "student.layers=null", "train.epochs=1", *advised, lowest) == 0
     assert len(metrics(tmp_path / "run")) == 4
     before, after = weights(done), weights(tmp_path / "run")
     assert all(torch.allclose(before[name], after[name], atol=1e-8) for name in before)

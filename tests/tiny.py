@@ -29,7 +29,7 @@ from distill.models.kernels.attention import use_batched_products
 from distill.models.kernels.dropout import replace_dropout
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.student import dropout_names
-from distill.objective.build import build_objective, fit_terms, make_terms
+from distill.objective.build import bind_terms, build_objective, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.optim import updates as optim
@@ -241,7 +241,7 @@ def make_objective(
     vocab: int = VOCAB,
 ) -> Objective:
     """The objective for a pair, not compiled."""
-    terms = fit_terms(make_terms(settings), student, teacher)
+    terms = bind_terms(make_terms(settings), student, teacher)
     return build_objective(terms, settings, precision or conf.PrecisionConfig(), vocab, 1, torch.device("cpu"))
 
 

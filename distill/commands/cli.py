@@ -51,10 +51,14 @@ def run_command(name: str, arguments: list[str], wants_help: bool = False) -> in
         wants_help: prints its help, and does nothing.
     """
     from distill.commands.ending import report_problem, status_of
+    from distill.config.command_line import options_of
     from distill.runtime.errors import SettingError
     from distill.runtime.nearest import did_you_mean
 
     if name not in COMMANDS:
+        if name in options_of("recipe"):
+            report_problem(f"{name} is a recipe and not a command: give +recipe={name}")
+            return SettingError.status
         report_problem(
             f"{name} is not a command{did_you_mean(name, COMMANDS)}: give one of {', '.join(COMMANDS)}, or NAME=VALUE"
         )

@@ -8,6 +8,7 @@ from typing import Any
 from distill.config.compose import group_of, written
 from distill.config.folders import CONF, RECIPES
 from distill.config.renamed import without_scale
+from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 from distill.runtime.redaction import literal_secret, redact
@@ -18,9 +19,11 @@ FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 READ_BY_ONE_RUN = ("hydra.run.dir", "hydra.searchpath")
 HYDRA = ("hydra.", "hydra/")
 MAX_DIGITS, MAX_DEPTH = 1000, 50  # of a value; what parses them ends in a traceback some way beyond
+NEEDED = ("corpus", "objective", "student", "teacher")  # groups of which every run has an option
 SHORT = {"-c": "--cfg", "-cd": "--config-dir", "-m": "--multirun", "-i": "--info", "-p": "--package"}
 WITH_VALUE = ("--cfg", "--config-dir", "--package")
 SHOWING = ("--cfg", "--info", "--hydra-help")  # Hydra prints something, and nothing runs
+CONFIG_NAME = ("-cn", "--config-name")  # of Hydra, which has no recipes
 OPTIONS = (*WITH_VALUE, *SHOWING, "--resolve", "--multirun")
 
 
@@ -41,9 +44,11 @@ class CommandLine:
                 continue
             name, separator, value = argument.partition("=")
             name = SHORT.get(name, name)
+            if name in CONFIG_NAME:
+                raise SettingError(f"{name} is no option: a recipe is given as {_recipe(value or next(rest, 'NAME'))}")
             if name not in OPTIONS:
                 raise SettingError(
-                    f"{name} is no option{did_you_mean(name, OPTIONS)}: settings are NAME=VALUE; --help shows the rest"
+                    f"{name} is no option{suggestion(name, OPTIONS)}: settings are NAME=VALUE; --help shows the rest"
                 )
             options[name] = value if separator or name not in WITH_VALUE else next(rest, "")
         folder = options.get("--config-dir")
@@ -108,6 +113,10 @@ def check_overrides(line: CommandLine) -> None:
     for override in line.parsed():
         if override.key_or_group == "scale":
             raise SettingError(without_scale(None if override.is_sweep_override() else override.value()))
+        if override.key_or_group == "recipe" and not override.is_add() and not override.is_delete():
+            raise SettingError(f"{override.input_line}: a recipe has a plus, give {_recipe(str(override.value()))}")
+        if override.is_delete() and (name := override.key_or_group) in NEEDED:
+            raise SettingError(f"~{name} leaves a run without {name}: choose one of {', '.join(options_of(name))}")
         if override.is_sweep_override() or override.is_delete():
             continue
         name, value = override.key_or_group, override.value()
@@ -132,6 +141,11 @@ def _check_size(override: str) -> None:
         depth += (sign in "[{(") - (sign in "]})")
         if depth > MAX_DEPTH:
             raise SettingError(f"{name} is a list in a list more than {MAX_DEPTH} deep: no setting takes such a list")
+
+
+def _recipe(name: str) -> str:
+    """How a recipe is given, with the nearest name where there is none of this one."""
+    return f"+recipe={name}{'' if name in (recipes := options_of('recipe')) else did_you_mean(name, recipes)}"
 
 
 def options_of(group: str) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 from distill.config.model import EMPTY
 from distill.config.renamed import other_name
+from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -98,7 +99,7 @@ class Component:
             if name in context or (name not in parameters and not _takes_all(parameters)):
                 names = sorted(set(parameters) - context)
                 also = ["weight"] if self.setting.startswith("objective.") else []  # which every loss term has
-                takes, nearest = ", ".join(names) or "none", did_you_mean(name, names + also)
+                takes, nearest = ", ".join(names) or "none", suggestion(f"{self.setting}.{name}", names + also)
                 raise SettingError(
                     f"{self.setting}.{name} is no setting of {self.path}{nearest} (it takes {takes}): remove it"
                 )

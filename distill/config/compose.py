@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, component, kinds
-from distill.config.errors import parse
+from distill.config.errors import all_of, parse
 from distill.config.flat_settings import flatten
 from distill.config.layers import REPLACED, asked_names
 from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
@@ -31,6 +31,7 @@ from distill.config.settings import (
     TermConfig,
 )
 from distill.config.student import STUDENTS, CustomStudentConfig, StudentConfig
+from distill.config.synonyms import suggestion
 from distill.config.teacher import (
     MEMBERS,
     TEACHERS,
@@ -111,6 +112,16 @@ def _schema() -> Any:
     return created
 
 
+@cache
+def default_settings() -> dict[str, Any]:
+    """The defaults of every setting by its dotted name on the command line, options of groups aside."""
+    from omegaconf import OmegaConf
+
+    schema = OmegaConf.to_container(_schema())
+    assert isinstance(schema, dict)
+    return flatten({str(name): section for name, section in schema.items()})
+
+
 def plain(settings: Settings) -> dict[str, Any]:
     """A section as a dict that anything can be merged into."""
     return settings.model_dump(mode="json", fallback=str)
@@ -141,15 +152,30 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     for name in given:
         if name not in names:
             raise SettingError(
-                f"{name} is no setting of Distill{did_you_mean(name, [*names, 'recipe'])}: a recipe is +recipe=NAME, "
+                f"{name} is no setting of Distill{suggestion(name, [*names, 'recipe'])}: a recipe is +recipe=NAME, "
                 "and --cfg job shows the rest"
             )
     groups = {name: group_of(name, given.get(name)) for name in names if isinstance(getattr(Config(), name), GROUP)}
-    made = {name: GROUPS[name](group) for name, group in groups.items() if name in GROUPS}
-    asked = asked_names(overrides or [])
-    made["student"] = student_config(groups["student"], asked["student"])
-    made["teacher"] = teacher_config(groups["teacher"], asked["teacher"])
-    return parse(Config, given | groups | made | {"given": shown, "compared": compared}, "")
+    made, refusals = _sections(groups, asked_names(overrides or []))
+    rest = {name: value for name, value in (given | groups).items() if name not in SECTIONS}
+    try:
+        config = parse(Config, rest | made | {"given": shown, "compared": compared}, "")
+    except SettingError as error:
+        refusals.append(str(error))
+    if refusals:
+        raise SettingError(all_of(refusals))
+    return config
+
+
+def _sections(groups: dict[str, dict[str, Any]], asked: dict[str, set[str]]) -> tuple[dict[str, Any], list[str]]:
+    """Those of `SECTIONS` that their settings make, and the lines that refuse the others."""
+    made, refusals = dict[str, Any](), list[str]()
+    for name, make in SECTIONS.items():
+        try:
+            made[name] = make(groups[name], asked[name])
+        except SettingError as error:
+            refusals.append(str(error))
+    return made, refusals
 
 
 def group_of(name: str, given: Any) -> dict[str, Any]:
@@ -294,7 +320,7 @@ def _term(setting: str, given: Any, shared: float | WeightSchedule) -> TermConfi
     if not name.isidentifier():
         raise SettingError(f"{setting}: the name of a loss term has to be letters, digits and underscores")
     if not isinstance(given, dict):
-        nearest = did_you_mean(name, [*ObjectiveFlags.model_fields, "temperature"], "objective.")
+        nearest = suggestion(setting, [*ObjectiveFlags.model_fields, "temperature"], "objective.")
         raise SettingError(
             f"{setting}={written(given)} is neither a setting of the objective nor a loss term with a weight{nearest}: "
             f"give {setting}.weight"
@@ -365,11 +391,14 @@ def _measure(setting: str, given: Any) -> Component:
     return component(setting, given, "")
 
 
-# Groups whose settings may be those of the user's own callables, besides student and teacher.
-GROUPS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "corpus": corpus_config,
-    "evaluate": evaluate_config,
-    "objective": objective_config,
-    "optimizer": optimizer_config,
-    "schedule": schedule_config,
+# Groups whose settings may be those of the user's own callables, and what makes them of those settings and of the names
+# that the command line gives.
+SECTIONS: dict[str, Callable[[dict[str, Any], set[str]], Any]] = {
+    "corpus": lambda given, _: corpus_config(given),
+    "evaluate": lambda given, _: evaluate_config(given),
+    "objective": lambda given, _: objective_config(given),
+    "optimizer": lambda given, _: optimizer_config(given),
+    "schedule": lambda given, _: schedule_config(given),
+    "student": student_config,
+    "teacher": teacher_config,
 }

@@ -1,6 +1,6 @@
 """Turns what pydantic finds wrong with settings into one line: the setting, its value, the nearest name, the cure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from distill.config.model import kinds_of
 from distill.config.renamed import other_name
+from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -31,15 +32,24 @@ def parse(model: type[Model], given: dict[str, Any], name: str) -> Model:
 
 
 def line_of(error: ValidationError, model: Any, name: str, given: Any = None) -> str:
-    """The one line for the first error of a section, which the command line calls `name`.
+    """The one line for the errors of a section, which the command line calls `name`: one of each setting.
 
     Args:
         given: the settings as they were written, of which a list is shown as a whole.
     """
-    first = error.errors(include_url=False)[0]
-    if isinstance(cause := first.get("ctx", {}).get("error"), SettingError):
-        return str(cause)
-    return _line(first, _place(model, first["loc"], name), _list_of(first["loc"], given))
+    lines: dict[str, str] = {}  # by setting: a union finds an error for each of its types
+    for details in error.errors(include_url=False):
+        place = _place(model, details["loc"], name)
+        if isinstance(cause := details.get("ctx", {}).get("error"), SettingError):
+            lines.setdefault(place.name, str(cause))
+        elif place.name not in lines:
+            lines[place.name] = _line(details, place, _list_of(details["loc"], given))
+    return all_of(lines.values())
+
+
+def all_of(lines: Iterable[str]) -> str:
+    """What is wrong with several settings, in one line."""
+    return "; and ".join(dict.fromkeys(lines))
 
 
 def _list_of(location: tuple[int | str, ...], given: Any) -> list[Any] | None:
@@ -100,12 +110,12 @@ def _line(error: ErrorDetails, place: Place, entries: list[Any] | None) -> str:
     kind, value = error["type"], error["input"]
     written = f"{place.name}={shown(value)}"
     if kind == "extra_forbidden":
-        known = [field for model in models_of(place.owner) for field in model.model_fields]
-        before, _, last = place.name.rpartition(".")
-        nearest = did_you_mean(last, known, f"{before}." if before else "")
+        names = [field for model in models_of(place.owner) for field in model.model_fields]
+        before = place.name.rpartition(".")[0]
+        nearest = suggestion(place.name, names, f"{before}." if before else "")
         if (line := other_name(place.name)) is not None:
             return line
-        return f"{place.name} is not known{nearest}: --cfg job shows all settings"
+        return f"{place.name} is not known{nearest}: distill settings shows all that there are"
     if kind == "missing":
         return f"{place.name} is missing: give it a value"
     if kind in GROUPS:

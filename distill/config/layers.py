@@ -17,6 +17,7 @@ from distill.config.teacher import BUNDLED
 REPLACED = ("student.config", "corpus.sources")  # settings whose dict is replaced as a whole
 RECIPE, SCHEMA = "recipe", "schema"  # the group of recipes; the name of the defaults of all settings
 HYDRA = ("hydra/", "hydra.")
+MADE = ("layers", "random", "neighbours")  # values of student.init that read no path
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def apply_overrides(settings: Any, overrides: list[str], hydra: Any) -> None:
         _merge_again(settings, named)
         _set_again(settings, overrides, {layer.option.rpartition("/")[0] for layer in layers})
     _replace_dicts(settings, overrides)
-    _take_teacher_path(settings, overrides)
+    _take_paths(settings, overrides)
     OmegaConf.set_struct(settings, struct)
 
 
@@ -188,15 +189,20 @@ def _replace_dicts(settings: Any, overrides: list[str]) -> None:
             OmegaConf.update(settings, name, override.value())
 
 
-def _take_teacher_path(settings: Any, overrides: list[str]) -> None:
-    """Let `teacher.path=FOLDER` on the command line alone replace a bundled teacher, which would not read it."""
+def _take_paths(settings: Any, overrides: list[str]) -> None:
+    """Let `teacher.path=FOLDER` on the command line alone replace a bundled teacher, which would not read it.
+
+    And `student.path=FOLDER` a student that is made, unless a callable of the user's makes it.
+    """
     from omegaconf import OmegaConf
 
     names = {override.key_or_group for override in _parsed(overrides)}
-    kind = OmegaConf.select(settings, "teacher.kind", throw_on_missing=False)
-    has_path = "teacher.path" in names and OmegaConf.select(settings, "teacher.path") is not None
-    if has_path and kind in BUNDLED and not names & {"teacher", "teacher.kind"}:
-        OmegaConf.update(settings, "teacher.kind", "pretrained")
+    for group, chooser, without_path in (("teacher", "kind", BUNDLED), ("student", "init", MADE)):
+        section = settings.get(group)
+        has_path = f"{group}.path" in names and OmegaConf.select(section, "path", throw_on_missing=False) is not None
+        is_free = not names & {group, f"{group}.{chooser}", f"{group}._target_"} and "_target_" not in section
+        if has_path and is_free and section.get(chooser) in without_path:
+            OmegaConf.update(settings, f"{group}.{chooser}", "pretrained")
 
 
 def _parsed(overrides: list[str]) -> list[Any]:

@@ -87,8 +87,8 @@ class Kinds:
         return by_kind[kind]
 
     def _cure(self, name: str, setting: str) -> str:
-        reading = next(each for each in self.classes if name in each.model_fields)
-        return f"choose {setting}.{self.by}={self.kinds_of(reading)[0]}"
+        reading = next(section for section in self.classes if name in section.model_fields)
+        return f"choose {setting}.{self.by}={self.kinds_of(reading)[0]}, or leave it out"
 
 
 def _value_at(given: Any, dotted: str) -> Any:

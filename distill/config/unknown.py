@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from distill.config.renamed import OPTIONS, other_name, without_scale
+from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -73,8 +74,8 @@ def _no_such_option(missing: str, options: list[str]) -> str:
         return f"{group}={name} has another name now: give {group}={OPTIONS[missing]}"
     if not options:
         return f"{missing}: there is no such group or option; --help shows those that there are"
-    nearest, known = did_you_mean(name, options), ", ".join(sorted(options))
-    return f"{group}={name}: there is no {missing}{nearest}: choose one of {known}"
+    names = ", ".join(sorted(options))
+    return f"{group}={name}: there is no {missing}{did_you_mean(name, options)}: choose one of {names}"
 
 
 def _no_such_setting(key: str, parent: Any) -> str:
@@ -91,16 +92,16 @@ def _no_such_setting(key: str, parent: Any) -> str:
         return line
     name = key.rpartition(".")[2]
     before = key.removesuffix(name)
-    nearest = did_you_mean(name, _names(parent), before)
+    nearest = suggestion(key, _names(parent), before)
     if not nearest:
-        same = [each for each in _leaves(_root(parent), "") if each.rpartition(".")[2] == name]
+        same = [setting for setting in _leaves(_root(parent), "") if setting.rpartition(".")[2] == name]
         nearest = f" (did you mean {' or '.join(same[:3])}?)" if same else ""
-    return f"{key} is not known{nearest}: Key '{name}' is not in struct; --cfg job shows all settings"
+    return f"{key} is not known{nearest}: distill settings shows all that there are"
 
 
 def _names(node: Any) -> list[str]:
     try:
-        return [str(each) for each in node]
+        return [str(name) for name in node]
     except Exception:  # what is no mapping, or one that is missing
         return []
 

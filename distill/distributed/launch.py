@@ -13,8 +13,8 @@ from typing import IO, NoReturn
 
 from distill.config.settings import BackendConfig
 from distill.distributed.install_horovod import COMMAND
+from distill.distributed.processes import run_ranks
 from distill.distributed.rank import rank_from_env
-from distill.distributed.ranks import run_ranks
 from distill.runtime.errors import RankLost, SettingError
 from distill.runtime.files import make_folder
 from distill.runtime.progress import write_to

@@ -5,7 +5,7 @@ from typing import Any
 
 from distill.config.settings import Config, OptimizerConfig
 from distill.data.batches import Batches, StepShape
-from distill.data.duplicates import described
+from distill.data.duplicates import describe_duplicates
 from distill.data.tokens import Tokens
 from distill.models.load import size
 from distill.objective.objective import Objective
@@ -51,7 +51,7 @@ def _notes(config: Config, recipe: str, tokens: Tokens, needs_teacher: bool) -> 
     if tokens.invalid.bad:
         lines.append(f"The preparation of the corpus {tokens.invalid.bad_line()}.")
     if tokens.duplicates and (tokens.duplicates["exact"] or tokens.duplicates.get("near")):
-        lines.append(f"Duplicates: {described(tokens.duplicates)}.")
+        lines.append(f"Duplicates: {describe_duplicates(tokens.duplicates)}.")
     return lines
 
 

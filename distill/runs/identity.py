@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from distill.config.compose import default_settings
 from distill.config.flat_settings import flatten
 from distill.config.renamed import renamed
 from distill.config.settings import Config, NoTeacherConfig, SeveralTeachersConfig, TeacherCacheConfig
@@ -119,7 +120,7 @@ def refuse_other_settings(
         where: what error lines call the earlier run.
         finished: its folder, where it has a student that another run may begin from.
     """
-    before = renamed(before)
+    before = _with_later_settings(renamed(before), now)
     names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     if not names:
         return
@@ -133,6 +134,16 @@ def refuse_other_settings(
         f"{where} belongs to other settings ({'; '.join(differing[:3])}{more}): {cure}, or start another run with "
         f"hydra.run.dir=DIR{again}"
     )
+
+
+def _with_later_settings(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """An earlier run's identity with the settings that Distill did not have then, at their defaults.
+
+    A release that adds a setting gives it a default with which runs go as before, so a run of an earlier release has
+    that value, whatever it is.
+    """
+    defaults = default_settings()
+    return {name: defaults[name] for name in now if name not in before and name in defaults} | before
 
 
 def _made_for_one_length(identity: dict[str, Any]) -> str:

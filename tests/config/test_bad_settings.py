@@ -75,7 +75,7 @@ student.layers=evry_second
 student.init=layrs
 student.init=null
 student.path=
-student.path=my_student
+student=layers ;; student.path=my_student
 student.init=random ;; student.architecture=bert ;; student.num_layers=2
 student.init=random ;; student.architecture=bert ;; student.layers=even
 student=pretrained ;; student.path=x ;; student.architecture=bert

@@ -18,7 +18,7 @@ from distill.config.settings import (
 from distill.runtime.errors import SettingError
 
 NOT_READ = {
-    "student.path=x": ([], "student.init=layers: choose student.init=pretrained"),
+    "student.path=x": (["student=layers"], "student.init=layers: choose student.init=pretrained"),
     "student.num_layers=2": (["student=bert"], "student.init=neighbours: choose student.init=layers"),
     "student.architecture=bert": (["student=pretrained", "student.path=x"], "student.init=pretrained: choose student"),
     "teacher.path=x": (["teacher=bundled"], "teacher.kind=bundled: choose teacher.kind=pretrained"),

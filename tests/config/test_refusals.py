@@ -40,7 +40,7 @@ BAD = {
     "no such baseline": (["evaluate.baseline=/no/run"], ["evaluate.baseline=/no/run"]),
     "no such checkpoint": (["resume=/no/checkpoint"], ["resume=/no/checkpoint"]),
     "no teacher": (["teacher.path=/no/model"], ["teacher.path=/no/model"]),
-    "teacher asked for but none": (["teacher=none"], ["teacher.kind=none", "objective=mlm"]),
+    "teacher asked for but none": (["teacher=none", "teacher.path=null"], ["teacher.kind=none", "objective=mlm"]),
     "teacher cache with moving masks": (["teacher.cache.top_k=8"], ["teacher.cache.top_k=8", "static=true"]),
     "teacher cache of the whole vocabulary": (
         ["teacher.cache.top_k=99999", "objective.masking.static=true", "objective.cosine.weight=0"],
@@ -118,7 +118,7 @@ def test_student_of_another_vocabulary(shelf: Shelf, tmp_path: Path, capfd: pyte
     tokenizer = AutoTokenizer.from_pretrained(shelf.teacher / "student")
     text = [" ".join(f"unheard{n}" for n in range(200))] * 3
     tokenizer.train_new_from_iterator(text, 300).save_pretrained(other)
-    arguments = ["student=pretrained", f"student.path={other}"]
+    arguments = ["student=pretrained", f"student.path={other}", "student.layers=null"]
     refused(capfd, shelf.run(tmp_path / "run", *arguments), f"student.path={other}", "vocabulary")
 
 

@@ -41,7 +41,7 @@ def test_a_resumed_run_goes_on_bitwise(trained: Path, shelf: Shelf, capfd: pytes
         (["schedule=custom"], ["schedule._target_"]),
         (["optimizer.kind=magic"], ["optimizer.kind=magic", "adamw", "optimizer._target_"]),
         (["schedule.kind=stairs"], ["schedule.kind=stairs", "constant, cosine, linear"]),
-        (["schedule=constant", "schedule.floor=0.1"], ["schedule.floor", "not in struct"]),
+        (["schedule=constant", "schedule.floor=0.1"], ["schedule.floor is not known"]),
         (["schedule=constant", "+schedule.floor=0.1"], ["schedule.floor is no setting"]),
         ([*OPTIMIZER, "+optimizer.speed=1"], ["optimizer.speed is no setting of own_parts.Counter", "decay"]),
         ([*SCHEDULE[:-1], "+schedule.warmup=0.1"], ["schedule.warmup is no setting of own_parts.Triangle", "peak"]),

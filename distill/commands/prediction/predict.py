@@ -12,7 +12,7 @@ from distill.commands.prediction.span_answers import answer_questions
 from distill.commands.prediction.text_classes import classify
 from distill.data.lines import Record
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
-from distill.models.loaded import LoadedModel, loaded
+from distill.models.loaded import LoadedModel, as_loaded
 from distill.runtime.errors import SettingError
 
 Input = str | tuple[str, str] | Mapping[str, Any]
@@ -69,7 +69,7 @@ def predict(
         SettingError: no such model, an input that it does not read, or an option that does not fit.
     """
     settings = PredictConfig(**options)
-    loaded_model = loaded(model, device)
+    loaded_model = as_loaded(model, device)
     settings.check(loaded_model.kind)
     several = isinstance(inputs, Sequence) and not isinstance(inputs, str | tuple)
     items = list(inputs) if several else [inputs]

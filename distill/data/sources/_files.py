@@ -21,9 +21,22 @@ SHARD_BYTES = 1 << 20  # smaller files are put together up to this size
 RANGE_BYTES = 64 << 20  # larger plain files are read in ranges of this size, so that several processes can share one
 SHARD_ROWS = 20_000  # rows of a Hub data set in one shard
 
+# Names of files whose text stands between marks of a format that no kind reads.
+NO_TEXT = (".json", ".xml", ".html", ".htm", ".pdf", ".doc", ".docx", ".odt", ".rtf", ".epub", ".xls", ".xlsx")
+
 MAX_WRONG = 1000  # records without a field, before the first that has it
 
 Content = str | tuple[Part, ...]  # a text, or its parts where not all of it counts
+
+
+def is_jsonl(path: Path) -> bool:
+    """Whether the name of a file is that of a JSON Lines file."""
+    return ".jsonl" in path.suffixes
+
+
+def is_records(path: Path) -> bool:
+    """Whether a file holds records by its name, of whatever kind it is called: one of Parquet, JSONL, CSV or TSV."""
+    return path.suffix == ".parquet" or is_jsonl(path) or is_table(path)
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,7 @@ class FileSource(Source):
 
     word: ClassVar[str]  # for the banner
     suffixes: ClassVar[tuple[str, ...]]  # of the files that are taken from a folder
+    text_only: ClassVar[bool] = False  # whether a file of another name than those below is read as it is
     ranges: ClassVar[bool] = True  # whether a plain file can be entered in the middle
     takes: ClassVar[tuple[str, ...]] = ()  # which of the settings OPTIONAL it reads
     usual_field: ClassVar[str] = "text"
@@ -201,6 +215,11 @@ class FileSource(Source):
                 f"{self.setting}.path={self.settings.path}: no file of kind {self.settings.kind} in this folder "
                 f"({names}); give another folder or {self.setting}.kind"
             )
+        if self.text_only and (other := [path for path in files if path.suffix.lower() in NO_TEXT]):
+            raise SettingError(
+                f"{self.setting}.path={self.settings.path}: {other[0].name} is by its name no plain text, and its "
+                "marks would be trained on: write the text of it into a .txt, .jsonl, .csv or .parquet file"
+            )
         return files
 
     def __getstate__(self) -> dict[str, Any]:
@@ -295,7 +314,7 @@ class FileSource(Source):
         """Parquet, JSONL, CSV and TSV files are read as such, whatever the kind."""
         if path.suffix == ".parquet":
             return self.from_parquet(path, start, stop)
-        if ".jsonl" in path.suffixes:
+        if is_jsonl(path):
             return self.from_jsonl(path, start, stop)
         if is_table(path):
             return self.from_table(path, start, stop)

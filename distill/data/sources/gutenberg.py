@@ -10,7 +10,7 @@ from typing import IO
 
 from distill.data.encodings import guess
 from distill.data.lines import LONGEST, SAMPLE, InvalidFile, open_bytes
-from distill.data.sources._files import FileSource
+from distill.data.sources._files import FileSource, is_records
 from distill.runtime.errors import StorageFailed
 
 _NAME = r"PROJECT\s+GUTENB[EU]RG"
@@ -45,6 +45,7 @@ class Gutenberg(FileSource):
     word = "Gutenberg"
     suffixes = (".txt", ".txt.gz", ".zip")
     ranges = False
+    text_only = True
     hub_names = ("incredible45/Gutenberg-BookCorpus-Cleaned-Data-English",)
 
     @classmethod
@@ -52,7 +53,7 @@ class Gutenberg(FileSource):
         return [data / "gutenberg" / split]
 
     def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, str]]:
-        return books(path)
+        return super().named(path, start, stop) if is_records(path) else books(path)
 
     def clean(self, text: str) -> str:
         return clean(text)

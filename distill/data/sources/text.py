@@ -17,6 +17,7 @@ class Text(FileSource):
     suffixes = (".txt", ".txt.gz")
     takes = ("document", "encoding")
     by_lines = True
+    text_only = True
 
     def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | InvalidRecord]:
         encoding = self.settings.encoding

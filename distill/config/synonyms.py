@@ -1,0 +1,103 @@
+"""What other libraries call a setting: an unknown name is refused with the one that it has here."""
+
+from collections.abc import Iterable
+
+from distill.runtime.nearest import did_you_mean
+
+# By the last part of its name: what to give in its place.
+SYNONYMS = {
+    "learning_rate": "optimizer.lr",
+    "lr": "optimizer.lr",
+    "weight_decay": "optimizer.weight_decay",
+    "adam_epsilon": "optimizer.eps",
+    "adam_beta1": "optimizer.betas",
+    "adam_beta2": "optimizer.betas",
+    "max_grad_norm": "optimizer.clip",
+    "grad_clip": "optimizer.clip",
+    "gradient_clip_val": "optimizer.clip",
+    "optim": "optimizer=adamw or optimizer=lamb",
+    "lr_scheduler": "schedule=linear, or another option of schedule",
+    "lr_scheduler_type": "schedule=linear, or another option of schedule",
+    "scheduler": "schedule=linear, or another option of schedule",
+    "warmup_ratio": "schedule.warmup",
+    "warmup_steps": "schedule.warmup_steps",
+    "num_warmup_steps": "schedule.warmup_steps",
+    "epochs": "train.epochs",
+    "num_epochs": "train.epochs",
+    "max_epochs": "train.epochs",
+    "num_train_epochs": "train.epochs",
+    "steps": "train.steps",
+    "max_steps": "train.steps",
+    "num_steps": "train.steps",
+    "max_train_steps": "train.steps",
+    "batch_size": "train.batch_size",
+    "train_batch_size": "train.batch_size",
+    "per_device_train_batch_size": "train.batch_size",
+    "micro_batch_size": "train.batch_size",
+    "global_batch_size": "train.sequences_per_step",
+    "accumulate": "train.accumulate",
+    "gradient_accumulation_steps": "train.accumulate",
+    "accumulate_grad_batches": "train.accumulate",
+    "logging_steps": "train.log_every",
+    "save_steps": "train.save_every",
+    "save_total_limit": "train.keep",
+    "eval_steps": "evaluate.curve.points",
+    "max_length": "corpus.sequence_length",
+    "max_seq_length": "corpus.sequence_length",
+    "max_seq_len": "corpus.sequence_length",
+    "seq_length": "corpus.sequence_length",
+    "seq_len": "corpus.sequence_length",
+    "block_size": "corpus.sequence_length",
+    "max_train_samples": "corpus.max_sequences",
+    "train_file": "corpus.path",
+    "dataset": "corpus.path",
+    "data_path": "corpus.path",
+    "dataset_name": "corpus=hub corpus.hub",
+    "preprocessing_num_workers": "data.workers",
+    "dataloader_num_workers": "train.workers",
+    "num_workers": "train.workers",
+    "mlm_probability": "objective.masking.mlm_probability",
+    "mask_probability": "objective.masking.mlm_probability",
+    "whole_word_mask": "objective.masking.whole_words",
+    "alpha": "objective.soft.weight",
+    "alpha_ce": "objective.soft.weight",
+    "alpha_mlm": "objective.mlm.weight",
+    "alpha_clm": "objective.clm.weight",
+    "alpha_cos": "objective.cosine.weight",
+    "temperature": "objective.temperature",
+    "model_name_or_path": "student.path or teacher.path",
+    "student_name_or_path": "student.path",
+    "teacher_name_or_path": "teacher.path",
+    "teacher_model": "teacher.path",
+    "num_hidden_layers": "student.config.num_hidden_layers",
+    "hidden_size": "student.config.hidden_size",
+    "fp16": "precision=fp16",
+    "bf16": "precision=bf16",
+    "mixed_precision": "precision=bf16, or another option of precision",
+    "torch_dtype": "precision=bf16, or another option of precision",
+    "torch_compile": "precision.compile",
+    "nproc_per_node": "backend.processes",
+    "world_size": "backend.processes",
+    "no_cuda": "backend.device=cpu",
+    "report_to": "tracker=wandb or tracker=tensorboard",
+    "output_dir": "hydra.run.dir",
+    "resume_from_checkpoint": "resume",
+    "random_seed": "seed",
+}
+
+
+def synonym(setting: str) -> str | None:
+    """What to give in place of a setting that is not known; None where no other library has its name."""
+    name = setting.rpartition(".")[2].strip("+~-").lower().replace("-", "_")
+    return SYNONYMS.get(name)
+
+
+def suggestion(setting: str, options: Iterable[str], before: str = "") -> str:
+    """As `did_you_mean`, for a setting: what it is called here where another library has that name, else the nearest.
+
+    Args:
+        options: the names of its group; `before` is put in front of each.
+    """
+    if (here := synonym(setting)) is not None and here != setting:
+        return f" (did you mean {here}?)"
+    return did_you_mean(setting.rpartition(".")[2], options, before)

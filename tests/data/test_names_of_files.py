@@ -1,0 +1,41 @@
+"""A file is what its name says, whatever kind of text it is called."""
+
+from pathlib import Path
+
+import pandas
+import pytest
+
+from distill.config.settings import DataConfig, SourceConfig
+from distill.data.sources import Document, find_source
+from distill.runtime.errors import SettingError
+
+
+@pytest.mark.parametrize("kind", ["gutenberg", "text"])
+@pytest.mark.parametrize("name", ["reviews.csv", "REVIEWS.CSV", "reviews.tsv", "reviews.jsonl", "reviews.parquet"])
+def test_a_file_is_what_its_name_says_whatever_the_kind(kind: str, name: str, tmp_path: Path) -> None:
+    """Its raw lines, with numbers and quotation marks, are no text to train on."""
+    frame = pandas.DataFrame({"stars": [5, 1], "text": ["The ship was old, and the sea calm.", "A quiet winter."]})
+    path = tmp_path / name
+    match path.suffix.lower():
+        case ".parquet":
+            frame.to_parquet(path)
+        case ".jsonl":
+            frame.to_json(path, orient="records", lines=True)
+        case suffix:
+            frame.to_csv(path, index=False, sep="\t" if suffix == ".tsv" else ",")
+    source = find_source(SourceConfig(kind=kind, path=str(path)), "corpus", DataConfig())
+    assert source is not None
+    documents = [document for shard in source.shards() for document in source.documents(shard)]
+    assert [document.text for document in documents if isinstance(document, Document)] == list(frame["text"])
+    source = find_source(SourceConfig(kind=kind, path=str(path), field="review"), "corpus", DataConfig())
+    assert source is not None
+    with pytest.raises(SettingError, match=r"corpus\.field=review: .*it has stars, text"):
+        [document for shard in source.shards() for document in source.documents(shard)]
+
+
+@pytest.mark.parametrize("kind", ["gutenberg", "text"])
+@pytest.mark.parametrize("name", ["page.html", "all.json", "paper.PDF"])
+def test_a_file_of_another_format_is_no_plain_text(kind: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("<p>The ship was old.</p>")
+    with pytest.raises(SettingError, match=rf"^corpus\.path=.*{name} is by its name no plain text.*write the text"):
+        find_source(SourceConfig(kind=kind, path=str(tmp_path / name)), "corpus", DataConfig())
