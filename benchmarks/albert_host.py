@@ -29,7 +29,7 @@ from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
 from distill.data.order import FullShuffle
 from distill.distributed import GradientSync, Ranks, gradient_sync, join_ranks
-from distill.objective.build import build_objective, fit_terms, make_terms
+from distill.objective.build import bind_terms, build_objective, make_terms
 from distill.objective.objective import Objective
 from distill.optim import updates as optim
 from distill.optim.schedules.constant import Constant
@@ -117,7 +117,7 @@ def make_batches(options: argparse.Namespace, job: Job, rank: int, size: int) ->
     maskable = np.arange(VOCABULARY) >= FIRST_WORD
     words = MaskedLM(settings, MASK, PAD, maskable, np.ones(VOCABULARY), np.zeros(VOCABULARY, bool))
     collator = MaskedLMAndOrder(words, SEPARATOR, swaps=options.order)
-    step_shape = StepShape(options.rows, job.accumulate, rank, size)
+    step_shape = StepShape(options.rows, options.rows * job.accumulate * size, rank, size)
     return Batches(rows, collator, FullShuffle(len(rows), 0), step_shape, seed=0)
 
 
@@ -141,7 +141,7 @@ class Trainer:
     def _make_objective(self, model: Any) -> Objective:
         weights = {"mlm": {"weight": 1.0}, "sop": {"weight": float(self.options.order)}}
         config = objective_config({"task": "mlm_sop", **weights})
-        terms = fit_terms(make_terms(config), model, None)
+        terms = bind_terms(make_terms(config), model, None)
         return build_objective(terms, config, self.precision, VOCABULARY, 1, self.ranks.device)
 
     def run(self, job: Job) -> list[float]:

@@ -5,7 +5,7 @@
 
 The loop of `distill.train` saves after every step, and each save is timed; what is read again is checked against its
 digests first, as a run does that resumes. The share is that of one save after as many steps as `train.save_every` says
-of `train.accumulate` micro-batches, each as long as those of this run for the same number of rows.
+of a step by default, each as long as those of this run for the same number of rows.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from step_models import SHAPES, Shape, batches, make_student, make_teacher
 from distill.config.settings import BackendConfig, OptimizerConfig, PrecisionConfig, TrainConfig
 from distill.distributed import gradient_sync
 from distill.distributed.single import Single
-from distill.objective.build import build_objective, fit_terms, make_terms
+from distill.objective.build import bind_terms, build_objective, make_terms
 from distill.optim import updates as optim
 from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints, State
@@ -57,7 +57,7 @@ def measure(shape: Shape, folder: Path, rounds: int) -> dict[str, Any]:
     teacher, student = make_teacher(shape, ranks.device), make_student(shape, ranks.device)
     source = batches(shape, 1, rounds + 1)
     config = settings("masked")
-    terms = fit_terms(make_terms(config), student, teacher)
+    terms = bind_terms(make_terms(config), student, teacher)
     objective = build_objective(terms, config, precision, shape.vocabulary, 0, ranks.device)
     trainable = setup_student(student, objective, precision, ranks)
     sync = gradient_sync(ranks, trainable)
@@ -73,7 +73,7 @@ def measure(shape: Shape, folder: Path, rounds: int) -> dict[str, Any]:
     checkpoints.load(newest, trainable, made)
     loading = time.perf_counter() - began
     saving, micro_batch = statistics.median(checkpoints.saves[1:]), statistics.median(checkpoints.steps[1:])
-    between = micro_batch * DEFAULTS.batch_size / shape.rows * DEFAULTS.accumulate * DEFAULTS.save_every
+    between = micro_batch * DEFAULTS.sequences(1) / shape.rows * DEFAULTS.save_every
     return {
         "shape": str(shape),
         "bytes": sum(path.stat().st_size for path in newest.iterdir()),

@@ -20,7 +20,7 @@ from machine import save, table, title
 
 from distill.config.compose import corpus_config
 from distill.config.settings import BundledTeacherConfig, DataConfig
-from distill.data.duplicates import AT_ONCE, RECORD, digest_of, document_ids_of, repeated, write_digests
+from distill.data.duplicates import AT_ONCE, RECORD, digest_of, document_ids_of, find_repeated, write_digests
 from distill.data.duplicates import save as save_array
 from distill.data.sources.prose import build
 from distill.data.tokens import Tokens, corpus_text, prepare
@@ -84,7 +84,7 @@ def searched(folder: Path, documents: int, groups: int) -> dict[str, float]:
         save_array(file, records)
     tracemalloc.start()
     began = time.process_time()
-    found = sum(map(len, repeated(files)))
+    found = sum(map(len, find_repeated(files)))
     seconds, peak = time.process_time() - began, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return {"documents": documents, "groups": groups, "found": found, "seconds": seconds, "peak_bytes": peak}

@@ -27,7 +27,7 @@ from distill.config.compose import objective_config
 from distill.config.settings import BackendConfig, OptimizerConfig, PrecisionConfig, TrainConfig
 from distill.distributed import gradient_sync
 from distill.distributed.single import Single
-from distill.objective.build import build_objective, fit_terms, make_terms
+from distill.objective.build import bind_terms, build_objective, make_terms
 from distill.optim import updates as optim
 from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints, State
@@ -93,7 +93,7 @@ def serve(calls: Connection, rung: Rung, options: argparse.Namespace) -> None:
         ranks = Single(BackendConfig(device=options.device))
         config = objective_config({"mlm": {"weight": 1.0}, "kernel": rung.kernel})
         model, terms = make_model(options.size, options.tokens, ranks.device), make_terms(config)
-        terms = fit_terms(terms, model, None)
+        terms = bind_terms(terms, model, None)
         objective = build_objective(terms, config, rung.precision, VOCABULARY, 1, ranks.device)
         trainable = setup_student(model, objective, rung.precision, ranks)
         sync = gradient_sync(ranks, trainable)

@@ -37,7 +37,7 @@ from distill.config.settings import BackendConfig, ObjectiveConfig, OptimizerCon
 from distill.data.batches import Batches
 from distill.distributed import gradient_sync
 from distill.distributed.single import Single
-from distill.objective.build import build_objective, fit_terms, make_terms
+from distill.objective.build import bind_terms, build_objective, make_terms
 from distill.optim import updates as optim
 from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints, State
@@ -101,7 +101,7 @@ def train_with_distill(
     (teacher, student), task = pair, next(iter(source.window(0)[0].labels))
     config = settings(variant.rows, task)
     ranks = Single(BackendConfig(device=str(student.device)))
-    terms = fit_terms(make_terms(config), student, teacher)
+    terms = bind_terms(make_terms(config), student, teacher)
     many = 0 if "eager" in variant.name else 10**9  # positions: from that many on the objective is compiled
     objective = build_objective(terms, config, variant.precision, student.config.vocab_size, many, ranks.device)
     frozen = setup_teacher(teacher, variant.precision, ranks)

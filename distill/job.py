@@ -70,10 +70,10 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         page = stack.enter_context(make_page(config, path, recipe, command, ranks))
         terms = make_terms(config.objective)
         task = choose_task(config, terms)
-        loaded = load_models(config, terms, task, ranks)  # teachers, tokenizers, student
-        data = task.prepare(config, loaded.tokenizer, ranks)  # training sequences in their order, evaluation sets
+        models = load_models(config, terms, task, ranks)  # teachers, tokenizers, student
+        data = task.prepare(config, models.tokenizer, ranks)  # training sequences in their order, evaluation sets
         steps, schedule = num_steps(config, data.batches), choose_schedule(config, data.batches)
-        identity = run_identity(config, {**loaded.digests, "corpus": data.tokens.digest}, data.batches, steps)
+        identity = run_identity(config, {**models.digests, "corpus": data.tokens.digest}, data.batches, steps)
         baseline = find_baseline(config, identity, steps, terms)
         folder = stack.enter_context(RunFolder(path, config.resume, identity, config.train.keep, ranks))
         if (finished := folder.load_finished_record(steps, config.train.length)) is not None:
@@ -81,12 +81,12 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
             return finished
         # Resolve what the settings leave open: from here on no setting is `auto`.
         config, formats = resolve_precision(config, folder)
-        config, pair = resolve_layers(config, loaded, task, data.batches, folder)
+        config, pair = resolve_layers(config, models, task, data.batches, folder)
         baseline = check_baseline_settings(baseline, config)
-        objective = make_objective(config, loaded.terms, data.batches, steps, len(pair.tokenizer), ranks)
+        objective = make_objective(config, models.terms, data.batches, steps, len(pair.tokenizer), ranks)
         run = Run(config, task, pair, data, objective, folder, ranks)
         # Build everything that trains.
-        caches = choose_caches(run, loaded.digests)
+        caches = choose_caches(run, models.digests)
         require_memory_for_step(pair.student, config.precision.student, *data.batches.shape, ranks)
         trainable = setup_student(pair.student, objective, config.precision, ranks)
         frozen = setup_teachers(config, pair.teachers if objective.needs_teacher else [], ranks)
@@ -230,7 +230,7 @@ def train_profiled(run: Run, training: Training, followers: Followers, record: R
         followers.curve.begin(training.state)
         ended_by = train(training, run.objective, followers.observers, followers.history)
     followers.log.close()
-    profile = profiling.gathered(recorder, config, batches, ranks, record.identity)
+    profile = profiling.gather_profile(recorder, config, batches, ranks, record.identity)
     return replace(record, training=replace(record.training, ended_by=ended_by), profile=profile)
 
 

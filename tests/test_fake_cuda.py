@@ -30,7 +30,7 @@ from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures.perplexity import Perplexity
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
-from distill.objective.build import build_objective, fit_terms, make_terms
+from distill.objective.build import bind_terms, build_objective, make_terms
 from distill.optim import updates as optim
 from distill.runs.setup import setup_student, setup_teacher
 from distill.teacher.cache import CachedTeacher
@@ -106,7 +106,7 @@ def test_the_step(
     settings = objective_config(rows=rows, kernel=kernel, hidden={"kind": "cosine", "weight": 1.0})
     student, teacher = model_on_gpu("distilbert", 1).train(), model_on_gpu("bert", 2)
     terms, ranks = make_terms(settings), this_process()
-    terms = fit_terms(terms, student, teacher)
+    terms = bind_terms(terms, student, teacher)
     objective = build_objective(terms, settings, precision(format), VOCAB, 1, CUDA)
     frozen = setup_teacher(teacher, precision(format), ranks)
     model = setup_student(student, objective, precision(format), ranks)
@@ -132,7 +132,7 @@ def test_a_cached_teacher(tokenizer: Any, rows: str, cutoff: float) -> None:
     settings = objective_config(rows=rows, cosine=0.0, cutoff=cutoff, kernel="fused")
     student = model_on_gpu("distilbert", 1).train()
     terms, ranks = make_terms(settings), this_process()
-    terms = fit_terms(terms, student, None)
+    terms = bind_terms(terms, student, None)
     objective = build_objective(terms, settings, precision("fp32"), VOCAB, 1, CUDA)
     model = setup_student(student, objective, precision("fp32"), ranks)
     window = []

@@ -24,7 +24,7 @@ from tiny import (
 from distill.config import settings as conf
 from distill.distributed import GradientSync
 from distill.distributed.single import Single
-from distill.objective.build import build_objective, fit_terms, make_terms
+from distill.objective.build import bind_terms, build_objective, make_terms
 from distill.runs.setup import setup_student, setup_teacher
 from distill.teacher.live import LiveTeacher
 from distill.train import accumulate_gradients
@@ -41,7 +41,7 @@ def gradients(
     student, teacher = new_student(), make_model("bert", 2)
     ranks = Single(conf.BackendConfig(device=device))
     terms = make_terms(settings)
-    terms = fit_terms(terms, student, teacher)
+    terms = bind_terms(terms, student, teacher)
     objective = build_objective(terms, settings, precision, student.config.vocab_size, 1, ranks.device)
     frozen = setup_teacher(teacher, precision, ranks)
     model = setup_student(student, objective, precision, ranks)

@@ -29,7 +29,7 @@ from distill.models.kernels.attention import use_batched_products
 from distill.models.kernels.dropout import replace_dropout
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.student import dropout_names
-from distill.objective.build import build_objective, fit_terms, make_terms
+from distill.objective.build import bind_terms, build_objective, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.optim import updates as optim
@@ -140,9 +140,13 @@ def make_masks(tokenizer: Any, rows: np.ndarray, **changes: Any) -> MaskedLM:
 def make_batches(
     rows: np.ndarray, collator: Any, batch_size: int, accumulate: int = 1, seed: int = 0, **more: Any
 ) -> Batches:
-    """Rows in the random order of this seed, where no `order` is given; `more`: `static`, and fields of `StepShape`."""
+    """Rows in the random order of this seed, where no `order` is given; `more`: `static`, and fields of `StepShape`.
+
+    A step has `accumulate` micro-batches of each rank, where `more` does not give its `sequences`.
+    """
+    more.setdefault("sequences", batch_size * accumulate * more.get("size", 1))
     order, static = more.pop("order", FullShuffle(len(rows), seed)), more.pop("static", False)
-    return Batches(rows, collator, order, StepShape(batch_size, accumulate, **more), seed, static)
+    return Batches(rows, collator, order, StepShape(batch_size, **more), seed, static)
 
 
 def make_evaluator(
@@ -241,7 +245,7 @@ def make_objective(
     vocab: int = VOCAB,
 ) -> Objective:
     """The objective for a pair, not compiled."""
-    terms = fit_terms(make_terms(settings), student, teacher)
+    terms = bind_terms(make_terms(settings), student, teacher)
     return build_objective(terms, settings, precision or conf.PrecisionConfig(), vocab, 1, torch.device("cpu"))
 
 
@@ -338,10 +342,10 @@ class Fit:
         make = partial(ShardedCheckpoints, self.ranks) if is_sharded(self.student) else Checkpoints
         self.checkpoints = make(self.folder, self.settings.keep, self.identity)
         masks, steps, ranks = dict(self.objective.masking), self.settings, self.ranks
-        shape = {"rank": ranks.rank, "size": ranks.size, "total": steps.sequences_per_step}
-        shape["equal_windows"] = ranks.equal_windows
+        shape = {"rank": ranks.rank, "size": ranks.size, "equal_windows": ranks.equal_windows}
+        shape["sequences"] = steps.sequences(ranks.size)
         collator = make_masks(self.tokenizer, self.rows, **masks)
-        self.batches = make_batches(self.rows, collator, steps.batch_size, steps.accumulate, self.seed, **shape)
+        self.batches = make_batches(self.rows, collator, steps.batch_size, seed=self.seed, **shape)
 
     def resume(self, path: Path | None = None) -> "Fit":
         newest = path or self.checkpoints.newest()

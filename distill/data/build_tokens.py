@@ -13,17 +13,18 @@ from pathlib import Path
 
 from distill.config.corpus import Duplicates
 from distill.config.settings import DataConfig
-from distill.data.duplicates import count
+from distill.data.duplicates import count_duplicates
 from distill.data.first_pass import FirstPass, Rule
 from distill.data.heldout import HeldOut, held_out
 from distill.data.packing import Packing
 from distill.data.remote import reachable
+from distill.data.shards.check import read_meta
 from distill.data.shards.claims import Claims, owner_of
 from distill.data.shards.destination import WORK, Destination
-from distill.data.shards.finish import META, finish
+from distill.data.shards.finish import finish
 from distill.data.shards.groups import Work, divide, work_of
 from distill.data.shards.host import Host
-from distill.data.shards.records import PARTS, Meta, Plan
+from distill.data.shards.records import META, PARTS, Meta, Plan
 from distill.data.sources import Source, read
 from distill.runtime.errors import SettingError
 from distill.runtime.files import remove
@@ -58,12 +59,12 @@ def build(
             duplicates = None if rule is None else FirstPass(folder, groups, rule, scratch, claims, data).find()
             Host(folder, groups, packing, plan["compression"], scratch, claims, data).work()
         if packing.duplicates is Duplicates.count:
-            duplicates = count(folder, len(groups), scratch)
+            duplicates = count_duplicates(folder, len(groups), scratch)
         meta = finish(folder, len(groups), packing, plan, duplicates)
     except FileNotFoundError:
         if not folder.exists(META):
             raise
-        meta = json.loads(folder.read(META))  # another host did the rest in the meantime
+        meta = read_meta(folder.place)  # another host did the rest in the meantime
     folder.remove(WORK)
     with suppress(FileNotFoundError):  # a host with the same cache may have taken this one for gone
         remove(scratch)

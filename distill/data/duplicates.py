@@ -25,12 +25,12 @@ AT_ONCE = 64 << 20  # bytes of records that are sorted in memory at a time
 
 
 def digest_of(text: str) -> bytes:
-    """Of a text without the blanks at its ends; a document of parts is known by all of them together."""
+    """The digest of a text without the blanks at its ends; a document of several parts has one for them all."""
     return blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
 def digests_path(stem: str | Path) -> Path:
-    """Of a unit: the digests [n] of its documents, in their order."""
+    """The file of a unit with the digests [n] of its documents, in their order."""
     return Path(f"{stem}.digests.npy")
 
 
@@ -45,15 +45,15 @@ def save(path: Path, array: np.ndarray) -> None:
 
 
 def document_ids_of(counts: Sequence[int], first: int) -> np.ndarray:
-    """The ids [n] (`DOCUMENT_ID`) of all documents of consecutive units, of which `first` is the first one's number."""
+    """The ids [n] (`DOCUMENT_ID`) of all documents of consecutive units, `first` being the index of the first."""
     document_ids = np.empty(sum(counts), DOCUMENT_ID)
     document_ids["unit"] = np.repeat(np.arange(first, first + len(counts)), counts)
     document_ids["number"] = np.concatenate([np.arange(0), *map(np.arange, counts)])
     return document_ids
 
 
-def merged(stems: Sequence[str | Path], first: int) -> np.ndarray:
-    """The records [n] (`RECORD`) of the units of a group, sorted by digest, equal ones by document id."""
+def merge_digests(stems: Sequence[str | Path], first: int) -> np.ndarray:
+    """Merge the digests of the units of a group into records [n] (`RECORD`), sorted by digest, then by document id."""
     digests = [np.load(digests_path(stem)) for stem in stems]
     records = np.empty(sum(map(len, digests)), RECORD)
     records["document"] = document_ids_of([len(unit) for unit in digests], first)
@@ -61,8 +61,8 @@ def merged(stems: Sequence[str | Path], first: int) -> np.ndarray:
     return records[np.argsort(records["digest"], kind="stable")]
 
 
-def repeated(files: Sequence[Path], at_once: int = AT_ONCE) -> Iterator[np.ndarray]:
-    """The ids [n] of all documents whose text came before, in arrays of some ranges of digests each.
+def find_repeated(files: Sequence[Path], at_once: int = AT_ONCE) -> Iterator[np.ndarray]:
+    """Find all documents whose text came before; gives their ids [n], range by range of the digests.
 
     Args:
         files: with the records of each group, in the order of the groups.
@@ -72,11 +72,11 @@ def repeated(files: Sequence[Path], at_once: int = AT_ONCE) -> Iterator[np.ndarr
     ranges = -(-sum(map(len, groups)) * RECORD.itemsize // at_once)
     for number in range(ranges):
         low, high = (bound * 2**64 // ranges for bound in (number, number + 1))
-        yield _repeated_between(groups, low, high)
+        yield _find_repeated_between(groups, low, high)
 
 
-def _repeated_between(groups: Sequence[np.ndarray], low: int, high: int) -> np.ndarray:
-    """Those whose digest begins with a number from `low` to below `high`, of 64 bits."""
+def _find_repeated_between(groups: Sequence[np.ndarray], low: int, high: int) -> np.ndarray:
+    """Find the repeated ones whose digest begins with 64 bits from `low` to below `high`."""
     records = np.concatenate([group[_first_from(group, low) : _first_from(group, high)] for group in groups])
     digests = records["digest"].copy()
     order = np.argsort(digests, kind="stable")  # within a digest they stay in the order of the groups
@@ -86,7 +86,7 @@ def _repeated_between(groups: Sequence[np.ndarray], low: int, high: int) -> np.n
 
 
 def _first_from(records: np.ndarray, low: int) -> int:
-    """How many records have a digest that begins with a lower number."""
+    """The number of records whose digest begins with less than `low`."""
     if low >= 2**64:
         return len(records)
     return bisect_left(records, low.to_bytes(8, "big").rstrip(b"\0"), key=lambda record: bytes(record["digest"]))
@@ -106,8 +106,8 @@ def publish_array(folder: Destination, name: str, array: np.ndarray) -> None:
     folder.write(name, file.getvalue())
 
 
-def fetched(folder: Destination, names: Sequence[str], scratch: Path) -> list[Path]:
-    """Paths of published files on this machine; those at a URL are copied to its folder `scratch`."""
+def fetch_files(folder: Destination, names: Sequence[str], scratch: Path) -> list[Path]:
+    """Fetch published files; returns their paths on this machine. Those at a URL are copied to its folder `scratch`."""
     if isinstance(folder, LocalFolder):
         return [folder.folder / name for name in names]
     paths = [scratch / name.replace("/", "-") for name in names]
@@ -118,15 +118,15 @@ def fetched(folder: Destination, names: Sequence[str], scratch: Path) -> list[Pa
     return paths
 
 
-def count(folder: Destination, num_groups: int, scratch: Path) -> dict[str, int]:
-    """The documents of all groups, and how many of them have the text of an earlier one."""
-    files = fetched(folder, [records_name(number) for number in range(num_groups)], scratch)
+def count_duplicates(folder: Destination, num_groups: int, scratch: Path) -> dict[str, int]:
+    """Count the documents of all groups, and those that have the text of an earlier one."""
+    files = fetch_files(folder, [records_name(number) for number in range(num_groups)], scratch)
     documents = sum(len(np.load(file, mmap_mode="r")) for file in files)
-    return {"documents": documents, "exact": sum(map(len, repeated(files)))}
+    return {"documents": documents, "exact": sum(map(len, find_repeated(files)))}
 
 
-def described(counts: dict[str, int]) -> str:
-    """Counts of duplicates, as `count` and `first_pass` give them, in words."""
+def describe_duplicates(counts: dict[str, int]) -> str:
+    """Describe counts of duplicates, as `count_duplicates` and `FirstPass.find` give them."""
     text = f"{counts['exact']:,} of {counts['documents']:,} documents have the text of an earlier one"
     if counts.get("near"):
         text += f", {counts['near']:,} further ones almost"
@@ -139,7 +139,7 @@ def described(counts: dict[str, int]) -> str:
 
 
 def dropped_path(stem: str | Path) -> Path:
-    """Numbers of the documents of a unit that are to be left out, sorted."""
+    """The file of a unit with the sorted indices of its documents that are left out."""
     return Path(f"{stem}.dropped.npy")
 
 
@@ -152,7 +152,7 @@ def write_dropped(stems: Iterable[str | Path], document_ids: np.ndarray) -> None
         save(dropped_path(stem), document_ids["number"][begin:end])
 
 
-def dropped(stem: str | Path) -> frozenset[int]:
-    """Numbers of the documents of a unit that are to be left out; none where duplicates were not searched."""
+def read_dropped(stem: str | Path) -> frozenset[int]:
+    """The indices of the documents of a unit that are left out; none where duplicates were not searched."""
     path = dropped_path(stem)
     return frozenset(np.load(path).tolist()) if path.exists() else frozenset()

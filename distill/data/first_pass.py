@@ -23,20 +23,27 @@ from distill.data.duplicates import (
     digest_of,
     digests_path,
     document_ids_of,
-    fetched,
-    merged,
+    fetch_files,
+    find_repeated,
+    merge_digests,
     publish_array,
     records_name,
-    repeated,
     write_digests,
     write_dropped,
 )
 from distill.data.heldout import HeldOut
-from distill.data.near_duplicates import Candidates, Signatures, held_path, near, require_datasketch, signatures_path
+from distill.data.near_duplicates import (
+    Candidates,
+    Signatures,
+    find_near,
+    held_path,
+    require_datasketch,
+    signatures_path,
+)
 from distill.data.shards.claims import Claims
 from distill.data.shards.destination import WORK, Destination
-from distill.data.shards.finish import META
 from distill.data.shards.groups import Group, Work, unit_stem
+from distill.data.shards.records import META
 from distill.data.sources import read
 from distill.runtime.progress import Progress
 
@@ -73,7 +80,7 @@ class FirstPass:
     data: DataConfig
 
     def find(self) -> dict[str, int]:
-        """Write which documents of each unit this host is to leave out (`duplicates.dropped`), and count them.
+        """Write which documents of each unit this host is to leave out (`duplicates.read_dropped`), and count them.
 
         Returns:
             documents: all that were read; exact: those of them whose text came before; near: further ones that are
@@ -87,17 +94,19 @@ class FirstPass:
             require_datasketch()
         begun = time.perf_counter()
         self._read_all()
-        files = self._fetched(records_name)
+        files = self._fetch_files(records_name)
         documents = sum(len(np.load(file, mmap_mode="r")) for file in files)
-        exact = np.concatenate([np.empty(0, DOCUMENT_ID), *repeated(files)])
-        close = np.empty(0, DOCUMENT_ID) if self.rule.near is None else near(self._candidates(), exact, self.rule.near)
+        exact = np.concatenate([np.empty(0, DOCUMENT_ID), *find_repeated(files)])
+        close = (
+            np.empty(0, DOCUMENT_ID) if self.rule.near is None else find_near(self._candidates(), exact, self.rule.near)
+        )
         stems = (unit_stem(self.scratch, group, unit) for group in self.groups for unit in range(len(group.work)))
         write_dropped(stems, np.concatenate([exact, close]))
         logger.info(f"looked for duplicates in {time.perf_counter() - begun:.1f} s")
         return {"documents": documents, "exact": len(exact), "near": len(close), "dropped": len(exact) + len(close)}
 
     def _read_all(self) -> None:
-        """Returns when all groups are read, by this host or by others."""
+        """Read groups until all are read, by this host or by others."""
         scale, unit = (
             (1e6, "MB") if all(work.shard.paths for group in self.groups for work in group.work) else (1, "rows")
         )
@@ -120,7 +129,7 @@ class FirstPass:
         return left[first:] + left[:first]
 
     def _read(self, group: Group, pool: Executor | None) -> bool:
-        """Reads a group and publishes its digests, unless another host does; whether this one did."""
+        """Read a group and publish its digests, unless another host does. Returns whether this host did."""
         claim = len(self.groups) + group.number  # those before are for the packing
         if not self.claims.take(claim):
             return False
@@ -143,18 +152,20 @@ class FirstPass:
             publish_array(self.folder, _held_name(group.number), np.concatenate([np.empty(0, bool), *held]))
             document_ids = document_ids_of([len(flags) for flags in held], group.first)
             publish_array(self.folder, _document_ids_name(group.number), document_ids)
-        publish_array(self.folder, records_name(group.number), merged(stems, group.first))  # last: marks it as read
+        publish_array(
+            self.folder, records_name(group.number), merge_digests(stems, group.first)
+        )  # last: marks it as read
 
     def _candidates(self) -> list[Candidates]:
         names = (_signatures_name, _held_name, _document_ids_name)
-        of_groups = zip(*(self._fetched(name) for name in names), strict=True)
+        of_groups = zip(*(self._fetch_files(name) for name in names), strict=True)
         return [
             Candidates(np.load(signatures, mmap_mode="r"), np.load(held), np.load(document_ids))
             for signatures, held, document_ids in of_groups
         ]
 
-    def _fetched(self, name: Any) -> list[Path]:
-        return fetched(self.folder, [name(group.number) for group in self.groups], self.scratch)
+    def _fetch_files(self, name: Any) -> list[Path]:
+        return fetch_files(self.folder, [name(group.number) for group in self.groups], self.scratch)
 
 
 def _signatures_name(number: int) -> str:
@@ -170,7 +181,7 @@ def _document_ids_name(number: int) -> str:
 
 
 def _run(todo: Sequence[tuple[str, Work]], rule: Rule, pool: Executor | None) -> None:
-    """Reads units, in other processes if there is a pool."""
+    """Read units, in other processes if there is a pool."""
     if pool is None:
         for stem, work in todo:
             look(stem, work, rule)

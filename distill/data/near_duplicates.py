@@ -100,8 +100,8 @@ class Candidates(NamedTuple):
     document_ids: np.ndarray  # [n] DOCUMENT_ID
 
 
-def near(groups: Sequence[Candidates], exact: np.ndarray, settings: NearConfig) -> np.ndarray:
-    """The ids [m] (`DOCUMENT_ID`) of documents that are near duplicates of one that stays, equal ones left aside.
+def find_near(groups: Sequence[Candidates], exact: np.ndarray, settings: NearConfig) -> np.ndarray:
+    """Find near duplicates of documents that stay; gives their ids [m] (`DOCUMENT_ID`), without those in `exact`.
 
     Documents that are held out come first: what is near to one of them leaves the training text. Then they stay or go
     in the order of the text. In memory is about `BYTES_OF_DOCUMENT` for each document that stays.

@@ -1,4 +1,4 @@
-"""A tokenizer trained on what a corpus does not hold out, kept in the cache."""
+"""Trains a tokenizer on the documents of a corpus that are not held out, and keeps it in the cache."""
 
 import logging
 import os
@@ -32,14 +32,14 @@ _LONG = re.compile(r"\w{1000,}")
 logger = logging.getLogger(__name__)
 
 
-def tokenizer_of_corpus(
+def train_tokenizer(
     corpus: CorpusConfig,
     data: DataConfig,
     algorithm: str,
     train: Callable[[Path, Counter[str], int], "Tokenizer"],
     special: dict[str, str],
 ) -> "PreTrainedTokenizerFast":
-    """A tokenizer of `corpus.vocab_size` pieces; `model_max_length` is left to the caller.
+    """Train a tokenizer of `corpus.vocab_size` pieces, or read it from the cache; the caller sets `model_max_length`.
 
     It is trained on every document that is not held out: of a mixture on all sources, whatever their weights, and also
     on duplicates.
@@ -69,7 +69,7 @@ def tokenizer_of_corpus(
 
 
 def _training_texts(text: Text, corpus: CorpusConfig) -> Iterator[str]:
-    """What is not held out. Raises SettingError where more cannot be read than the settings allow."""
+    """The texts that are not held out. Raises SettingError where more records are invalid than the settings allow."""
     work = work_of(text.sources)
     rule = held_out_rule(corpus.heldout, work)
     parts = []
@@ -93,7 +93,7 @@ def write_tokenizer(
     """
     plain = path.with_suffix(f".{os.getpid()}.txt")
     try:
-        counts = spool(texts, plain)
+        counts = write_training_text(texts, plain)
         if not counts:
             raise SettingError(NO_TEXT)
         tokenizer = train(plain, counts, vocab_size)
@@ -103,11 +103,11 @@ def write_tokenizer(
         tokenizer.save(str(new))
 
 
-def spool(texts: Iterable[str], path: Path) -> Counter[str]:
-    """Writes the texts to a file, so that they are read and cleaned once only; gives the count of each character.
+def write_training_text(texts: Iterable[str], path: Path) -> Counter[str]:
+    """Write the texts to a file, so that they are read and cleaned only once; returns the count of each character.
 
-    Lines of it have a bounded length, and runs of characters that no language has are left out: trainers hold every
-    line, and every word, in memory.
+    Its lines have a bounded length, and words of 1000 characters or more become a blank: trainers hold every line, and
+    every word, in memory.
     """
     counts: Counter[str] = Counter()
     with path.open("w", encoding="utf-8", errors="replace") as out:

@@ -15,7 +15,7 @@ import numpy as np
 
 from distill.config.corpus import Duplicates, NearConfig
 from distill.data.document import Document, Part
-from distill.data.duplicates import digest_of, dropped, write_digests
+from distill.data.duplicates import digest_of, read_dropped, write_digests
 from distill.data.heldout import HeldOut
 from distill.data.invalid import Invalid
 from distill.data.part_of_text import PartOfText
@@ -173,11 +173,12 @@ def without_first_space(text: str) -> str:
 def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> UnitRecord:
     """Writes `<stem>.train`, `<stem>.heldout` and, last, `<stem>.json`, whose contents it returns.
 
-    Documents that `dropped` names are left out; the digests of all others are written where duplicates are counted.
+    Documents that `read_dropped` gives are left out; where duplicates are counted the digests of all others are
+    written.
     Each file appears whole or not at all, so a build that was killed resumes from the shards that are done.
     """
     begun = time.perf_counter()
-    invalid, left_out, digests = Invalid(), dropped(stem), list[bytes]()
+    invalid, left_out, digests = Invalid(), read_dropped(stem), list[bytes]()
     with ExitStack() as files:
         new = [files.enter_context(atomic(Path(f"{stem}.{part}"))) for part in PARTS]
         writers = [_writer(files.enter_context(path.open("wb")), packing) for path in new]

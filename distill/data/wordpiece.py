@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill.config.settings import CorpusConfig, DataConfig
-from distill.data.new_tokenizer import NO_TEXT, tokenizer_of_corpus
+from distill.data.new_tokenizer import NO_TEXT, train_tokenizer
 from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def corpus_tokenizer(corpus: CorpusConfig, data: DataConfig) -> "PreTrainedToken
     Raises:
         SettingError: the corpus is not available, or `corpus.vocab_size` is too small.
     """
-    return tokenizer_of_corpus(corpus, data, "wordpiece", train, SPECIAL)
+    return train_tokenizer(corpus, data, "wordpiece", train, SPECIAL)
 
 
 def train(plain: Path, counts: Counter[str], vocab_size: int) -> "Tokenizer":

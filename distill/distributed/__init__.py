@@ -5,8 +5,8 @@ from torch import nn
 from distill.config.settings import BackendConfig
 from distill.distributed.collective import check_collective
 from distill.distributed.gradient_sync import GradientSync
-from distill.distributed.interface import RankLost, Ranks
 from distill.distributed.rank import rank_from_env
+from distill.distributed.ranks import RankLost, Ranks
 from distill.distributed.rings import parse_rings
 from distill.runtime.errors import SettingError
 

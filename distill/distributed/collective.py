@@ -1,4 +1,4 @@
-"""Engines of torch.distributed that come as plug-ins: named by `backend.collective`, and tried out before a run."""
+"""Process-group backends of torch.distributed that are plug-ins: named by `backend.collective`, tried before a run."""
 
 import importlib
 import re
@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 
 from distill.config.settings import BackendConfig
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, first_line
 
 FORM = re.compile(r"(?:([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):)?([A-Za-z_]\w*)")
 SUMMED = (torch.float32, torch.float64, torch.int32, torch.int64)  # what a run sums besides the format on the wire
 
 
 def parse_collective(text: str) -> tuple[str | None, str]:
-    """`package.module:name` or `name` -> the module that registers the engine, if any, and the engine's name.
+    """`package.module:name` or `name` -> the module that registers the backend, if any, and the backend's name.
 
     Raises SettingError.
     """
@@ -29,7 +29,7 @@ def parse_collective(text: str) -> tuple[str | None, str]:
 
 
 def check_collective(settings: BackendConfig) -> None:
-    """Raises SettingError for a `backend.collective` that cannot be, whatever is installed."""
+    """Raises SettingError for a `backend.collective` that is invalid, whatever is installed."""
     if settings.collective is None:
         return
     parse_collective(settings.collective)
@@ -44,22 +44,22 @@ def check_collective(settings: BackendConfig) -> None:
 
 
 def load_collective(text: str, device: torch.device) -> str:
-    """Import the module that registers an engine; returns the engine's name.
+    """Import the module that registers a process-group backend; returns the backend's name.
 
-    Raises SettingError when the module does not load, or torch has no engine of this name that serves `device`.
+    Raises SettingError when the module does not load, or torch has no such backend that serves `device`.
     """
     module, name = parse_collective(text)
     if module is not None:
         try:
             importlib.import_module(module)
         except Exception as error:  # a plug-in may refuse the machine by any error of its own
-            raise SettingError(f"backend.collective={text}: {module} does not load ({_first_line(error)})") from error
+            raise SettingError(f"backend.collective={text}: {module} does not load ({first_line(error)})") from error
     if not _is_there(name):
-        engines = ", ".join(filter(_is_there, dist.Backend.backend_list))
+        backends = ", ".join(filter(_is_there, dist.Backend.backend_list))
         cure = "import another module" if module else f"name the module that registers it, as in MODULE:{name}"
         raise SettingError(
-            f"backend.collective={text}: torch.distributed has no engine {name} here (it has {engines}); {cure}, or "
-            "leave it null"
+            f"backend.collective={text}: torch.distributed has no process-group backend {name} here (it has "
+            f"{backends}); {cure}, or leave it null"
         )
     served = dist.Backend.backend_capability[name]
     if device.type not in served:
@@ -71,16 +71,16 @@ def load_collective(text: str, device: torch.device) -> str:
 
 
 def try_out(text: str, rank: int, device: torch.device, wire: Iterable[torch.dtype], timeout: float) -> None:
-    """Let the engine do once, with a few numbers, each thing that a run will need of it; the ranks do so together.
+    """Try each collective that a run needs once, with a few numbers; all ranks call it.
 
-    An engine may lack a number format, give the mean for the sum, or never answer, and a run would notice only in its
-    middle, or not at all.
+    A plug-in may lack a number format, give the mean for the sum, or never answer, which a run would notice late or
+    never.
 
     Args:
         wire: formats in which gradients travel.
-        timeout: seconds in which the engine has to do each of them.
+        timeout: seconds for each of them.
 
-    Raises SettingError for the first that it does not do.
+    Raises SettingError for the first that fails.
     """
     trials: list[tuple[str, Callable[[], bool]]] = [
         (f"sum {_name_of(dtype)}", lambda dtype=dtype: _sums(dtype, rank, device))  # type: ignore[misc]
@@ -100,7 +100,7 @@ def _is_there(name: str) -> bool:
 
 
 def _sums(dtype: torch.dtype, rank: int, device: torch.device) -> bool:
-    """Whether the sum over ranks is one, and in full precision: the largest summand fits into no shorter format."""
+    """Whether all_reduce sums, and in full precision: the largest summand fits into no shorter format."""
     large = 2**40 if dtype.itemsize == 8 else 0
     summand = {0: large + 1, 1: 2}.get(rank, 0)
     values = torch.full((3,), summand, dtype=dtype, device=device)
@@ -117,7 +117,7 @@ def _broadcasts(rank: int, device: torch.device) -> bool:
 
 
 def _problem(trial: Callable[[], bool], device: torch.device, timeout: float) -> str | None:
-    """What is wrong with the outcome of `trial`; in a thread of its own, since it may never come back."""
+    """The reason why `trial` fails, or None; it runs in a thread of its own, since it may never return."""
     problems: list[str | None] = []
 
     def work() -> None:
@@ -126,16 +126,12 @@ def _problem(trial: Callable[[], bool], device: torch.device, timeout: float) ->
         try:
             problems.append(None if trial() else "the result is wrong")
         except Exception as error:
-            problems.append(_first_line(error))
+            problems.append(first_line(error))
 
     thread = threading.Thread(target=work, name="trial of a collective", daemon=True)
     thread.start()
     thread.join(timeout)
     return problems[0] if problems else f"no answer in {timeout:g} s"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _name_of(dtype: torch.dtype) -> str:

@@ -14,11 +14,11 @@ from torch import Tensor
 from distill.config.settings import BackendConfig
 from distill.distributed.collective import load_collective, parse_collective, try_out
 from distill.distributed.devices import choose_device
-from distill.distributed.interface import WIRE, Ranks
 from distill.distributed.rank import RankInfo, rank_from_env
+from distill.distributed.ranks import WIRE, Ranks
 from distill.distributed.rendezvous import open_store, wait_for_all
 from distill.distributed.rings import CANDIDATES, TorchRings, parse_rings
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, first_line
 
 POLL = 0.05  # seconds between two looks at a barrier
 
@@ -28,7 +28,7 @@ class Ddp(Ranks):
 
     On the CPU each ring is a process group with connections of its own. On GPUs rings are channels of NCCL, which
     chooses their number itself unless `backend.rings` is above 1. A plug-in (`backend.collective`) carries everything,
-    on one ring: SMDDP, for one, allows neither a second group nor another engine beside it, and serves GPUs alone. So
+    on one ring: SMDDP, for one, allows neither a second group nor another backend beside it, and serves GPUs alone. So
     what lies on the processor takes the way over the GPU there.
     """
 
@@ -49,7 +49,7 @@ class Ddp(Ranks):
             os.environ["NCCL_MIN_NCHANNELS"] = str(requested)  # read when the first communicator is made
         self._store = open_store(info, settings.timeout, "distill")
         wait_for_all(self._store, self.size, settings.timeout)
-        self._join(self._choose_engine(), device if nccl else None)
+        self._join(self._choose_backend(), device if nccl else None)
         self._rings = TorchRings(1 if nccl or plug_in else requested or max(CANDIDATES), settings.timeout)
         if settings.collective is not None:
             self.rings, self.measures_rings = 1, False
@@ -57,17 +57,17 @@ class Ddp(Ranks):
             try_out(settings.collective, self.rank, device, wire, settings.timeout)
         self._describe()
 
-    def _choose_engine(self) -> str:
-        """The name of torch.distributed's engine. Raises SettingError for a plug-in that is not there."""
+    def _choose_backend(self) -> str:
+        """The name of the process-group backend. Raises SettingError for a plug-in that is not there."""
         if self.settings.collective is not None:
             return load_collective(self.settings.collective, self.device)
         return "cpu:gloo,cuda:nccl" if self._nccl else "gloo"
 
-    def _join(self, engine: str, bound: torch.device | None) -> None:
+    def _join(self, backend: str, bound: torch.device | None) -> None:
         """Make the group of all ranks; NCCL connects at once where `bound` names the device."""
         try:
             dist.init_process_group(
-                engine,
+                backend,
                 store=dist.PrefixStore("groups", self._store),
                 rank=self.rank,
                 world_size=self.size,
@@ -77,7 +77,7 @@ class Ddp(Ranks):
         except Exception as error:
             if self.settings.collective is None:
                 raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             raise SettingError(f"backend.collective={self.settings.collective} does not start: {reason}") from error
 
     def _barrier(self) -> None:

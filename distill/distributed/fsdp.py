@@ -15,8 +15,8 @@ from distill.config.settings import BackendConfig
 from distill.distributed.ddp import Ddp
 from distill.distributed.formats import compute_in
 from distill.distributed.gradient_sync import GradientSync
-from distill.distributed.interface import Ranks, naming_lost_rank_inside
 from distill.distributed.lockstep import Lockstep, roots
+from distill.distributed.ranks import Ranks, naming_lost_rank_inside
 from distill.distributed.shard import is_sharded, local, reshard, shard, sharded_modules
 from distill.runtime.errors import SettingError
 

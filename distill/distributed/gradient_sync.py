@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from distill.distributed.bucket import MAX_STATS, Bucket
-from distill.distributed.interface import WIRE, Ranks, naming_lost_rank
+from distill.distributed.ranks import WIRE, Ranks, naming_lost_rank
 
 LARGEST_TRIAL = 8 * 2**20  # elements that `rings=auto` exchanges to measure
 

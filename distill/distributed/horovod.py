@@ -14,8 +14,8 @@ from torch import Tensor
 from distill.config.settings import BackendConfig
 from distill.distributed.devices import choose_device
 from distill.distributed.install_horovod import COMMAND
-from distill.distributed.interface import Ranks
 from distill.distributed.rank import RankInfo, rank_from_env
+from distill.distributed.ranks import Ranks
 from distill.distributed.rendezvous import meeting_point, open_store, wait_for_all
 from distill.distributed.rings import CANDIDATES, TorchRings, parse_rings
 from distill.runtime.errors import SettingError

@@ -1,106 +1,272 @@
-"""The ranks of a run on one machine as child processes: started, signalled and waited for; none outlives this process.
+"""The interface between the training loop and the ranks of a run, with everything in it that all backends share."""
 
-torchrun and horovodrun start ranks as well, and start those of several hosts. On one machine neither keeps the promises
-of a run, as was tried with torch 2.13 and Horovod 0.28.1:
-
-* SIGUSR1 writes a checkpoint and the run continues. It kills either launcher, and torchrun's ranks train on without it.
-* A run that gets a signal to stop has the time that its step and its checkpoint take. torchrun kills ranks after 30 s,
-  horovodrun after 10 s, and at once on SIGHUP.
-* The exit status gives the cause of an end (`distill.runtime.errors`). That of either launcher is 1, below a traceback.
-* Rank 0 writes to the terminal itself, with its progress line. horovodrun reads its ranks through a pipe.
-* No value of the environment stands on a command line. horovodrun writes all of them there, tokens too.
-* Ranks are at work in less than a second. horovodrun takes 11 s, as it looks at the network first.
-"""
-
-import os
-import signal
-import subprocess
-import sys
+import json
+import re
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
 
-from distill.runtime.children import dying_with, pass_signals
-from distill.runtime.progress import write_to
-from distill.runtime.signals import ALL, SAVING, Signals, handled, name_of
+import torch
+from torch import Tensor, nn
 
-# Seconds after the first failure: until then the others may end by themselves, as they see that one is lost; then they
-# get SIGTERM, and at last they are killed.
-END_BY_ITSELF, LAST_END = 3.0, 30.0
+from distill.config.settings import BackendConfig
+from distill.distributed.rank import RankInfo
+from distill.distributed.rings import choose_rings, parse_rings
+from distill.runtime.errors import RankLost
+
+# Number formats on the wire by `backend.compression`, and what gradients are multiplied by there. fp16 loses its digits
+# below 6e-5, where most gradients of one rank lie, and ends at 65,504: with this factor they go from 6e-8 to 64.
+WIRE = {"bf16": (torch.bfloat16, 1.0), "fp16": (torch.float16, 1024.0)}
 
 
-def run_ranks(processes: int, command: list[str]) -> int:
-    """Run `command` as so many ranks until all have ended, forwarding signals; the first failure ends all.
+@contextmanager
+def naming_lost_rank() -> Iterator[None]:
+    """Turn the error of a communication library whose rank is gone into RankLost, in one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        # Without the line of the library's source, and without its advice.
+        reason = re.sub(r"^\[\S+\] *", "", str(error).strip() or type(error).__name__).split(". ")[0].split("\n")[0]
+        raise RankLost(f"another rank has ended or does not answer: {reason}") from error
 
-    This process holds the store through which the ranks meet, on a port that is free. They find themselves in the same
-    variables that torchrun sets.
 
-    Returns:
-        The exit status of the run: that of the rank that failed first, or 128 + the signal that has ended it.
+# Of the messages of Gloo and NCCL when a rank is gone, in exchanges that torch makes by itself.
+LOST = re.compile(r"gloo/transport|[Cc]onnection (was )?(closed|reset|refused)|Broken pipe|NCCL|Timed out waiting")
+
+
+@contextmanager
+def naming_lost_rank_inside() -> Iterator[None]:
+    """The same around a computation with exchanges inside, whose other errors are left alone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, RankLost) or not LOST.search(str(error)):
+            raise
+        with naming_lost_rank():
+            raise
+
+
+@dataclass
+class Traffic:
+    """What a rank has exchanged with the others so far.
+
+    Attributes:
+        num_syncs: exchanges of the gradient.
+        num_collectives: calls of the communication library, of any kind.
+        bytes_sent: bytes handed to those calls; a ring carries 2 (size - 1) / size times that per rank.
+        exchange_seconds: from the beginning of each exchange of the gradient to its end, added up.
     """
-    from torch.distributed import TCPStore
 
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    shared = {
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-    prepare = dying_with(os.getpid())
-    with handled() as signals, pass_signals(signals) as ranks:
-        for rank in range(processes):
-            environment = os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            ranks.append(subprocess.Popen(command, preexec_fn=prepare, env=environment))
-        failed = _wait(ranks, signals)
-        received = list(signals.received)
-        signals.received.clear()  # the ranks have acted on them
-        stopped_by = signals.agreed_stop([float(number in received) for number in ALL])
-    if failed is None:
-        return 0
-    if stopped_by is not None:
-        return 128 + stopped_by
-    code = ranks[failed].returncode
-    status = code if code >= 0 else 128 - code
-    if -code not in received:
-        _report_failure(failed, status)
-    return status
+    num_syncs: int = 0
+    num_collectives: int = 0
+    bytes_sent: int = 0
+    exchange_seconds: float = 0.0
 
 
-def _wait(ranks: list["subprocess.Popen[bytes]"], signals: Signals) -> int | None:
-    """Wait for all ranks, end all when one fails; returns the one that failed first.
+class Ranks:
+    """The ranks of one run, seen from one of them.
 
-    Ranks that got a signal are ending already: a second one would end them at once, while they save.
+    All methods raise RankLost when another rank is gone, or has not answered for `backend.timeout` seconds.
+
+    Attributes:
+        name: single, ddp, fsdp or horovod.
+        engine: the library and transport of the gradients, for the report.
+        rank, size: this process among all of them.
+        local_rank, local_size: this process among those of its host.
+        device: where model and batches of this rank live.
+        rings: rings in use for the exchange of gradients; with `backend.rings=auto` set by `choose_rings`.
+        measures_rings: whether that is still to come.
+        ring_seconds: what `backend.rings=auto` measured: seconds of one exchange by number of rings; else empty.
+        traffic: what this rank has exchanged so far.
     """
-    failed: int | None = None
-    since, terminated = 0.0, False
-    while alive := [rank for rank in ranks if rank.poll() is None]:
-        if failed is None:
-            failed = _first_failure(ranks)
-            since = time.monotonic()
-        past = time.monotonic() - since if failed is not None else 0.0
-        if past > END_BY_ITSELF and not terminated and not any(number != SAVING for number in signals.received):
-            terminated = True
-            for rank in alive:
-                rank.terminate()
-        if past > END_BY_ITSELF + LAST_END:
-            for rank in alive:
-                rank.kill()
-        time.sleep(0.05)
-    return failed if failed is not None else _first_failure(ranks)
+
+    name: str
+    engine: str
+    equal_windows = False  # whether all ranks have to have the same number of micro-batches in a window
+    shards_student = False  # whether each rank holds a part of the student's weights
+    shards_teacher = False  # the same of teachers
+
+    def __init__(self, settings: BackendConfig, info: RankInfo, device: torch.device) -> None:
+        self.settings = settings
+        self.rank, self.size = info.rank, info.size
+        self.local_rank, self.local_size = info.local_rank, info.local_size
+        self.device = device
+        requested = parse_rings(settings.rings)
+        self.rings, self.measures_rings = requested or 1, requested is None and self.size > 1
+        self.ring_seconds: dict[int, float] = {}
+        self.traffic = Traffic()
+
+    @property
+    def shards(self) -> bool:
+        """Whether any model is sharded."""
+        return self.shards_student or self.shards_teacher
+
+    def shard(self, model: nn.Module, blocks: Sequence[nn.Module], calls: int, trained: bool) -> None:
+        """Shard the weights of a model over the ranks, in place; only of ranks that shard a model.
+
+        Args:
+            blocks: modules in it that are called one after the other, `calls` times in all.
+            trained: whether it is the student.
+        """
+        raise NotImplementedError
+
+    def place(self, model: Any, dtype: torch.dtype) -> Any:
+        """The model on this rank's device, in place; one that is sharded is there, and computes in `dtype` from now on.
+
+        Other models compute in another format by autocast or in packed layers, which are chosen later.
+        """
+        return model.to(self.device)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of `tensor` over all ranks, in its own type; the input stays as it is."""
+        result = tensor.detach().clone(memory_format=torch.contiguous_format)
+        if self.size > 1:
+            self.count(result)
+            with self.waiting():
+                self._sum(result)
+        return result
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's `value` on every rank.
+
+        That is a tensor (all ranks give one of the same shape and type), or what JSON holds: nothing that comes from
+        another process is ever run here, as unpickling it would.
+        """
+        if self.size == 1:
+            return value
+        if isinstance(value, Tensor):
+            self.broadcast_all([value := value.detach().clone(memory_format=torch.contiguous_format)])
+            return value
+        data = _as_bytes(value)
+        length = self.broadcast(torch.tensor(len(data)))
+        data = self.broadcast(data if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8))
+        return json.loads(data.numpy().tobytes())
+
+    def gather(self, value: Any) -> list[Any]:
+        """The `value` of every rank, by rank, on all of them; what JSON holds."""
+        if self.size == 1:
+            return [value]
+        data = _as_bytes(value)
+        lengths = torch.zeros(self.size, dtype=torch.int64)
+        lengths[self.rank] = len(data)
+        lengths = self.sum(lengths)
+        table = torch.zeros(self.size, int(lengths.max()), dtype=torch.int32)  # Horovod sums no bytes
+        table[self.rank, : len(data)] = data
+        by_rank = self.sum(table).to(torch.uint8)
+        return [
+            json.loads(row[:length].numpy().tobytes()) for row, length in zip(by_rank, lengths.tolist(), strict=True)
+        ]
+
+    @contextmanager
+    def in_lockstep(self, models: Sequence[nn.Module], idle: Callable[[Any], object]) -> Iterator[None]:
+        """While it is open ranks may compute different numbers of forwards of the models; all ranks open it together.
+
+        Where models are sharded over the ranks those without work join in the forwards of the others.
+
+        Args:
+            idle: computes a forward of one of the models whose outcome is not used.
+        """
+        yield
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Around forward and backward passes, in which sharded models exchange their weights."""
+        yield
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come here, however long that takes."""
+        if self.size > 1:
+            self.traffic.num_collectives += 1
+            with self.waiting():
+                self._barrier()
+
+    def close(self) -> None:
+        """Leave the group of ranks once all have come here; nothing but attributes may be used afterwards.
+
+        Not for a rank that fails: `launch.leave` is.
+        """
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        # After an error the others may never come to `close`.
+        if error is None:
+            self.close()
+
+    # For `GradientSync`.
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A wait for the other ranks."""
+        with naming_lost_rank():
+            yield
+
+    def count(self, tensor: Tensor) -> None:
+        """Count a call of the communication library that carries `tensor`."""
+        self.traffic.num_collectives += 1
+        self.traffic.bytes_sent += tensor.numel() * tensor.element_size()
+
+    def broadcast_all(self, tensors: list[Tensor]) -> None:
+        """Overwrite tensors of any types with those of rank 0, in place."""
+        # As bytes and in one call: no latency per tensor.
+        if self.size == 1 or not tensors:
+            return
+        with torch.no_grad():
+            data = torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors])
+            self.count(data)
+            with self.waiting():
+                self._broadcast(data)
+            start = 0
+            for tensor in tensors:
+                stop = start + tensor.numel() * tensor.element_size()
+                # A copy, since a slice of bytes need not begin where the element type may begin.
+                tensor.copy_(data[start:stop].clone().view(tensor.dtype).view_as(tensor))
+                start = stop
+
+    def choose_rings(self, trial: Tensor) -> None:
+        """Measure one, two and four rings on `trial`, a flat tensor of zeros, and keep the fastest number."""
+        self.measures_rings = False
+
+        def seconds(rings: int) -> float:
+            self.sum(torch.zeros(1))  # ranks leave it together, and a barrier some hundredths of a second apart
+            start = time.perf_counter()
+            self.begin_sum(trial.chunk(rings), f"trial/{rings}")()
+            return float(self.sum(torch.tensor(time.perf_counter() - start, dtype=torch.float64))) / self.size
+
+        self.rings, self.ring_seconds = choose_rings(seconds)
+        self._close_unused_rings()
+        self.traffic = Traffic()  # without the trial
+
+    def begin_sum(self, parts: Sequence[Tensor], name: str) -> Callable[[], None]:
+        """Begin to sum contiguous tensors over all ranks, in place, part i on ring i; returns a function that waits.
+
+        `name` is the same for the same part of every exchange.
+        """
+        raise NotImplementedError
+
+    # What a backend of several ranks gives; one process never comes here.
+
+    def _barrier(self) -> None:
+        """Wait for all ranks."""
+        raise NotImplementedError
+
+    def _sum(self, tensor: Tensor) -> None:
+        """Sum a contiguous tensor of any type over all ranks, in place."""
+        raise NotImplementedError
+
+    def _broadcast(self, data: Tensor) -> None:
+        """Overwrite [bytes] uint8 with those of rank 0, in place."""
+        raise NotImplementedError
+
+    def _close_unused_rings(self) -> None:
+        """Close the rings that `backend.rings=auto` tried and did not take."""
+        raise NotImplementedError
 
 
-def _first_failure(ranks: list["subprocess.Popen[bytes]"]) -> int | None:
-    return next((number for number, rank in enumerate(ranks) if rank.returncode), None)
-
-
-def _report_failure(rank: int, status: int) -> None:
-    """Report the rank that ended the run, unless it is rank 0, which has reported its own error."""
-    log = f"its output is in logs/rank{rank}.log of the run folder"
-    if (name := name_of(status)) is not None:
-        # Rank 0 handles these signals and reports them itself.
-        if rank > 0:
-            write_to(sys.stderr, f"rank {rank} was stopped by {name}; {log}\n")
-    elif status > 128:
-        write_to(sys.stderr, f"rank {rank} was killed by {signal.Signals(status - 128).name}; {log}\n")
-    elif rank > 0:
-        write_to(sys.stderr, f"rank {rank} ended with status {status}; {log}\n")
+def _as_bytes(value: Any) -> Tensor:
+    """`value` as the bytes of its JSON, [n] uint8."""
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)

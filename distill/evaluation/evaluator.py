@@ -18,7 +18,7 @@ from distill.evaluation.measures import (
     Scoring,
     chunk_rows,
 )
-from distill.evaluation.measures.over_ranks import computed, summed
+from distill.evaluation.measures.over_ranks import compute_metric, sum_exchange
 from distill.evaluation.readers import Readers
 from distill.evaluation.sets import EvaluationSet, SetContents
 from distill.evaluation.significance import SequenceLosses
@@ -43,8 +43,11 @@ class Evaluator:
     def __init__(self, scoring: Scoring, passes: list[Pass], precision: PrecisionConfig) -> None:
         self.scoring, self.passes, self.ranks = scoring, passes, scoring.ranks
         self.readers = Readers(precision, scoring.ranks)
-        of_task = [measure for run in passes for measure in run.measures]
-        self.measures: list[Measure] = [*of_task, *(measure for run in passes for measure in run.user_measures)]
+        of_task = [measure for scoring_pass in passes for measure in scoring_pass.measures]
+        self.measures: list[Measure] = [
+            *of_task,
+            *(measure for scoring_pass in passes for measure in scoring_pass.user_measures),
+        ]
         self.kept: dict[str, KeptRows] = {}
 
     def score(self, model: Any, label: str, sets: list[EvaluationSet], keep: str | None = None) -> Scores:
@@ -65,9 +68,13 @@ class Evaluator:
 
     def score_one(self, model: Any, measure: Measure, data: EvaluationSet) -> float | None:
         """One measure of a model on one set."""
-        (run,) = (run for run in self.passes if measure in (*run.measures, *run.user_measures))
+        (scoring_pass,) = (
+            scoring_pass
+            for scoring_pass in self.passes
+            if measure in (*scoring_pass.measures, *scoring_pass.user_measures)
+        )
         with self.readers.timed(), self.readers.opened(model) as reader:
-            return run.score(reader, data, lambda count: None).get(measure.name)
+            return scoring_pass.score(reader, data, lambda count: None).get(measure.name)
 
     def agree(self, student: Any, teacher: Any, sets: list[EvaluationSet]) -> dict[str, dict[str, float]]:
         """Share of equal first choices `top1` and mean KL(teacher || student) in nats `kl`, at positions with a target.
@@ -82,13 +89,17 @@ class Evaluator:
             self.readers.opened(teacher) as other,
         ):
             for data in sets:
-                with self._progress(f"agreement on {data.name}", data.num_sequences, "sequences") as done:
-                    scores[data.name] = self._agreement(one, other, data, done)
+                with self._progress(f"agreement on {data.name}", data.num_sequences, "sequences") as on_progress:
+                    scores[data.name] = self._agreement(one, other, data, on_progress)
         return scores
 
     def describe(self, data: EvaluationSet) -> SetContents:
         """What the set holds and how many of its positions are scored, on all ranks."""
-        single = [run for run in self.passes if run.measures and run.measures[0].name == "pseudo_perplexity"]
+        single = [
+            scoring_pass
+            for scoring_pass in self.passes
+            if scoring_pass.measures and scoring_pass.measures[0].name == "pseudo_perplexity"
+        ]
         return {
             "name": data.name,
             "description": data.description,
@@ -111,15 +122,22 @@ class Evaluator:
         kept = None if keep is None or not head_outlasts_forward(model) else KeptRows(KEPT_BYTES)
         with self.readers.timed(), self.readers.opened(model) as reader:
             for data in sets:
-                for run in self.passes:
-                    if not run.scores(data) or not run.measures:
+                for scoring_pass in self.passes:
+                    if not scoring_pass.applies_to(data) or not scoring_pass.measures:
                         continue
-                    by_sequence = self._sequence_sums(data) if run.by_sequence and losses is not None else None
-                    title = run.measures[0].title.lower()
-                    with self._progress(f"{label}, {title} on {data.name}", run.size(data), run.unit) as done:
-                        values = run.score(reader, data, done, Byproducts(by_sequence, kept if run.keeps else None))
+                    by_sequence = self._sequence_sums(data) if scoring_pass.by_sequence and losses is not None else None
+                    title = scoring_pass.measures[0].title.lower()
+                    with self._progress(
+                        f"{label}, {title} on {data.name}", scoring_pass.size(data), scoring_pass.unit
+                    ) as on_progress:
+                        values = scoring_pass.score(
+                            reader,
+                            data,
+                            on_progress,
+                            Byproducts(by_sequence, kept if scoring_pass.keeps_head_rows else None),
+                        )
                     if by_sequence is not None and losses is not None:
-                        losses[run.measures[0].name, data.name] = by_sequence.result()
+                        losses[scoring_pass.measures[0].name, data.name] = by_sequence.result()
                     for name, value in values.items():
                         scores[name][data.name] = value
         if keep is not None and kept is not None:
@@ -129,22 +147,22 @@ class Evaluator:
     def _sequence_sums(self, data: EvaluationSet) -> "SequenceLossSums":
         from distill.evaluation.measures.perplexity import SequenceLossSums
 
-        return SequenceLossSums(data.num_sequences, **summed(self.ranks)).to(self.ranks.device)
+        return SequenceLossSums(data.num_sequences, **sum_exchange(self.ranks)).to(self.ranks.device)
 
     def _agreement(
-        self, student: LanguageModel, teacher: LanguageModel, data: EvaluationSet, done: ProgressCallback
+        self, student: LanguageModel, teacher: LanguageModel, data: EvaluationSet, on_progress: ProgressCallback
     ) -> dict[str, float]:
         from distill.evaluation.measures.agreement import Agreement
 
-        metric = Agreement(**summed(self.ranks)).to(self.ranks.device)
+        metric = Agreement(**sum_exchange(self.ranks)).to(self.ranks.device)
         vocab = self.scoring.vocab
         size = chunk_rows(vocab)
         parts = (self._head_rows("student", student, data), self._head_rows("teacher", teacher, data))
         for both in zip(*parts, strict=True):
             for student_rows, teacher_rows in zip(*(rows.split(size) for rows in both), strict=True):
                 metric.update(student.logits(student_rows, vocab).float(), teacher.logits(teacher_rows, vocab).float())
-            done(self.scoring.settings.batch_size)
-        values: dict[str, float] = computed(metric)
+            on_progress(self.scoring.settings.batch_size)
+        values: dict[str, float] = compute_metric(metric)
         return values
 
     def _head_rows(self, which: str, model: LanguageModel, data: EvaluationSet) -> Iterator[Tensor]:
@@ -159,17 +177,17 @@ class Evaluator:
     def _progress(self, label: str, total: int, unit: str) -> Iterator[ProgressCallback]:
         """Rank 0 shows how far all ranks are, estimated from its own part; nothing where there is no work."""
         if not total:
-            yield lambda more: None
+            yield lambda scored: None
             return
         progress = Progress(label, total, unit)
         count = 0
 
-        def done(more: int) -> None:
+        def on_progress(scored: int) -> None:
             nonlocal count
-            count += more * self.ranks.size
+            count += scored * self.ranks.size
             progress.update(min(count, total))
 
         try:
-            yield done
+            yield on_progress
         finally:
             progress.close()

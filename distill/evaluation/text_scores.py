@@ -24,7 +24,7 @@ from distill.evaluation.measures import token_losses
 from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel, OutputSpec
-from distill.models.loaded import LoadedModel, loaded
+from distill.models.loaded import LoadedModel, as_loaded
 from distill.runtime.errors import SettingError
 
 METHODS = ("original", "within_word_l2r")
@@ -109,7 +109,7 @@ def score(
         SettingError: the model is neither causal nor masked, a text is longer than its sequences, or an option does not
             fit.
     """
-    lm = loaded(model, device)
+    lm = as_loaded(model, device)
     texts = [text] if isinstance(text, str) else list(text)
     _check(lm, method, bos, base, batch_size)
     names: list[list[str]] = [[] for _ in texts]

@@ -1,4 +1,4 @@
-"""A saved model that is loaded for use: its kind, its tokenizer, and settings of the run that trained it."""
+"""Loads a saved model with its tokenizer and the settings of the run that trained it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,7 +69,7 @@ class LoadedModel:
 
     @property
     def longest(self) -> int | None:
-        """The most tokens of a sequence that it reads; None where its configuration sets no limit."""
+        """The maximum length of a sequence in tokens; None where its configuration sets no limit."""
         return max_positions(self.model)
 
     @contextmanager
@@ -88,7 +88,7 @@ class LoadedModel:
 
 
 def load_model(path: str | Path, device: str = "auto", setting: str = SETTING) -> LoadedModel:
-    """A saved model and its tokenizer, in evaluation mode and fp32; code that comes with a model is never run.
+    """Load a saved model and its tokenizer, in evaluation mode and fp32; code that comes with a model is never run.
 
     Args:
         path: a run folder, a snapshot, a model folder or a name on the Hub.
@@ -117,8 +117,8 @@ def without_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def loaded(model: "str | Path | LoadedModel", device: str = "auto") -> LoadedModel:
-    """The model itself where it is loaded already, as whoever uses it many times does; else what `load_model` gives."""
+def as_loaded(model: "str | Path | LoadedModel", device: str = "auto") -> LoadedModel:
+    """The model as it is where it is loaded already; else load it by `load_model`."""
     return model if isinstance(model, LoadedModel) else load_model(model, device)
 
 

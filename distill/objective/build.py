@@ -33,7 +33,7 @@ def make_terms(settings: ObjectiveConfig) -> dict[str, Term]:
                 f"objective.{name}._target_={path} gives no loss term: inherit from distill.objective.terms.Term"
             )
         if isinstance(term, VocabularyTerm) and not path.startswith("distill."):
-            _try_out(name, path, term)
+            _smoke_test(name, path, term)
         if settings.terms[name].temperature is not None and not hasattr(term, "temperature"):
             raise SettingError(
                 f"objective.{name}.temperature follows a schedule, but {path} has no attribute temperature to set in "
@@ -42,30 +42,31 @@ def make_terms(settings: ObjectiveConfig) -> dict[str, Term]:
     return terms
 
 
-def _try_out(name: str, path: str, term: VocabularyTerm) -> None:
-    """Compute a loss of the user's on three rows, before anything heavy starts.
+def _smoke_test(name: str, path: str, term: VocabularyTerm) -> None:
+    """Compute a loss of the user's at three positions, before anything heavy starts.
 
     Raises:
-        SettingError: it fails, or gives something else than a value per row that depends on the student.
+        SettingError: it fails, or does not give one value per position that depends on the student.
     """
-    where = f"objective.{name}._target_={path}"
+    setting = f"objective.{name}._target_={path}"
     if hasattr(term, "rows"):
-        raise SettingError(f"{where}: rows={term.rows} has another name now: rename the attribute to positions")
+        raise SettingError(f"{setting}: rows={term.rows} has another name now: rename the attribute to positions")
     if term.positions not in (ALL, TARGETS):
-        raise SettingError(f"{where}: positions={term.positions} is not known: choose {ALL} or {TARGETS}")
+        raise SettingError(f"{setting}: positions={term.positions} is not known: choose {ALL} or {TARGETS}")
     student, teacher = torch.randn(3, 7, requires_grad=True), torch.randn(3, 7)
     try:
         losses = term.losses(student, teacher if term.needs_teacher else None, torch.tensor([1, 2, 3]))
-        shape, depends = list(losses.shape), losses.requires_grad
+        shape, requires_grad = list(losses.shape), losses.requires_grad
     except Exception as error:
-        raise SettingError(f"{where}: losses() fails on logits of 3 rows: {' '.join(str(error).split())}") from error
-    if shape != [3] or not depends:
-        what = f"gives {shape} for 3 rows" if shape != [3] else "does not depend on the student's logits"
-        raise SettingError(f"{where}: losses() {what}; give one value per row, computed from them")
+        reason = " ".join(str(error).split())
+        raise SettingError(f"{setting}: losses() fails on logits of 3 positions: {reason}") from error
+    if shape != [3] or not requires_grad:
+        what = f"gives {shape} for 3 positions" if shape != [3] else "does not depend on the student's logits"
+        raise SettingError(f"{setting}: losses() {what}; give one value per position, computed from them")
 
 
-def fit_terms(terms: dict[str, Term], student: Any, teacher: Any | None) -> dict[str, Term]:
-    """The terms with what they train and read for this pair. Raises SettingError where one does not fit it."""
+def bind_terms(terms: dict[str, Term], student: Any, teacher: Any | None) -> dict[str, Term]:
+    """Bind the terms to the models that they train and read. Raises SettingError where a term does not fit the pair."""
     fitted = {name: copy.copy(term) for name, term in terms.items()}
     for name, term in fitted.items():
         try:
@@ -109,7 +110,7 @@ def build_objective(
 
 
 def _check_compiled(terms: dict[str, Term]) -> None:
-    """Refuse what would be compiled anew at every step: encoders whose queries and keys are recorded."""
+    """Refuse encoders whose queries and keys are recorded, as they would be compiled anew at every step."""
     for name, term in terms.items():
         if term.student_reads.qkv or term.teacher_reads.qkv:
             raise SettingError(

@@ -1,10 +1,10 @@
-"""Writes the report of a run: report.html, and the same as Markdown in report.md."""
+"""Writes the report of a run as report.html and report.md."""
 
 import math
 from dataclasses import replace
 from pathlib import Path
 
-from distill.data.duplicates import described
+from distill.data.duplicates import describe_duplicates
 from distill.report import page, run_figures
 from distill.report.history import history_blocks
 from distill.report.page import Block, Code, Picture, Section, Table, Tiles, facts_table
@@ -23,7 +23,7 @@ MAX_NAMED = 5  # skipped files that are listed by name
 def write(folder: Path, record: Record, metrics: Metrics, config_yaml: str) -> None:
     """Write plots/*.png, report.html and report.md into `folder`.
 
-    Where a number is missing or None there is a dash, or its row, table or figure is left out.
+    A number that is missing or None is shown as a dash, or its line, table or figure is left out.
 
     Args:
         metrics: the lines of metrics.jsonl.
@@ -38,7 +38,7 @@ def write(folder: Path, record: Record, metrics: Metrics, config_yaml: str) -> N
         Section("Training", _training(record, pictures)),
         Section("Where the time goes", profile_blocks(folder, record.profile) if record.profile else []),
         Section("Data", _data(record)),
-        Section("Reproduce", _again(record, config_yaml)),
+        Section("Reproduce", _reproduce(record, config_yaml)),
     ]
     sections = [section for section in sections if section.blocks]
     title = f"{record.recipe or 'Run'}: " + ("distillation report" if record.teacher else "report")
@@ -89,7 +89,7 @@ def _few_positions(record: Record) -> str:
 
 
 def _layers(record: Record) -> list[Block]:
-    """The table of student.layers=auto: what the untrained student lost with each choice of layers, the best first."""
+    """The table of student.layers=auto: the loss of the untrained student by choice of layers, the best first."""
     search = record.student.start.search if record.student else None
     if search is None or not is_number(search.teacher):
         return []
@@ -144,12 +144,8 @@ def _training(record: Record, pictures: dict[str, Picture]) -> list[Block]:
     return drawn + facts_table("", facts)
 
 
-def _waiting(fraction: float | None) -> str | None:
-    return f"{percent(fraction, 1)} of the time" if is_number(fraction) else None
-
-
 def _evaluation(training: Training) -> str | None:
-    """What scoring took, beside the training. Of a run that was resumed that is the scoring of its last process."""
+    """The time that scoring took; of a resumed run only that of its last process."""
     seconds, trained = training.evaluation_seconds, training.seconds
     if not is_number(seconds) or not is_number(trained):
         return None
@@ -179,13 +175,13 @@ def _data(record: Record) -> list[Block]:
         ("Preparation", ", ".join(filter(None, prepared))),
         ("Files skipped", skipped if corpus.skipped else None),
         ("Invalid records", f"{number(corpus.invalid)} of {number(corpus.records)}" if corpus.invalid else None),
-        ("Duplicates", described(corpus.duplicates) if corpus.duplicates else None),
+        ("Duplicates", describe_duplicates(corpus.duplicates) if corpus.duplicates else None),
     ]
     return [*facts_table("Corpus", facts), *_sources(record), *_sets(record)]
 
 
 def _sets(record: Record) -> list[Block]:
-    """The evaluation sets and how much of each was scored."""
+    """The evaluation sets, and the positions of each that were scored."""
     head = ["", "Documents", "Sequences", "Tokens", "Scored"]
     note = "The last column counts what is scored: next tokens of a causal model, labelled examples."
     pseudo = "pseudo_perplexity" in record.measures
@@ -200,7 +196,7 @@ def _sets(record: Record) -> list[Block]:
 
 
 def _sources(record: Record) -> list[Block]:
-    """The sources of a mixture: what there is of each, and what the run was fed."""
+    """The sources of a mixture: the size of each, and the part that the run was fed."""
     rows = []
     for name, source in record.corpus.sources.items():
         fed = record.training.sources.get(name) or Fed()
@@ -212,7 +208,7 @@ def _sources(record: Record) -> list[Block]:
     return [Table(head, rows, note, "Sources")] if rows else []
 
 
-def _again(record: Record, config_yaml: str) -> list[Block]:
+def _reproduce(record: Record, config_yaml: str) -> list[Block]:
     command: list[Block] = [Code(record.command, language="bash")] if record.command else []
     environment = [(name.replace("_", " "), value) for name, value in vars(record.environment).items()]
     config: list[Block] = [Code(config_yaml, "Resolved configuration", "yaml")] if config_yaml.strip() else []

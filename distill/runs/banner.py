@@ -5,7 +5,7 @@ from typing import Any
 
 from distill.config.settings import Config, OptimizerConfig
 from distill.data.batches import Batches, StepShape
-from distill.data.duplicates import described
+from distill.data.duplicates import describe_duplicates
 from distill.data.tokens import Tokens
 from distill.models.load import size
 from distill.objective.objective import Objective
@@ -54,7 +54,7 @@ def _notes(config: Config, recipe: str, tokens: Tokens, needs_teacher: bool) -> 
     if tokens.invalid.bad:
         lines.append(f"The preparation of the corpus {tokens.invalid.bad_line()}.")
     if tokens.duplicates and (tokens.duplicates["exact"] or tokens.duplicates.get("near")):
-        lines.append(f"Duplicates: {described(tokens.duplicates)}.")
+        lines.append(f"Duplicates: {describe_duplicates(tokens.duplicates)}.")
     return lines
 
 
@@ -128,12 +128,11 @@ def banner(
 
 
 def _sequences_of_a_step(shape: StepShape) -> str:
-    """What a step consists of; with `train.sequences_per_step` its micro-batches may be uneven."""
-    if shape.total is None:
-        return f"{shape.batch_size} sequences x {shape.accumulate} micro-batches x {shape.size} ranks"
+    """What a step consists of; its micro-batches may be uneven."""
+    most = min(shape.batch_size, -(-shape.sequences // shape.size))
     return (
-        f"{shape.total:,} sequences (train.sequences_per_step; train.accumulate is not read) in "
-        f"{shape.micro_batches} micro-batches of at most {shape.batch_size} on each of {shape.size} ranks"
+        f"{shape.sequences:,} sequences ({shape.micro_batches} micro-batches of at most {most} on each of "
+        f"{shape.size} ranks)"
     )
 
 

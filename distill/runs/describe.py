@@ -1,4 +1,4 @@
-"""What there is to record of the parts of a run: its corpus, models, objective, ranks and machine."""
+"""The facts that a record keeps of each part of a run: its corpus, models, objective, ranks and machine."""
 
 import os
 import platform
@@ -74,15 +74,17 @@ def model_facts(kind: type[AnyModel], name: str, model: Any) -> AnyModel:
 
 
 def teacher_facts(pair: Pair, caches: dict[str, Cache]) -> facts.Teacher:
-    """The only teacher, or what several are together; `caches` by the name of a member, which the only one lacks."""
-    kept = {name: cache_facts(cache) for name, cache in caches.items()}
+    """The only teacher, or the mean of several with its members; `caches` by the name of the member, `ONLY` for one."""
+    facts_by_name = {name: cache_facts(cache) for name, cache in caches.items()}
     members = {
-        member.name: replace(model_facts(facts.Teacher, member.title, member.model), cache=kept.get(member.name))
+        member.name: replace(
+            model_facts(facts.Teacher, member.title, member.model), cache=facts_by_name.get(member.name)
+        )
         for member in pair.teachers
         if member.name
     }
-    whole = model_facts(facts.Teacher, title_of(pair.teachers), pair.teacher)
-    return replace(whole, members=members, cache=kept.get(ONLY))
+    together = model_facts(facts.Teacher, title_of(pair.teachers), pair.teacher)
+    return replace(together, members=members, cache=facts_by_name.get(ONLY))
 
 
 def student_facts(config: Config, pair: Pair) -> facts.Student:
@@ -94,7 +96,7 @@ def student_facts(config: Config, pair: Pair) -> facts.Student:
 
 
 def origin_of(model: Any, made_by: str | None, causal: bool, call: str | None = None) -> facts.Origin:
-    """What is needed to load a student again.
+    """The facts that are needed to load a student again.
 
     Args:
         made_by: the import path of the callable that made it; None: transformers.
@@ -108,7 +110,7 @@ def call_of(make: Component, length: int) -> str:
     """The arguments of the callable that made a student, as its model card writes them behind a line with `tokenizer`.
 
     Args:
-        length: tokens of a sequence. A teacher cannot be written down and stands as `...`.
+        length: tokens of a sequence. A teacher is written as `...`.
     """
     context = {"teacher": "...", "tokenizer": "tokenizer", "sequence_length": str(length)}
     _, arguments = make.bind(**context)
@@ -116,17 +118,17 @@ def call_of(make: Component, length: int) -> str:
 
 
 def _start(config: Config, pair: Pair) -> facts.Start:
-    """What the student was before its first step: layers of a teacher, a saved model, or new weights."""
+    """The weights that the student starts from: layers of a teacher, a saved model, or new ones."""
     settings = config.student
     if not isinstance(settings, LayersStudentConfig):
         source = None if isinstance(settings, NewStudentConfig) else settings.path
         return facts.Start(init=settings.init, source=source)
-    first, layers, search = pair.teachers[0], list[Any](), None
+    first_teacher, layers, search = pair.teachers[0], list[Any](), None
     if settings.layers != AUTO:  # else they were not recorded
-        layers = choose_layers(settings.layers, settings.num_layers, first.model.config.num_hidden_layers)
+        layers = choose_layers(settings.layers, settings.num_layers, first_teacher.model.config.num_hidden_layers)
     if pair.built.search:
         search = from_json(facts.LayerSearch, to_json(pair.built.search))
-    return facts.Start(init=settings.init, source=first.title, layers=layers, search=search)
+    return facts.Start(init=settings.init, source=first_teacher.title, layers=layers, search=search)
 
 
 def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
@@ -148,7 +150,7 @@ def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
 
 
 def _sources(tokens: Tokens, order: Mixture) -> dict[str, facts.Source]:
-    """The sources of a mixture: what there is of each, and its fraction of the sequences that are fed."""
+    """The sources of a mixture: the size of each, and its fraction of the sequences that are fed."""
     counts = zip(tokens.sources.items(), order.quotas, order.sizes, strict=True)
     return {
         name: facts.Source(source.name, float(quota / len(order)), source.documents, source.tokens, int(sequences))
@@ -157,7 +159,7 @@ def _sources(tokens: Tokens, order: Mixture) -> dict[str, facts.Source]:
 
 
 def training_facts(state: State, batches: Batches, history: list[LogLine]) -> facts.Training:
-    """What has been trained so far.
+    """The training so far: steps, tokens, seconds and losses.
 
     Args:
         history: the lines of history.jsonl.
@@ -180,7 +182,7 @@ def training_facts(state: State, batches: Batches, history: list[LogLine]) -> fa
 
 
 def data_wait(metrics: list[LogLine]) -> float | None:
-    """Fraction of the training time that went by waiting for batches: `data_wait` weighted by the time it stands for.
+    """Fraction of the training time spent waiting for batches: the mean of `data_wait`, weighted by seconds.
 
     Args:
         metrics: the lines of metrics.jsonl.
@@ -188,8 +190,10 @@ def data_wait(metrics: list[LogLine]) -> float | None:
     ends = [0.0, *(line["seconds"] for line in metrics)]
     if ends[-1] <= 0:
         return None
-    waited = [line["data_wait"] * (end - begin) for line, (begin, end) in zip(metrics, pairwise(ends), strict=True)]
-    return float(sum(waited) / ends[-1])
+    wait_seconds = [
+        line["data_wait"] * (end - begin) for line, (begin, end) in zip(metrics, pairwise(ends), strict=True)
+    ]
+    return float(sum(wait_seconds) / ends[-1])
 
 
 def objective_facts(objective: Objective) -> facts.Objective:
@@ -224,7 +228,7 @@ def optimizer_facts(config: Config, batches: Batches) -> facts.Optimizer:
 
 
 def measure_facts(measures: list[Measure]) -> dict[str, facts.Measure]:
-    """What is measured, as the report calls it."""
+    """The measures by name, as the report calls them."""
     return {
         measure.name: facts.Measure(measure.title, measure.explanation, measure.lower_is_better) for measure in measures
     }
@@ -263,17 +267,17 @@ def environment(device: torch.device) -> facts.Environment:
 
 
 def device_name(device: torch.device) -> str:
-    """What computes: the kind of device and, in parentheses, which one it is."""
+    """The kind of device and, in parentheses, its model."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return f"{device.type} ({name})"
 
 
 def _git_revision() -> str | None:
-    """Of the project's own checkout; None in an installed package."""
+    """The revision of the project's own checkout; None in an installed package."""
     if not (HERE.parent / ".git").exists():
         return None
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["git", "-C", str(HERE.parent), "describe", "--always", "--dirty", "--abbrev=12"],
             capture_output=True,
             text=True,
@@ -281,4 +285,4 @@ def _git_revision() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return completed.stdout.strip() or None

@@ -28,7 +28,7 @@ from distill.models.layer_choice import AUTO
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.student import make_student, tokenizer_of
 from distill.models.teacher import teacher_path, teacher_tokenizer
-from distill.objective.build import fit_terms
+from distill.objective.build import bind_terms
 from distill.objective.terms import Term, VocabularyTerm
 from distill.runs.layer_search import Prediction, find_layers
 from distill.runs.run_folder import RunFolder
@@ -50,7 +50,7 @@ class BuiltStudent:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class RunModels:
     """What is known of the models of a run before its sequences are read."""
 
     teachers: list[Member]
@@ -106,7 +106,7 @@ class Pair:
         return put_together(self.student, self.built.skeleton, ranks.rank == 0)
 
 
-def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks) -> Loaded:
+def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks) -> RunModels:
     """The frozen teachers, the tokenizer (the teachers', the student's or a new one), and the student.
 
     Also a student whose layers are still to be chosen is built once, to refuse what does not fit; none of it is kept.
@@ -117,24 +117,27 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     teachers, shared = load_members(config, teacher_kind, ranks.device, ranks.shards_teacher, reads_head)
     first = teachers[0].model if teachers else None
     tokenizer = _find_tokenizer(config, task, shared)
-    other = None if shared is None or shared.get_vocab() == tokenizer.get_vocab() else shared
-    if other is not None:
-        _check_across_tokenizers(terms, config, other, tokenizer)
+    teacher_only_tokenizer = None if shared is None or shared.get_vocab() == tokenizer.get_vocab() else shared
+    if teacher_only_tokenizer is not None:
+        _check_across_tokenizers(terms, config, teacher_only_tokenizer, tokenizer)
     student = new_student(config, first, tokenizer, task, ranks)
     check_vocabulary(student, "student", tokenizer)
     for member in teachers:
-        check_vocabulary(member.model, member.setting, other or tokenizer)
+        check_vocabulary(member.model, member.setting, teacher_only_tokenizer or tokenizer)
     digests = _digests(config, teachers, shared, student)
-    waits = isinstance(config.student, LayersStudentConfig) and config.student.layers == AUTO
-    built = None if waits else BuiltStudent(student, None, sharded(config, teachers, student, task, ranks))
+    layers_are_open = isinstance(config.student, LayersStudentConfig) and config.student.layers == AUTO
+    if layers_are_open and ranks.shards_student:
+        # It has the teacher's tensors in their format beside others in fp32; the passes below compute in one.
+        student.to(next(teachers[0].model.parameters()).dtype)
+    built = None if layers_are_open else BuiltStudent(student, None, sharded(config, teachers, student, task, ranks))
     if task.kind.causal and config.corpus.cross_documents:
         for member in teachers:
             check_packing(member.model, member.setting)
         check_packing(student, "student")
-    fitted = fit_terms(terms, student, first)
+    fitted = bind_terms(terms, student, first)
     if (path := config.evaluate.baseline) is not None:
         check_tokenizers(tokenizer, load_tokenizer("evaluate.baseline", path, task.kind), f"evaluate.baseline={path}")
-    return Loaded(teachers, tokenizer, other, task.kind, digests, built, fitted)
+    return RunModels(teachers, tokenizer, teacher_only_tokenizer, task.kind, digests, built, fitted)
 
 
 def new_student(
@@ -154,33 +157,33 @@ def sharded(config: Config, teachers: list[Member], student: Any, task: Task, ra
 
 
 def resolve_layers(
-    config: Config, loaded: Loaded, task: Task, batches: Batches, folder: RunFolder
+    config: Config, models: RunModels, task: Task, batches: Batches, folder: RunFolder
 ) -> tuple[Config, Pair]:
     """The pair that trains, and the settings with the layers in place of `student.layers=auto`."""
-    built = loaded.student
+    built = models.student
     if built is None:
-        config, search = find_start(config, loaded, task, batches, folder)
-        student = new_student(config, loaded.teachers[0].model, loaded.tokenizer, task, folder.ranks)
+        config, search = find_start(config, models, task, batches, folder)
+        student = new_student(config, models.teachers[0].model, models.tokenizer, task, folder.ranks)
         # Whole models are needed to choose layers: only now are they sharded.
-        built = BuiltStudent(student, search, sharded(config, loaded.teachers, student, task, folder.ranks))
-    return config, Pair(loaded.teachers, built, loaded.tokenizer, loaded.teacher_tokenizer, loaded.kind)
+        built = BuiltStudent(student, search, sharded(config, models.teachers, student, task, folder.ranks))
+    return config, Pair(models.teachers, built, models.tokenizer, models.teacher_tokenizer, models.kind)
 
 
 def find_start(
-    config: Config, loaded: Loaded, task: Task, batches: Batches, folder: RunFolder
+    config: Config, models: RunModels, task: Task, batches: Batches, folder: RunFolder
 ) -> tuple[Config, dict[str, Any] | None]:
     """Of student.layers=auto: the settings with the layers, and the outcome of the search for them, if there was one.
 
     A run that resumes has the layers that it began with, which its folder keeps.
     """
-    settings, teacher = config.student, loaded.teachers[0].model  # of several the first one
+    settings, teacher = config.student, models.teachers[0].model  # of several the first one
     assert isinstance(settings, LayersStudentConfig)
     search = folder.recorded_layers()
     if not search and folder.start() is not None:
         logger.warning("student.layers=auto: the run resumes, and which layers it began with is not recorded any more")
         return config, None
     if not search:
-        prediction = Prediction(loaded.kind, task.labels[0], len(loaded.tokenizer), config.precision.student)
+        prediction = Prediction(models.kind, task.labels[0], len(models.tokenizer), config.precision.student)
         search = find_layers(settings, teacher, prediction, batches, folder.ranks)
     folder.record_layers(search)
     config = config.changed(student=settings.changed(layers=search["layers"], num_layers=None))
@@ -224,16 +227,20 @@ def _find_tokenizer(config: Config, task: Task, shared: PreTrainedTokenizerBase 
 
 
 def _check_across_tokenizers(
-    terms: dict[str, Term], config: Config, teachers: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase
+    terms: dict[str, Term],
+    config: Config,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+    student_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     """Refuse what needs a token of the teacher beside each of the student's, where they cut text up differently.
 
     Raises:
         SettingError: a term that does, layers of the teacher, or several teachers.
     """
-    named = "tokenizer" if config.student.tokenizer is not None else "path"
-    own_setting = f"student.{named}={getattr(config.student, named)}"
-    differ = f"{own_setting} has another vocabulary ({len(own)} tokens) than the teacher ({len(teachers)})"
+    setting = "tokenizer" if config.student.tokenizer is not None else "path"
+    student_setting = f"student.{setting}={getattr(config.student, setting)}"
+    sizes = f"({len(student_tokenizer)} tokens) than the teacher ({len(teacher_tokenizer)})"
+    differ = f"{student_setting} has another vocabulary {sizes}"
     if isinstance(config.student, LayersStudentConfig):
         raise SettingError(
             f"student.init=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"

@@ -19,24 +19,24 @@ from distill.runs.profile.record import RankProfile, RunProfile, RunSettings
 from distill.runs.profile.recorder import FOLDER, Recorder
 from distill.runtime.files import atomic
 
-RANKS = "profile.json"  # in the folder of the profile: the records of all ranks, and what the rules find in them
-TABLE = "profile.txt"  # beside it: the same for people
+RANKS = "profile.json"  # in the folder of the profile: the records of all ranks, and the findings of the rules
+TABLE = "profile.txt"  # beside it: a table to read
 MAX_POINTS = 300  # of a curve
 
 logger = logging.getLogger(__name__)
 
 
 def recorder(config: Config, path: Path, batches: Batches, ranks: Ranks) -> AbstractContextManager[Recorder | None]:
-    """What records this rank while it trains, as a context; nothing without `profile=on`."""
+    """The recorder of this rank, as a context around training; a null context without `profile=on`."""
     if not config.profile.enabled:
         return nullcontext()
     return Recorder(config.profile, path, batches.step_shape.micro_batches, ranks)
 
 
-def gathered(
+def gather_profile(
     profile: Recorder | None, config: Config, batches: Batches, ranks: Ranks, identity: dict[str, Any]
 ) -> Profile | None:
-    """The profile for the record, after its context has ended; all ranks call it. None without a profile.
+    """Gather the profile from all ranks, which all call it after the recorder's context has ended; None without one.
 
     Rank 0 writes what all ranks recorded into the run folder, with the run's identity, and logs where the time goes.
     """
@@ -50,15 +50,15 @@ def gathered(
         config.backend.sync,
         config.backend.compression,
     )
-    whole = RunProfile(profiles, settings)
-    block = summary(whole)
+    run_profile = RunProfile(profiles, settings)
+    summarized = summary(run_profile)
     if ranks.rank == 0:
         with atomic(profile.folder / RANKS) as new:
-            new.write_text(json.dumps(asdict(whole) | {"summary": to_json(block), "identity": identity}))
+            new.write_text(json.dumps(asdict(run_profile) | {"summary": to_json(summarized), "identity": identity}))
         with atomic(profile.folder / TABLE) as new:
-            new.write_text(table(block) + "\n")
-        logger.info(table(block) if config.profile.stop_after else block.conclusion)
-    return block
+            new.write_text(table(summarized) + "\n")
+        logger.info(table(summarized) if config.profile.stop_after else summarized.conclusion)
+    return summarized
 
 
 def read(run_folder: Path) -> tuple[RunProfile, dict[str, Any]]:
@@ -78,12 +78,12 @@ def summary(profile: RunProfile) -> Profile:
         phases={phase: fmean(rank.totals.get(phase, 0.0) for rank in profile.ranks) for phase in PHASES},
         step_seconds=step_seconds(profile),
         ranks=len(profile.ranks),
-        samples=shortened(profile.ranks[0].samples),
+        samples=downsample(profile.ranks[0].samples),
     )
 
 
 def step_seconds(profile: RunProfile) -> StepTimes | None:
-    """Of the steps that are known one by one, without the first ones, those that were traced, and evaluation."""
+    """Times of the steps that were recorded one by one, without the first, the traced ones and evaluation."""
     if min(len(rank.steps) for rank in profile.ranks) < MIN_STEPS:
         return None
     whole = Times(profile).whole
@@ -91,8 +91,8 @@ def step_seconds(profile: RunProfile) -> StepTimes | None:
     return StepTimes(fmean(whole), median(whole), p95, max(whole), len(whole))
 
 
-def shortened(samples: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Means of neighbours, so that each curve has at most `MAX_POINTS` points."""
+def downsample(samples: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Average neighbouring samples, so that each curve has at most `MAX_POINTS` points."""
     count = len(samples.get("seconds", []))
     width = -(-count // MAX_POINTS)
     return (

@@ -16,7 +16,15 @@ from distill.config.corpus import Duplicates, NearConfig
 from distill.config.settings import Config
 from distill.data import first_pass, near_duplicates, tokens
 from distill.data.document import Document, Part
-from distill.data.duplicates import digest_of, dropped, merged, repeated, save, write_digests, write_dropped
+from distill.data.duplicates import (
+    digest_of,
+    find_repeated,
+    merge_digests,
+    read_dropped,
+    save,
+    write_digests,
+    write_dropped,
+)
 from distill.data.first_pass import Rule
 from distill.data.heldout import HeldOut, held_out
 from distill.data.shards import host
@@ -63,7 +71,7 @@ def grouped(folder: Path, units: list[list[bytes]], cuts: list[int]) -> list[Pat
         write_digests(stem, digests)
     files = [folder / f"group-{first}" for first in cuts]
     for file, first, end in zip(files, cuts, [*cuts[1:], len(units)], strict=True):
-        save(file, merged(stems[first:end], first))
+        save(file, merge_digests(stems[first:end], first))
     return files
 
 
@@ -76,17 +84,17 @@ def test_repeated_documents_are_those_of_a_dict(tmp_path: Path, at_once: int) ->
             expected += [(unit, number)] * (each in seen)
             seen.add(each)
     for cuts in ([0], [0, 2, 3], [0, 1, 2, 3, 4, 5]):
-        document_ids = np.concatenate(list(repeated(grouped(tmp_path, units, cuts), at_once)))
+        document_ids = np.concatenate(list(find_repeated(grouped(tmp_path, units, cuts), at_once)))
         assert np.sort(document_ids).tolist() == expected and len(expected) > 20
     stems = [tmp_path / str(unit) for unit in range(6)]
     write_dropped(stems, document_ids)
-    assert [(unit, number) for unit in range(6) for number in sorted(dropped(stems[unit]))] == expected
+    assert [(unit, number) for unit in range(6) for number in sorted(read_dropped(stems[unit]))] == expected
 
 
 @pytest.mark.parametrize("at_once", [1, 1 << 20])
 def test_zeros_at_either_end_of_a_digest_count(tmp_path: Path, at_once: int) -> None:
     made = [b"\0" * 16, b"a" + b"\0" * 15, b"a" * 16, b"\0" * 15 + b"a", b"\xff" * 16, b"\0" * 16]
-    assert np.concatenate(list(repeated(grouped(tmp_path, [made], [0]), at_once))).tolist() == [(0, 5)]
+    assert np.concatenate(list(find_repeated(grouped(tmp_path, [made], [0]), at_once))).tolist() == [(0, 5)]
 
 
 def test_a_document_of_parts_is_known_by_all_of_them() -> None:

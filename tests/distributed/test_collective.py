@@ -130,10 +130,10 @@ def test_what_names_no_engine(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("smddp", ["no engine smddp", "gloo", "as in MODULE:smddp"]),
-        ("undefined", ["no engine undefined"]),
+        ("smddp", ["no process-group backend smddp", "gloo", "as in MODULE:smddp"]),
+        ("undefined", ["no process-group backend undefined"]),
         ("no_such_package.part:smddp", ["no_such_package.part does not load", "No module named"]),
-        ("json:smddp", ["no engine smddp", "import another module"]),
+        ("json:smddp", ["no process-group backend smddp", "import another module"]),
         ("plug_in:for_gpus", ["for_gpus serves cuda", "the run is on cpu", "backend.device"]),
     ],
 )

@@ -18,7 +18,7 @@ from torch.distributed import TCPStore
 from distill.config.settings import BackendConfig
 from distill.distributed import launch
 from distill.distributed.launch import should_launch
-from distill.distributed.ranks import run_ranks
+from distill.distributed.processes import run_ranks
 from distill.runtime.errors import SettingError
 
 HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
@@ -188,7 +188,7 @@ def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
 def test_a_signal_while_ranks_are_started_leaves_none_behind(delay: float, tmp_path: Path) -> None:
     """With programs that start quickly, hundreds of which would fill the time."""
     text = (
-        "import sys; from distill.distributed.ranks import run_ranks\n"
+        "import sys; from distill.distributed.processes import run_ranks\n"
         "open('ready', 'w').close()\n"
         "sys.exit(run_ranks(20, ['sh', '-c', 'echo $$ >> pids; exec sleep 60']))"
     )
@@ -203,8 +203,8 @@ def test_a_signal_while_ranks_are_started_leaves_none_behind(delay: float, tmp_p
 
 def test_ranks_that_do_not_end_by_themselves_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first failure SIGTERM, which may take its time, and in the end SIGKILL."""
-    monkeypatch.setattr("distill.distributed.ranks.END_BY_ITSELF", 0.2)
-    monkeypatch.setattr("distill.distributed.ranks.LAST_END", 1.0)
+    monkeypatch.setattr("distill.distributed.processes.END_BY_ITSELF", 0.2)
+    monkeypatch.setattr("distill.distributed.processes.LAST_END", 1.0)
     deaf = f'echo $$ >> {tmp_path}/pids; trap "" TERM; [ "$RANK" = 0 ] && exit 74; while :; do sleep 0.1; done'
     assert run_ranks(3, ["sh", "-c", deaf]) == 74
     assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())

@@ -9,7 +9,7 @@ from distill.runs.profile.bottleneck import conclusion, diagnose
 from distill.runs.profile.loader import LoaderTimes
 from distill.runs.profile.phases import PHASES
 from distill.runs.profile.record import RankProfile, RunProfile, RunSettings
-from distill.runs.profiling import shortened, summary, table
+from distill.runs.profiling import downsample, summary, table
 
 STEPS = 40
 HEALTHY = {"data": 0.001, "teacher": 0.03, "forward": 0.02, "backward": 0.04, "optimizer": 0.01}
@@ -140,6 +140,6 @@ def test_the_summary_and_its_table() -> None:
 
 def test_curves_are_short() -> None:
     long = {"seconds": [float(n) for n in range(1000)], "process_cpu": [1.0] * 1000}
-    short = shortened(long)
+    short = downsample(long)
     assert len(short["seconds"]) == len(short["process_cpu"]) == 250 and short["seconds"][0] == 1.5
-    assert shortened({}) == {}
+    assert downsample({}) == {}

@@ -42,7 +42,7 @@ from distill.models.layer_choice import AUTO
 from distill.models.loaded import LoadedModel, device_of, kind_of, without_bars
 from distill.models.student import check_student, make_student
 from distill.models.teacher import load_teacher, teacher_path
-from distill.objective.build import fit_terms, make_terms
+from distill.objective.build import bind_terms, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.runtime.errors import SettingError
@@ -120,7 +120,7 @@ class Pair:
                 raise SettingError(
                     f"objective.{name} predicts {term.task}, and the pair are {self.student.kind.noun}s: leave it out"
                 )
-        made = fit_terms(made, self.student.model, self.teacher.model)
+        made = bind_terms(made, self.student.model, self.teacher.model)
         weights = {name: term.weight for name, term in settings.terms.items()}
         return PairObjective(self, Objective(made, weights, len(self.student.tokenizer)), masking)
 

@@ -40,9 +40,9 @@ def process_as_before() -> Iterator[None]:
     generator, threads = torch.get_rng_state(), torch.get_num_threads()
     # Where nothing has used a GPU yet, looking at one would start it.
     gpus = (torch.cuda.get_rng_state_all(), torch.cuda.current_device()) if torch.cuda.is_initialized() else None
-    with ExitStack() as held:
+    with ExitStack() as stack:
         if in_notebook(sys.stderr):
-            held.enter_context(redirect_stderr(sys.stdout))
+            stack.enter_context(redirect_stderr(sys.stdout))
         package.propagate = False  # handlers of the program's own would show every message a second time
         try:
             yield

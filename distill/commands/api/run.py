@@ -1,4 +1,4 @@
-"""Runs from a script or a notebook, with the same settings, folders and results as those of the command."""
+"""Runs from a script or a notebook, with the settings, folders and results of the command."""
 
 import os
 import signal
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
     from distill.commands.api.run_results import RunResults
     from distill.config.composition import ComposedRun
 
-# By its exit status, what has ended a run that was started as a command. A chain's stage has a status of its own.
+# The errors that end a run, by the exit status of the command. A chain's stage has a status of its own.
 ENDINGS = {kind.status: kind for kind in (SettingError, Diverged, RankLost, StorageFailed)}
 
 
 def run(overrides: Sequence[str] = ()) -> "RunResults":
-    """Distil as `python -m distill` with these arguments does, and return the results; the run folder is the same.
+    """Distil as `python -m distill` does with these arguments, into the same run folder, and return the results.
 
-    One process trains here. For several ranks (`backend=ddp backend.processes=2`) the command itself is started, and
-    what it prints appears here. Called again with the same overrides it resumes where it stopped, or
-    returns the results of the finished run. Relative paths are relative to the working directory. The states of torch's
-    and Hydra's own that this needs are as before afterwards; an interrupt saves a checkpoint first.
+    A run of one rank trains in this process. For several ranks (`backend=ddp backend.processes=2`) this starts the
+    command and prints its output. A second call with the same overrides resumes where the first stopped, or returns the
+    results of the finished run. Relative paths are relative to the working directory. The global state of torch and
+    Hydra is restored afterwards. An interrupt saves a checkpoint first.
 
     Args:
         overrides: one string for each argument, such as `["+recipe=distilbert_gutenberg", "corpus.path=BOOKS",
             "hydra.run.dir=runs/first"]`; also `--config-dir=DIR`, a folder with recipes of yours.
 
     Returns:
-        The results, which show themselves as a table.
+        The results, which a notebook shows as a table.
 
     Raises:
-        SettingError: bad input, in one line that names the setting, its value and the cure; also a sweep or a chain,
-            which are several runs.
-        Diverged, RankLost, StorageFailed: as the command ends with the statuses 3, 4 and 74.
-        Interrupted: a signal ended the run, which is a KeyboardInterrupt; the same call resumes.
+        SettingError: bad input, in one line that names the setting, its value and the cure; also for a sweep or a
+            chain, which are several runs.
+        Diverged, RankLost, StorageFailed: where the command would end with status 3, 4 or 74.
+        Interrupted: a signal ended the run (a subclass of KeyboardInterrupt); the same call resumes.
     """
     from distill.config.command_line import CommandLine, run_dir
     from distill.config.composition import composed_run
@@ -68,7 +68,7 @@ def open_run(folder: str | Path) -> "RunResults":
 
 
 def _has_several_ranks(job: "ComposedRun") -> bool:
-    """Whether ranks have to be started for it; of those that a launcher has started this process is one."""
+    """Whether this process has to start the ranks, because no launcher has started it as one of them."""
     from distill.distributed import launch
     from distill.runs.check import check
 
@@ -84,11 +84,10 @@ def _run_here(job: "ComposedRun") -> "RunResults":
     from distill.job import run_job
     from distill.runtime.signals import handled
 
-    with ExitStack() as held:
-        signals = held.enter_context(handled(owns_process=False))
+    with ExitStack() as stack:
+        signals = stack.enter_context(handled(owns_process=False))
         signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
-        held.enter_context(process_as_before())
-        job.folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(process_as_before())
         record = run_job(*job)
     # A run that ends with its profile leaves no results.json.
     if (job.folder / "results.json").is_file():
@@ -97,7 +96,7 @@ def _run_here(job: "ComposedRun") -> "RunResults":
 
 
 def _run_command(arguments: list[str]) -> None:
-    """Run the command as a process of its own, which has no terminal: what it prints is printed here, line by line."""
+    """Run the command as a process without a terminal, and print its output here, line by line."""
     from distill.runtime.children import dying_with
 
     command = [sys.executable, "-m", "distill", *arguments]
@@ -124,14 +123,14 @@ def _run_command(arguments: list[str]) -> None:
             except KeyboardInterrupt:  # the command gets it too, saves, and reports in its last line how it has ended
                 process.send_signal(signal.SIGINT)
     finally:
-        if status is None:  # what it prints cannot be shown any more
+        if status is None:  # its output cannot be shown any more
             process.terminate()
     if status:
         _raise(status if status > 0 else 128 - status, last)
 
 
 def _raise(status: int, message: str) -> NoReturn:
-    """The error that a command with this exit status and last line has ended with."""
+    """Raise the error that ended a command with this exit status and last line."""
     message = message or f"the command ended with status {status}; its output has the reason"
     if status in ENDINGS:
         raise ENDINGS[status](message)
@@ -141,6 +140,6 @@ def _raise(status: int, message: str) -> NoReturn:
 
 
 def _import_path() -> str:
-    """Where this process finds modules, for one that is to find the same ones."""
+    """The import path of this process, for a child that imports the same modules."""
     package = str(Path(__file__).resolve().parent.parent.parent.parent)
     return os.pathsep.join(dict.fromkeys([package, *(os.path.abspath(entry) for entry in sys.path)]))

@@ -1,5 +1,6 @@
 """One function for the predictions of all kinds of models."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -11,7 +12,7 @@ from distill.commands.prediction.span_answers import answer_questions
 from distill.commands.prediction.text_classes import classify
 from distill.data.lines import Record
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
-from distill.models.loaded import LoadedModel, loaded
+from distill.models.loaded import LoadedModel, as_loaded
 from distill.runtime.errors import SettingError
 
 Input = str | tuple[str, str] | Mapping[str, Any]
@@ -68,7 +69,7 @@ def predict(
         SettingError: no such model, an input that it does not read, or an option that does not fit.
     """
     settings = PredictConfig(**options)
-    loaded_model = loaded(model, device)
+    loaded_model = as_loaded(model, device)
     settings.check(loaded_model.kind)
     several = isinstance(inputs, Sequence) and not isinstance(inputs, str | tuple)
     items = list(inputs) if several else [inputs]
@@ -109,4 +110,8 @@ def as_record(item: Any, number: int, kind: ModelKind, what: str = "input") -> R
             raise SettingError(
                 f"{what} {number} has no {name} that is text: a {kind.noun} needs {' and '.join(needed)}"
             )
+    try:
+        json.dumps(dict(record), ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise SettingError(f"{what} {number} is not UTF-8 ({error.reason}): convert it, such as with iconv") from None
     return dict(record)

@@ -14,7 +14,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from distill.config.corpus import Duplicates
-from distill.data.duplicates import merged, publish_array, records_name
+from distill.data.duplicates import merge_digests, publish_array, records_name
 from distill.data.packing import Packing
 from distill.data.sequence_format import IDS
 from distill.data.shards.destination import WORK, Destination
@@ -67,7 +67,7 @@ def publish(publication: Publication, packing: Packing) -> GroupRecord:
         parts.append(ShardRecord(**counts, digest=shard.digest, compress_seconds=seconds, blocks=blocks))
     if packing.duplicates is Duplicates.count:
         first = int(Path(publication.stems[0]).name) if publication.stems else 0
-        publish_array(publication.folder, records_name(publication.number), merged(publication.stems, first))
+        publish_array(publication.folder, records_name(publication.number), merge_digests(publication.stems, first))
     units = [_unit(unit, source) for unit, source in zip(done, publication.sources, strict=True)]
     seconds = publication.seconds + time.perf_counter() - begun
     record = GroupRecord(train=parts[0], heldout=parts[1], units=units, seconds=seconds)

@@ -94,7 +94,7 @@ class Scoring:
         """What makes batches of a set's rows."""
         return data.collator or self.collator
 
-    def batches(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[Batch]:
+    def batches(self, data: EvaluationSet, on_progress: ProgressCallback) -> Iterator[Batch]:
         """This rank's sequences, masked as evaluation always does, longest first, cut to the longest of a batch."""
         collator, size = self.collator_of(data), self.settings.batch_size
         lengths = (data.sequences != collator.pad_id).sum(1)
@@ -104,13 +104,13 @@ class Scoring:
             ids = data.sequences[numbers].astype(np.int64)[:, : max(int(lengths[numbers].max()), 1)]
             keys = key(SEED, "evaluation mask", numbers)
             yield collator.collate(ids, keys, numbers).to(self.ranks.device)
-            done(len(numbers))
+            on_progress(len(numbers))
 
     def head_rows(
-        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback
+        self, model: LanguageModel, data: EvaluationSet, on_progress: ProgressCallback
     ) -> Iterator[tuple[Batch, Tensor]]:
         """This rank's batches, and what the model's head is given at their targets, [N, E]."""
-        for batch in self.batches(data, done):
+        for batch in self.batches(data, on_progress):
             rows = model(batch.inputs, batch.documents, OutputSpec(True, batch.targets.positions)).head_rows
             assert rows is not None
             yield batch, rows
@@ -144,21 +144,21 @@ class Pass(ABC):
     user_measures: tuple[Measure, ...] = ()
     unit = "sequences"
     by_sequence = False
-    keeps = False
+    keeps_head_rows = False
 
     def size(self, data: EvaluationSet) -> int:
-        """How much work a set is, in `unit`, over all ranks."""
+        """The work of scoring a set, in `unit`, over all ranks."""
         return data.num_sequences
 
     def num_positions(self, data: EvaluationSet) -> int:
-        """How many positions it scores, over all ranks."""
+        """The number of positions that it scores, over all ranks."""
         return data.num_sequences
 
-    def scores(self, data: EvaluationSet) -> bool:
+    def applies_to(self, data: EvaluationSet) -> bool:
         """Whether the settings select a value for this set."""
         return True
 
-    def scores_any(self, data: EvaluationSet) -> bool:
+    def has_positions(self, data: EvaluationSet) -> bool:
         """Whether a set has any position to score; every rank gets the same by itself."""
         return True
 
@@ -168,15 +168,19 @@ class Pass(ABC):
 
     @abstractmethod
     def score(
-        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback, more: Byproducts = NO_BYPRODUCTS
+        self,
+        model: LanguageModel,
+        data: EvaluationSet,
+        on_progress: ProgressCallback,
+        byproducts: Byproducts = NO_BYPRODUCTS,
     ) -> dict[str, float]:
         """Values by measure, for a model in evaluation mode; all ranks call it and get the same.
 
         A model that lacks what is measured, such as a head for the order of segments, has no value.
 
         Args:
-            done: gets how much of the set was scored since its last call, in `unit`.
-            more: `sequence_losses` of a pass that is `by_sequence`, `head_rows` of one that `keeps` them.
+            on_progress: gets how much of the set was scored since its last call, in `unit`.
+            byproducts: `sequence_losses` of a pass that is `by_sequence`, `head_rows` of one that `keeps_head_rows`.
         """
 
 
@@ -187,11 +191,11 @@ def require_positions(passes: Sequence[Pass], sets: Sequence[EvaluationSet]) -> 
         SettingError: a set has none, such as sequences of unknown tokens alone or a fraction that draws none of a few.
     """
     for data in sets:
-        for run in passes:
-            if not run.scores(data) or run.scores_any(data):
+        for scoring_pass in passes:
+            if not scoring_pass.applies_to(data) or scoring_pass.has_positions(data):
                 continue
-            (measure, *_) = run.measures
-            if measure.name == "pseudo_perplexity" and run is not passes[0]:
+            (measure, *_) = scoring_pass.measures
+            if measure.name == "pseudo_perplexity" and scoring_pass is not passes[0]:
                 cure = f"raise evaluate.by_set.{data.name}.pseudo_perplexity.fraction, or set it to 0 for no such score"
             else:
                 cure = "take a longer text, or models with a vocabulary of this language"

@@ -9,7 +9,7 @@ from torchmetrics import Metric
 
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
 from distill.evaluation.measures import NO_BYPRODUCTS, Byproducts, Measure, Pass, ProgressCallback, Scoring
-from distill.evaluation.measures.over_ranks import computed, summed
+from distill.evaluation.measures.over_ranks import compute_metric, sum_exchange
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec, has_head
 
@@ -50,17 +50,21 @@ class OrderPass(Pass):
     def __init__(self, scoring: Scoring) -> None:
         assert isinstance(scoring.collator, MaskedLMAndOrder)
         self.scoring = replace(scoring, collator=replace(scoring.collator, swaps=True))
-        self.metric = OrderAccuracy(**summed(scoring.ranks)).to(scoring.ranks.device)
+        self.metric = OrderAccuracy(**sum_exchange(scoring.ranks)).to(scoring.ranks.device)
 
     def score(
-        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback, more: Byproducts = NO_BYPRODUCTS
+        self,
+        model: LanguageModel,
+        data: EvaluationSet,
+        on_progress: ProgressCallback,
+        byproducts: Byproducts = NO_BYPRODUCTS,
     ) -> dict[str, float]:
         if not has_head(model, "sop"):
             return {}
         self.metric.reset()
-        for batch in self.scoring.batches(data, done):
+        for batch in self.scoring.batches(data, on_progress):
             sequences, swapped = batch.labels["sop"]
             logits = model(batch.inputs, batch.documents, OutputSpec(extra=("sop",))).extra["sop"][sequences]
             self.metric.update(logits, swapped)
-        values: dict[str, float] = computed(self.metric)
+        values: dict[str, float] = compute_metric(self.metric)
         return values

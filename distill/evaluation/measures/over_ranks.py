@@ -15,7 +15,7 @@ from distill.distributed import Ranks
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16)  # types of numbers that not every engine can add up
+NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16)  # types that not every communication library sums
 
 
 class Exchange(TypedDict):
@@ -25,12 +25,12 @@ class Exchange(TypedDict):
     distributed_available_fn: Callable[[], bool]
 
 
-def summed(ranks: Ranks) -> Exchange:
+def sum_exchange(ranks: Ranks) -> Exchange:
     """Arguments of a Metric whose states are sums alone: each of them takes one exchange of its own size."""
     return _through(ranks, lambda state: [ranks.sum(state)])
 
 
-def gathered(ranks: Ranks) -> Exchange:
+def gather_exchange(ranks: Ranks) -> Exchange:
     """Arguments of any Metric: the states of all ranks in their order, which may differ in shape."""
     return _through(ranks, lambda state: gather(state, ranks))
 
@@ -51,8 +51,8 @@ def gather(state: Tensor, ranks: Ranks) -> list[Tensor]:
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def computed(metric: "Metric") -> Any:
-    """The value over all ranks, which all call this; a rank may have had nothing to update its states with."""
+def compute_metric(metric: "Metric") -> Any:
+    """Compute the value over all ranks, which all call this; a rank may have updated no state."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return metric.compute()

@@ -24,7 +24,7 @@ from distill.evaluation.measures import (
     exp,
     losses_of,
 )
-from distill.evaluation.measures.over_ranks import computed, summed
+from distill.evaluation.measures.over_ranks import compute_metric, sum_exchange
 from distill.evaluation.measures.users import UserMeasures
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.evaluation.significance import SequenceLosses
@@ -109,22 +109,26 @@ class TokenPass(Pass):
         self.user_measures = self.users.measures
 
     @abstractmethod
-    def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
+    def parts(self, model: LanguageModel, data: EvaluationSet, on_progress: ProgressCallback) -> Iterator[Part]:
         """This rank's tokens."""
 
     def score(
-        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback, more: Byproducts = NO_BYPRODUCTS
+        self,
+        model: LanguageModel,
+        data: EvaluationSet,
+        on_progress: ProgressCallback,
+        byproducts: Byproducts = NO_BYPRODUCTS,
     ) -> dict[str, float]:
         self.metric.reset()
         self.users.reset()
-        for part in self.parts(model, data, done):
+        for part in self.parts(model, data, on_progress):
             losses = self._losses(model, part)
             self.metric.update(losses, part.targets)
-            if more.sequence_losses is not None:
-                more.sequence_losses.update(losses, part.sequences)
-            if more.head_rows is not None:
-                more.head_rows.add(data.name, part.head_rows)
-        return {**computed(self.metric), **self.users.compute()}
+            if byproducts.sequence_losses is not None:
+                byproducts.sequence_losses.update(losses, part.sequences)
+            if byproducts.head_rows is not None:
+                byproducts.head_rows.add(data.name, part.head_rows)
+        return {**compute_metric(self.metric), **self.users.compute()}
 
     def _losses(self, model: LanguageModel, part: Part) -> Tensor:
         """[N] float64"""
@@ -144,13 +148,13 @@ class MaskPass(TokenPass):
     training task).
     """
 
-    keeps = True
+    keeps_head_rows = True
 
     def __init__(self, scoring: Scoring) -> None:
-        super().__init__(scoring, Perplexity(**summed(scoring.ranks)), (PERPLEXITY,), scoring.settings.measures)
+        super().__init__(scoring, Perplexity(**sum_exchange(scoring.ranks)), (PERPLEXITY,), scoring.settings.measures)
 
-    def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
-        for batch, rows in self.scoring.head_rows(model, data, done):
+    def parts(self, model: LanguageModel, data: EvaluationSet, on_progress: ProgressCallback) -> Iterator[Part]:
+        for batch, rows in self.scoring.head_rows(model, data, on_progress):
             positions, targets = batch.targets
             yield Part(rows, targets, self.scoring.tensor(batch.row_ids)[positions // batch.ids.shape[1]])
 
@@ -158,7 +162,7 @@ class MaskPass(TokenPass):
         count = sum(len(batch.targets.positions) for batch in self.scoring.batches(data, lambda _: None))
         return int(self.scoring.ranks.sum(torch.tensor(count)))
 
-    def scores_any(self, data: EvaluationSet) -> bool:
+    def has_positions(self, data: EvaluationSet) -> bool:
         collator, size = self.scoring.collator_of(data), self.scoring.settings.batch_size
         for start in range(0, data.num_sequences, size):
             numbers = np.arange(start, min(start + size, data.num_sequences))

@@ -14,7 +14,7 @@ from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
 from distill.evaluation.measures import NO_BYPRODUCTS, Byproducts, Measure, ProgressCallback, Scoring, Trial
 from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
-from distill.evaluation.measures.over_ranks import summed
+from distill.evaluation.measures.over_ranks import sum_exchange
 from distill.evaluation.measures.perplexity import Part, Perplexity, TokenPass
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.models.kernels.precision import autocast
@@ -36,7 +36,7 @@ class SinglePass(TokenPass):
     unit = "positions"
 
     def __init__(self, scoring: Scoring) -> None:
-        metric = Perplexity(PSEUDO_PERPLEXITY.name, **summed(scoring.ranks))
+        metric = Perplexity(PSEUDO_PERPLEXITY.name, **sum_exchange(scoring.ranks))
         super().__init__(scoring, metric, (PSEUDO_PERPLEXITY,), {})
         self.settings, self.pairs = scoring.settings.pseudo_perplexity, scoring.collator
         self.fraction_of: Callable[[str], float] = scoring.settings.fraction_of
@@ -50,10 +50,10 @@ class SinglePass(TokenPass):
     def num_positions(self, data: EvaluationSet) -> int:
         return self.size(data)
 
-    def scores(self, data: EvaluationSet) -> bool:
+    def applies_to(self, data: EvaluationSet) -> bool:
         return self.fraction_of(data.name) > 0
 
-    def scores_any(self, data: EvaluationSet) -> bool:
+    def has_positions(self, data: EvaluationSet) -> bool:
         return self.size(data) > 0
 
     def positions(self, data: EvaluationSet) -> np.ndarray:
@@ -63,14 +63,18 @@ class SinglePass(TokenPass):
         return maskable[drawn]
 
     def score(
-        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback, more: Byproducts = NO_BYPRODUCTS
+        self,
+        model: LanguageModel,
+        data: EvaluationSet,
+        on_progress: ProgressCallback,
+        byproducts: Byproducts = NO_BYPRODUCTS,
     ) -> dict[str, float]:
         # One context around all: autocast then casts a trained weight once, not in each forward.
         with autocast(model.precision, self.scoring.ranks.device):
-            return super().score(model, data, done, more)
+            return super().score(model, data, on_progress, byproducts)
 
-    def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
-        for copies, targets, sequences in self._copies(data, done):
+    def parts(self, model: LanguageModel, data: EvaluationSet, on_progress: ProgressCallback) -> Iterator[Part]:
+        for copies, targets, sequences in self._copies(data, on_progress):
             # Only the masked position reaches the vocabulary-sized head.
             yield Part(head_rows_at_masks(model, copies), targets, self.scoring.tensor(sequences))
 
@@ -87,7 +91,9 @@ class SinglePass(TokenPass):
         with autocast(model.precision, self.scoring.ranks.device):
             return model.logits(head_rows_at_masks(model, copies), self.scoring.vocab)
 
-    def _copies(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[tuple[Copies, torch.Tensor, np.ndarray]]:
+    def _copies(
+        self, data: EvaluationSet, on_progress: ProgressCallback
+    ) -> Iterator[tuple[Copies, torch.Tensor, np.ndarray]]:
         """This rank's batches of copies, of alike length, longest first; each with the tokens [B] and sequences [B].
 
         The tokens are those that the masks hide.
@@ -112,4 +118,4 @@ class SinglePass(TokenPass):
             segments = tensor(self.pairs.segments(ids)) if isinstance(self.pairs, MaskedLMAndOrder) else None
             copies = Copies(tensor(ids), valid, tensor(row), tensor(column), collator.mask_id, segments)
             yield copies, tensor(ids[row, column]), numbers[row]
-            done(len(row))
+            on_progress(len(row))

@@ -18,7 +18,7 @@ from distill.data.batch import Batch
 from distill.data.collate.clm import CausalLM
 from distill.data.sequence_format import PROMPT
 from distill.evaluation.measures import Measure, ProgressCallback, Scoring, exp
-from distill.evaluation.measures.over_ranks import summed
+from distill.evaluation.measures.over_ranks import sum_exchange
 from distill.evaluation.measures.perplexity import Part, TokenPass
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
@@ -89,20 +89,20 @@ class WindowPass(TokenPass):
                 "the same in bits for each byte of the text, which compares models of different vocabularies",
             ),
         )
-        metric = TextInformation(token_bytes(scoring.tokenizer), **summed(scoring.ranks))
+        metric = TextInformation(token_bytes(scoring.tokenizer), **sum_exchange(scoring.ranks))
         super().__init__(scoring, metric, measures, scoring.settings.measures)
 
     def num_positions(self, data: EvaluationSet) -> int:
         windows = [window for row in range(data.num_sequences) for window in self.windows(data, row)]
         return sum(int(_scored(self._collate(data, [window]), [window]).sum()) for window in windows)
 
-    def scores_any(self, data: EvaluationSet) -> bool:
+    def has_positions(self, data: EvaluationSet) -> bool:
         windows = (window for row in range(data.num_sequences) for window in self.windows(data, row))
         return any(_scored(self._collate(data, [window]), [window]).any() for window in windows)
 
-    def parts(self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback) -> Iterator[Part]:
+    def parts(self, model: LanguageModel, data: EvaluationSet, on_progress: ProgressCallback) -> Iterator[Part]:
         device = self.scoring.ranks.device
-        for windows in self._batches(data, done):
+        for windows in self._batches(data, on_progress):
             batch = self._collate(data, windows)
             scored = torch.from_numpy(_scored(batch, windows))  # chosen here: a device would have to be waited for
             positions, targets = (part[scored].to(device) for part in batch.targets)
@@ -134,17 +134,17 @@ class WindowPass(TokenPass):
             begin = max(0, end - width)
             yield Window(text[begin:end], start - begin, row)
 
-    def _batches(self, data: EvaluationSet, done: ProgressCallback) -> Iterator[list[Window]]:
+    def _batches(self, data: EvaluationSet, on_progress: ProgressCallback) -> Iterator[list[Window]]:
         """This rank's windows, longest sequences first, as many at once as `evaluate.batch_size`."""
         lengths = (data.sequences != self.collator.pad_id).sum(1)
         order = np.argsort(-lengths, kind="stable")[self.scoring.ranks.rank :: self.scoring.ranks.size]
-        waiting: list[Window] = []
+        pending: list[Window] = []
         for number, row in enumerate(order):
-            waiting += self.windows(data, row)
-            while len(waiting) >= self.scoring.settings.batch_size or (waiting and number == len(order) - 1):
-                yield waiting[: self.scoring.settings.batch_size]
-                waiting = waiting[self.scoring.settings.batch_size :]
-            done(1)
+            pending += self.windows(data, row)
+            while len(pending) >= self.scoring.settings.batch_size or (pending and number == len(order) - 1):
+                yield pending[: self.scoring.settings.batch_size]
+                pending = pending[self.scoring.settings.batch_size :]
+            on_progress(1)
 
     def _collate(self, data: EvaluationSet, windows: list[Window]) -> Batch:
         ids = np.full((len(windows), max(len(window.ids) for window in windows)), self.collator.pad_id, np.int64)

@@ -11,7 +11,7 @@ from torchmetrics import Metric
 
 from distill.evaluation.measures import NO_BYPRODUCTS, Byproducts, Measure, Pass, ProgressCallback, Scoring
 from distill.evaluation.measures.classes import ClassSet
-from distill.evaluation.measures.over_ranks import computed, summed
+from distill.evaluation.measures.over_ranks import compute_metric, sum_exchange
 from distill.evaluation.measures.squad import SquadSet
 from distill.evaluation.measures.users import UserMeasures, refuse_measures
 from distill.evaluation.sets import EvaluationSet
@@ -72,19 +72,23 @@ class TablePass(Pass):
         self.user_measures = self.users.measures
 
     def score(
-        self, model: LanguageModel, data: EvaluationSet, done: ProgressCallback, more: Byproducts = NO_BYPRODUCTS
+        self,
+        model: LanguageModel,
+        data: EvaluationSet,
+        on_progress: ProgressCallback,
+        byproducts: Byproducts = NO_BYPRODUCTS,
     ) -> dict[str, float]:
         assert isinstance(data, ClassSet | SquadSet)
         ranks = self.scoring.ranks
-        metric = TableScores(data, **summed(ranks)).to(ranks.device)
+        metric = TableScores(data, **sum_exchange(ranks)).to(ranks.device)
         self.users.reset()
-        for batch in self.scoring.batches(data, done):
+        for batch in self.scoring.batches(data, on_progress):
             logits = model(batch.inputs, batch.documents, OutputSpec(extra=(self.head,))).extra[self.head]
             metric.update(logits, self.scoring.tensor(batch.row_ids))
             if self.head in batch.labels:
                 sequences, targets = batch.labels[self.head]
                 self.users.update(logits[sequences], targets)
-        return {**computed(metric), **self.users.compute()}
+        return {**compute_metric(metric), **self.users.compute()}
 
 
 def _user_measures(scoring: Scoring) -> UserMeasures:

@@ -13,13 +13,13 @@ from torch import Tensor
 from distill.config.component import Component
 from distill.distributed import Ranks
 from distill.evaluation.measures import Measure
-from distill.evaluation.measures.over_ranks import computed, gathered
+from distill.evaluation.measures.over_ranks import compute_metric, gather_exchange
 from distill.runtime.errors import SettingError, first_line
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-# Keys that stand beside the measures, in a line of history and in a model's part of results.json.
+# Keys beside the measures, in a line of history and in a model's part of results.json.
 TAKEN = {
     *("epoch", "step", "steps", "tokens", "seconds", "loss", "name", "parameters", "bytes", "tokens_per_second"),
     *("folder", "history", "objective", "cache", "perplexity", "pseudo_perplexity", "bits_per_byte", "bootstrap"),
@@ -29,15 +29,15 @@ CURE = (
     "name a torchmetrics Metric, or a subclass of torchmetrics.Metric with update(logits, targets), compute() and "
     "higher_is_better"
 )
-TRIED = 2  # positions that every Metric is tried on
+TRIAL_POSITIONS = 2  # positions that every Metric is tried on
 
 
 def check_measures(measures: dict[str, Component]) -> None:
-    """Refuse what cannot be a measure, before there is a model to score.
+    """Refuse a component that cannot be a measure, before there is a model to score.
 
     Raises:
-        SettingError: a name that is taken or none, what cannot be imported or is no Metric, or settings that it does
-            not take.
+        SettingError: a name that is taken or is no identifier, a target that cannot be imported or is no Metric, or
+            arguments that it does not take.
     """
     for name, component in measures.items():
         if not name.isidentifier():
@@ -59,7 +59,7 @@ def refuse_measures(measures: dict[str, Component], noun: str) -> None:
 
 
 class UserMeasures:
-    """The user's Metrics, which read the same positions of a pass; each has been tried and gives a number."""
+    """The user's Metrics, which read the same positions of a pass; each has been tried on a few positions."""
 
     def __init__(self, components: dict[str, Component], width: int, ranks: Ranks) -> None:
         """
@@ -67,36 +67,36 @@ class UserMeasures:
             width: V or C; 1 where values are predicted.
 
         Raises:
-            SettingError: one that is no Metric, takes no logits [N, width] and targets [N], gives no single number, or
-                does not declare whether a higher one is better.
+            SettingError: a component is no Metric, takes no logits [N, width] and targets [N], gives no single
+                number, or does not declare whether a higher value is better.
         """
-        self._metrics = {name: _Fitted(component, width, ranks) for name, component in components.items()}
+        self._metrics = {name: _BoundMetric(component, width, ranks) for name, component in components.items()}
         self.measures = tuple(
-            Measure(name, *_described(name, fitted.metric), lower_is_better=not fitted.metric.higher_is_better)
-            for name, fitted in self._metrics.items()
+            Measure(name, *_words_of(name, bound.metric), lower_is_better=not bound.metric.higher_is_better)
+            for name, bound in self._metrics.items()
         )
 
     def reset(self) -> None:
-        """Forget what was added, before the next set."""
-        for fitted in self._metrics.values():
-            fitted.metric.reset()
+        """Reset all Metrics before the next set."""
+        for bound in self._metrics.values():
+            bound.metric.reset()
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add the logits [N, V] and targets [N] of N positions."""
-        for fitted in self._metrics.values() if len(targets) else ():
-            fitted.update(logits, targets)
+        for bound in self._metrics.values() if len(targets) else ():
+            bound.update(logits, targets)
 
     def compute(self) -> dict[str, float]:
         """Values by name, over all ranks, which all call this."""
-        return {name: float(computed(fitted.metric)) for name, fitted in self._metrics.items()}
+        return {name: float(compute_metric(bound.metric)) for name, bound in self._metrics.items()}
 
 
-class _Fitted:
+class _BoundMetric:
     """A Metric and the shape in which it takes its inputs: some of text take [1, N, V] and [1, N]."""
 
     def __init__(self, component: Component, width: int, ranks: Ranks) -> None:
-        self.metric: Metric = _made(component).to(ranks.device)
-        exchange = gathered(ranks)
+        self.metric: Metric = _make_metric(component).to(ranks.device)
+        exchange = gather_exchange(ranks)
         for part in self.metric.modules():  # a Metric may consist of others
             if _is_metric(type(part)):
                 _exchange_by(part, **exchange)
@@ -117,15 +117,17 @@ class _Fitted:
         self.metric.update(logits[None] if as_row else logits, targets[None] if as_row else targets)
 
     def _problem(self, width: int, as_row: bool) -> str | None:
-        """Why the Metric does not take a few positions in this shape; None: it does. All ranks call it."""
-        logits = torch.zeros(TRIED, width, device=self.metric.device)
-        targets = torch.zeros(TRIED, dtype=torch.float32 if width == 1 else torch.int64, device=self.metric.device)
+        """The reason why the Metric refuses a few positions in this shape, or None. All ranks call it."""
+        logits = torch.zeros(TRIAL_POSITIONS, width, device=self.metric.device)
+        targets = torch.zeros(
+            TRIAL_POSITIONS, dtype=torch.float32 if width == 1 else torch.int64, device=self.metric.device
+        )
         self.metric.reset()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
                 self._update(logits, targets, as_row)
-            count = torch.as_tensor(computed(self.metric)).numel()
+            count = torch.as_tensor(compute_metric(self.metric)).numel()
         except (ValueError, RuntimeError, IndexError, TypeError) as error:
             return first_line(error)
         finally:
@@ -133,7 +135,7 @@ class _Fitted:
         return None if count == 1 else f"its value is {count} numbers"
 
 
-def _made(component: Component) -> "Metric":
+def _make_metric(component: Component) -> "Metric":
     metric = component()
     if not _is_metric(type(metric)):
         raise SettingError(f"{component.setting}._target_={component.path} gives no Metric: {CURE}")
@@ -146,7 +148,7 @@ def _made(component: Component) -> "Metric":
 
 
 def _exchange_by(metric: Any, dist_sync_fn: Any, distributed_available_fn: Any) -> None:
-    """Give a Metric that exists what its base class takes in its constructor, to which a subclass need not pass it."""
+    """Set on a Metric what its base class takes in the constructor, as subclasses need not pass it on."""
     metric.dist_sync_fn, metric.distributed_available_fn = dist_sync_fn, distributed_available_fn
 
 
@@ -156,7 +158,7 @@ def _is_metric(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Metric)
 
 
-def _described(name: str, metric: "Metric") -> tuple[str, str]:
+def _words_of(name: str, metric: "Metric") -> tuple[str, str]:
     """Title and explanation, which a class of the user's may give as attributes of these names."""
     title = name[:1].upper() + name[1:].replace("_", " ")
     explanation = f"{type(metric).__name__} at the same positions"

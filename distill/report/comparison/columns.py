@@ -1,4 +1,4 @@
-"""The numbers that runs are compared by, each with its name, how a record gives it, and which way is better."""
+"""The numbers that runs are compared by: names, readers and directions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,15 +18,15 @@ OF_VOCABULARY = ("perplexity", "pseudo_perplexity")
 
 @dataclass(frozen=True)
 class Column:
-    """One number of a run.
+    """One number of a run, as a column of the comparison.
 
     Attributes:
-        name: as `optimize` takes it: `heldout.perplexity`.
-        group: what is measured, for the heading.
-        label: on what, or the rest of the heading.
-        read: gives it from a record.
-        measure: its name in the record, or empty for what it cost.
-        data: the evaluation set, or empty.
+        name: as the setting `optimize` takes it, such as `heldout.perplexity`.
+        group: title of the measure, the first part of the heading.
+        label: title of the evaluation set, the second part of the heading; may be empty.
+        read: reads the number from a record.
+        measure: key of the measure in the record; empty for costs and losses.
+        data: name of the evaluation set; empty for costs and losses.
         scores_a_model: whether the teacher and the baseline may have such a number, too.
     """
 
@@ -42,16 +42,16 @@ class Column:
 
     @property
     def title(self) -> str:
-        """For a line of text or a panel of a figure."""
+        """The whole heading, for a line of text or a panel of a figure."""
         return f"{self.group}, {self.label}" if self.label else self.group
 
     def value(self, record: Record) -> float | None:
-        """None where the record has no such number."""
+        """The number of this run; None where its record has none."""
         value = self.read(record)
         return value if is_number(value) else None
 
     def of_model(self, model: Model | None) -> float | None:
-        """The same of another model than the student; None where it has none."""
+        """The number of the teacher or the baseline; None where that model has none."""
         return model.score(self.measure, self.data) if model and self.scores_a_model else None
 
 
@@ -72,7 +72,7 @@ COSTS = (
 
 
 def scores_of(record: Record) -> list[Column]:
-    """The student's scores: every measure on every set, then its agreement with the teacher."""
+    """Columns for the student's scores: every measure on every set, then its agreement with the teacher."""
     columns = []
     for name, measure in record.measures.items():
         for data in record.sets_of(name):
@@ -102,7 +102,7 @@ def _loss(term: str, record: Record) -> float | None:
 
 
 def columns_of(record: Record) -> list[Column]:
-    """Every number of a run that has a name: scores, what it cost, and the final losses."""
+    """All columns of a run: scores, costs and final losses."""
     losses = [
         Column(f"loss.{term}", f"Loss {term}", "", partial(_loss, term), True) for term in record.training.final_loss
     ]
@@ -110,7 +110,7 @@ def columns_of(record: Record) -> list[Column]:
 
 
 def column_named(name: str, columns: list[Column], setting: str) -> Column:
-    """The column of that name; a measure alone stands for itself on the first set that has it.
+    """Find a column by its name; the name of a measure alone means its first evaluation set.
 
     Raises:
         SettingError: there is none; names `setting` and the nearest names.

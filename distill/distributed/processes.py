@@ -1,0 +1,106 @@
+"""Runs the ranks of one machine as child processes: starts, signals and awaits them; none outlives this process.
+
+torchrun and horovodrun start ranks as well, also those of several hosts. On one machine neither keeps the promises of a
+run (torch 2.13, Horovod 0.28.1):
+
+* SIGUSR1 writes a checkpoint and the run continues. It kills either launcher, and torchrun's ranks train on without it.
+* A run that gets a signal to stop has the time that its step and its checkpoint take. torchrun kills ranks after 30 s,
+  horovodrun after 10 s, and at once on SIGHUP.
+* The exit status gives the cause of an end (`distill.runtime.errors`). That of either launcher is 1, below a traceback.
+* Rank 0 writes to the terminal itself, with its progress line. horovodrun reads its ranks through a pipe.
+* No value of the environment stands on a command line. horovodrun writes all of them there, tokens too.
+* Ranks are at work in less than a second. horovodrun takes 11 s, as it looks at the network first.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from distill.runtime.children import dying_with, pass_signals
+from distill.runtime.progress import write_to
+from distill.runtime.signals import ALL, SAVING, Signals, handled, name_of
+
+# Seconds after the first failure: until then the others may end by themselves, as they see that one is lost; then they
+# get SIGTERM, and at last they are killed.
+END_BY_ITSELF, LAST_END = 3.0, 30.0
+
+
+def run_ranks(processes: int, command: list[str]) -> int:
+    """Run `command` as so many ranks until all have ended, forwarding signals; the first failure ends all.
+
+    This process holds the store through which the ranks meet, on a port that is free. They find themselves in the same
+    variables that torchrun sets.
+
+    Returns:
+        The exit status of the run: that of the rank that failed first, or 128 + the signal that has ended it.
+    """
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    prepare = dying_with(os.getpid())
+    with handled() as signals, pass_signals(signals) as ranks:
+        for rank in range(processes):
+            environment = os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            ranks.append(subprocess.Popen(command, preexec_fn=prepare, env=environment))
+        failed = _wait(ranks, signals)
+        received = list(signals.received)
+        signals.received.clear()  # the ranks have acted on them
+        stopped_by = signals.agreed_stop([float(number in received) for number in ALL])
+    if failed is None:
+        return 0
+    if stopped_by is not None:
+        return 128 + stopped_by
+    code = ranks[failed].returncode
+    status = code if code >= 0 else 128 - code
+    if -code not in received:
+        _report_failure(failed, status)
+    return status
+
+
+def _wait(ranks: list["subprocess.Popen[bytes]"], signals: Signals) -> int | None:
+    """Wait for all ranks, end all when one fails; returns the one that failed first.
+
+    Ranks that got a signal are ending already: a second one would end them at once, while they save.
+    """
+    failed: int | None = None
+    since, terminated = 0.0, False
+    while alive := [rank for rank in ranks if rank.poll() is None]:
+        if failed is None:
+            failed = _first_failure(ranks)
+            since = time.monotonic()
+        past = time.monotonic() - since if failed is not None else 0.0
+        if past > END_BY_ITSELF and not terminated and not any(number != SAVING for number in signals.received):
+            terminated = True
+            for rank in alive:
+                rank.terminate()
+        if past > END_BY_ITSELF + LAST_END:
+            for rank in alive:
+                rank.kill()
+        time.sleep(0.05)
+    return failed if failed is not None else _first_failure(ranks)
+
+
+def _first_failure(ranks: list["subprocess.Popen[bytes]"]) -> int | None:
+    return next((number for number, rank in enumerate(ranks) if rank.returncode), None)
+
+
+def _report_failure(rank: int, status: int) -> None:
+    """Report the rank that ended the run, unless it is rank 0, which has reported its own error."""
+    log = f"its output is in logs/rank{rank}.log of the run folder"
+    if (name := name_of(status)) is not None:
+        # Rank 0 handles these signals and reports them itself.
+        if rank > 0:
+            write_to(sys.stderr, f"rank {rank} was stopped by {name}; {log}\n")
+    elif status > 128:
+        write_to(sys.stderr, f"rank {rank} was killed by {signal.Signals(status - 128).name}; {log}\n")
+    elif rank > 0:
+        write_to(sys.stderr, f"rank {rank} ended with status {status}; {log}\n")
