@@ -388,8 +388,7 @@ def _measure(setting: str, given: Any) -> Component:
     return component(setting, given, "")
 
 
-# Groups whose settings may be those of the user's own callables, and what makes them of those settings and of the names
-# that the command line gives.
+# Groups whose settings may be those of the user's callables, and what makes them; the names are the command line's.
 SECTIONS: dict[str, Callable[[Group, set[str]], Any]] = {
     "corpus": lambda given, _: corpus_config(given),
     "evaluate": lambda given, _: evaluate_config(given),
