@@ -146,6 +146,8 @@ class Cache:
         try:
             if self._meta["origin"] != self.identity:
                 raise self.refusal("made from something else than its name stands for")
+            if lacking := CacheMeta.__required_keys__ - self._meta.keys():
+                raise self.refusal(f"damaged ({self.meta_path.name} has no {', '.join(sorted(lacking))})")
             for name, column in self.layout.columns.items():
                 if (self.folder / name).stat().st_size != self.num_positions * column.stride:
                     raise self.refusal(f"damaged ({name} has the wrong size)")
