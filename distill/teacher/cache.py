@@ -266,7 +266,7 @@ def _checked(path: Path, identity: dict[str, Any], num_sequences: int, setting: 
     cache = Cache(path, identity, np.zeros(1, np.int64), True, setting)
     try:
         offsets = np.load(path / "offsets.npy")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise cache.refusal(f"damaged ({error})") from error
     if offsets.shape != (num_sequences + 1,):
         raise cache.refusal("damaged (offsets.npy has the wrong size)")
