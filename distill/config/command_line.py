@@ -91,8 +91,6 @@ def run_dir(folder: Path) -> str:
     """The argument of a command that makes this its run folder, whatever signs are in the name."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
-    if re.fullmatch(r"[\w./-]+", str(folder)):
-        return f"hydra.run.dir={folder}"
     text = str(folder).replace("${", r"\${")  # else OmegaConf would look for a setting of that name
     return f"hydra.run.dir={QuotedString(text, Quote.single).with_quotes()}"
 

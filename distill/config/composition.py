@@ -1,6 +1,7 @@
 """What Hydra makes of a command line: one composition, by which one run is made, or each of a sweep."""
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -191,7 +192,8 @@ def _command(composition: Composition) -> str:
     searched = [text for text in of_hydra if text.startswith("hydra.searchpath=") and not text.endswith("=[]")]
     names = {text.partition("=")[0] for text in of_hydra}
     is_named = composition.sweeps or "hydra.run.dir" in names
-    folder = [run_dir(composition.folder)] if is_named else []
+    plain = f"hydra.run.dir={composition.folder}"
+    folder = [plain if re.fullmatch(r"[\w.=/-]+", plain) else run_dir(composition.folder)] if is_named else []
     return shlex.join(["python", "-m", "distill", *map(redact, [*composition.overrides, *searched, *folder])])
 
 

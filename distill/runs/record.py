@@ -56,7 +56,7 @@ class Record:
     version: int = VERSION
     recipe: str | None = None
     command: str | None = None
-    started_in: str | None = None
+    started_in: str | None = field(default=None, metadata=stored(sparse=True))
     notes: list[str] = field(default_factory=list)
     identity: dict[str, Any] = field(default_factory=dict)
     finished: bool = False
