@@ -1,8 +1,8 @@
 """`distill evaluate`: the scores of a run again, models side by side, other tasks, and what is refused."""
 
 import json
-import os
 import math
+import os
 import shlex
 import shutil
 from dataclasses import asdict
