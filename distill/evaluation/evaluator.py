@@ -89,7 +89,9 @@ class Evaluator:
             self.readers.opened(teacher) as other,
         ):
             for data in sets:
-                with self._progress(f"agreement on {data.name}", data.num_sequences, "sequences") as on_progress:
+                is_kept = all(data.name in kept.by_set for kept in self.kept.values()) and len(self.kept) == 2
+                total = 0 if is_kept else data.num_sequences  # of what was computed before no rate is shown
+                with self._progress(f"agreement on {data.name}", total, "sequences") as on_progress:
                     scores[data.name] = self._agreement(one, other, data, on_progress)
         return scores
 
