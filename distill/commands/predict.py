@@ -105,9 +105,9 @@ def answer(request: Request, settings: "PredictConfig") -> None:
 def _check(request: Request) -> None:
     """Raises SettingError for inputs that are given twice."""
     inputs = {"text": bool(request.text), "question": request.question is not None, "input": request.input is not None}
-    named = [name for name, there in inputs.items() if there]
-    if len(named) > 1:
-        raise SettingError(f"{named[0]} and {named[1]} are both set: give one of them")
+    present = [name for name, there in inputs.items() if there]
+    if len(present) > 1:
+        raise SettingError(f"{present[0]} and {present[1]} are both set: give one of them")
     if request.second is not None and len(request.text) != 1:
         raise SettingError("second= is the other text of one text=: give text= once, or a file of pairs as input=")
     if (request.question is None) != (request.context is None):
@@ -160,6 +160,6 @@ def _renamed(record: Any, model: "LoadedModel") -> Any:
     """A record of a table whose columns are called as in the run that trained the model, with the names used here."""
     if not isinstance(record, dict):
         return record
-    named = {name: model.corpus.get(name) for name in ("text", "second")}
-    more = {name: record[column] for name, column in named.items() if name not in record and column in record}
+    columns = {name: model.corpus.get(name) for name in ("text", "second")}
+    more = {name: record[column] for name, column in columns.items() if name not in record and column in record}
     return {**record, **more}

@@ -37,15 +37,15 @@ class HeldOut:
             yield self._below(document.text), document
             return
         stretch: list[str] = []
-        held = False
+        is_held_out = False
         for block in blocks(document.text, BLOCK):
-            if stretch and self._below(block) != held:
-                yield held, Document(document.name, "".join(stretch))
+            if stretch and self._below(block) != is_held_out:
+                yield is_held_out, Document(document.name, "".join(stretch))
                 stretch = []
-            held = self._below(block)
+            is_held_out = self._below(block)
             stretch.append(block)
         if stretch:
-            yield held, Document(document.name, "".join(stretch))
+            yield is_held_out, Document(document.name, "".join(stretch))
 
     def _below(self, text: str) -> bool:
         return self.share > 0 and fraction(text, "heldout") < self.share

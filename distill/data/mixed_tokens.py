@@ -73,7 +73,9 @@ def as_fed(sources: dict[str, Tokens], order: Mixture) -> Tokens:
     seconds = sum(tokens.seconds for tokens in all_tokens)
     fractions = order.quotas / len(order)
     digest = sha256(
-        repr([(name, of.digest, int(n)) for (name, of), n in zip(sources.items(), order.sizes, strict=True)]).encode()
+        repr(
+            [(name, source.digest, int(n)) for (name, source), n in zip(sources.items(), order.sizes, strict=True)]
+        ).encode()
     )
     return replace(
         all_tokens[0],
@@ -83,8 +85,8 @@ def as_fed(sources: dict[str, Tokens], order: Mixture) -> Tokens:
         ),
         digest=digest.hexdigest(),
         name=" + ".join(
-            f"{fraction:.1%} {name} ({of.name})"
-            for fraction, (name, of) in zip(fractions, sources.items(), strict=True)
+            f"{fraction:.1%} {name} ({source.name})"
+            for fraction, (name, source) in zip(fractions, sources.items(), strict=True)
         ),
         documents=sum(tokens.documents for tokens in all_tokens),
         tokens=round(sum(tokens.tokens * factor for tokens, factor in zip(all_tokens, factors, strict=True))),

@@ -202,9 +202,9 @@ class StackedSequences:
 
     def expect(self, numbers: np.ndarray) -> None:
         """Announce to every store the sequences that will be read soon, [n] int64, perhaps none of its own."""
-        of = np.searchsorted(self._offsets, numbers, side="right") - 1
+        store_indices = np.searchsorted(self._offsets, numbers, side="right") - 1
         for number, store in enumerate(self.stores):
-            expect(store, numbers[of == number] - self._offsets[number])
+            expect(store, numbers[store_indices == number] - self._offsets[number])
 
     def __len__(self) -> int:
         return int(self._offsets[-1])
@@ -214,8 +214,10 @@ class StackedSequences:
         numbers = np.asarray(numbers)
         store = np.searchsorted(self._offsets, numbers, side="right") - 1
         parts = [(np.flatnonzero(store == number), number) for number in np.unique(store)]
-        read = [(where, self.stores[number][numbers[where] - self._offsets[number]]) for where, number in parts]
+        read = [
+            (selected, self.stores[number][numbers[selected] - self._offsets[number]]) for selected, number in parts
+        ]
         ids = np.empty((len(numbers), self.shape[1]), np.result_type(np.uint16, *(ids for _, ids in read)))
-        for where, part in read:
-            ids[where] = part
+        for selected, part in read:
+            ids[selected] = part
         return ids

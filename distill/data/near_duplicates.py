@@ -67,14 +67,14 @@ class Signatures:
         self._signatures: list[np.ndarray] = []
         self._held: list[bool] = []
 
-    def add(self, text: str, held: bool) -> None:
+    def add(self, text: str, is_held_out: bool) -> None:
         """The next document, and whether it is held out."""
         self._sketch.clear()
         rest = shingles(text, self.settings.shingle)
         while some := list(islice(rest, SHINGLES)):
             self._sketch.update_batch(some)
         self._signatures.append(self._sketch.digest())
-        self._held.append(held)
+        self._held.append(is_held_out)
 
     def write(self, stem: str | Path) -> None:
         empty = np.empty((0, self.settings.permutations), np.uint32)
@@ -117,9 +117,9 @@ def find_near(groups: Sequence[Candidates], exact: np.ndarray, settings: NearCon
     index = _Index(groups, settings)
     stays = [~np.isin(_codes(group.document_ids), _codes(exact)) for group in groups]
     duplicates = [np.empty(0, DOCUMENT_ID)]
-    for held in (True, False):
+    for is_held_out in (True, False):
         for number, group in enumerate(groups):
-            places = np.flatnonzero((group.held == held) & stays[number])
+            places = np.flatnonzero((group.held == is_held_out) & stays[number])
             gone = [row for row in places.tolist() if index.has_near(number, row)]
             duplicates.append(group.document_ids[gone])
     return np.concatenate(duplicates)

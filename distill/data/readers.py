@@ -276,8 +276,8 @@ def value_of(record: Record, field: str, name: str, setting: str, kind: type[Val
     if value is None:
         return kind()
     if not isinstance(value, kind):
-        wanted = "text" if kind is str else f"a {kind.__name__}"
-        raise SettingError(f"{setting}={field}: in {name} it holds {type(value).__name__}, not {wanted}")
+        expected = "text" if kind is str else f"a {kind.__name__}"
+        raise SettingError(f"{setting}={field}: in {name} it holds {type(value).__name__}, not {expected}")
     return value
 
 

@@ -287,19 +287,19 @@ def _load(
     folder: Destination, part: str, text: Text, packing: Packing, corpus: CorpusConfig, data: DataConfig
 ) -> Tokens:
     meta: Meta = json.loads(folder.read(META))
-    kept = PARTS[part == "heldout"]
-    files = meta[kept]
+    part_name = PARTS[part == "heldout"]
+    files = meta[part_name]
     invalid = Invalid.of(meta)
     invalid.check(text.path, text.setting, corpus)
-    if not meta[kept]["rows"]:
+    if not meta[part_name]["rows"]:
         raise _no_sequences(meta, part, text, corpus)
     return Tokens(
-        sequences=open_sequences(folder.place, kept, data),
-        counts=np.load(io.BytesIO(folder.read(f"{kept}.counts.npy"))),
-        digest=meta[kept]["digest"],
+        sequences=open_sequences(folder.place, part_name, data),
+        counts=np.load(io.BytesIO(folder.read(f"{part_name}.counts.npy"))),
+        digest=meta[part_name]["digest"],
         name=text.describe(),
-        documents=meta[kept]["documents"],
-        tokens=meta[kept]["tokens"],
+        documents=meta[part_name]["documents"],
+        tokens=meta[part_name]["tokens"],
         seconds=meta["seconds"],
         tokens_per_second=rate(meta),
         invalid=invalid,

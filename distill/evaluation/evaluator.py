@@ -119,7 +119,7 @@ class Evaluator:
         losses: dict[tuple[str, str], SequenceLosses] | None,
     ) -> Scores:
         scores: Scores = {measure.name: {} for measure in self.measures}
-        kept = None if keep is None or not head_outlasts_forward(model) else KeptRows(KEPT_BYTES)
+        head_rows = None if keep is None or not head_outlasts_forward(model) else KeptRows(KEPT_BYTES)
         with self.readers.timed(), self.readers.opened(model) as reader:
             for data in sets:
                 for scoring_pass in self.passes:
@@ -134,14 +134,14 @@ class Evaluator:
                             reader,
                             data,
                             on_progress,
-                            Byproducts(by_sequence, kept if scoring_pass.keeps_head_rows else None),
+                            Byproducts(by_sequence, head_rows if scoring_pass.keeps_head_rows else None),
                         )
                     if by_sequence is not None and losses is not None:
                         losses[scoring_pass.measures[0].name, data.name] = by_sequence.result()
                     for name, value in values.items():
                         scores[name][data.name] = value
-        if keep is not None and kept is not None:
-            self.kept[keep] = kept
+        if keep is not None and head_rows is not None:
+            self.kept[keep] = head_rows
         return {name: values for name, values in scores.items() if values or not sets}
 
     def _sequence_sums(self, data: EvaluationSet) -> "SequenceLossSums":
@@ -167,9 +167,9 @@ class Evaluator:
 
     def _head_rows(self, which: str, model: LanguageModel, data: EvaluationSet) -> Iterator[Tensor]:
         """What the model's head is given at the targets of each batch, [N, E]: kept ones, or computed."""
-        kept = self.kept[which].by_set.get(data.name) if which in self.kept else None
-        if kept is not None:
-            yield from kept
+        batches = self.kept[which].by_set.get(data.name) if which in self.kept else None
+        if batches is not None:
+            yield from batches
         else:
             yield from (rows for _, rows in self.scoring.head_rows(model, data, lambda _: None))
 

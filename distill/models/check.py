@@ -65,8 +65,8 @@ def _class(model: Any) -> str:
 
 def _vocabulary_logits(output: Any) -> Any:
     """What a forward gave of logits over the vocabulary, under either of transformers' names or as it is."""
-    named = [name for name in ("prediction_logits", "logits") if hasattr(output, name)]
-    return getattr(output, named[0]) if named else output
+    names = [name for name in ("prediction_logits", "logits") if hasattr(output, name)]
+    return getattr(output, names[0]) if names else output
 
 
 def _alike(read: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -269,7 +269,7 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
     With hidden states by layer, the `QKV` of block i under ("qkv", i), and `head_rows`.
     """
     record: dict[Any, Any] = {}
-    wanted = {layer for layer in spec.layers if layer != LAST}
+    depths = {layer for layer in spec.layers if layer != LAST}
     depth = depth_of(model)
     reads_last = plain or bool(spec.pooled or spec.qkv or spec.extra or {LAST, depth} & set(spec.layers))
     reduced = False  # whether the last block gives the selected positions alone
@@ -278,7 +278,7 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
         last = output if isinstance(output, Tensor) else output[0]
         if LAST in spec.layers or spec.pooled:
             record[LAST] = last
-        if depth in wanted:
+        if depth in depths:
             record[depth] = last
         rows = last.flatten(0, 1)
         if spec.positions is not None and not reduced and (spec.head or spec.last_rows):
@@ -300,8 +300,8 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
             reduced = until_done.enter_context(last_block_at(model, spec.positions))
         if spec.head:
             handles.append(model.get_output_embeddings().register_forward_pre_hook(before_output_embedding))
-        if wanted or spec.qkv:
-            more, number = _watch_blocks(list(block_list(model.base_model, depth)), wanted, record, is_root(model))
+        if depths or spec.qkv:
+            more, number = _watch_blocks(list(block_list(model.base_model, depth)), depths, record, is_root(model))
             handles += more
         for handle in handles:
             until_done.callback(handle.remove)
@@ -316,7 +316,7 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
 
 
 def _watch_blocks(
-    modules: list[nn.Module], wanted: set[int], record: dict[Any, Any], sharded: bool
+    modules: list[nn.Module], depths: set[int], record: dict[Any, Any], sharded: bool
 ) -> tuple[list[Any], Callable[[], int]]:
     """Hooks that number the calls of an encoder's blocks, and a function that gives the number of the one under way.
 
@@ -325,9 +325,9 @@ def _watch_blocks(
     """
     calls = 0
 
-    def before(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if calls in wanted:
-            record[calls] = arguments[0] if arguments else named["hidden_states"]
+    def before(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if calls in depths:
+            record[calls] = arguments[0] if arguments else keywords["hidden_states"]
 
     def after(_: nn.Module, __: Any, output: Any) -> Any:
         nonlocal calls

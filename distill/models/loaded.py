@@ -64,8 +64,8 @@ class LoadedModel:
             self.model.train(training)
 
     def __repr__(self) -> str:
-        where = f" from {self.path}" if self.path else ""
-        return f"{type(self.model).__name__}{where}: {self.kind.noun}, {self.num_parameters:,} parameters"
+        origin = f" from {self.path}" if self.path else ""
+        return f"{type(self.model).__name__}{origin}: {self.kind.noun}, {self.num_parameters:,} parameters"
 
 
 def load_model(path: str | Path, device: str = "auto", setting: str = SETTING) -> LoadedModel:

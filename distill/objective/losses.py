@@ -30,8 +30,8 @@ def soft(student_logits: Tensor, teacher_logits: Tensor, temperature: float, cut
     if cutoff <= 0:
         return temperature**2 * terms.sum(-1)
     cut = log_p.exp() < cutoff
-    kept = terms.masked_fill(cut, 0).sum(-1)
-    return temperature**2 * (kept + _tail(student, teacher, cut))
+    kept_terms = terms.masked_fill(cut, 0).sum(-1)
+    return temperature**2 * (kept_terms + _tail(student, teacher, cut))
 
 
 def soft_topk(student_logits: Tensor, ids: Tensor, log_probs: Tensor, temperature: float) -> Tensor:

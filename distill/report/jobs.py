@@ -108,8 +108,8 @@ class JobsPage:
 def sections(jobs: list[Job], folder: Path, state: str, current: Path | None) -> list[Section]:
     """The page: how many jobs are finished, and a table of all."""
     rows = [row_of(job, folder, job.folder is not None and job.folder == current) for job in jobs]
-    done = sum(row[1] == "finished" for row in rows)
-    opening: list[Block] = [f"{done} of {len(jobs)} jobs are finished. {state} Written {live.clock()}."]
+    num_finished = sum(row[1] == "finished" for row in rows)
+    opening: list[Block] = [f"{num_finished} of {len(jobs)} jobs are finished. {state} Written {live.clock()}."]
     table = Table(["Job", "State", "Progress", "Scores of the student"], rows, text=True)
     return [Section("", opening), Section("Jobs", [table])]
 

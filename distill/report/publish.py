@@ -42,14 +42,14 @@ def make_snapshots(run: Run, so_far: Record) -> Snapshots:
             path.parent.mkdir(parents=True, exist_ok=True)
             export(whole, run.pair.tokenizer, path, model_card(record.redacted()), durable=True)
 
-    wanted = frozenset(settings.snapshots or [])
+    steps = frozenset(settings.snapshots or [])
 
     def exists(path: Path) -> bool:
         there: bool = ranks.broadcast(path.exists()) if folder.checkpoints.by_all_ranks else path.exists()
         return there
 
     takes_part = folder.writes or folder.checkpoints.by_all_ranks
-    return Snapshots(folder.snapshots_path, wanted, settings.snapshot_every, write, exists, takes_part)
+    return Snapshots(folder.snapshots_path, steps, settings.snapshot_every, write, exists, takes_part)
 
 
 def write_outputs(run: Run, record: Record, resolved: str) -> None:

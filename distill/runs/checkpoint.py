@@ -93,8 +93,8 @@ class Checkpoints:
 
     def saved(self) -> list[Path]:
         """All that are there by their names, oldest first; those that were renamed have other names."""
-        named = [path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)]
-        return sorted(named, key=_step_of)
+        folders = [path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)]
+        return sorted(folders, key=_step_of)
 
     def newest(self) -> Path | None:
         saved = self.saved()

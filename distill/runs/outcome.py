@@ -71,7 +71,7 @@ def score_models(
         model = load_baseline(run.config, pair).to(run.ranks.device)
         entries["baseline"] = model_facts(Model, type(model).__name__, model), model
     filled, losses = score_each(entries, history)
-    scores = {each.name: filled["student"].scores.get(each.name, {}) for each in evaluator.measures}
+    scores = {measure.name: filled["student"].scores.get(measure.name, {}) for measure in evaluator.measures}
     refuse_diverged(run, state, scores)
     whole = filled.get("teacher", begun.teacher)
     if whole is not None and scored:
@@ -89,7 +89,7 @@ def score_models(
         teacher=whole,
         student=filled["student"],
         baseline=scored_baseline,
-        agreement=None if agreement is None else {name: Agreement(**each) for name, each in agreement.items()},
+        agreement=None if agreement is None else {name: Agreement(**entry) for name, entry in agreement.items()},
         evaluation={data.name: EvaluationSet(**evaluator.describe(data)) for data in sets},
     )
 

@@ -113,8 +113,8 @@ class Record:
 
     def models(self) -> dict[str, Model]:
         """Teacher, student and baseline, as far as there are, by the names that figures and tables give them."""
-        named: dict[str, Model | None] = {"teacher": self.teacher, "student": self.student, "baseline": self.baseline}
-        return {name: model for name, model in named.items() if model is not None}
+        models: dict[str, Model | None] = {"teacher": self.teacher, "student": self.student, "baseline": self.baseline}
+        return {name: model for name, model in models.items() if model is not None}
 
     def label_of(self, data: str) -> str:
         """What an evaluation set is called in the report."""
@@ -130,11 +130,11 @@ class Record:
         One without a scored position has none, whatever stands there.
         """
         scored = [*(model.scores for model in self.models().values()), *(point.scores for point in self.history)]
-        values = [of.get(measure) or {} for of in scored]
+        values = [scores_by_set.get(measure) or {} for scores_by_set in scored]
         names = [name for by_set in values for name, value in by_set.items() if value is not None]
         order = list(self.evaluation)
-        named = [name for name in dict.fromkeys(names) if self.is_scored(name)]
-        return sorted(named, key=lambda name: order.index(name) if name in order else len(order))
+        scored_names = [name for name in dict.fromkeys(names) if self.is_scored(name)]
+        return sorted(scored_names, key=lambda name: order.index(name) if name in order else len(order))
 
 
 def term_titles(*parts: Record | Baseline) -> dict[str, str]:

@@ -47,9 +47,9 @@ def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], ranks:
     speedups[ranks.rank] = bf16_speedup(ranks.device)
     slowest = float(ranks.sum(speedups).min())
     auto = "bf16" if slowest >= MIN_SPEEDUP else "fp32"
-    where = "GPU" if ranks.device.type == "cuda" else "processor"
+    processor = "GPU" if ranks.device.type == "cuda" else "processor"
     measured = f"multiplies {slowest:.1f} times as fast in bf16 as in fp32" if slowest else "only emulates bf16"
-    logger.info(f"precision=auto: {auto}, as this {where} {measured}")
+    logger.info(f"precision=auto: {auto}, as this {processor} {measured}")
     return resolve(settings, auto, {})
 
 

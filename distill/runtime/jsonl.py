@@ -111,10 +111,10 @@ class JsonLines:
 
     def drop_after(self, step: int) -> None:
         """Remove the lines of later steps than `step`: the resumed run writes them again."""
-        kept = [line for line in read_lines(self.path) if line.get("step", 0) <= step]
+        remaining = [line for line in read_lines(self.path) if line.get("step", 0) <= step]
         self.file.close()
         with atomic(self.path) as new:
-            new.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            new.write_text("".join(json.dumps(line) + "\n" for line in remaining), encoding="utf-8")
         self.file = _open(self.path)
 
     def close(self) -> None:

@@ -124,9 +124,9 @@ class Progress:
             _open.append(self)
             self.draw()
 
-    def update(self, done: float, note: str = "") -> None:
-        """`done` so far, `start` included; `note` stands at the end of the line. Cheap to call often."""
-        self.done, self.note = done, note
+    def update(self, count: float, note: str = "") -> None:
+        """`count` so far, `start` included; `note` stands at the end of the line. Cheap to call often."""
+        self.done, self.note = count, note
         if self.quiet or _open[-1:] != [self]:
             return
         now = time.monotonic()

@@ -215,7 +215,7 @@ class CachedTeacher:
         columns = self.cache.read(numbers)
         return batch.with_teacher_data(**{name: torch.from_numpy(values) for name, values in columns.items()})
 
-    def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
+    def outputs(self, window: list[Batch], spec_of: Wanted) -> Iterator[TeacherOutput]:
         layout = self.cache.layout
         for batch in window:
             data = batch.teacher_data

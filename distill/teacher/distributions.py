@@ -209,9 +209,9 @@ def _with_tail(
     """`Logits.soft_targets` with the entries below the cut-off in one bucket; z_total, y_total [n, 1]: log-sum-exps."""
     log_q, log_p = z - z_total, y - y_total
     p = log_p.exp()
-    kept = p >= cutoff
-    log_mass_p = y.masked_fill(kept, -torch.inf).logsumexp(-1, keepdim=True) - y_total  # -inf where nothing is cut
-    log_mass_q = z.masked_fill(kept, -torch.inf).logsumexp(-1, keepdim=True) - z_total
+    is_kept = p >= cutoff
+    log_mass_p = y.masked_fill(is_kept, -torch.inf).logsumexp(-1, keepdim=True) - y_total  # -inf where nothing is cut
+    log_mass_q = z.masked_fill(is_kept, -torch.inf).logsumexp(-1, keepdim=True) - z_total
     ratio = (log_mass_p - log_mass_q).masked_fill(log_mass_p == -torch.inf, 0)
-    loss = (p * (log_p - log_q)).masked_fill(~kept, 0).sum(-1, keepdim=True) + log_mass_p.exp() * ratio
-    return loss, weight * (log_q.exp() - torch.where(kept, p, (log_q + ratio).exp()))
+    loss = (p * (log_p - log_q)).masked_fill(~is_kept, 0).sum(-1, keepdim=True) + log_mass_p.exp() * ratio
+    return loss, weight * (log_q.exp() - torch.where(is_kept, p, (log_q + ratio).exp()))

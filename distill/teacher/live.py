@@ -18,10 +18,10 @@ class LiveTeacher:
     def read_ahead(self, batch: Batch) -> Batch:
         return batch
 
-    def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
+    def outputs(self, window: list[Batch], spec_of: Wanted) -> Iterator[TeacherOutput]:
         for start in range(0, len(window), self.micro_batches):
             part = window[start : start + self.micro_batches]
-            specs = [wanted(batch) for batch in part]
+            specs = [spec_of(batch) for batch in part]
             if specs[0].is_empty:
                 yield from (TeacherOutput(None, NO_OUTPUTS) for _ in part)
             else:

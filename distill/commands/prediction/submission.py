@@ -92,15 +92,15 @@ def class_order(model: LoadedModel, task: str) -> list[int]:
     Raises:
         SettingError: the model has other classes, or gives values where the task has classes.
     """
-    names, wanted = [name.lower() for name in class_names(model)], list(TASKS[task].classes)
-    if names and all(name.startswith("label_") for name in names) and len(names) == len(wanted):
+    names, expected = [name.lower() for name in class_names(model)], list(TASKS[task].classes)
+    if names and all(name.startswith("label_") for name in names) and len(names) == len(expected):
         return list(range(len(names)))
-    if sorted(names) != sorted(wanted):
-        names_shown, needed = ", ".join(names) or "values", ", ".join(wanted) or "values"
+    if sorted(names) != sorted(expected):
+        names_shown, needed = ", ".join(names) or "values", ", ".join(expected) or "values"
         raise SettingError(
             f"model={model.path} gives {names_shown}, and task={task} has {needed}: choose another model"
         )
-    return [wanted.index(name) for name in names]
+    return [expected.index(name) for name in names]
 
 
 def _write(model: LoadedModel, task: str, file: Path, target: Path, order: list[int], settings: PredictConfig) -> int:

@@ -303,10 +303,10 @@ class FileSource(Source):
             return
         for name in shard.paths:
             path, empty = path_of(name, f"{self.setting}.path"), True
-            for named, content in self.named(path, shard.start, shard.stop):
+            for document_name, content in self.named(path, shard.start, shard.stop):
                 if content and (not isinstance(content, str) or content.strip()):
                     empty = False
-                    yield _document(named, content)
+                    yield _document(document_name, content)
             if empty and shard.stop is None:
                 raise InvalidFile(path.name, self.nothing)
 

@@ -127,11 +127,11 @@ def _answered(windows: list[_Pairs], context: str, n_best: int) -> Answered:
     begins, ends, scores = (
         np.concatenate([getattr(pairs, name) for pairs in windows]) for name in ("begins", "ends", "scores")
     )
-    kept: dict[str, Candidate] = {}
+    candidates: dict[str, Candidate] = {}
     for place in np.argsort(-scores, kind="stable"):
-        if len(kept) == n_best:
+        if len(candidates) == n_best:
             break
         begin, end = int(begins[place]), int(ends[place])
         text = context[begin:end]
-        kept.setdefault(text, Candidate(text, float(scores[place]), (begin, end)))
-    return Answered(tuple(kept.values()), min(pairs.null for pairs in windows))
+        candidates.setdefault(text, Candidate(text, float(scores[place]), (begin, end)))
+    return Answered(tuple(candidates.values()), min(pairs.null for pairs in windows))

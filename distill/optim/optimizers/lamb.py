@@ -111,8 +111,8 @@ def _adam(
     if not weights:
         return
     # After infinitely many steps there is nothing left to correct.
-    done = float(group["num_steps"]) if group["bias_correction"] else math.inf
-    steps = [torch.full((), done, dtype=torch.float32, device=weights[0].device)] * len(weights)
+    step_count = float(group["num_steps"]) if group["bias_correction"] else math.inf
+    steps = [torch.full((), step_count, dtype=torch.float32, device=weights[0].device)] * len(weights)
     (beta1, beta2), settings = group["betas"], {name: group[name] for name in ("lr", "weight_decay", "eps")}
     torch._fused_adamw_(
         weights, gradients, m, v, [], steps, beta1=beta1, beta2=beta2, amsgrad=False, maximize=False, **settings

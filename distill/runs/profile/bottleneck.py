@@ -37,8 +37,8 @@ class Times:
 
     def without(self, *phases: str) -> list[list[float]]:
         """Seconds of all other phases but evaluation, by rank and step."""
-        kept = [phase for phase in PHASES if phase not in (EVALUATION, *phases)]
-        return [self.seconds(rank, kept) for rank in range(len(self._steps))]
+        kept_phases = [phase for phase in PHASES if phase not in (EVALUATION, *phases)]
+        return [self.seconds(rank, kept_phases) for rank in range(len(self._steps))]
 
     @cached_property
     def whole(self) -> list[float]:
@@ -53,8 +53,10 @@ class Times:
 
     def fraction(self, rank: int, *phases: str) -> float:
         """Of the time of the typical steps of a rank that these phases take, checkpoints aside."""
-        bare, of = self.without(CHECKPOINT)[rank], self.seconds(rank, phases)
-        return sum(of[place] for place in self.typical) / max(sum(bare[place] for place in self.typical), 1e-9)
+        bare, phase_seconds = self.without(CHECKPOINT)[rank], self.seconds(rank, phases)
+        return sum(phase_seconds[place] for place in self.typical) / max(
+            sum(bare[place] for place in self.typical), 1e-9
+        )
 
 
 def diagnose(profile: RunProfile) -> list[Finding]:
@@ -121,8 +123,8 @@ def slow_rank(times: Times) -> Finding | None:
     lost = (fmean(computing[slowest]) - fmean(computing[following])) / fmean(
         times.whole[place] for place in times.typical
     )
-    where = f"rank {rank.rank} on {rank.host}"
-    return _finding("slow rank", lost, f"all wait for {where} in {lost:.0%} of the time: relieve or replace that host.")
+    host = f"rank {rank.rank} on {rank.host}"
+    return _finding("slow rank", lost, f"all wait for {host} in {lost:.0%} of the time: relieve or replace that host.")
 
 
 def slow_checkpoints(times: Times) -> Finding:
