@@ -18,12 +18,13 @@ from distill.data.first_pass import FirstPass, Rule
 from distill.data.heldout import HeldOut, held_out
 from distill.data.packing import Packing
 from distill.data.remote import reachable
+from distill.data.shards.check import read_meta
 from distill.data.shards.claims import Claims, owner_of
 from distill.data.shards.destination import WORK, Destination
-from distill.data.shards.finish import META, finish
+from distill.data.shards.finish import finish
 from distill.data.shards.groups import Work, divide, work_of
 from distill.data.shards.host import Host
-from distill.data.shards.records import PARTS, Meta, Plan
+from distill.data.shards.records import META, PARTS, Meta, Plan
 from distill.data.sources import Source, read
 from distill.runtime.errors import SettingError
 from distill.runtime.files import remove
@@ -63,7 +64,7 @@ def build(
     except FileNotFoundError:
         if not folder.exists(META):
             raise
-        meta = json.loads(folder.read(META))  # another host did the rest in the meantime
+        meta = read_meta(folder.place)  # another host did the rest in the meantime
     folder.remove(WORK)
     with suppress(FileNotFoundError):  # a host with the same cache may have taken this one for gone
         remove(scratch)

@@ -42,8 +42,8 @@ from distill.data.near_duplicates import (
 )
 from distill.data.shards.claims import Claims
 from distill.data.shards.destination import WORK, Destination
-from distill.data.shards.finish import META
 from distill.data.shards.groups import Group, Work, unit_stem
+from distill.data.shards.records import META
 from distill.data.sources import read
 from distill.runtime.progress import Progress
 

@@ -34,8 +34,7 @@ def local_copy(folder: Path, local: str, max_bytes: int = 1 << 62) -> Path:
     target = folder_of(local, "copies", folder.name, "data.local")
 
     def is_whole() -> bool:
-        there = _sizes(target)
-        return NOTE in there and sizes.items() <= there.items()
+        return _seconds(target) is not None and sizes.items() <= _sizes(target).items()
 
     with once(target, is_whole) as missing:
         if missing:
@@ -47,12 +46,20 @@ def local_copy(folder: Path, local: str, max_bytes: int = 1 << 62) -> Path:
                     f"data.local={local}: {folder} cannot be copied there ({error}); make room, give another "
                     "folder, or leave data.local out"
                 ) from error
-    seconds = json.loads((target / NOTE).read_text())["seconds"]
+    seconds = _seconds(target) or 0.0
     rate = num_bytes / max(seconds, 1e-9) / 1e6
     logger.info(
         f"tokens are read from {target}: {num_bytes:,} bytes, copied in {seconds:.1f} s, {rate:,.0f} MB a second"
     )
     return target
+
+
+def _seconds(copy: Path) -> float | None:
+    """How long a copy took to make; None where its note is missing or damaged."""
+    try:
+        return float(json.loads((copy / NOTE).read_bytes())["seconds"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -34,11 +34,12 @@ def prepare_mixture(
     tokenizer: "PreTrainedTokenizerBase",
     sequence_format: SequenceFormatOf,
     seed: int,
+    recheck: bool = False,
 ) -> Mixed:
     """The training sequences of a mixture.
 
     With `corpus.max_sequences` an epoch has at most so many sequences, and each source gives at most its fraction, a
-    seeded choice of its sequences.
+    seeded choice of its sequences. `recheck` is that of `prepare`.
 
     Raises:
         SettingError: as `prepare`, or a weight is too small for a single sequence of an epoch.
@@ -46,7 +47,9 @@ def prepare_mixture(
     texts = corpus_texts(corpus, data)
     # Each source has a window of its own, so that all of them together take no more memory than that of one corpus.
     data = data.changed(shuffle_bytes=max(1, data.shuffle_bytes // len(texts)))
-    sources = {name: prepare(text, tokenizer, corpus, data, "train", sequence_format) for name, text in texts.items()}
+    sources = {
+        name: prepare(text, tokenizer, corpus, data, "train", sequence_format, recheck) for name, text in texts.items()
+    }
     weights = [corpus.weights[name] for name in sources]
     stores = [
         subsample(tokens.sequences, texts[name].max_sequences, f"training rows of {name}", data.shuffle_bytes)

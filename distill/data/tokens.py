@@ -5,7 +5,6 @@ sequences. `build_tokens` makes what is not there yet.
 """
 
 import hashlib
-import io
 import json
 import logging
 import socket
@@ -30,15 +29,15 @@ from distill.data.part_of_text import PartOfText, larger, part_needed
 from distill.data.remote import reachable
 from distill.data.sequence_format import SequenceFormatOf, masked_format
 from distill.data.sequence_store import SequenceStore
+from distill.data.shards.check import check_folder, index_digest, read_counts, read_meta
 from distill.data.shards.destination import Destination, LocalFolder, destination
-from distill.data.shards.finish import META
 from distill.data.shards.groups import work_of
 from distill.data.shards.open import open_sequences
-from distill.data.shards.records import PARTS, Meta
+from distill.data.shards.records import META, PARTS, Meta
 from distill.data.sources import Source, find_source
 from distill.data.sources.prose import Prose
 from distill.data.stale import remove_stale, scratch_name
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import Damaged, SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -168,17 +167,19 @@ def prepare(
     data: DataConfig,
     part: str,
     sequence_format: SequenceFormatOf = masked_format,
+    recheck: bool = False,
 ) -> Tokens:
     """Sequences of a text from `data.tokens` or the cache; what is missing is built, together with other hosts.
 
     Args:
         part: `train` or `heldout`, of which both are built in one pass, or `all`.
         sequence_format: gives the format of sequences for a tokenizer.
+        recheck: read all files again to check them, and stop at damage (`resume=strict`).
 
     Raises:
         SettingError: a file or record cannot be read and `corpus.invalid_files=stop`, more than `corpus.max_invalid` of
             the records are invalid, the tokenizer lacks a special token, there is not one sequence, a folder cannot be
-            written, or the text has prompts and the format no place for them.
+            written, or the text has prompts and the format no place for them; `data.tokens` is damaged.
     """
     assert part in (*PARTS, "all")
     if part == "heldout" and not corpus.heldout:
@@ -187,10 +188,16 @@ def prepare(
         corpus = corpus.changed(heldout=0.0, duplicates=Duplicates.keep)
     packing = _packing(text, tokenizer, corpus, sequence_format)
     few = part != "all" and data.tokens is None  # what is prepared on purpose is all of a text
-    folder = _build_sequences(text, packing, data, text.max_sequences if few else None)
-    if data.local is not None and data.compression is None and isinstance(folder, LocalFolder):
-        folder = LocalFolder(str(local_copy(folder.folder, data.local, data.local_bytes)))
-    tokens = _load(folder, part, text, packing, corpus, data)
+    try:
+        folder = _build_sequences(text, packing, data, text.max_sequences if few else None, recheck)
+        tokens = _load(_copied(folder, data, recheck), part, text, packing, corpus, data)
+    except Damaged as damage:
+        cure = ", or set resume=auto for that" if recheck and data.tokens is None else ""
+        place = f"data.cache={data.cache}" if data.tokens is None else f"data.tokens={data.tokens}"
+        raise SettingError(
+            f"{place}: {damage}: restore that file, or delete its folder, and the same command makes it again from the "
+            f"text{cure}"
+        ) from damage
     for line in tokens.invalid.lines():
         logger.info(line)
     if tokens.duplicates and tokens.duplicates["exact"] + tokens.duplicates.get("near", 0):
@@ -217,14 +224,18 @@ def _folder_of(key: str, data: DataConfig) -> Destination:
     return folder
 
 
-def _build_sequences(text: Text, packing: Packing, data: DataConfig, needed: int | None) -> Destination:
+def _build_sequences(text: Text, packing: Packing, data: DataConfig, needed: int | None, recheck: bool) -> Destination:
     """The sequences of a part of the text that gives so many of training, if the text has them; None: of all of it."""
     part = PartOfText() if needed is None else part_needed(needed, packing.sequence_length, work_of(text.sources))
     while True:
         packing = replace(packing, part=part)
         folder = _folder_of(key_of(text, packing.identity), data)
+        remake = data.tokens is None and not recheck  # once: what is damaged then is not mended by a third time
         _build_once(folder, text, packing, data)
-        if needed is None or part.whole or json.loads(folder.read(META))["train"]["rows"] >= needed:
+        while isinstance(folder, LocalFolder) and not check_folder(folder, data, recheck, remake):
+            remake = False
+            _build_once(folder, text, packing, data)
+        if needed is None or part.whole or read_meta(folder.place)["train"]["rows"] >= needed:
             return folder
         part = larger(part)
 
@@ -243,6 +254,18 @@ def _build_once(folder: Destination, text: Text, packing: Packing, data: DataCon
             if missing:
                 build(folder, text.describe(), text.sources, packing, data, scratch)
     remove_stale(folder, Path(data.cache).expanduser() / "tokens", key)
+
+
+def _copied(folder: Destination, data: DataConfig, recheck: bool) -> Destination:
+    """The copy of a folder on the node's own storage, checked as the folder is; else the folder itself."""
+    if data.local is None or data.compression is not None or not isinstance(folder, LocalFolder):
+        return folder
+    remake = True
+    while (copy := local_copy(folder.folder, data.local, data.local_bytes)) != folder.folder:
+        if check_folder(LocalFolder(str(copy)), data, recheck, remake):
+            return LocalFolder(str(copy))
+        remake = False
+    return folder
 
 
 def _packing(
@@ -286,7 +309,7 @@ def _plain(tokenizer: str) -> str:
 def _load(
     folder: Destination, part: str, text: Text, packing: Packing, corpus: CorpusConfig, data: DataConfig
 ) -> Tokens:
-    meta: Meta = json.loads(folder.read(META))
+    meta = read_meta(folder.place)
     part_name = PARTS[part == "heldout"]
     files = meta[part_name]
     invalid = Invalid.of(meta)
@@ -294,8 +317,8 @@ def _load(
     if not meta[part_name]["rows"]:
         raise _no_sequences(meta, part, text, corpus)
     return Tokens(
-        sequences=open_sequences(folder.place, part_name, data),
-        counts=np.load(io.BytesIO(folder.read(f"{part_name}.counts.npy"))),
+        sequences=open_sequences(folder.place, part_name, data, index_digest(part_name, meta)),
+        counts=read_counts(folder.place, part_name, meta),
         digest=meta[part_name]["digest"],
         name=text.describe(),
         documents=meta[part_name]["documents"],

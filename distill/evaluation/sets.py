@@ -123,7 +123,7 @@ def tokens_of_sets(
     config: Config, tokenizer: PreTrainedTokenizerBase, sequence_format: SequenceFormatOf
 ) -> Iterator[tuple[str, Tokens | None]]:
     """Name and sequences of each set, None where its text is not available; a mixture has a held-out set a source."""
-    corpus, data = config.corpus, config.data
+    corpus, data, recheck = config.corpus, config.data, config.resume == "strict"
     for name in config.evaluate.sets:
         source = config.evaluate.sources.get(name)
         if source is None:
@@ -133,8 +133,8 @@ def tokens_of_sets(
             )
         if not isinstance(source, Component) and source.kind == HELDOUT:
             for part, text in corpus_texts(corpus, data).items():
-                tokens = prepare(text, tokenizer, corpus, data, HELDOUT, sequence_format)
+                tokens = prepare(text, tokenizer, corpus, data, HELDOUT, sequence_format, recheck)
                 yield "_".join(filter(None, (name, part))), tokens
             continue
         texts = set_text(source, f"evaluate.sources.{name}", data)
-        yield name, None if texts is None else prepare(texts, tokenizer, corpus, data, "all", sequence_format)
+        yield name, None if texts is None else prepare(texts, tokenizer, corpus, data, "all", sequence_format, recheck)

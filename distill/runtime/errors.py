@@ -25,9 +25,9 @@ class SettingError(ValueError):
 class Damaged(SettingError):
     """A file or folder of a run is not as it was written. Exit status 2 where nothing can stand in for it."""
 
-    def __init__(self, path: Path, reason: str) -> None:
+    def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(f"{path} is damaged ({reason})")
-        self.path, self.reason = path, reason
+        self.path, self.reason = Path(path), reason
 
 
 class Diverged(RuntimeError):

@@ -44,12 +44,14 @@ class TextTask(Task):
         """What makes the micro-batches of evaluation, which no setting changes: runs stay comparable."""
 
     def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> Prepared:
-        corpus, data = config.corpus, config.data
+        corpus, data, recheck = config.corpus, config.data, config.resume == "strict"
         order: Order | None = None
         if corpus.sources:
-            tokens, sequences, order = prepare_mixture(corpus, data, tokenizer, self.sequence_format, config.seed)
+            tokens, sequences, order = prepare_mixture(
+                corpus, data, tokenizer, self.sequence_format, config.seed, recheck
+            )
         else:
-            tokens = prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train", self.sequence_format)
+            tokens = prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train", self.sequence_format, recheck)
             sequences = subsample(tokens.sequences, corpus.max_sequences, "training rows", data.shuffle_bytes)
         for setting, part in {"corpus": tokens, **_sources(tokens)}.items():
             check_unknown(part, tokenizer, corpus.max_unknown, setting)

@@ -12,7 +12,7 @@ from typing import Any
 
 from distill.data.remote import ATTEMPTS, NAP, NoRanges, file_system, is_url, retried
 from distill.data.shards.index import Block, Layout
-from distill.runtime.errors import SettingError, StorageFailed, first_line
+from distill.runtime.errors import Damaged, SettingError, StorageFailed, first_line
 from distill.runtime.signals import in_force
 
 SECONDS = 60.0  # that one request may take, where the library can be stopped
@@ -141,15 +141,29 @@ def _within(seconds: float, system: Any, path: str, start: int, stop: int) -> by
         coming.cancel()
 
 
-def read_whole(name: str) -> bytes:
+def read_whole(name: str, digest: str | None = None) -> bytes:
     """The content of a small file at a path or URL.
 
+    Args:
+        digest: its SHA-256 in hexadecimal digits, where that is on record.
+
     Raises:
-        FileNotFoundError: there is none.
-        StorageFailed: it cannot be read.
+        Damaged: there is no such file, it cannot be read, or its content is another.
+        StorageFailed: object storage keeps failing.
     """
+    try:
+        data = _content(name)
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise Damaged(name, "it is missing" if missing else f"it cannot be read: {first_line(error)}") from error
+    if digest is not None and sha256(data).hexdigest() != digest:
+        raise Damaged(name, "it is not as it was written: its SHA-256 is another")
+    return data
+
+
+def _content(name: str) -> bytes:
     if not is_url(name):
-        return Path(name).read_bytes()
+        return Path(name).expanduser().read_bytes()
     system, path = file_system(name, "data.tokens")
     try:
         data: bytes = retried(lambda: system.cat_file(path), name)

@@ -13,13 +13,23 @@ import numpy as np
 
 from distill.data.invalid import Invalid
 from distill.data.packing import Packing
+from distill.data.shards.check import sealed
 from distill.data.shards.destination import WORK, Destination
 from distill.data.shards.index import Block, ShardIndex
 from distill.data.shards.publish import header, layout_of, record_name
-from distill.data.shards.records import PARTS, GroupRecord, Meta, PartMeta, Plan, ShardRecord, SourceRecord, counts_of
+from distill.data.shards.records import (
+    META,
+    PARTS,
+    GroupRecord,
+    Meta,
+    PartMeta,
+    Plan,
+    ShardRecord,
+    SourceRecord,
+    counts_of,
+)
 from distill.data.shards.token_counts import total_counts
 
-META = "meta.json"
 THREADS = 16  # that read records
 
 
@@ -47,18 +57,24 @@ def finish(
     units = [unit for record in records for unit in record["units"]]
     invalid = _invalid(units).counts()
     parts: list[PartMeta] = []
+    files: dict[str, bytes] = {}
     for part in PARTS:
         index = ShardIndex.of_shards(
             layout_of(part, packing, plan["compression"]), [_blocks(record[part]["blocks"]) for record in records]
         )
         parts.append(_summary([record[part] for record in records], index))
-        folder.write(f"{part}.index", index.as_bytes())
+        files[f"{part}.index"] = index.as_bytes()
         file = io.BytesIO()
         np.save(file, counts[part])
-        folder.write(f"{part}.counts.npy", file.getvalue())
+        files[f"{part}.counts.npy"] = file.getvalue()
+    for name, content in files.items():
+        folder.write(name, content)
     seconds = sum(record["seconds"] for record in records)
-    meta = Meta(**invalid, **plan, train=parts[0], heldout=parts[1], duplicates=duplicates, seconds=seconds)
-    folder.write(META, json.dumps(meta).encode())
+    digests = {name: sha256(content).hexdigest() for name, content in files.items()}
+    meta = Meta(
+        **invalid, **plan, train=parts[0], heldout=parts[1], duplicates=duplicates, seconds=seconds, files=digests
+    )
+    folder.write(META, sealed(meta))
     folder.remove(WORK)
     return meta
 

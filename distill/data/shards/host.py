@@ -13,10 +13,9 @@ from distill.data.disk_cache import num_processes, workers
 from distill.data.packing import Packing, pack, packed_before
 from distill.data.shards.claims import Claims
 from distill.data.shards.destination import WORK, Destination
-from distill.data.shards.finish import META
 from distill.data.shards.groups import Group, unit_stem
 from distill.data.shards.publish import Publication, publish, record_name
-from distill.data.shards.records import PARTS, UnitRecord
+from distill.data.shards.records import META, PARTS, UnitRecord
 from distill.data.shards.token_counts import fold_counts, fold_of, groups_of
 from distill.runtime.files import remove
 from distill.runtime.progress import Progress

@@ -18,28 +18,32 @@ def index_name(place: str, part: str) -> str:
     return f"{place.rstrip('/')}/{part}.index"
 
 
-def read_index(place: str, part: str) -> ShardIndex:
+def read_index(place: str, part: str, digest: str | None = None) -> ShardIndex:
     """The index of a part of the shards at a folder or URL.
 
+    Args:
+        digest: SHA-256 of its file, where that is on record.
+
     Raises:
-        FileNotFoundError: there is none.
-        Damaged: the file is no index.
+        Damaged: there is none, or it is not as it was written.
         StorageFailed: storage keeps failing.
     """
     name = index_name(place, part)
+    content = read_whole(name, digest)
     try:
-        return ShardIndex.from_bytes(read_whole(name))
+        return ShardIndex.from_bytes(content)
     except ValueError as error:
-        raise Damaged(Path(name), str(error)) from error
+        raise Damaged(name, str(error)) from error
 
 
-def open_sequences(place: str, part: str, data: DataConfig) -> SequenceStore:
+def open_sequences(place: str, part: str, data: DataConfig, digest: str | None = None) -> SequenceStore:
     """The sequences of a part of the shards at a folder or URL; a memory map where they are one plain file of a folder.
 
-    Raises as `read_index` does, and SettingError where the folder of the node's cache cannot be written.
+    Takes `digest` and raises as `read_index` does, and SettingError where the folder of the node's cache cannot be
+    written.
     """
     place = place if is_url(place) else str(Path(place).expanduser())
-    index = read_index(place, part)
+    index = read_index(place, part, digest)
     if not is_url(place) and index.layout.compression is None and not _far(Path(place), data):
         small = index.num_sequences * index.layout.sequence_bytes <= data.shuffle_bytes  # its order needs no blocks
         one = index.num_shards == 1 and small

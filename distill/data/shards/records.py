@@ -1,10 +1,11 @@
 """What a preparation of sequences writes down about them, as JSON: of a unit of work, of a group, and of the text."""
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 Part = Literal["train", "heldout"]
 PARTS: tuple[Part, Part] = ("train", "heldout")
+META = "meta.json"  # written last: without it the sequences are unfinished
 
 
 class ReadCounts(TypedDict):
@@ -82,8 +83,9 @@ class Meta(ReadCounts, Plan):
 
     train: PartMeta
     heldout: PartMeta
-    duplicates: dict[str, int] | None  # counts of duplicate documents, where anybody has counted them
+    duplicates: NotRequired[dict[str, int] | None]  # counts of duplicate documents, where anybody has counted them
     seconds: float  # that its preparation took, over all hosts
+    files: NotRequired[dict[str, str]]  # SHA-256 of the indices and the counts; what was prepared earlier has none
 
 
 def counts_of(parts: Sequence[Counts]) -> Counts:

@@ -1,0 +1,253 @@
+"""Damage of prepared sequences: none is trained on, each is named, and what can be made again is made again."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from text import tokens_of
+from tiny import changed, parts
+from transformers import PreTrainedTokenizerFast
+
+from distill.config.settings import Config
+from distill.data.shards import check
+from distill.data.tokens import Tokens, corpus_text, prepare
+from distill.runtime.errors import SettingError
+
+FILES = [f"{part}{end}" for part in ("train", "heldout") for end in ("-00000.rows", ".index", ".counts.npy")]
+FILES.append("meta.json")
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "zeros": lambda content: bytes(len(content)),
+    "zeros in the middle": lambda content: (
+        content[: len(content) // 3]
+        + bytes(min(4096, len(content) // 3))
+        + content[len(content) // 3 + min(4096, len(content) // 3) :]
+    ),
+    "cut": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "longer": lambda content: content + b"x",
+    "gone": lambda content: None,
+    "a flipped bit at the front": lambda content: flipped(content, 3),
+    "a flipped bit": lambda content: flipped(content, len(content) // 2),
+    "a flipped bit at the end": lambda content: flipped(content, len(content) - 3),
+    "another file": lambda content: b'{"train": [1], "heldout": 2}',
+}
+
+
+def damage(path: Path, name: str) -> None:
+    content = DAMAGES[name](path.read_bytes())
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+
+
+def folder_of(config: Config) -> Path:
+    (meta,) = Path(config.data.tokens or f"{config.data.cache}/tokens").glob("*/meta.json")
+    return meta.parent
+
+
+def content_of(tokens: Tokens) -> tuple[np.ndarray, np.ndarray, str]:
+    """In memory, where damage of the files does not reach it."""
+    return np.array(tokens.sequences[np.arange(len(tokens.sequences))]), np.array(tokens.counts), tokens.digest
+
+
+def assert_same(tokens: Tokens, before: tuple[np.ndarray, np.ndarray, str]) -> None:
+    sequences, counts, digest = content_of(tokens)
+    np.testing.assert_array_equal(sequences, before[0])
+    np.testing.assert_array_equal(counts, before[1])
+    assert digest == before[2]
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("file", FILES)
+def test_what_is_damaged_in_the_cache_is_made_again(
+    file: str, name: str, reviews: Config, words: PreTrainedTokenizerFast, lines: list[str]
+) -> None:
+    before = content_of(tokens_of(reviews, words))
+    damage(folder_of(reviews) / file, name)
+    lines.clear()
+    assert_same(tokens_of(reviews, words), before)
+    named = [line for line in lines if f"{folder_of(reviews) / file} is damaged (" in line and "made again" in line]
+    assert len(named) == 1 or (file, name) == ("meta.json", "gone"), lines  # which was never finished
+    assert any("preparing tokens" in line for line in lines)
+    lines.clear()
+    assert_same(tokens_of(reviews, words), before)
+    assert lines == []
+
+
+SHARED = [(file, None) for file in FILES] + [(f"{part}-00000.rows.zst", "zstd") for part in ("train", "heldout")]
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize(("file", "compression"), SHARED)
+def test_what_is_damaged_in_a_shared_folder_is_refused(
+    file: str, compression: str | None, name: str, reviews: Config, words: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    shared = changed(reviews, tokens=f"{tmp_path}/shared", compression=compression)
+    before = content_of(tokens_of(shared, words))
+    path = folder_of(shared) / file
+    content = path.read_bytes()
+    damage(path, name)
+    if (file, name) == ("meta.json", "gone"):  # it was never finished
+        assert_same(tokens_of(shared, words), before)
+        return
+    refused = rf"^data\.tokens={tmp_path}/shared: {path} is damaged \(.*\): restore that file, or delete its folder"
+    for part in ("train", "heldout"):  # neither is used from a folder of which a file is damaged
+        with pytest.raises(SettingError, match=refused):
+            tokens_of(shared, words, part)
+    path.write_bytes(content)
+    assert_same(tokens_of(shared, words), before)
+
+
+def test_of_a_folder_that_is_read_in_blocks_only_sizes_are_checked(
+    reviews: Config, words: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    shared = changed(reviews, tokens=f"{tmp_path}/shared", compression="zstd")
+    blocks = shared.changed(data=shared.data.changed(local_bytes=9000, shuffle_bytes=4000))
+    tokens_of(blocks, words)
+    path = folder_of(blocks) / "train-00000.rows.zst"
+    content = path.read_bytes()
+    damage(path, "zeros")
+    tokens_of(blocks, words)  # whoever reads a block finds it: tests/data/test_block_store.py
+    for name in ("cut", "gone"):
+        path.write_bytes(content)
+        damage(path, name)
+        with pytest.raises(SettingError, match=rf"{path} is damaged"):
+            tokens_of(blocks, words)
+
+
+@pytest.mark.parametrize("name", ["zeros", "cut", "gone", "a flipped bit"])
+@pytest.mark.parametrize("file", [*FILES, "copied.json"])
+def test_what_is_damaged_in_a_copy_is_copied_again(
+    file: str, name: str, reviews: Config, words: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    local = changed(reviews, local=f"{tmp_path}/nvme")
+    before = content_of(tokens_of(local, words))
+    (copy,) = (tmp_path / "nvme" / "copies").glob("*/meta.json")
+    damage(copy.parent / file, name)
+    assert_same(tokens_of(local, words), before)
+
+
+def older(folder: Path) -> None:
+    """As it was written when meta.json had no digests."""
+    meta = json.loads((folder / "meta.json").read_bytes())
+    del meta["sha256"], meta["files"], meta["duplicates"]
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("file", FILES)
+def test_older_folders_stay_of_use_and_are_checked_as_far_as_they_can_be(
+    file: str, name: str, reviews: Config, words: PreTrainedTokenizerFast, lines: list[str]
+) -> None:
+    before = content_of(tokens_of(reviews, words))
+    older(folder_of(reviews))
+    lines.clear()
+    assert_same(tokens_of(reviews, words), before)
+    assert lines == []
+    damage(folder_of(reviews) / file, name)
+    found = tokens_of(reviews, words)
+    flip_of_no_digest = "flipped" in name and not file.endswith((".rows", ".index"))
+    if not (flip_of_no_digest or (name == "zeros in the middle" and file.endswith(".counts.npy"))):
+        assert_same(found, before)
+
+
+# --- when it is read, and when a stamp has to do
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders whose files are read in full, as that happens."""
+    found: list[Path] = []
+    check_files = check.check_files
+
+    def noted(folder, data, in_full=True):  # type: ignore[no-untyped-def]
+        found.extend([folder.folder] * in_full)
+        check_files(folder, data, in_full)
+
+    monkeypatch.setattr(check, "check_files", noted)
+    return found
+
+
+def test_files_are_read_once(
+    reviews: Config, words: PreTrainedTokenizerFast, reads: list[Path], tmp_path: Path
+) -> None:
+    for part in ("train", "heldout", "train"):
+        tokens_of(reviews, words, part)
+    assert reads == [folder_of(reviews)]
+    os.utime(folder_of(reviews) / "train-00000.rows", (1, 1))
+    tokens_of(reviews, words)
+    assert len(reads) == 2
+    folder = folder_of(reviews)
+    status = (folder / "train.index").stat()
+    (folder / "other").write_bytes((folder / "train.index").read_bytes())  # of another inode
+    os.utime(folder / "other", ns=(status.st_atime_ns, status.st_mtime_ns))
+    (folder / "other").replace(folder / "train.index")
+    tokens_of(reviews, words)
+    assert len(reads) == 3
+    (stamp,) = [path for path in (tmp_path / "cache" / "checked").iterdir() if path.suffix != ".lock"]
+    for content in (b"", b"[]", b"{}", stamp.read_bytes()[:40]):  # a damaged stamp shows nothing
+        stamp.write_bytes(content)
+        tokens_of(reviews, words)
+    assert len(reads) == 7
+    tokens_of(reviews, words)
+    assert len(reads) == 7
+
+
+def test_strict_reads_again_in_each_run_and_stops_at_damage(
+    reviews: Config, words: PreTrainedTokenizerFast, reads: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strict(part: str) -> Tokens:
+        return prepare(corpus_text(*parts(reviews)), words, *parts(reviews), part, recheck=True)
+
+    tokens_of(reviews, words)
+    assert len(reads) == 1
+    monkeypatch.setattr(check, "BEGAN", time.time() + 0.01)  # as in a later process
+    time.sleep(0.05)
+    tokens_of(reviews, words)
+    assert len(reads) == 1
+    strict("train")
+    strict("heldout")
+    assert len(reads) == 2
+    path = folder_of(reviews) / "train-00000.rows"
+    status = path.stat()
+    damage(path, "a flipped bit")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # as of a disk that fails
+    tokens_of(reviews, words)  # the price of a stamp
+    monkeypatch.setattr(check, "BEGAN", time.time() + 0.01)
+    refused = rf"^data\.cache=.*{re.escape(str(path))} is damaged \(its .* bytes from 0 on.*or set resume=auto"
+    with pytest.raises(SettingError, match=refused):
+        strict("train")
+
+
+def test_a_cache_that_may_only_be_read_is_checked_each_time(
+    reviews: Config, words: PreTrainedTokenizerFast, reads: list[Path], tmp_path: Path
+) -> None:
+    shared = changed(reviews, tokens=f"{tmp_path}/shared")
+    tokens_of(shared, words)
+    (tmp_path / "file").write_bytes(b"")
+    no_cache = changed(shared, cache=f"{tmp_path}/file/cache")
+    for _ in range(2):
+        tokens_of(no_cache, words)
+    assert len(reads) == 3
+
+
+def test_a_disk_that_damages_whatever_is_written_is_named(
+    reviews: Config, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, lines: list[str]
+) -> None:
+    monkeypatch.setattr(check, "_is_whole", lambda *_: False)
+    with pytest.raises(SettingError, match=r"^data\.cache=.*rows is damaged \(.*delete its folder"):
+        tokens_of(reviews, words)
+    assert sum("made again" in line for line in lines) == 1
+    assert not list(folder_of(reviews).parent.glob("damaged-*"))
