@@ -133,8 +133,8 @@ def check_chain(chain: ChainConfig) -> None:
                 snapshots_of = chain.stages[other].snapshots_of
                 if snapshots_of not in (None, stage.snapshots_of):
                     raise SettingError(
-                        f"{prefix} has a run from each snapshot of {snapshots_of}: set snapshots_of={snapshots_of} here "
-                        "too"
+                        f"{prefix} has a run from each snapshot of {snapshots_of}: set snapshots_of={snapshots_of} "
+                        "here too"
                     )
         earlier.append(name)
     for model, stages in chain.table.items():
@@ -143,8 +143,8 @@ def check_chain(chain: ChainConfig) -> None:
                 raise SettingError(f"chain.table.{model}: there is no stage {name}: name one of {', '.join(earlier)}")
             if (snapshots_of := chain.stages[name].snapshots_of) is not None:
                 raise SettingError(
-                    f"chain.table.{model}: {name} scores a model from each snapshot of {snapshots_of}, which have a table "
-                    "of their own: leave it out"
+                    f"chain.table.{model}: {name} scores a model from each snapshot of {snapshots_of}, which have a "
+                    "table of their own: leave it out"
                 )
 
 

@@ -128,8 +128,9 @@ class MaskedLM:
     ) -> np.ndarray:
         """The race between words of one sequence, each argument [S]: the words of an n-gram are chosen together.
 
-        As in the code published with Lan et al., "ALBERT" (2020), section 4.1: an n-gram that does not fit into the rest of
-        `num_positions` is shortened word by word, and passed over if none is left or a word of it is chosen already.
+        As in the code published with Lan et al., "ALBERT" (2020), section 4.1: an n-gram that does not fit into the
+        rest of `num_positions` is shortened word by word, and passed over if none is left or a word of it is chosen
+        already.
         """
         begins = np.flatnonzero(self._begins(ids, candidates))
         barriers = np.append(np.flatnonzero(~candidates), len(ids))  # a word ends before a special token
