@@ -22,7 +22,7 @@ def fraction(text: str, purpose: str) -> float:
 class HeldOut:
     """Which part of the text training never sees, decided by the text alone.
 
-    A document is held out when its `fraction` lies below `share`. Of fewer than 50 documents that could take none, or
+    A document is held out when its `fraction` is below `share`. Of fewer than 50 documents that could take none, or
     far too much, so there the rule works on blocks of whole paragraphs of about 8 KiB: the fraction of them with the
     lowest fractions is held out, at least one. A document with parts is one block: an answer without its prompt
     would be another task.

@@ -21,7 +21,7 @@ class Invalid:
     records: int = 0  # or lines, of plain text; good and bad ones
     bad: int = 0  # invalid ones, left out
     first_bad: list[str] = field(default_factory=list)  # `name: reason` of the first of them
-    blame: str = ""  # the first reason that lies in a setting, unless other records are fine
+    blame: str = ""  # the first reason that a setting causes, unless other records are fine
 
     def __call__(self, error: InvalidFile | InvalidRecord) -> None:
         if isinstance(error, InvalidFile):

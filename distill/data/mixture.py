@@ -7,7 +7,7 @@ small weight not whole.
 
 The positions of an epoch are cut into strata of `STRATUM` sequences. Every stratum has as many sequences of each source
 as its fraction gives, to the sequence, and they are shuffled within it. So the mix is even from the first steps on, and
-which sequence stands at a position follows without what came before it.
+the sequence at a position follows without what came before it.
 
 Lengths: n positions, K sources.
 """
@@ -149,7 +149,7 @@ class Mixture:
         return counts
 
     def _draws(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of each position the source [n], and how many sequences of it were fed before, in all epochs, [n]."""
+        """The source of each position [n], and the number of its sequences that were fed before, in all epochs, [n]."""
         source, index = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
         strata = self._strata(positions)
         for stratum in np.unique(strata):

@@ -83,12 +83,12 @@ class Signatures:
 
 
 def signatures_path(stem: str | Path) -> Path:
-    """Of a unit: [n, P] uint32."""
+    """The file of a unit with its signatures, [n, P] uint32."""
     return Path(f"{stem}.signatures.npy")
 
 
 def held_path(stem: str | Path) -> Path:
-    """Of a unit: [n] bool, whether each document is held out."""
+    """The file of a unit with [n] bool: whether each document is held out."""
     return Path(f"{stem}.held.npy")
 
 
@@ -126,7 +126,7 @@ def find_near(groups: Sequence[Candidates], exact: np.ndarray, settings: NearCon
 
 
 def _codes(document_ids: np.ndarray) -> np.ndarray:
-    """The same ids as numbers, [n] uint64, which can be looked up in each other."""
+    """The ids as numbers, [n] uint64, which can be looked up in each other."""
     return document_ids["unit"].astype(np.uint64) << np.uint64(32) | document_ids["number"]
 
 

@@ -26,7 +26,7 @@ class PairWriter:
 
     Attributes:
         sequences, tokens, documents: how many were written.
-        dropped: tokens that stand in no sequence.
+        dropped: tokens that are in no sequence.
     """
 
     def __init__(self, file: IO[bytes], format: SequenceFormat, length: int, dtype: np.dtype) -> None:

@@ -30,7 +30,7 @@ class SpanConfig:
 
 @dataclass(frozen=True)
 class ContextTokens:
-    """Where the tokens of windows stand in their contexts: what turns positions back into text."""
+    """The places of the tokens of windows in their contexts, which turn positions back into text."""
 
     offsets: (
         np.ndarray

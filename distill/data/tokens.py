@@ -74,7 +74,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Stored:
-    """How the sequences of one part lie in files."""
+    """The files that hold the sequences of one part."""
 
     place: str  # folder or URL
     shards: int
@@ -89,7 +89,7 @@ class Tokens:
     """The sequences of one part of a text. N sequences, L = sequence_length, V = length of the tokenizer."""
 
     sequences: SequenceStore  # [N, L] uint16 or uint32: ids in the format of sequences, then padding
-    counts: np.ndarray  # [V] int64: how often each id stands in `sequences`, special tokens and padding included
+    counts: np.ndarray  # [V] int64: how often each id is in `sequences`, special tokens and padding included
     digest: str  # sha256 of the sequences: the same for the same content, wherever the files lie
     name: str  # as the sources describe themselves
     documents: int
@@ -100,7 +100,7 @@ class Tokens:
     prompts: bool = False  # whether ids carry the flags of `sequence_format`
     duplicates: dict[str, int] | None = None  # of the whole text, as `first_pass` counts them; None: not counted
     sources: dict[str, "Tokens"] = field(default_factory=dict)  # of a mixture, by name
-    stored: Stored | None = None  # where they lie in files
+    stored: Stored | None = None  # where they are in files
 
 
 def corpus_text(corpus: CorpusConfig, data: DataConfig) -> Text:

@@ -53,7 +53,7 @@ class TextScore:
 
     @property
     def mean(self) -> float:
-        """The same for a token; not a number for a text without any."""
+        """The mean score of a token; nan for a text without any."""
         return self.total / len(self.log_probs) if self.log_probs else math.nan
 
     @property

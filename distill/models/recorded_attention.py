@@ -36,7 +36,7 @@ class QKV(NamedTuple):
     scaling: float
 
     def repeated(self) -> "QKV":
-        """The same with a key and a value for every query head."""
+        """This record with a key and a value for every query head."""
         groups = self.query.shape[1] // self.key.shape[1]
         if groups == 1:
             return self

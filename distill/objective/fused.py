@@ -225,7 +225,7 @@ def _fit(value: Tensor, like: Tensor) -> Tensor:
 
 
 def _with_dtype(teacher: Any) -> Any:
-    """The same with the format of the matrix product, where it is a head."""
+    """A head in the number format of the matrix product; anything else as it is."""
     return teacher._replace(dtype=_matrix_dtype(teacher)) if isinstance(teacher, Head) else teacher
 
 

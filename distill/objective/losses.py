@@ -56,7 +56,7 @@ def soft_sampled(
     T^2 * (sum of p log p - sum over J of w_j log q(x_j)), q = softmax(student / T), with the gradient T * (W q - w), W
     the sum of the weights. Both are linear in w: where E w = p they have the mean of `soft` and of its gradient. W need
     not be 1; dividing by it would make the estimate biased. A single value may be below 0. `ids` and `weights` [N, J]
-    and `neg_entropy` [N, 1] are those of `teacher.distributions.Samples`; an id that stands there twice counts twice.
+    and `neg_entropy` [N, 1] are those of `teacher.distributions.Samples`; an id that is there twice counts twice.
     """
     log_q = (at_least_fp32(student_logits) / temperature).log_softmax(-1)
     cross = (weights.to(log_q.dtype) * log_q.gather(1, ids.long())).sum(-1)

@@ -106,7 +106,7 @@ def clip_gradients(model: nn.Module, largest: float | None) -> torch.Tensor:
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     sharded = [local(gradient) for gradient in gradients if isinstance(gradient, DTensor)]
     norm = torch.nn.utils.get_total_norm([gradient for gradient in gradients if not isinstance(gradient, DTensor)])
-    if sharded:  # every element of these lies on one rank: one small exchange
+    if sharded:  # every element of these is on one rank: one small exchange
         squares = torch.nn.utils.get_total_norm(sharded).square()
         dist.all_reduce(squares)
         norm = (norm.to(squares).square() + squares).sqrt()

@@ -57,7 +57,7 @@ def write(path: Path, results: dict[str, list[Runs]], snapshots: dict[str, Snaps
 
 
 def blocks(results: dict[str, list[Runs]], anchors: list[str]) -> list[Block]:
-    """The same for an HTML page, with a pointer to the scores by snapshot."""
+    """The results of a chain for an HTML page, with a pointer to the scores by snapshot."""
     table: list[Block] = []
     if results:
         table.append(_table(results, {model: _scores(stages) for model, stages in results.items()}))

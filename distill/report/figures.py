@@ -53,7 +53,7 @@ STYLE: dict[Any, Any] = {
 }
 MAX_POINTS = 600  # of one curve; more would be drawn over each other
 MAX_MARKED = 30  # points of a curve that are marked each
-MAX_TICKS = 6  # values of a setting that stand on its axis
+MAX_TICKS = 6  # values of a setting that are on its axis
 CROWDED = 20  # a largest value beyond so many medians, or smallest ones, makes the axis logarithmic
 WIDTH, HEIGHT = 360, 198  # of a panel of SVG alone
 LEFT, RIGHT, TOP, BOTTOM = 48, 10, 36, 34  # its margins
@@ -94,7 +94,7 @@ class Panel:
         top: where that axis ends; None: where it has to.
         form: how its numbers are written.
         marks: where dotted lines stand, on the axis below.
-        whole: the axis below counts steps or epochs, and few numbers stand on both.
+        whole: the axis below counts steps or epochs, and few numbers are on both.
         ends: where the axis below begins and ends.
         settings: the values of a setting are that axis, these of them with their text.
     """
@@ -236,7 +236,7 @@ def _stretch(axes: Any, values: list[float], texts: dict[float, str]) -> None:
 
 
 def _dots(axes: Any, panel: DotPanel, with_names: bool) -> None:
-    """`with_names`: whether the names of the rows stand at the left."""
+    """`with_names`: whether the names of the rows are at the left."""
     for row in range(len(panel.rows)):
         beside = [values[row] for _, _, values in panel.series.values() if row in values]
         if row in panel.spans:

@@ -89,7 +89,7 @@ def _halved(points: list[dict[str, float]]) -> Iterator[dict[str, float]]:
 
 
 def _mean(lines: list[LogLine]) -> dict[str, float]:
-    """Of each name the mean of the values that are finite numbers; names without any are left out."""
+    """The mean of the finite values of each name; names without any are left out."""
     names = dict.fromkeys(name for line in lines for name in line)
     values = {name: [line[name] for line in lines if is_number(line.get(name))] for name in names}
     return {name: sum(numbers) / len(numbers) for name, numbers in values.items() if numbers}

@@ -210,7 +210,7 @@ def machine_panels(samples: dict[str, list[float]], seconds: list[float], axis: 
 
     Args:
         samples: by name, as `distill.runs.profile.sampler` gives them.
-        seconds: where they stand on the axis.
+        seconds: where they are on the axis.
     """
     panels = []
     for title, curves in MACHINE.items():

@@ -197,7 +197,7 @@ def _plain(text: str) -> str:
 
 
 def _table(rows: Iterator[list[str]] | Sequence[list[str]], written: Callable[[str], str] = _plain) -> str:
-    """A Markdown table whose columns stand below each other, so that it reads well on a console too.
+    """A Markdown table whose columns are below each other, so that it reads well on a console too.
 
     Args:
         written: how a cell is; on a console its marks stand as they are.

@@ -16,7 +16,7 @@ from distill.optim.loss_scale import LARGEST, SMALLEST
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.manifest import MANIFEST, check_digests, check_manifest
 
-FORMAT, OLDER_FORMAT = 5, 4  # the older one has no manifest: digests of the tensors stand in the record itself
+FORMAT, OLDER_FORMAT = 5, 4  # the older one has no manifest: digests of the tensors are in the record itself
 MOST_PARTS = 100_000
 IN_PARTS = 6  # the format where each rank has written its parts of the tensors
 RECORD, WEIGHTS, OPTIMIZER = "state.json", "model.safetensors", "optimizer.safetensors"

@@ -12,7 +12,7 @@ from distill.data.batches import Batches
 from distill.runtime.errors import SettingError
 from distill.teacher.members import settings_by_member
 
-# Groups on which the trained student does not depend, so a resumed run may change them. The corpus stands in the
+# Groups on which the trained student does not depend, so a resumed run may change them. The corpus is in the
 # identity by the digest of its sequences, the teacher by that of its weights.
 RESUME_IGNORES = (
     "corpus",
@@ -50,8 +50,8 @@ LENGTH = ("train.epochs", "train.steps", "train.minutes")
 def run_identity(config: Config, digests: dict[str, str | None], batches: Batches, total_steps: int) -> dict[str, Any]:
     """Everything that the trained student depends on, flat, by the names of the settings.
 
-    Micro-batch, accumulation and ranks stand there by their product, because the same sequences give the same step; the
-    ranks themselves only where each of them clips a gradient of its own. How long the run is stands there only where
+    Micro-batch, accumulation and ranks count by their product, because the same sequences give the same step; the
+    ranks themselves only where each of them clips a gradient of its own. The length of the run counts only where
     the learning rate of its steps depends on that, or a weight or temperature of the objective.
 
     Args:
@@ -104,7 +104,7 @@ def _teachers(config: Config) -> dict[str, Any]:
 
 
 def _cached(cache: TeacherCacheConfig, name: str) -> dict[str, Any]:
-    """What is kept of a teacher in its cache. Draws stand there only where there are any: before them nothing did."""
+    """The settings of a teacher's cache; those of draws only where there are draws, as older caches name none."""
     settings: dict[str, Any] = {f"{name}.top_k": cache.top_k}
     if cache.sampled is not None:
         settings |= {f"{name}.{field}": getattr(cache, field) for field in ("sampled", "exponent", "seed")}

@@ -259,7 +259,7 @@ class Losses:
         self.num_sequences = sum(len(batch.ids) for batch in batches)
 
     def of_fewer_sequences(self) -> "Losses | None":
-        """The same on one of `ROUGH` sequences; None where these would be too few batches to be one of so many."""
+        """The losses on one of `ROUGH` sequences; None where there are too few batches for that."""
         fewer = self.batches[: len(self.batches) // ROUGH]
         return Losses(self.settings, self.teacher, self.prediction, fewer, self.device) if fewer else None
 

@@ -55,7 +55,7 @@ def score_models(
 ) -> Record:
     """The record with the scores of teacher, student and, where `evaluate.baseline` names one, the no-teacher baseline.
 
-    Several teachers stand there as the one that they are together, with each of them in its `members`.
+    Several teachers have one entry for their mean, with each of them in its `members`.
     """
     pair, evaluator, sets = run.pair, history.examination.evaluator, history.examination.sets
     # A baseline only starts from its teacher's layers, and is not compared with it; a teacher with another tokenizer

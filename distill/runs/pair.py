@@ -196,7 +196,7 @@ def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
 def _digests(
     config: Config, teachers: list[Member], shared: PreTrainedTokenizerBase | None, student: Any
 ) -> dict[str, str | None]:
-    """Of each teacher, and of the student where it starts from a model of the user's; before any is sharded."""
+    """The digests of the teachers, and of a student that starts from a model of the user's, before any is sharded."""
     digests: dict[str, str | None] = {"teacher": None, "student": None}
     settings = settings_by_member(config)
     for member in teachers:

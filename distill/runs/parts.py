@@ -17,7 +17,7 @@ def stored(key: str = "", sparse: bool = False, earlier: str = "") -> dict[str, 
     """The metadata of a field.
 
     Args:
-        key: in JSON, where that is not the name of the field; `*` for a dict whose entries stand beside the fields.
+        key: in JSON, where that is not the name of the field; `*` for a dict whose entries are beside the fields.
         sparse: JSON has it only where there is something in it.
         earlier: the key in JSON of earlier releases.
     """

@@ -35,7 +35,7 @@ VERSION = 1
 
 
 def _usual_measures() -> dict[str, Measure]:
-    """Of a record that does not name any."""
+    """The measures of a record that names none."""
     return {"perplexity": Measure("Perplexity"), "pseudo_perplexity": Measure("Pseudo-perplexity")}
 
 
@@ -104,11 +104,11 @@ class Record:
         return replace(record, student=student, identity=renamed(record.identity), measures=titled or _usual_measures())
 
     def redacted(self) -> "Record":
-        """The same without secrets in its texts."""
+        """This record without secrets in its texts."""
         return Record.from_json(redacted(self.to_json()))
 
     def with_history(self, lines: list[LogLine]) -> "Record":
-        """The same with these lines of history.jsonl."""
+        """This record with these lines of history.jsonl."""
         return replace(self, history=[HistoryPoint.of(line) for line in lines])
 
     def models(self) -> dict[str, Model]:
@@ -127,7 +127,7 @@ class Record:
     def sets_of(self, measure: str) -> list[str]:
         """Evaluation sets for which any model or point of the history has a number, in the order of `evaluation`.
 
-        One without a scored position has none, whatever stands there.
+        One without a scored position has none, whatever is there.
         """
         scored = [*(model.scores for model in self.models().values()), *(point.scores for point in self.history)]
         values = [scores_by_set.get(measure) or {} for scores_by_set in scored]

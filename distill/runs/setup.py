@@ -86,10 +86,10 @@ def shard_models(
 
 
 def weights_on_disk(ranks: Ranks, settings: StudentConfig) -> AbstractContextManager[None]:
-    """Where a new student is to be sharded its weights lie in a temporary file until then, and not in memory.
+    """Where a new student is to be sharded its weights are in a temporary file until then, and not in memory.
 
     Args:
-        settings: of the student; saved weights and those of a teacher lie in files already.
+        settings: of the student; saved weights and those of a teacher are in files already.
     """
     new = ranks.shards_student and isinstance(settings, NewStudentConfig | CustomStudentConfig)
     return parameters_in_file() if new else nullcontext()

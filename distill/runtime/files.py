@@ -87,7 +87,7 @@ def refuse_overwriting(path: Path, setting: str, reads: Iterable[Path] = (), ove
 
 
 def _is_or_holds(path: Path, source: Path) -> bool:
-    """Whether a path is this file, under whatever name, or a folder that this file lies in."""
+    """Whether a path is this file, under whatever name, or a folder that this file is in."""
     if not source.exists():
         return False
     return path.resolve() in [source.resolve(), *source.resolve().parents] or (path.exists() and path.samefile(source))

@@ -125,7 +125,7 @@ class Progress:
             self.draw()
 
     def update(self, count: float, note: str = "") -> None:
-        """`count` so far, `start` included; `note` stands at the end of the line. Cheap to call often."""
+        """`count` so far, `start` included; `note` is at the end of the line. Cheap to call often."""
         self.done, self.note = count, note
         if self.quiet or _open[-1:] != [self]:
             return

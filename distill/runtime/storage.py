@@ -26,7 +26,7 @@ CONDITIONS = {
     errno.ENXIO,
 }
 IN_RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers put the number into the text
-IN_NUMPY = re.compile(r"\d+ requested and \d+ written")  # its writer knows no reason; a full disk is the usual one
+IN_NUMPY = re.compile(r"\d+ requested and \d+ written")  # its writer gives no reason; a full disk is the usual one
 RESERVE = 1 << 20  # bytes of a file system that are left for its own tables
 
 

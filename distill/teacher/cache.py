@@ -10,7 +10,7 @@ A cache is a folder `<data.cache>/teacher/<key>`:
     draws        [N, K] as ids: tokens drawn from all others, as `sampling` describes
     log_weights  [N, K] float16: log of the probability that each draw stands for; only where draws differ in it
     neg_entropy  [N, 1] float16: the sum of p log p, where there are draws
-    offsets.npy  [R + 1] int64: the positions of sequence r lie at offsets[r] to offsets[r + 1], in their order
+    offsets.npy  [R + 1] int64: the positions of sequence r are at offsets[r] to offsets[r + 1], in their order
     meta.json    what the cache was made from, and checksums; written last: without it the cache is unfinished
     parts/       the records of the parts that are done, so that an interrupted `build_cache` resumes
 
@@ -108,7 +108,7 @@ class Cache:
 
     @property
     def num_bytes(self) -> int:
-        """Of the files that are read in training."""
+        """The bytes of the files that are read in training."""
         return self.offsets.nbytes + self.num_positions * self.layout.position_bytes
 
     @property
@@ -205,7 +205,7 @@ Positions = Callable[[Batch], torch.Tensor | None]
 
 
 class CachedTeacher:
-    """Reads the entries of a batch's sequences; they stand at the positions that carry soft targets, in their order."""
+    """Reads the entries of a batch's sequences; they are at the positions that carry soft targets, in their order."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache

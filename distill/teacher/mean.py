@@ -51,7 +51,7 @@ def _of_member(batch: Batch, number: int) -> Batch:
 
 
 def _without_layers(spec_of: Wanted) -> Wanted:
-    """The same request for logits, and none for anything inside of the model."""
+    """The request for logits alone, without anything inside of the model."""
 
     def wanted_of_logits(batch: Batch) -> OutputSpec:
         spec = spec_of(batch)

@@ -27,7 +27,7 @@ def continue_texts(model: LoadedModel, records: Sequence[Record], settings: Pred
     Drawn tokens depend on the seed and on which texts are computed together. torch's own generator is left as it was.
 
     Returns:
-        Of each record the text behind it.
+        The text behind each record.
 
     Raises:
         SettingError: text and continuation together are longer than the model reads.

@@ -88,7 +88,7 @@ def _of_squad(file: Path) -> Iterator[Place]:
 
 
 def files_read(model: str, inputs: Iterable[Path]) -> list[Path]:
-    """The files that no output may replace: the inputs, and those of the model where it lies in a folder."""
+    """The files that no output may replace: the inputs, and those of the model where it is in a folder."""
     folder = Path(model_folder(model))
     return [*inputs, *(folder.iterdir() if folder.is_dir() else [])]
 

@@ -20,7 +20,7 @@ READ = ("corpus", "data", "evaluate", "precision", "teacher", "backend", "recipe
 TASK = ("objective", "objective.task")
 OF_RUN = "of_the_scored_run"  # the recipe that holds the settings of a run
 TEXTS = {"corpus", "corpus.path", "corpus.hub", "corpus.sources"}  # settings that name a corpus
-USUAL = "[books,wikitext2,imdb]"  # sets that need no corpus, as far as they lie on this machine
+USUAL = "[books,wikitext2,imdb]"  # sets that need no corpus, as far as they are on this machine
 
 
 def settings_of(models: Sequence[Located], overrides: Sequence[str]) -> tuple[Config, str]:

@@ -103,7 +103,7 @@ def read_counts(place: str, part: Part, meta: Meta) -> np.ndarray:
 
 
 def check_folder(folder: LocalFolder, data: DataConfig, again: bool, remake: bool) -> bool:
-    """Whether finished sequences lie in a folder, all as they were written; else they are to be made.
+    """Whether finished sequences are in a folder, all as they were written; else they are to be made.
 
     One process of the machine reads the files while others wait. Of a folder that is larger than `data.local_bytes`
     and read in blocks, which are checked one by one, only the sizes are checked here.

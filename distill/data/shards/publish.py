@@ -122,7 +122,7 @@ def _write(files: Sequence[Path], out: IO[bytes] | None, layout: Layout, packing
 
 
 def header(layout: Layout) -> bytes:
-    """What stands before the sequences in a digest, so that sequences of another form have another one."""
+    """The head of a digest before the sequences, so that sequences of another form have another one."""
     return f"{layout.dtype} {layout.sequence_length}\n".encode()
 
 

@@ -25,7 +25,7 @@ SPLITS = {
 
 @dataclass
 class TableConfig:
-    """Where the examples of one split lie: files if `path` is given or they lie under $DISTILL_DATA, else the Hub."""
+    """The place of the examples of one split: files if `path` is given or $DISTILL_DATA has them, else the Hub."""
 
     path: str | None = None  # file, folder or glob; null: the usual folder under $DISTILL_DATA, then `hub`
     hub: str | None = None  # name of a data set on the Hugging Face Hub, or a local folder that `datasets` reads

@@ -61,7 +61,7 @@ def read_rows(
         setting: what error lines call `table`.
         fields: the columns that are wanted, by the setting that names each.
         header: the columns of CSV and TSV files whose first line is a row already, and does not name what is wanted.
-        quotes: whether fields of CSV and TSV files may stand in quotation marks; None: in CSV, not in TSV.
+        quotes: whether fields of CSV and TSV files may be in quotation marks; None: in CSV, not in TSV.
 
     Raises:
         SettingError: a file or data set cannot be read, or lacks a column.
@@ -197,7 +197,7 @@ def _quoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _unquoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The same where a quotation mark is a character like any other."""
+    """The rows of a file in which a quotation mark is a character like any other."""
     for number, line in enumerate(readers.lines(path, limit=LONGEST, whole=True), 1):
         if line.strip():
             yield number, line.rstrip("\r\n").split(delimiter)

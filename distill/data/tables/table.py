@@ -21,7 +21,7 @@ class ColumnsConfig:
     second: str | None = None  # column of the other text, where the examples are pairs
     label: str = "label"
     regression: bool = False  # the label is a value, not the name of a class
-    quotes: bool | None = None  # whether fields may stand in quotation marks; null: in CSV files, not in TSV files
+    quotes: bool | None = None  # whether fields may be in quotation marks; null: in CSV files, not in TSV files
 
 
 @dataclass

@@ -88,7 +88,7 @@ def find_answers(
 
 
 def _pairs(windows: SpanWindows, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig) -> Iterator[_Pairs]:
-    """Of each window, in order."""
+    """The candidates of each window, in order."""
     context = windows.context
     assert context is not None
     for first in range(0, len(windows), AT_ONCE):

@@ -131,7 +131,7 @@ def _over_ranks(norms: Tensor, weights: list[Tensor]) -> Tensor:
 
 
 def _chunks(weights: list[Tensor]) -> Iterator[list[Tensor]]:
-    """The same tensors in order, in lists of at most `CHUNK` elements, or of one tensor that is larger."""
+    """Split tensors, in order, into lists of at most `CHUNK` elements, or of one tensor that is larger."""
     some: list[Tensor] = []
     for weight in weights:
         if some and sum(local(before).numel() for before in some) + local(weight).numel() > CHUNK:

@@ -42,7 +42,7 @@ class Times:
 
     @cached_property
     def whole(self) -> list[float]:
-        """Of each step, checkpoints included, on the rank that took longest."""
+        """The seconds of each step, checkpoints included, on the rank that took longest."""
         return [max(step) for step in zip(*self.without(), strict=True)]
 
     @cached_property
@@ -52,7 +52,7 @@ class Times:
         return [place for place, seconds in enumerate(bare) if seconds <= OUTLIER * median(bare)]
 
     def fraction(self, rank: int, *phases: str) -> float:
-        """Of the time of the typical steps of a rank that these phases take, checkpoints aside."""
+        """The fraction of a rank's typical steps that these phases take, checkpoints aside."""
         bare, phase_seconds = self.without(CHECKPOINT)[rank], self.seconds(rank, phases)
         return sum(phase_seconds[place] for place in self.typical) / max(
             sum(bare[place] for place in self.typical), 1e-9
