@@ -57,7 +57,7 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
             )
     if task.labels == ("mlm", "sop") and config.corpus.cross_documents:
         raise SettingError(
-            f"corpus.cross_documents=true, but the sequences of objective.task={objective.task} are of one document each: "
+            f"corpus.cross_documents=true, but a sequence of objective.task={objective.task} has one document: "
             "set it to false"
         )
     _check_unlabelled(config, terms, task)

@@ -104,8 +104,8 @@ class Mixture:
         by_number = np.argsort(numbers, kind="stable")
         source = np.searchsorted(self._offsets, numbers[by_number], side="right") - 1
         counts = np.bincount(source, minlength=len(self.orders))
-        place = np.arange(len(numbers)) - (np.cumsum(counts) - counts)[source]
-        along = np.argsort((place + 0.5) / counts[source], kind="stable")
+        index_in_source = np.arange(len(numbers)) - (np.cumsum(counts) - counts)[source]
+        along = np.argsort((index_in_source + 0.5) / counts[source], kind="stable")
         return np.sort(by_number[np.array_split(along, size)[rank]])
 
     def upcoming(self, at: At, rank: int, size: int) -> np.ndarray:

@@ -71,8 +71,8 @@ class Signatures:
         """The next document, and whether it is held out."""
         self._sketch.clear()
         rest = shingles(text, self.settings.shingle)
-        while some := list(islice(rest, SHINGLES)):
-            self._sketch.update_batch(some)
+        while chunk := list(islice(rest, SHINGLES)):
+            self._sketch.update_batch(chunk)
         self._signatures.append(self._sketch.digest())
         self._held.append(is_held_out)
 

@@ -130,8 +130,8 @@ class WindowedShuffle:
             inside = windows == window
             order = key(self.seed, "window", epoch, int(window))
             shuffled_to[inside] = begin + shuffled(positions[inside] - begin, int(end - begin), order)
-        place = np.searchsorted(plan.starts, shuffled_to, side="right") - 1
-        return self.starts[plan.blocks[place]] + shuffled_to - plan.starts[place]
+        block_index = np.searchsorted(plan.starts, shuffled_to, side="right") - 1
+        return self.starts[plan.blocks[block_index]] + shuffled_to - plan.starts[block_index]
 
     def passes(self, epoch: int, positions: np.ndarray) -> int:
         return epoch

@@ -218,10 +218,10 @@ def packed_before(stem: str, packing: Packing) -> UnitRecord | None:
     width = packing.sequence_length * packing.dtype.itemsize
     try:
         unit_record: UnitRecord = json.loads(Path(f"{stem}.json").read_bytes())
-        whole = all(Path(f"{stem}.{part}").stat().st_size == unit_record[part]["rows"] * width for part in PARTS)
+        is_complete = all(Path(f"{stem}.{part}").stat().st_size == unit_record[part]["rows"] * width for part in PARTS)
     except (FileNotFoundError, ValueError):
         return None
-    return unit_record if whole else None
+    return unit_record if is_complete else None
 
 
 def _writer(file: IO[bytes], packing: Packing) -> SequenceWriter | PairWriter:
@@ -256,11 +256,11 @@ def _sentences(text: str, packing: Packing) -> Iterator[list[int]]:
     """The ids of each sentence of a text."""
     coming = sentences(text)
     begins = list(islice(coming, 1))  # a text, so that some tokenizers put a space before it
-    while some := begins or list(islice(coming, SENTENCES)):
+    while chunk := begins or list(islice(coming, SENTENCES)):
         tokenizer = load_tokenizer(packing.tokenizer if begins else without_first_space(packing.tokenizer))
         tokenizer.encode_special_tokens = True
         yield from (
-            encoding.ids for encoding in tokenizer.encode_batch_fast(some, add_special_tokens=False) if encoding.ids
+            encoding.ids for encoding in tokenizer.encode_batch_fast(chunk, add_special_tokens=False) if encoding.ids
         )
         begins = []
 

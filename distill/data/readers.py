@@ -86,7 +86,7 @@ def records(
 ) -> Iterator[Record | InvalidRecord]:
     """Every JSON object of a JSONL file, and the lines that are none; `start` and `stop` as in `pieces`."""
     behind = f" after byte {start:,}" if start else ""
-    for number, line in enumerate(sound_lines(path, start, stop, LONGEST, encoding, whole=True), 1):
+    for number, line in enumerate(sound_lines(path, start, stop, LONGEST, encoding, whole_lines=True), 1):
         if isinstance(line, InvalidRecord):
             yield line
         elif line.strip():

@@ -60,8 +60,8 @@ class TextEncoder:
         """What the tokenizer puts around one text, or around two; [CLS] and [SEP] where it has no rule of its own."""
         probe = self._tokenizer.encode("a", "a") if pairs else self._tokenizer.encode("a")
         parts, ids = probe.sequence_ids, probe.ids
-        first = [place for place, part in enumerate(parts) if part == 0]
-        last = [place for place, part in enumerate(parts) if part == int(pairs)]
+        first = [index for index, part in enumerate(parts) if part == 0]
+        last = [index for index, part in enumerate(parts) if part == int(pairs)]
         around = Surroundings(
             tuple(ids[: first[0]]), tuple(ids[first[-1] + 1 : last[0]]) if pairs else (), tuple(ids[last[-1] + 1 :])
         )

@@ -77,7 +77,7 @@ class Evaluator:
             return scoring_pass.score(reader, data, lambda count: None).get(measure.name)
 
     def agree(self, student: Any, teacher: Any, sets: list[EvaluationSet]) -> dict[str, dict[str, float]]:
-        """Fraction of equal first choices `top1` and mean KL(teacher || student) in nats `kl`, at positions with a target.
+        """Fraction of equal first choices (`top1`) and mean KL(teacher || student) in nats (`kl`), at all targets.
 
         What `score` has kept of the two models is not computed again.
         """

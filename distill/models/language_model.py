@@ -301,8 +301,10 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
         if spec.head:
             handles.append(model.get_output_embeddings().register_forward_pre_hook(before_output_embedding))
         if depths or spec.qkv:
-            more, number = _watch_blocks(list(block_list(model.base_model, depth)), depths, record, is_root(model))
-            handles += more
+            block_handles, number = _watch_blocks(
+                list(block_list(model.base_model, depth)), depths, record, is_root(model)
+            )
+            handles += block_handles
         for handle in handles:
             until_done.callback(handle.remove)
         if spec.qkv:

@@ -79,11 +79,13 @@ def load_model(path: str | Path, device: str = "auto", setting: str = SETTING) -
     Raises:
         SettingError: there is no such model, or it is of a kind that nothing here reads.
     """
-    place = device_of(device)
+    target_device = device_of(device)
     kind = kind_of(setting, str(path))
     with without_bars():
         model = load_pretrained(setting, str(path), kind).requires_grad_(False).eval()
-    return LoadedModel(model.to(place), load_tokenizer(setting, str(path), kind), kind, str(path), corpus_of(path))
+    return LoadedModel(
+        model.to(target_device), load_tokenizer(setting, str(path), kind), kind, str(path), corpus_of(path)
+    )
 
 
 @contextmanager

@@ -108,17 +108,17 @@ def _function(name: str, module: nn.Module) -> Callable[..., Any]:
     return function
 
 
-def _visible(name: str, module: nn.Module, query: Tensor, mask: Any, others: dict[str, Any]) -> Tensor | None:
+def _visible(name: str, module: nn.Module, query: Tensor, mask: Any, keywords: dict[str, Any]) -> Tensor | None:
     """The mask of an attention function as `QKV.mask`."""
     is_read = mask is None or (isinstance(mask, Tensor) and mask.ndim == 4)
-    if not is_read or others.get("position_bias") is not None:
+    if not is_read or keywords.get("position_bias") is not None:
         raise ValueError(
             f"{type(module).__name__} with attn_implementation={name} masks its scores, or adds to them, in a way that "
             "is not understood: choose a model that attends with sdpa"
         )
     if mask is None:
         # SDPA reads no mask as a causal one where the module sets is_causal; eager attention does not.
-        causal = others.get("is_causal")
+        causal = keywords.get("is_causal")
         if name == "eager" or not (getattr(module, "is_causal", True) if causal is None else causal):
             return None
         size = query.shape[2]

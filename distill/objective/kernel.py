@@ -47,9 +47,9 @@ def soft_and_tokens(
     if targets is not None:
         w = _at_temperature_one(v, z, top, temperature)
         has_target = (targets != NO_TARGET).to(scales.dtype)
-        loss, more = _cross_entropy(z * temperature, top * temperature, w, targets, scales[1] * has_target)
+        loss, token_gradient = _cross_entropy(z * temperature, top * temperature, w, targets, scales[1] * has_target)
         tokens = loss * has_target
-        gradient = gradient + more
+        gradient = gradient + token_gradient
     logits.copy_(gradient)
     return torch.stack([soft[:, 0], tokens[:, 0]])
 

@@ -123,8 +123,8 @@ def _tail(student: Tensor, teacher: Tensor, cut: Tensor) -> Tensor:
 
     Both masses are ratios of log-sum-exps: with everything cut they cancel exactly, and a tiny mass keeps its digits.
     """
-    some = cut.any(-1)
-    outside = ~cut & some[:, None]  # a row without a cut keeps all: no gradient of -inf
+    has_cut = cut.any(-1)
+    outside = ~cut & has_cut[:, None]  # a row without a cut keeps all: no gradient of -inf
     log_mass_p = teacher.masked_fill(outside, -torch.inf).logsumexp(-1) - teacher.logsumexp(-1)
     log_mass_q = student.masked_fill(outside, -torch.inf).logsumexp(-1) - student.logsumexp(-1)
     return log_mass_p.exp() * (log_mass_p - log_mass_q)

@@ -171,11 +171,11 @@ def check_folder(output: str | Path) -> None:
     if not str(output).strip():
         raise SettingError("output= is empty (a shell variable that is not set?): give a folder")
     folder = Path(output).expanduser().absolute()
-    there = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
-    if not there.is_dir():
-        raise SettingError(f"output={output} is no folder that can be made: {there} is a file; give another folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise SettingError(f"output={output} cannot be written: {there} is read-only; give another folder")
+    existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
+    if not existing.is_dir():
+        raise SettingError(f"output={output} is no folder that can be made: {existing} is a file; give another folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise SettingError(f"output={output} cannot be written: {existing} is read-only; give another folder")
 
 
 COMPARED = (

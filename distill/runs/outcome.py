@@ -73,10 +73,10 @@ def score_models(
     filled, losses = score_each(entries, history)
     scores = {measure.name: filled["student"].scores.get(measure.name, {}) for measure in evaluator.measures}
     refuse_diverged(run, state, scores)
-    whole = filled.get("teacher", begun.teacher)
-    if whole is not None and scored:
+    scored_teacher = filled.get("teacher", begun.teacher)
+    if scored_teacher is not None and scored:
         members = {member.name: filled[f"teacher {member.name}"] for member in scored if member.name}
-        whole = replace(whole, members=members)
+        scored_teacher = replace(scored_teacher, members=members)
     agrees = teacher is not None and pair.kind.vocabulary
     agreement = evaluator.agree(pair.student, teacher, sets) if agrees else None
     scored_baseline = None
@@ -86,7 +86,7 @@ def score_models(
         )
     return replace(
         begun,
-        teacher=whole,
+        teacher=scored_teacher,
         student=filled["student"],
         baseline=scored_baseline,
         agreement=None if agreement is None else {name: Agreement(**entry) for name, entry in agreement.items()},

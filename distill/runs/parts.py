@@ -88,8 +88,8 @@ def _read_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
     """The value as the first of some kinds that it is of."""
     if value is None and NoneType in kinds:
         return None
-    *others, last = [kind for kind in kinds if kind is not NoneType]
-    for kind in others:
+    *first_kinds, last = [kind for kind in kinds if kind is not NoneType]
+    for kind in first_kinds:
         with suppress(ValueError):
             return _read(kind, value, path)
     return _read(last, value, path)

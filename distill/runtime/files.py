@@ -50,8 +50,8 @@ def remove(path: Path) -> None:
 
 def quarantine(path: Path, prefix: str = "damaged") -> Path:
     """Rename an unusable file or folder to `prefix`-NAME; returns the new path, which is numbered where it exists."""
-    more = (f"{prefix}-{path.name}.{number}" for number in itertools.count(2))
-    names = itertools.chain([f"{prefix}-{path.name}"], more)
+    numbered = (f"{prefix}-{path.name}.{number}" for number in itertools.count(2))
+    names = itertools.chain([f"{prefix}-{path.name}"], numbered)
     free = next(name for name in names if not os.path.lexists(path.with_name(name)))
     return path.rename(path.with_name(free))
 

@@ -65,9 +65,9 @@ def read_lines(path: Path, fits: Callable[[Any], bool] = _is_object, only_good: 
     """
     if not path.exists():
         return []
-    *whole, _torn = path.read_bytes().split(b"\n")
+    *whole_lines, _torn = path.read_bytes().split(b"\n")
     lines: list[LogLine] = []
-    for number, text in enumerate(whole, start=1):
+    for number, text in enumerate(whole_lines, start=1):
         line = _parse(text)
         if fits(line) and (not lines or line.get("step", 0) > lines[-1].get("step", -1)):
             lines.append(line)

@@ -78,8 +78,8 @@ def write_to(stream: TextIO, text: str) -> None:
 
 def duration(seconds: float) -> str:
     """`seconds` as `7 s`, `3:25 min` or `1:03:25 h`."""
-    whole = round(seconds)
-    minutes, rest = divmod(whole, 60)
+    total = round(seconds)
+    minutes, rest = divmod(total, 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours}:{minutes:02d}:{rest:02d} h"

@@ -126,7 +126,7 @@ def _fill_all(builder: CacheBuilder, first: int) -> None:
     cache, progress = builder.cache, builder.progress
     waiting = [*range(first, cache.num_parts), *range(first)]
     while waiting:
-        others = []
+        remaining = []
         for part in waiting:
             path = _record_of(cache, part)
             with _claim(path) as claimed:
@@ -136,8 +136,8 @@ def _fill_all(builder: CacheBuilder, first: int) -> None:
                 elif claimed:
                     builder.fill(part)
                 else:
-                    others.append(part)
-        waiting = others
+                    remaining.append(part)
+        waiting = remaining
         time.sleep(WAIT if waiting else 0)
 
 

@@ -142,8 +142,10 @@ class Pair:
         """
         tokenizer, kind = self.student.tokenizer, self.student.kind
         sets = [
-            EvaluationSet(name, name, text_sequences(some, tokenizer, kind, self.sequence_length), len(some))
-            for name, some in texts.items()
+            EvaluationSet(
+                name, name, text_sequences(texts_of_set, tokenizer, kind, self.sequence_length), len(texts_of_set)
+            )
+            for name, texts_of_set in texts.items()
         ]
         pseudo = PseudoPerplexityConfig(fraction=pseudo_perplexity_fraction, batch_size=batch_size)
         settings = EvaluateConfig(batch_size=batch_size, pseudo_perplexity=pseudo)
@@ -237,7 +239,7 @@ def load_pair(
         raise SettingError(
             "layers and num_layers are for a student from the teacher's layers: leave them or student out"
         )
-    name, place = str(teacher), device_of(device)
+    name, chosen_device = str(teacher), device_of(device)
     settings: OneTeacherConfig = SavedTeacherConfig(path=name)
     if name in BUNDLED:
         settings = parse(BundledTeacherConfig, {"kind": name}, "teacher")
@@ -261,8 +263,8 @@ def load_pair(
     check_vocabulary(made, "student", tokenizer)
     path = student.path if isinstance(student, SavedStudentConfig | CustomStudentConfig) else None
     return Pair(
-        LoadedModel(model.to(place), tokenizer, kind, str(teacher)),
-        LoadedModel(made.to(place), tokenizer, kind, path or ""),
+        LoadedModel(model.to(chosen_device), tokenizer, kind, str(teacher)),
+        LoadedModel(made.to(chosen_device), tokenizer, kind, path or ""),
         length,
         seed,
     )

@@ -49,7 +49,7 @@ def continue_texts(model: LoadedModel, records: Sequence[Record], settings: Pred
         for numbers in in_batches([len(prompt) for prompt in prompts], settings.batch_size):
             written = _write(model, [prompts[number] for number in numbers], max_new_tokens, settings)
             for number, tokens in zip(numbers, written, strict=True):
-                end = next((place for place, token in enumerate(tokens) if token == tokenizer.eos_token_id), None)
+                end = next((index for index, token in enumerate(tokens) if token == tokenizer.eos_token_id), None)
                 text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
                 outcomes[number] = Continuation(continuation=str(text), ended=end is not None)
     return [outcomes[number] for number in range(len(records))]

@@ -66,10 +66,10 @@ def write_submissions(
 
 def test_files(path: str, task: GlueTask) -> list[Path]:
     """The test sets of a task at this path, sorted by name. Raises SettingError where there is none."""
-    place = Path(path).expanduser()
-    if place.is_file():
-        return [place]
-    folder = place / task.folder if (place / task.folder).is_dir() else place
+    root = Path(path).expanduser()
+    if root.is_file():
+        return [root]
+    folder = root / task.folder if (root / task.folder).is_dir() else root
     files = sorted(folder.glob("test*")) if folder.is_dir() else []
     files = [file for file in files if file.name.lower().endswith(SUFFIXES)]
     if not files:

@@ -104,12 +104,12 @@ def _write_shard(publication: Publication, files: list[Path], layout: Layout, pa
 
 def _write(files: Sequence[Path], out: IO[bytes] | None, layout: Layout, packing: Packing) -> WrittenShard:
     counts = np.zeros(max(packing.vocabulary, packing.format.pad + 1), np.int64)
-    whole = sha256(header(layout))
+    shard_digest = sha256(header(layout))
     blocks: list[Block] = []
     offset, seconds = 0, 0.0
     for block in _blocks(files, max(1, BLOCK_BYTES // layout.sequence_bytes) * layout.sequence_bytes):
         assert out is not None
-        whole.update(block)
+        shard_digest.update(block)
         ids = np.frombuffer(block, layout.dtype)
         counts += np.bincount(ids & IDS if packing.prompts else ids, minlength=len(counts))
         begun = time.perf_counter()
@@ -118,7 +118,7 @@ def _write(files: Sequence[Path], out: IO[bytes] | None, layout: Layout, packing
         out.write(stored)
         blocks.append(Block(0, 0, len(block) // layout.sequence_bytes, offset, len(stored), sha256(stored).digest()))
         offset += len(stored)
-    return WrittenShard(blocks, counts[: packing.vocabulary], whole.hexdigest(), seconds)
+    return WrittenShard(blocks, counts[: packing.vocabulary], shard_digest.hexdigest(), seconds)
 
 
 def header(layout: Layout) -> bytes:

@@ -189,7 +189,7 @@ def _separated(
 def _quoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Line number and fields of every row; a field in quotation marks may hold delimiters and ends of lines."""
     csv.field_size_limit(LONGEST_FIELD)
-    table = csv.reader(readers.lines(path, limit=LONGEST, whole=True), delimiter=delimiter, strict=True)
+    table = csv.reader(readers.lines(path, limit=LONGEST, whole_lines=True), delimiter=delimiter, strict=True)
     try:
         yield from ((table.line_num, values) for values in table if values)
     except csv.Error as error:
@@ -198,7 +198,7 @@ def _quoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 def _unquoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """The rows of a file in which a quotation mark is a character like any other."""
-    for number, line in enumerate(readers.lines(path, limit=LONGEST, whole=True), 1):
+    for number, line in enumerate(readers.lines(path, limit=LONGEST, whole_lines=True), 1):
         if line.strip():
             yield number, line.rstrip("\r\n").split(delimiter)
 

@@ -186,12 +186,12 @@ def _fits(path: Path, version: str) -> bool:
 def _records(table: TableConfig, setting: str, files: list[Path]) -> Iterator[tuple[str, Record]]:
     """Every question as a flat record, and where it stands."""
     fields = {f"{setting}.{column}": column for column in COLUMNS}
-    whole = [path for path in files if kind_of(path) == "json"]
-    for path in whole:
+    json_files = [path for path in files if kind_of(path) == "json"]
+    for path in json_files:
         yield from _of_json(path, f"{setting}.path")
-    if whole and len(whole) == len(files):
+    if json_files and len(json_files) == len(files):
         return
-    for row in read_rows(table, setting, [path for path in files if path not in whole], fields):
+    for row in read_rows(table, setting, [path for path in files if path not in json_files], fields):
         yield _of_row(row)
 
 

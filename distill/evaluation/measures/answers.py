@@ -128,10 +128,10 @@ def _answered(windows: list[_Pairs], context: str, n_best: int) -> Answered:
         np.concatenate([getattr(pairs, name) for pairs in windows]) for name in ("begins", "ends", "scores")
     )
     candidates: dict[str, Candidate] = {}
-    for place in np.argsort(-scores, kind="stable"):
+    for index in np.argsort(-scores, kind="stable"):
         if len(candidates) == n_best:
             break
-        begin, end = int(begins[place]), int(ends[place])
+        begin, end = int(begins[index]), int(ends[index])
         text = context[begin:end]
-        candidates.setdefault(text, Candidate(text, float(scores[place]), (begin, end)))
+        candidates.setdefault(text, Candidate(text, float(scores[index]), (begin, end)))
     return Answered(tuple(candidates.values()), min(pairs.null for pairs in windows))

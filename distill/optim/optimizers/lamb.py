@@ -66,8 +66,8 @@ class Lamb(torch.optim.Optimizer):
                 for weight in weights:
                     self._step_in_pieces(group, weight)
             else:
-                for some in _chunks(weights):
-                    self._step_together(group, some)
+                for chunk in _chunks(weights):
+                    self._step_together(group, chunk)
 
     def _of(self, weights: list[Tensor]) -> list[list[Tensor]]:
         """Gradients and both moments."""
@@ -132,11 +132,11 @@ def _over_ranks(norms: Tensor, weights: list[Tensor]) -> Tensor:
 
 def _chunks(weights: list[Tensor]) -> Iterator[list[Tensor]]:
     """Split tensors, in order, into lists of at most `CHUNK` elements, or of one tensor that is larger."""
-    some: list[Tensor] = []
+    chunk: list[Tensor] = []
     for weight in weights:
-        if some and sum(local(before).numel() for before in some) + local(weight).numel() > CHUNK:
-            yield some
-            some = []
-        some.append(weight)
-    if some:
-        yield some
+        if chunk and sum(local(before).numel() for before in chunk) + local(weight).numel() > CHUNK:
+            yield chunk
+            chunk = []
+        chunk.append(weight)
+    if chunk:
+        yield chunk

@@ -44,7 +44,8 @@ class Warmup(ABC):
 class Decay(Warmup):
     """A rise as in `Warmup`, then a fall from 1 to an end value in the shape of `height`.
 
-    `floor`: the end value, as a fraction of the learning rate. `end_lr`: the end value as a learning rate, with `floor` 0.
+    `floor`: the end value as a fraction of the learning rate. `end_lr`: the end value as a learning rate, with `floor`
+    0.
 
     Raises:
         ValueError: as `Warmup`; or both end values, or one above the learning rate.
