@@ -45,9 +45,9 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "frozen, learning rate 2e-3": ("student.frozen=[embeddings,0]", "optimizer.lr=2e-3"),
     "learning rate 2e-3": ("optimizer.lr=2e-3",),
     "learning rate 5e-4": ("optimizer.lr=5e-4",),
-    "16 rows a step": ("train.batch_size=16",),
-    "16 rows, learning rate 2e-3": ("train.batch_size=16", "optimizer.lr=2e-3"),
-    "4 rows a step": ("train.batch_size=4",),
+    "16 rows a step": ("train.sequences_per_step=16", "train.batch_size=16"),
+    "16 rows, learning rate 2e-3": ("train.sequences_per_step=16", "train.batch_size=16", "optimizer.lr=2e-3"),
+    "4 rows a step": ("train.sequences_per_step=4", "train.batch_size=4"),
     "static masks, no cosine": CACHED,
     "cache of 63 draws": (*CACHED, "teacher.cache.sampled=63"),
     **{
@@ -67,7 +67,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
 HALVES: dict[str, tuple[str, ...]] = {
     "two halves": (),
     "two halves, rows of 64 tokens first": ("corpus.sequence_length=64",),
-    "two halves, 4 rows a step first": ("train.batch_size=4",),
+    "two halves, 4 rows a step first": ("train.sequences_per_step=4", "train.batch_size=4"),
 }
 
 

@@ -117,7 +117,7 @@ def make_batches(options: argparse.Namespace, job: Job, rank: int, size: int) ->
     maskable = np.arange(VOCABULARY) >= FIRST_WORD
     words = MaskedLM(settings, MASK, PAD, maskable, np.ones(VOCABULARY), np.zeros(VOCABULARY, bool))
     collator = MaskedLMAndOrder(words, SEPARATOR, swaps=options.order)
-    step_shape = StepShape(options.rows, job.accumulate, rank, size)
+    step_shape = StepShape(options.rows, options.rows * job.accumulate * size, rank, size)
     return Batches(rows, collator, FullShuffle(len(rows), 0), step_shape, seed=0)
 
 

@@ -5,7 +5,7 @@
 
 The loop of `distill.train` saves after every step, and each save is timed; what is read again is checked against its
 digests first, as a run does that resumes. The share is that of one save after as many steps as `train.save_every` says
-of `train.accumulate` micro-batches, each as long as those of this run for the same number of rows.
+of a step by default, each as long as those of this run for the same number of rows.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def measure(shape: Shape, folder: Path, rounds: int) -> dict[str, Any]:
     checkpoints.load(newest, trainable, made)
     loading = time.perf_counter() - began
     saving, micro_batch = statistics.median(checkpoints.saves[1:]), statistics.median(checkpoints.steps[1:])
-    between = micro_batch * DEFAULTS.batch_size / shape.rows * DEFAULTS.accumulate * DEFAULTS.save_every
+    between = micro_batch * DEFAULTS.sequences(1) / shape.rows * DEFAULTS.save_every
     return {
         "shape": str(shape),
         "bytes": sum(path.stat().st_size for path in newest.iterdir()),

@@ -45,7 +45,7 @@ def batches(folder: Path, length: int, vocab: int, tokens: int, workers: int) ->
     weights = np.arange(1, vocab + 1) ** 0.7  # of counts that fall as 1 / rank
     masks = MaskedLM(MaskingConfig(), SPECIAL - 1, 0, maskable, weights, np.zeros(vocab, bool))
     rows = np.memmap(path, np.uint16, "r", shape=shape)
-    step_shape = StepShape(STEP_TOKENS // length // ACCUMULATE, ACCUMULATE)
+    step_shape = StepShape(STEP_TOKENS // length // ACCUMULATE, STEP_TOKENS // length)
     return Batches(rows, masks, FullShuffle(len(rows), 0), step_shape, seed=0, threads=Threads(workers))
 
 

@@ -91,7 +91,7 @@ def write_rows(path: Path, length: int, megabytes: float) -> np.ndarray:
 def make_batches(rows: Any, batch_size: int, seed: int, threads: Threads) -> Batches:
     """Shuffled rows in steps of one micro-batch."""
     order = FullShuffle(len(rows), seed)
-    return Batches(rows, albert_collator(), order, StepShape(batch_size, 1), seed, threads=threads)
+    return Batches(rows, albert_collator(), order, StepShape(batch_size, batch_size), seed, threads=threads)
 
 
 def albert_collator() -> MaskedLMAndOrder:

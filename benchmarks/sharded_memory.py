@@ -232,8 +232,8 @@ def command_peaks(folder: Path, cache: Path, processes: int, backend: str, optio
         "corpus.heldout=0.2", f"teacher.path={folder}", "precision=bf16", "student=gpt2",
         "student.config={n_embd:64,n_layer:2,n_head:2}",
         "objective.cosine.weight=0",
-        f"train.batch_size={options.rows}", "train.epochs=null", "train.steps=1", "evaluate=heldout",
-        "evaluate.max_sequences=8",
+        f"train.batch_size={options.rows}", "train.accumulate=1", "train.epochs=null", "train.steps=1",
+        "evaluate=heldout", "evaluate.max_sequences=8",
         f"backend={backend}", "backend.device=cpu", "backend.timeout=600", f"hydra.run.dir={run}",
         *["backend.shard_student=false"] * (backend == "fsdp"),
     ]  # fmt: skip

@@ -184,7 +184,8 @@ def main() -> int:
     settings = [
         "data.workers=1", "corpus.sequence_length=32", "corpus.max_sequences=1600", "evaluate.sets=[heldout]",
         "evaluate.max_sequences=8", "evaluate.pseudo_perplexity.fraction=0", "precision=fp32", "train.batch_size=4",
-        "train.epochs=null", f"train.steps={options.steps}", "train.log_every=1", "train.save_every=10",
+        "train.accumulate=1", "train.epochs=null", f"train.steps={options.steps}", "train.log_every=1",
+        "train.save_every=10",
     ]  # fmt: skip
     with SlurmCluster(work / "cluster", NODES) as cluster:
         trial = Trial(cluster, work / "home", settings, options.backend)

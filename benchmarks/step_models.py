@@ -130,7 +130,8 @@ def batches(shape: Shape, accumulate: int, steps: int) -> Batches:
         maskable = np.arange(shape.vocabulary) >= 5
         uniform = np.ones(shape.vocabulary)
         collator = MaskedLM(MaskingConfig(), 4, 0, maskable, uniform, np.zeros(shape.vocabulary, bool))
-    return Batches(rows, collator, FullShuffle(len(rows), 0), StepShape(shape.rows, accumulate), seed=0)
+    step_shape = StepShape(shape.rows, shape.rows * accumulate)
+    return Batches(rows, collator, FullShuffle(len(rows), 0), step_shape, seed=0)
 
 
 def operations(shape: Shape, rows: str) -> float:

@@ -95,7 +95,7 @@ def gathered(store: SequenceStore, order: WindowedShuffle, batches: int) -> floa
 
 def masked(store: SequenceStore, order: WindowedShuffle, collator: Any, steps: int) -> float:
     """Rows a second of windows of 4 micro-batches of 32 rows, in the thread that asks for them."""
-    batches = Batches(store, collator, order, StepShape(32, 4), seed=0)
+    batches = Batches(store, collator, order, StepShape(32, 128), seed=0)
     begun = time.perf_counter()
     for step in range(steps):
         batches.window(batches.steps_per_epoch + step)
@@ -159,7 +159,7 @@ def serve(folder: str, rate: float, pipe: Any) -> None:
 def one_loop(store: SequenceStore, cache: DataConfig, collator: Any, step: float, step_rows: int) -> dict[str, float]:
     """Of one epoch: share of the time that went by waiting, and seconds until the first window was there."""
     order = order_of(store, cache.shuffle_bytes, 0)
-    batches = Batches(store, collator, order, StepShape(32, 2, total=step_rows), seed=0, threads=Threads(1, 16))
+    batches = Batches(store, collator, order, StepShape(32, step_rows), seed=0, threads=Threads(1, 16))
     begun, waits = time.perf_counter(), []
     stream = batches.stream(0, batches.steps_per_epoch, torch.device("cpu"))
     while True:

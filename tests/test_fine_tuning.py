@@ -1,54 +1,16 @@
 """Fine-tuning end to end on made-up questions and tables: spans, classes, values, from a teacher, on two ranks."""
 
-import csv
 import json
-import random
 import shutil
 from pathlib import Path
 
 import pytest
-from job import NOUNS, TINY, Shelf, assert_alike, assert_same, command, distill, metrics, results
+from job import TINY, Shelf, assert_alike, assert_same, command, distill, metrics, results
+from labelled import mrpc, squad, table
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, pipeline
 
 SMALL = ["corpus.sequence_length=32", "train.batch_size=8", "train.accumulate=2", "train.save_every=2"]
 SMALL += ["train.log_every=1", "precision=fp32", "optimizer.lr=2e-3"]
-
-
-def squad(folder: Path) -> Path:
-    """Questions whose answer is the noun after the colour that they name; a fifth of them has no answer in v2.0."""
-    folder.mkdir()
-    for name, seed, count in (("train", 0, 40), ("dev", 1, 12)):
-        for version in ("1.1", "2.0"):
-            draw, paragraphs = random.Random(seed), []
-            for number in range(count):
-                first, second = draw.sample(NOUNS, 2)
-                context = f"The old {first} stood by the sea. The bright {second} was in the valley."
-                answers = [{"text": second, "answer_start": context.index(f"bright {second}") + 7}]
-                question = {"id": f"{name}{number}", "question": "What was bright?", "answers": answers}
-                if version == "2.0":
-                    question["is_impossible"] = number % 5 == 0
-                    if number % 5 == 0:
-                        question |= {"question": "What was narrow?", "answers": []}
-                paragraphs.append({"context": context, "qas": [question]})
-            content = {"version": version, "data": [{"title": "made up", "paragraphs": paragraphs}]}
-            (folder / f"{name}-v{version}.json").write_text(json.dumps(content))
-    return folder
-
-
-def table(folder: Path, values: bool = False) -> Path:
-    """Texts whose class is whether a ship is in them, or whose value is how often."""
-    folder.mkdir()
-    for name, seed, count in (("train", 0, 60), ("validation", 1, 20)):
-        draw = random.Random(seed)
-        with (folder / f"{name}.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["review", "stars"])
-            for _ in range(count):
-                ships = draw.randrange(3)
-                words = [*draw.choices(NOUNS[:10], k=6), *["ship"] * ships]
-                draw.shuffle(words)
-                writer.writerow([" ".join(words), ships if values else "yes" if ships else "no"])
-    return folder
 
 
 def to(folder: Path) -> str:
@@ -156,16 +118,8 @@ def test_classes_of_a_table_and_a_student_of_them(shelf: Shelf, reviews: list[st
 
 
 def test_a_task_of_glue(shelf: Shelf) -> None:
-    folder = shelf.root / "glue" / "MRPC"
-    folder.mkdir(parents=True)
-    for name, count in (("train", 24), ("dev", 8)):
-        draw = random.Random(count)
-        lines = ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
-        for number in range(count):
-            one, other = draw.choice(NOUNS), draw.choice(NOUNS)
-            lines.append(f"{number % 2}\t1\t2\tThe old {one}.\tThe old {one if number % 2 else other}.")
-        (folder / f"{name}.tsv").write_text("\n".join(lines))
-    path = [f"student.path={shelf.teacher}", f"corpus.path={folder.parent}", "corpus.task=mrpc"]
+    folder = mrpc(shelf.root / "glue")
+    path = [f"student.path={shelf.teacher}", f"corpus.path={folder}", "corpus.task=mrpc"]
     run = shelf.root / "mrpc"
     assert distill("+recipe=glue", *path, *SMALL, "train.epochs=1", to(run)) == 0
     scores = results(run)["student"]

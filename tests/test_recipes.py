@@ -66,7 +66,7 @@ def test_a_recipe_that_sets_nothing_is_for_the_machine_at_hand(tmp_path: Path) -
     """No 800 sequences a step and three epochs, which are those of the benchmark."""
     add_recipe("empty", {})
     train = composed("+recipe=empty").train
-    assert (train.batch_size, train.accumulate, train.epochs) == (16, 1, 1)
+    assert (train.batch_size, train.sequences(1), train.epochs) == (16, 16, 1)
 
 
 @pytest.mark.parametrize("name", sorted(CHAINS | MEASURED))
@@ -99,7 +99,7 @@ def test_the_papers_recipe_is_the_benchmark() -> None:
     config = composed("+recipe=distilbert_paper")
     assert isinstance(config.teacher, SavedTeacherConfig) and config.teacher.path == "google-bert/bert-base-uncased"
     assert config.student.architecture == "distilbert" and config.student.layers == [0, 2, 4, 7, 9, 11]
-    assert (config.train.batch_size, config.train.accumulate, config.train.epochs) == (16, 50, 3)
+    assert (config.train.batch_size, config.train.sequences(2), config.train.epochs) == (16, 800, 3)
     assert config.corpus.sequence_length == 512 and config.evaluate.sets == ["wikitext2", "imdb"]
     objective = config.objective
     weights = {name: term.weight for name, term in objective.terms.items()}
@@ -115,7 +115,7 @@ def test_published_trainings_of_albert(name: str, tmp_path: Path) -> None:
     student, train, optimizer = config.student, config.train, config.optimizer
     shape = ("embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     assert student.architecture == "albert" and [student.config[each] for each in shape] == [128, 768, 12, 12, 3072]
-    assert train.batch_size * train.accumulate * 64 == 4096 and (train.epochs, train.steps) == (None, 125_000)
+    assert {train.sequences(ranks) for ranks in (1, 8, 64)} == {4096} and (train.epochs, train.steps) == (None, 125_000)
     assert config.corpus.sequence_length == 512 and config.corpus.vocab_size == 30_000
     assert optimizer.make.path.endswith("Lamb") and optimizer.make.arguments["weight_decay"] == 0.01
     aws = name == "albert_aws"

@@ -140,9 +140,13 @@ def make_masks(tokenizer: Any, rows: np.ndarray, **changes: Any) -> MaskedLM:
 def make_batches(
     rows: np.ndarray, collator: Any, batch_size: int, accumulate: int = 1, seed: int = 0, **more: Any
 ) -> Batches:
-    """Rows in the random order of this seed, where no `order` is given; `more`: `static`, and fields of `StepShape`."""
+    """Rows in the random order of this seed, where no `order` is given; `more`: `static`, and fields of `StepShape`.
+
+    A step has `accumulate` micro-batches of each rank, where `more` does not give its `sequences`.
+    """
+    more.setdefault("sequences", batch_size * accumulate * more.get("size", 1))
     order, static = more.pop("order", FullShuffle(len(rows), seed)), more.pop("static", False)
-    return Batches(rows, collator, order, StepShape(batch_size, accumulate, **more), seed, static)
+    return Batches(rows, collator, order, StepShape(batch_size, **more), seed, static)
 
 
 def make_evaluator(
@@ -338,10 +342,10 @@ class Fit:
         make = partial(ShardedCheckpoints, self.ranks) if is_sharded(self.student) else Checkpoints
         self.checkpoints = make(self.folder, self.settings.keep, self.identity)
         masks, steps, ranks = dict(self.objective.masking), self.settings, self.ranks
-        shape = {"rank": ranks.rank, "size": ranks.size, "total": steps.sequences_per_step}
-        shape["equal_windows"] = ranks.equal_windows
+        shape = {"rank": ranks.rank, "size": ranks.size, "equal_windows": ranks.equal_windows}
+        shape["sequences"] = steps.sequences(ranks.size)
         collator = make_masks(self.tokenizer, self.rows, **masks)
-        self.batches = make_batches(self.rows, collator, steps.batch_size, steps.accumulate, self.seed, **shape)
+        self.batches = make_batches(self.rows, collator, steps.batch_size, seed=self.seed, **shape)
 
     def resume(self, path: Path | None = None) -> "Fit":
         newest = path or self.checkpoints.newest()

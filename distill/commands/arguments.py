@@ -93,4 +93,4 @@ def _value(name: str, value: str, kind: Any) -> Any:
     try:
         return {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
     except (KeyError, ValueError):
-        raise SettingError(f"{name}={value}: give {WANTED[kind]}") from None
+        raise SettingError(f"{name}={value[:80]}: give {WANTED[kind]}") from None

@@ -25,6 +25,7 @@ from distill.runs.record import Record
 from distill.runs.results_file import check_student, read_results
 from distill.runtime.children import dying_with, pass_signals
 from distill.runtime.errors import SettingError, StageFailed
+from distill.runtime.files import make_folder
 from distill.runtime.redaction import literal_secret, redact
 from distill.runtime.signals import STOPPING, handled
 
@@ -57,7 +58,7 @@ def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
     """
     check_chain(chain)
     _refuse_files_of_others(chain, path)
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path, f"hydra.run.dir={path}")
     with JobsPage(path, f"{path.name}: a chain", lambda: jobs_of(path, chain)) as page:
         for name in chain.stages:
             for run in runs_of(path, chain, name):

@@ -1,5 +1,6 @@
 """What a command line says: options and overrides, and what of them is refused before Hydra reads them."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ MAIN, BASE = "main", "config"  # files of conf/: the main job, and the settings 
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 READ_BY_ONE_RUN = ("hydra.run.dir", "hydra.searchpath")
 HYDRA = ("hydra.", "hydra/")
+MAX_DIGITS, MAX_DEPTH = 1000, 50  # of a value; what parses them ends in a traceback some way beyond
 NEEDED = ("corpus", "objective", "student", "teacher")  # groups of which every run has an option
 SHORT = {"-c": "--cfg", "-cd": "--config-dir", "-m": "--multirun", "-i": "--info", "-p": "--package"}
 WITH_VALUE = ("--cfg", "--config-dir", "--package")
@@ -97,10 +99,11 @@ def check_overrides(line: CommandLine) -> None:
     """Refuse what Hydra would end in a traceback, or with files where nobody looks for them, and secrets.
 
     Raises:
-        SettingError: a secret that stands there itself, a group with a value that can name no option of it, or an empty
-            run folder.
+        SettingError: a secret that stands there itself, a value that no parser takes, a group with a value that can
+            name no option of it, or an empty run folder.
     """
     for override in line.overrides:
+        _check_size(override)
         if (secret := literal_secret(override)) is not None:
             raise SettingError(
                 f"{secret} is named like a secret, and everybody on this machine can read the command line: set a "
@@ -126,6 +129,18 @@ def check_overrides(line: CommandLine) -> None:
             raise SettingError(f"{name}={value} is empty (a shell variable that is not set?): give a folder")
         if name == "train" and not isinstance(value, dict):
             group_of(name, value)
+
+
+def _check_size(override: str) -> None:
+    """Raises SettingError for numbers and lists that Python's parsers cannot take."""
+    name = override.partition("=")[0][:80]
+    if re.search(rf"\d{{{MAX_DIGITS}}}", override):
+        raise SettingError(f"{name} has a number of {MAX_DIGITS:,} digits or more: no setting takes such a number")
+    depth = 0
+    for sign in override:
+        depth += (sign in "[{(") - (sign in "]})")
+        if depth > MAX_DEPTH:
+            raise SettingError(f"{name} is a list in a list more than {MAX_DEPTH} deep: no setting takes such a list")
 
 
 def _recipe(name: str) -> str:

@@ -156,7 +156,7 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
                 "and --cfg job shows the rest"
             )
     groups = {name: group_of(name, given.get(name)) for name in names if isinstance(getattr(Config(), name), GROUP)}
-    made, refusals = _sections(groups, asked_names(overrides or []))
+    made, refusals = _sections(groups, asked := asked_names(overrides or []))
     rest = {name: value for name, value in (given | groups).items() if name not in SECTIONS}
     try:
         config = parse(Config, rest | made | {"given": shown, "compared": compared}, "")
@@ -164,6 +164,7 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
         refusals.append(str(error))
     if refusals:
         raise SettingError(all_of(refusals))
+    config.train.refuse_unread(asked["train"])
     return config
 
 

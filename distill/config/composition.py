@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distill.config.command_line import CommandLine, check_one_run, check_overrides
+from distill.config.command_line import CommandLine, check_one_run, check_overrides, options_of
 from distill.config.compose import build, chain_config, register
 from distill.config.folders import CONF
 from distill.config.layers import Layer, apply_overrides, layers_of, named_layers, overrides_of
@@ -121,8 +121,27 @@ def compose(line: CommandLine) -> Composition:
     if folder := line.options.get("--config-dir"):
         path.insert(0, f"file://{Path(folder).absolute()}")
     listed = ",".join("'{}'".format(entry.replace("'", "\\'")) for entry in path)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose_overrides(line.primary, [*overrides, f"hydra.searchpath=[{listed}]"])
+    _refuse_hidden_recipes(path, overrides)
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose_overrides(line.primary, [*overrides, f"hydra.searchpath=[{listed}]"])
+    except RecursionError:
+        raise SettingError("a file of these settings has lists in lists too deep to be read: correct it") from None
+    except ValueError as error:
+        if "integer string conversion" not in str(error):
+            raise
+        raise SettingError("a file of these settings has a number of too many digits to be read: correct it") from None
+
+
+def _refuse_hidden_recipes(path: list[str], overrides: list[str]) -> None:
+    """Raises SettingError where a recipe of the user's has the name of one that comes with Distill."""
+    named = {text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("recipe=")}
+    for folder in path:
+        for name in named & set(options_of("recipe")):
+            if (file := Path(folder.removeprefix("file://"), "recipe", f"{name}.yaml")).is_file():
+                raise SettingError(
+                    f"recipe={name} is {file} and also a recipe that comes with Distill: give yours another name"
+                )
 
 
 def compose_overrides(primary: str, overrides: list[str]) -> Composition:

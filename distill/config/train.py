@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field, Strict
 
 from distill.config.model import BATCH, STEPS, Settings, setting
+from distill.runtime.errors import SettingError
 
 
 class OnUsr1(Enum):
@@ -18,16 +19,21 @@ class OnUsr1(Enum):
 class TrainConfig(Settings):
     """A step, the length of the run, and its checkpoints."""
 
-    batch_size: int = setting(16, "Sequences per rank and micro-batch.", unit="sequences", ge=1, le=BATCH)
-    accumulate: int = setting(
-        1, "Micro-batches per step; not read where sequences_per_step is given.", ge=1, le=1_000_000
+    batch_size: int = setting(
+        16, "The most sequences of a micro-batch of a rank: a matter of memory.", unit="sequences", ge=1, le=BATCH
     )
-    # Each rank takes its share of them in as many micro-batches as that needs, so the number of ranks may change from
-    # one start of a run to the next.
+    # Each rank takes its part of them in as many micro-batches as that needs, so the student is the same for any number
+    # of ranks, which may change from one start of a run to the next.
     sequences_per_step: int | None = setting(
-        None, "Sequences of one step of all ranks together; null is batch_size x accumulate x ranks.",
-        unit="sequences", ge=1, le=10**9,
-    )  # fmt: skip
+        None, "Sequences of one step of all ranks together; null is batch_size.", unit="sequences", ge=1, le=10**9
+    )
+    # It makes the student depend on the number of ranks, so no recipe that ships gives it.
+    accumulate: int | None = setting(
+        None,
+        "Micro-batches of each rank in a step, in place of sequences_per_step; null: as many as that needs.",
+        ge=1,
+        le=1_000_000,
+    )
     epochs: int | None = setting(
         1, "Passes over the corpus; the run ends at the first limit that it reaches.", ge=1, le=1_000_000
     )
@@ -67,6 +73,35 @@ class TrainConfig(Settings):
         None, "Threads that prepare batches ahead; 0 is none, null goes by the rank's cores and waiting time.", ge=0,
         le=1024,
     )  # fmt: skip
+
+    def sequences(self, ranks: int) -> int:
+        """Sequences of a step of so many ranks together."""
+        if self.accumulate is not None:
+            return self.batch_size * self.accumulate * ranks
+        return self.sequences_per_step or self.batch_size
+
+    def refuse_unread(self, asked: set[str]) -> None:
+        """Refuse what the command line gives of the size of a step where the run would not read it.
+
+        Args:
+            asked: the names that the command line gives.
+
+        Raises:
+            SettingError: both sizes, or a micro-batch that is more than a step.
+        """
+        size = self.sequences_per_step
+        if size is None:
+            return
+        if self.accumulate is not None and "sequences_per_step" in asked:
+            raise SettingError(
+                f"train.sequences_per_step={size} is not read with train.accumulate={self.accumulate}, the "
+                "micro-batches of each rank: leave one of them out, or set it to null"
+            )
+        if self.accumulate is None and "batch_size" in asked and self.batch_size > size:
+            raise SettingError(
+                f"train.batch_size={self.batch_size} is more than a step has: set train.sequences_per_step="
+                f"{self.batch_size} too, or train.batch_size to at most {size}"
+            )
 
     @property
     def length(self) -> dict[str, float | None]:

@@ -66,16 +66,10 @@ class StepShape:
     """How a step is split: into ranks, of which this one is `rank`, and their micro-batches."""
 
     batch_size: int  # most sequences of a micro-batch
-    accumulate: int  # micro-batches of a rank
+    sequences: int  # of a step, of all ranks together
     rank: int = 0
     size: int = 1  # ranks
-    total: int | None = None  # sequences of a step, of all ranks together, in place of what `accumulate` makes of it
     equal_windows: bool = False  # all ranks have as many micro-batches in a window: a missing one is a dummy batch
-
-    @property
-    def sequences(self) -> int:
-        """Sequences of a step, of all ranks together."""
-        return self.total or self.batch_size * self.accumulate * self.size
 
     @property
     def micro_batches(self) -> int:

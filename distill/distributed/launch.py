@@ -16,6 +16,7 @@ from distill.distributed.install_horovod import COMMAND
 from distill.distributed.processes import run_ranks
 from distill.distributed.rank import rank_from_env
 from distill.runtime.errors import RankLost, SettingError
+from distill.runtime.files import make_folder
 from distill.runtime.progress import write_to
 from distill.runtime.signals import handled
 
@@ -137,7 +138,7 @@ def keep_log(folder: Path) -> None:
     if info is None or info.size == 1:
         return
     path = folder / "logs" / f"rank{info.rank}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, f"hydra.run.dir={folder}")
     log = path.open("a", buffering=1, encoding="utf-8")
     if info.rank == 0:
         sys.stdout, sys.stderr = _Both(sys.stdout, log), _Both(sys.stderr, log)

@@ -42,5 +42,5 @@ def require_memory_for_step(student: Any, precision: str, batch_size: int, lengt
         raise SettingError(
             f"train.batch_size={batch_size}: a micro-batch of {length} positions a sequence takes "
             f"{least / 1e9:.3g} GB at least, and {free / 1e9:.3g} GB are free for each rank; "
-            "lower it, and raise train.accumulate in proportion"
+            "lower it, and set train.sequences_per_step to the present size of a step"
         )

@@ -125,12 +125,11 @@ def banner(
 
 
 def _sequences_of_a_step(shape: StepShape) -> str:
-    """What a step consists of; with `train.sequences_per_step` its micro-batches may be uneven."""
-    if shape.total is None:
-        return f"{shape.batch_size} sequences x {shape.accumulate} micro-batches x {shape.size} ranks"
+    """What a step consists of; its micro-batches may be uneven."""
+    most = min(shape.batch_size, -(-shape.sequences // shape.size))
     return (
-        f"{shape.total:,} sequences (train.sequences_per_step; train.accumulate is not read) in "
-        f"{shape.micro_batches} micro-batches of at most {shape.batch_size} on each of {shape.size} ranks"
+        f"{shape.sequences:,} sequences ({shape.micro_batches} micro-batches of at most {most} on each of "
+        f"{shape.size} ranks)"
     )
 
 

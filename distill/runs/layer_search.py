@@ -149,7 +149,9 @@ def find_layers(
 
 
 def on_device(teacher: Any, ranks: Ranks) -> Any:
-    """The whole teacher on this rank's device; one that is yet to be sharded stays where it is, and this is a copy.
+    """The whole teacher on this rank's device, in fp32, as it is loaded where nothing is sharded.
+
+    One that is yet to be sharded stays where it is and in its format, and this is a copy.
 
     Raises:
         SettingError: the device has no room for it.
@@ -158,7 +160,7 @@ def on_device(teacher: Any, ranks: Ranks) -> Any:
         return teacher.to(ranks.device)
     try:
         memo = {
-            id(parameter): nn.Parameter(parameter.detach().to(ranks.device), False)
+            id(parameter): nn.Parameter(parameter.detach().to(ranks.device, torch.float32), False)
             for parameter in teacher.parameters()
         }
         return deepcopy(teacher, dict(memo)).to(ranks.device)

@@ -124,6 +124,9 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
         check_vocabulary(member.model, member.setting, teacher_only_tokenizer or tokenizer)
     digests = _digests(config, teachers, shared, student)
     layers_are_open = isinstance(config.student, LayersStudentConfig) and config.student.layers == AUTO
+    if layers_are_open and ranks.shards_student:
+        # It has the teacher's tensors in their format beside others in fp32; the passes below compute in one.
+        student.to(next(teachers[0].model.parameters()).dtype)
     built = None if layers_are_open else BuiltStudent(student, None, sharded(config, teachers, student, task, ranks))
     if task.kind.causal and config.corpus.cross_documents:
         for member in teachers:

@@ -33,6 +33,8 @@ def read_results(path: Path) -> Record:
     """
     if not path.exists():
         raise FileNotFoundError(path)
+    if not path.is_file():  # a pipe would keep its reader waiting
+        raise Damaged(path, "it is no file")
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

@@ -24,7 +24,7 @@ from distill.runs.record import Record
 from distill.runs.results_file import check_student, read_results, student_digests, write_results
 from distill.runs.sharded_checkpoint import ShardedCheckpoints
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.files import atomic, quarantine, remove
+from distill.runtime.files import atomic, make_folder, quarantine, remove
 from distill.runtime.jsonl import JsonLines, is_curve, is_history, is_metrics, read_lines
 
 LOGS = ("metrics.jsonl", "history.jsonl", "curve.jsonl")
@@ -51,6 +51,7 @@ class RunFolder:
         self.writes = ranks.rank == 0
         make = partial(ShardedCheckpoints, ranks) if ranks.shards_student else Checkpoints
         self.checkpoints = make(path / "checkpoints", keep, identity)
+        self._is_new = not path.exists()
         self._start: list[Path | None] = []  # one entry, once it is chosen
 
     def __enter__(self) -> "RunFolder":
@@ -65,9 +66,12 @@ class RunFolder:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Let others in again."""
-        if self.writes:
-            self._lock_file.close()
+        """Let others in again; of a folder in which nothing was written but the lock, nothing stays."""
+        if not self.writes:
+            return
+        if self._is_new and [file.name for file in self.path.iterdir()] == [".lock"]:
+            remove(self.path)
+        self._lock_file.close()
 
     @property
     def metrics_path(self) -> Path:
@@ -212,7 +216,7 @@ class RunFolder:
             raise SettingError(
                 f"resume=never, but hydra.run.dir={self.path} holds a run: choose another, or resume=auto to resume it"
             )
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path, f"hydra.run.dir={self.path}")
         self._check_kinds([".lock"])
         self._lock()
         self._check_kinds([*FILES, *FOLDERS])

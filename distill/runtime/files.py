@@ -40,6 +40,19 @@ def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
         flush_to_disk(path.parent)
 
 
+def make_folder(path: Path, setting: str) -> None:
+    """Make a folder and those above it.
+
+    Raises:
+        SettingError: it lies where no folders can be made, such as in /proc; it names `setting`.
+        OSError: storage that fails, or a file in the way.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:
+        raise SettingError(f"{setting}: no folder can be made there ({error.strerror}): give another") from None
+
+
 def remove(path: Path) -> None:
     """Remove a file or a folder with all that it holds; nothing happens where there is none."""
     if path.is_dir() and not path.is_symlink():

@@ -67,7 +67,8 @@ def memory_failure(error: BaseException) -> SettingError | None:
     if not is_out_of_memory(error):
         return None
     return SettingError(
-        f"not enough memory ({first_line(error)[:200]}): lower train.batch_size and raise train.accumulate in "
-        "proportion, lower evaluate.batch_size and evaluate.pseudo_perplexity.batch_size where models are scored, or "
-        "take a smaller model; the same command then resumes"
+        f"not enough memory ({first_line(error)[:200]}): lower train.batch_size, with the present "
+        "size of a step as train.sequences_per_step, lower evaluate.batch_size and "
+        "evaluate.pseudo_perplexity.batch_size where models are scored, or take a smaller model; the same "
+        "command then resumes"
     )

@@ -65,6 +65,10 @@ def read_lines(path: Path, fits: Callable[[Any], bool] = _is_object, only_good: 
     """
     if not path.exists():
         return []
+    if not path.is_file():  # a pipe would keep its reader waiting
+        if only_good:
+            return []
+        raise Damaged(path, "it is no file")
     *whole_lines, _torn = path.read_bytes().split(b"\n")
     lines: list[LogLine] = []
     for number, text in enumerate(whole_lines, start=1):

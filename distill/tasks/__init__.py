@@ -114,9 +114,7 @@ def make_batches(
     if order is None:
         order = order_of(sequences, config.data.shuffle_bytes, config.seed)
     train = config.train
-    shape = StepShape(
-        train.batch_size, train.accumulate, ranks.rank, ranks.size, train.sequences_per_step, ranks.equal_windows
-    )
+    shape = StepShape(train.batch_size, train.sequences(ranks.size), ranks.rank, ranks.size, ranks.equal_windows)
     threads = num_threads(train.workers, ranks.local_size)
     return Batches(sequences, collator, order, shape, config.seed, config.objective.masking.static, threads)
 

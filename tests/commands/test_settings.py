@@ -27,7 +27,7 @@ def test_all_settings_of_the_main_job(capsys: Capture) -> None:
     assert max(map(len, lines)) <= 100
     sections = [lines[number + 1] for number, line in enumerate(lines[:-1]) if not line]
     assert len(sections) == len(set(sections)) and {"run", "corpus", "train", "report"} <= set(sections)
-    assert origin(lines, "accumulate") == ("1", "recipe distilbert_gutenberg")
+    assert origin(lines, "sequences_per_step") == ("8 sequences", "recipe distilbert_gutenberg")
     assert origin(lines, "save_every") == ("100 steps", "default")
     assert origin(lines, "temperature") == ("1.0", "objective=masked_t1 (conf/objective/masked_t1.yaml)")
     assert origin(lines, "soft.temperature")[0] == "${objective.temperature}"

@@ -71,7 +71,7 @@ def test_same_rows_in_a_step_for_every_split(tokenizer: Any, size: int, batch_si
 def test_same_rows_in_a_step_where_ranks_do_not_divide_them(tokenizer: Any, size: int, batch_size: int) -> None:
     """With the sequences of a step given: micro-batches follow from them, and some ranks have one less, or none."""
     whole = make(tokenizer, 11, 1)
-    ranks = [make(tokenizer, batch_size, accumulate=99, rank=rank, size=size, total=11) for rank in range(size)]
+    ranks = [make(tokenizer, batch_size, rank=rank, size=size, sequences=11) for rank in range(size)]
     assert {b.steps_per_epoch for b in ranks} == {5} and {b.sequences_per_step for b in ranks} == {11}
     for step in (0, 3, 4, 5, 9):
         windows = [batches.window(step) for batches in ranks]

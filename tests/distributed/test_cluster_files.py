@@ -248,7 +248,7 @@ def test_pytorchjob_gives_settings_that_compose() -> None:
     cores = int(worker["resources"]["limits"]["cpu"])
     assert config.backend.name == "ddp" and config.data.local == "/local"
     full = ranks * manifest("pytorchjob.yml")["spec"]["elasticPolicy"]["maxReplicas"]
-    assert config.train.sequences_per_step == config.train.batch_size * config.train.accumulate * full
+    assert config.train.sequences(full) == 12800 and config.train.accumulate is None
     assert cores == ranks * (config.backend.threads or 0) == config.data.workers
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == str(ranks)
 

@@ -7,20 +7,21 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_ranks
+from job import Shelf, assert_alike, command, composed, distill, metrics
+from test_recipes import NAMES
 from tiny import Fit, make_model, make_rows, make_tokenizer, plain_sgd
 from torch.testing import assert_close
 
 from distill.config.settings import BackendConfig, TrainConfig
 from distill.distributed import join_ranks
+from distill.runtime.errors import SettingError
 
 ROWS = 7  # of a step: neither two ranks nor three divide them
 STEPS = 5  # of 20 rows: two epochs of three steps, whose last has six rows, but one step
 
 
 def fit(folder: Path, steps: int, **more: Any) -> Fit:
-    settings = TrainConfig(
-        batch_size=2, accumulate=99, sequences_per_step=ROWS, epochs=None, steps=steps, save_every=1, keep=9
-    )
+    settings = TrainConfig(batch_size=2, sequences_per_step=ROWS, epochs=None, steps=steps, save_every=1, keep=9)
     student = make_model("distilbert", 1, seed=5, dropout=0.2).train()
     teacher = make_model("bert", 4).requires_grad_(False)
     rows = make_rows(20, shortest=5)
@@ -58,3 +59,46 @@ def test_ranks_come_and_go_and_the_steps_stay_the_same(tmp_path: Path) -> None:
     whole.run()
     assert losses == pytest.approx([line["loss/total"] for line in whole.logs], rel=1e-5)
     assert_close(dict(last.student.state_dict()), dict(whole.student.state_dict()), rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_says_how_many_sequences_a_step_has(name: str) -> None:
+    train = composed(f"+recipe={name}").train
+    assert train.accumulate is None and train.sequences_per_step is not None
+    assert {train.sequences(ranks) for ranks in (1, 2, 3)} == {train.sequences_per_step}
+    assert composed(f"+recipe={name}", "train.accumulate=3").train.sequences(2) == 6 * train.batch_size
+
+
+def test_a_step_is_a_micro_batch_where_nothing_is_given() -> None:
+    assert [TrainConfig(batch_size=6).sequences(ranks) for ranks in (1, 2, 3)] == [6, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["train.accumulate=2", "train.sequences_per_step=16"], "is not read with train.accumulate=2"),
+        (["train.batch_size=16"], "is more than a step has: set train.sequences_per_step=16 too"),
+    ],
+)
+def test_what_is_not_read_is_refused(settings: list[str], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        composed("+recipe=distilbert_gutenberg", *settings)
+    composed("+recipe=distilbert_gutenberg", "train.batch_size=16", "train.sequences_per_step=16")
+
+
+def test_the_student_does_not_depend_on_the_number_of_ranks(shelf: Shelf, tmp_path: Path) -> None:
+    """The main job without a word on the size of a step, on one, two and three ranks."""
+    size = ["train.epochs=null", "train.steps=4", "train.log_every=1", "precision=fp32", "student.layers=[0,1]"]
+    teacher = ["teacher=pretrained", f"teacher.path={shelf.teacher}", "evaluate.pseudo_perplexity.fraction=0"]
+    arguments = ["+recipe=distilbert_gutenberg", *shelf.corpus, *size, *teacher, "corpus.max_sequences=60"]
+    assert distill(*arguments, f"hydra.run.dir={tmp_path / '1'}") == 0
+    for ranks in ("2", "3"):
+        more = ["backend=ddp", f"backend.processes={ranks}", f"hydra.run.dir={tmp_path / ranks}"]
+        process = command(*arguments, *more)
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors
+        assert f"8 sequences (1 micro-batches of at most {4 if ranks == '2' else 3} on each of {ranks} ranks)" in errors
+        assert_alike(tmp_path / "1", tmp_path / ranks)
+        assert [line["tokens"] for line in metrics(tmp_path / ranks)] == [
+            line["tokens"] for line in metrics(tmp_path / "1")
+        ]

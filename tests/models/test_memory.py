@@ -37,7 +37,7 @@ def test_a_step_that_is_sure_to_be_too_much_is_refused_before_it(monkeypatch: py
     require_memory_for_step(student, "fp32", 4, 32, BACKEND)
     require_memory_for_step(student, "bf16", 8, 32, BACKEND)  # whose numbers take half as much
     for precision, rows in (("fp32", 5), ("bf16", 9)):
-        with pytest.raises(SettingError, match=rf"train\.batch_size={rows}: .* raise train\.accumulate"):
+        with pytest.raises(SettingError, match=rf"train\.batch_size={rows}: .* set train\.sequences_per_step"):
             require_memory_for_step(student, precision, rows, 32, BACKEND)
 
 

@@ -41,9 +41,8 @@ def composed(*overrides: str) -> Config:
 
 def identity(*overrides: str, rows: int = 5000, **digests: Any) -> dict[str, Any]:
     config = composed(*overrides)
-    batches = make_batches(
-        np.zeros((rows, 4)), NO_COLLATOR, config.train.batch_size, config.train.accumulate, config.seed
-    )
+    size = config.train.sequences(1)
+    batches = make_batches(np.zeros((rows, 4)), NO_COLLATOR, size, seed=config.seed, sequences=size)
     return run_identity(config, DIGESTS | digests, batches, 625)
 
 
@@ -85,7 +84,7 @@ def test_a_run_that_had_a_teacher_is_none() -> None:
     ("overrides", "words"),
     [
         (("seed=1",), "its seed is 1, and here 0"),
-        (("train.batch_size=16",), "its sequences a step are 16, and here 8"),
+        (("train.sequences_per_step=16",), "its sequences a step are 16, and here 8"),
         (("student.dropout=0.1",), "student.dropout was 0.1 and is 0.0 here"),
         (("student=bert",), "student.config.hidden_size was 192 and is None here"),
     ],

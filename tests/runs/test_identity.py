@@ -20,7 +20,8 @@ COLLATOR: Any = None  # no batch is made
 
 
 def identity(*overrides: str, steps: int = 100, ranks: int = 2, given: int | None = None) -> dict[str, Any]:
-    batches = make_batches(np.zeros((5000, 4)), COLLATOR, 16 // ranks, 2, seed=0, size=ranks, total=given)
+    sequences = 32 if given is None else given
+    batches = make_batches(np.zeros((5000, 4)), COLLATOR, 16 // ranks, seed=0, size=ranks, sequences=sequences)
     return run_identity(config_of(*overrides), dict(DIGESTS), batches, steps)
 
 

@@ -88,7 +88,6 @@ def _run_here(job: "ComposedRun") -> "RunResults":
         signals = stack.enter_context(handled(owns_process=False))
         signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
         stack.enter_context(process_as_before())
-        job.folder.mkdir(parents=True, exist_ok=True)
         record = run_job(*job)
     # A run that ends with its profile leaves no results.json.
     if (job.folder / "results.json").is_file():

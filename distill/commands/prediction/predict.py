@@ -1,5 +1,6 @@
 """One function for the predictions of all kinds of models."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -109,4 +110,8 @@ def as_record(item: Any, number: int, kind: ModelKind, what: str = "input") -> R
             raise SettingError(
                 f"{what} {number} has no {name} that is text: a {kind.noun} needs {' and '.join(needed)}"
             )
+    try:
+        json.dumps(dict(record), ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise SettingError(f"{what} {number} is not UTF-8 ({error.reason}): convert it, such as with iconv") from None
     return dict(record)

@@ -52,9 +52,19 @@ def read_inputs(path: str, columns: tuple[str, ...]) -> Iterator[Place]:
 
 def read_pipe(stream: IO[str]) -> Iterator[Place]:
     """The inputs of standard input: JSON lines where the first line begins as an object does, else a text a line."""
-    lines = iter(stream)
+    lines = _decoded(stream)
     first = next((line for line in lines if line.strip()), "")
     yield from _of_lines(chain([first], lines), "standard input", first.lstrip().startswith(("{", '"')))
+
+
+def _decoded(stream: IO[str]) -> Iterator[str]:
+    """The lines of a pipe. Raises SettingError where they are not UTF-8."""
+    try:
+        yield from stream
+    except UnicodeDecodeError as error:
+        raise SettingError(
+            f"standard input is not {error.encoding} ({error.reason}): convert it to UTF-8, such as with iconv"
+        ) from None
 
 
 def _of_lines(lines: Iterable[str], name: str, json_lines: bool) -> Iterator[Place]:
@@ -114,6 +124,8 @@ def write_outcomes(outcomes: Iterable[Record], path: str | None) -> int:
             if kind_of(file) == "json":
                 return _write_answers(outcomes, stream)
             return _write_lines(outcomes, stream)
+    except FileNotFoundError:
+        raise SettingError(f"output={path}: no file can be made there; give another") from None
     except OSError as error:
         raise storage_failure(error, str(file)) or error from error
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import TypedDict
 
+from distill.config.model import SEEDS
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
@@ -54,6 +55,8 @@ class PredictConfig:
         for name in ("top_k", "max_new_tokens", "sequence_length", "max_answer_tokens", "batch_size"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise SettingError(f"{name}={value}: give 1 or more")
+        if self.seed is not None and not 0 <= self.seed <= SEEDS:
+            raise SettingError(f"seed={self.seed}: give a number from 0 to {SEEDS:,}")
         if self.temperature is not None and not (0 < self.temperature < math.inf):
             raise SettingError(f"temperature={self.temperature}: give a number above 0")
         if self.top_p is not None and not 0 < self.top_p <= 1:

@@ -14,8 +14,7 @@
 # Change: the #SBATCH lines. On nodes without GPUs take out --gpus-per-node and give a rank to each socket, such as
 # --ntasks-per-node=2 --ntasks-per-socket=1 --cpus-per-task=16. Do not use --gpus-per-task: a rank picks its GPU itself
 # and expects to see all of its node. Where Horovod was built with MPI, srun also needs --mpi=pmix.
-# The same number of rows is to enter a step whatever the number of ranks: rows = train.batch_size x train.accumulate x
-# ranks.
+# A step has train.sequences_per_step sequences whatever the number of ranks.
 #
 # The run goes on by itself until it is finished. 180 seconds before the time is over (or up to 60 seconds earlier)
 # Slurm sends USR1, by which the run ends with a checkpoint and status 138, and the job puts itself back into the queue:

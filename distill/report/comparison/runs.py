@@ -20,6 +20,7 @@ from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.jsonl import read_lines
 
 FINISHED = "finished"
+MAX_FOLDERS = 10_000  # that are looked at for runs
 READS_TEXT = ("model", "normalizer", "pre_tokenizer")  # the parts of tokenizer.json that make tokens of text
 
 
@@ -86,7 +87,11 @@ def _runs_below(path: Path) -> list[Run]:
         return [read_run(path, entries.get(path.name))]
     entries = _entries(path)
     runs: list[Run] = []
-    for folder, below, _ in os.walk(path):
+    for walked, (folder, below, _) in enumerate(os.walk(path)):
+        if walked - len(runs) > MAX_FOLDERS:
+            raise SettingError(
+                f"run={path} has more than {MAX_FOLDERS:,} folders that are no runs: name a folder nearer to the runs"
+            )
         here = Path(folder)
         if is_run(here):
             entry = entries.get(os.path.relpath(here, path)) or _entries(here.parent).get(here.name)

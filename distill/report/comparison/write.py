@@ -18,7 +18,7 @@ from distill.report.comparison.tables import (
     summary,
 )
 from distill.report.page import Renewal, Section, Table
-from distill.runtime.files import atomic, refuse_overwriting
+from distill.runtime.files import atomic, make_folder, refuse_overwriting
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is one to a spreadsheet
 HTML, MARKDOWN, TABLE = "compare.html", "compare.md", "compare.csv"
@@ -34,7 +34,7 @@ def write(folder: Path, runs: list[Run], title: str, first: str | None = None, r
     Raises:
         SettingError: no number has the name `first`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, f"output={folder}")
     comparison = compare(runs, first)
     sections = sections_of(comparison, folder)
     # The page changes only when a run ends, so it shows no notice of missing news.

@@ -144,5 +144,7 @@ def small_micro_batches(times: Times) -> Finding | None:
     if idle < IDLE or fmean(samples["gpu_memory"]) > (1 - FREE) * fmean(samples["gpu_memory_total"]):
         return None
     lost = idle * times.fraction(0, *COMPUTING)
-    cure = f"set train.batch_size={2 * settings.batch_size} and half of train.accumulate, for the same step"
+    cure = (
+        f"set train.batch_size={2 * settings.batch_size}, with the present size of a step as train.sequences_per_step"
+    )
     return _finding("small micro-batches", lost, f"the GPU waits for the host in {lost:.0%} of the time: {cure}.")

@@ -1,0 +1,112 @@
+"""Every recipe that ships, and every pair of stored formats, for two steps on two ranks of every backend."""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from job import TINY, Shelf, assert_alike, command, composed, distill, metrics, results, save_model, save_ordered
+from labelled import mrpc, squad, table
+from safetensors.torch import load_file, save_file
+from test_recipes import ALBERT, NAMES, OF_SCRATCH
+
+HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
+BACKENDS = ["ddp", "fsdp", pytest.param("horovod", marks=HOROVOD)]
+STEPS = ["train.epochs=null", "train.steps=2", "train.batch_size=4", "train.log_every=1", "precision=fp32"]
+FORMATS = [torch.float32, torch.float16, torch.bfloat16]
+STUDENTS = {
+    "found": ["student.layers=auto"],
+    "layers": ["student.layers=[0,1]"],
+    "same": ["student=layers", "student.layers=[0,1]"],
+    "pretrained": ["student=pretrained", "student.path={teacher}"],
+    "random": ["student=bert", TINY],
+}
+
+
+def stored(model: Path, folder: Path, number_format: torch.dtype) -> Path:
+    """A saved model in another number format."""
+    shutil.copytree(model / "student" if (model / "student").exists() else model, folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: tensor.to(number_format) for name, tensor in weights.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"dtype": str(number_format).removeprefix("torch.")}))
+    return folder
+
+
+def text(name: str, shelf: Shelf, folder: Path) -> list[str]:
+    """The books of the shelf and a small pair for a recipe, its teacher in half precision as the one that ships."""
+    corpus = [*shelf.corpus, "corpus.max_sequences=60"]
+    if name == "mixture":
+        corpus = [setting for setting in corpus if not setting.startswith("corpus.path")]
+        corpus += [f"corpus.sources.{source}.path={shelf.books}" for source in ("wiki", "books")]
+        corpus += ["corpus.sources.wiki.kind=gutenberg", "corpus.sources.wiki.hub=null"]
+    if name in ("albert_paper", "albert_aws"):
+        return [*corpus, ALBERT, "corpus.vocab_size=400", "schedule.warmup_steps=1"]
+    if name in OF_SCRATCH:
+        return [*corpus, *OF_SCRATCH[name]]
+    saved = {"clm": save_model, "mlm_sop": save_ordered}.get(composed(f"+recipe={name}").objective.task)
+    whole = shelf.teacher if saved is None else saved(folder / "whole")
+    teacher = stored(whole, folder / "teacher", torch.bfloat16)
+    layers = ["student.layers=[0,1]"] if name == "distilbert_paper" else []
+    return [*corpus, "teacher=pretrained", f"teacher.path={teacher}", *layers]
+
+
+def labelled(name: str, shelf: Shelf, folder: Path) -> list[str]:
+    """Labelled examples for a recipe of fine-tuning, and a student in half precision."""
+    made = {"squad": squad, "table": table, "glue": mrpc}[name](folder / name)
+    more = {"squad": ["corpus.stride=12", "corpus.max_query=8"], "glue": ["corpus.task=mrpc"]}
+    more["table"] = ["corpus.text=review", "corpus.label=stars"]
+    student = stored(shelf.teacher, folder / "model", torch.bfloat16)
+    cache = f"data.cache={folder / 'cache'}"
+    return [f"corpus.path={made}", "corpus.sequence_length=32", cache, f"student.path={student}", *more[name]]
+
+
+def run(folder: Path, backend: str, *arguments: str) -> None:
+    process = command(*arguments, f"backend={backend}", "backend.processes=2", f"hydra.run.dir={folder}")
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert metrics(folder)[-1]["step"] == 2
+    assert results(folder)["student"]["parameters"] > 0 and (folder / "student" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_on_two_ranks(name: str, backend: str, shelf: Shelf, tmp_path: Path) -> None:
+    make = labelled if name in ("squad", "table", "glue") else text
+    settings = [f"+recipe={name}", *STEPS, *make(name, shelf, tmp_path)]
+    if name == "albert_aws" and backend == "fsdp":  # of which a sharded student has neither
+        settings += ["backend.compression=none", "optimizer.clip_each_rank=false"]
+    run(tmp_path / "run", backend, *settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("student", STUDENTS)
+@pytest.mark.parametrize("teacher", FORMATS, ids=str)
+def test_a_pair_of_stored_formats_on_two_ranks(
+    teacher: torch.dtype, student: str, shelf: Shelf, tmp_path: Path
+) -> None:
+    run(tmp_path / "run", "fsdp", *pair(teacher, student, shelf, tmp_path))
+
+
+@pytest.mark.parametrize("teacher", FORMATS, ids=str)
+def test_a_teacher_of_any_format_on_one_rank_of_fsdp(teacher: torch.dtype, shelf: Shelf, tmp_path: Path) -> None:
+    """DistilBERT from layers that are still to be found: the default pair, and the student of a single process."""
+    settings = pair(teacher, "found", shelf, tmp_path)
+    for backend in ("single", "fsdp"):
+        assert distill(*settings, f"backend={backend}", f"hydra.run.dir={tmp_path / backend}") == 0
+    assert_alike(tmp_path / "single", tmp_path / "fsdp")
+
+
+def pair(teacher: torch.dtype, student: str, shelf: Shelf, folder: Path) -> list[str]:
+    """A pair with the terms of the paper, of which the cosine asks both models for their sizes."""
+    path = stored(shelf.teacher, folder / "teacher", teacher)
+    models = ["objective=distilbert", "teacher=pretrained", f"teacher.path={path}"]
+    models += [setting.format(teacher=path) for setting in STUDENTS[student]]
+    return ["+recipe=distilbert_gutenberg", *STEPS, *shelf.corpus, "corpus.max_sequences=60", *models]
