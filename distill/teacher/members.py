@@ -123,8 +123,8 @@ def _check_member(
         differing = sum(expected.get(token) != number for token, number in vocabulary.items())
         raise SettingError(
             f"{member.setting}: its vocabulary ({len(vocabulary)} tokens) is not that of {first.setting} "
-            f"({len(expected)} tokens, {differing} differ), and probabilities are averaged token by token: choose teachers "
-            "with one tokenizer, or learn from one after the other (student=pretrained continues from a saved student)"
+            f"({len(expected)} tokens, {differing} differ), and probabilities are averaged token by token: choose "
+            "teachers with one tokenizer, or learn from one after the other (student=pretrained continues from a saved student)"
         )
     if (limit := max_positions(member.model)) is not None and length > limit:
         raise SettingError(
