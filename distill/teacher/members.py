@@ -124,7 +124,8 @@ def _check_member(
         raise SettingError(
             f"{member.setting}: its vocabulary ({len(vocabulary)} tokens) is not that of {first.setting} "
             f"({len(expected)} tokens, {differing} differ), and probabilities are averaged token by token: choose "
-            "teachers with one tokenizer, or learn from one after the other (student=pretrained continues from a saved student)"
+            "teachers with one tokenizer, or learn from one after the other (student=pretrained continues from a saved "
+            "student)"
         )
     if (limit := max_positions(member.model)) is not None and length > limit:
         raise SettingError(
