@@ -70,7 +70,7 @@ class Place(NamedTuple):
 
 
 def _place(model: Any, location: tuple[int | str, ...], name: str) -> Place:
-    """Follow a location into a model. Numbers of list entries and tags of unions are no part of a setting's name."""
+    """Follow a location into a model. A setting's name has no indices of lists and no tags of unions."""
     owner, field, holder = model, None, model
     for part in location:
         if part in (members := _members(owner)):

@@ -184,7 +184,7 @@ def _check_cache(config: Config, terms: Terms, task: Any, cache: TeacherCacheCon
     on_logits = [name for name, term in asking.items() if hasattr(term, "top_k_temperature")]
     readers = {name: asking[name] for name in on_logits if asking[name].top_k_temperature is not None}
     if not readers:
-        raise SettingError(f"{where}, but no term of the objective wants soft targets: set {to_null} to null")
+        raise SettingError(f"{where}, but no term of the objective reads soft targets: set {to_null} to null")
     if not task.kind.causal and not objective.masking.static:
         raise SettingError(f"{where} needs the same masks in every epoch: set objective.masking.static=true")
     for name, term in asking.items():
@@ -199,7 +199,7 @@ def _check_cache(config: Config, terms: Terms, task: Any, cache: TeacherCacheCon
                 f"{setting}.cache.sampled to null, or reads_samples=True in its class where it takes `Samples`"
             )
         if getattr(term, "cutoff", 0) > 0:
-            why = " already cuts the teacher off" if cache.sampled is None else ": draws know no cut-off"
+            why = " already cuts the teacher off" if cache.sampled is None else ": sampled targets cannot be cut off"
             raise SettingError(f"{where}{why}: set objective.{name}.cutoff={term.cutoff} to 0")
         if (schedule := objective.terms[name].temperature) is not None:
             raise SettingError(

@@ -45,7 +45,7 @@ class TextEncoder:
         self._usual = masked_format(tokenizer)
         self.pad_id = self._usual.pad
         self.dtype = np.dtype(np.uint16 if max(len(tokenizer), self.pad_id + 1) <= 1 << 16 else np.uint32)
-        # A copy of the tokenizer's own, since whoever used that last may have left padding or truncation there.
+        # A copy of the tokenizer's own, which may still have the padding or truncation of its last use.
         self._tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()

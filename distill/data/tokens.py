@@ -302,7 +302,7 @@ def _packing(
 
 
 def _plain(tokenizer: str) -> str:
-    """tokenizer.json without the padding and truncation that whoever used it last left there."""
+    """tokenizer.json without the padding and truncation of its last use."""
     return json.dumps(json.loads(tokenizer) | {"padding": None, "truncation": None}, sort_keys=True)
 
 

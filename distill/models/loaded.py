@@ -77,7 +77,7 @@ def load_model(path: str | Path, device: str = "auto", setting: str = SETTING) -
         setting: what error lines call the path.
 
     Raises:
-        SettingError: there is no such model, or it is of a kind that nothing here reads.
+        SettingError: there is no such model, or it is of an unsupported kind.
     """
     target_device = device_of(device)
     kind = kind_of(setting, str(path))

@@ -1,4 +1,4 @@
-"""What a model has to offer, whoever wrote it, and what is found out about it by looking."""
+"""The interface of a model, and the facts about it that are found by trying it."""
 
 from typing import Any, Protocol
 

@@ -10,7 +10,7 @@ Points = dict[str, HistoryPoint]  # by step or epoch, as it is shown
 
 
 def history_blocks(record: Record, pictures: dict[str, Picture]) -> list[Block]:
-    """The tables of a history and its figures, where `pictures` has them; of a run under way what there is so far."""
+    """The tables of a history and its figures, where `pictures` has them; of a run under way those so far."""
     all_points = {_point(point, record.history_by): point for point in record.history}
     all_baseline = record.baseline.history if record.baseline else []
     student, baseline = _some(all_points), _some({_point(point, record.history_by): point for point in all_baseline})

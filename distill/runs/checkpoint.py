@@ -165,7 +165,7 @@ class Checkpoints:
         """Rename the checkpoints of a training that may have diverged by then to `diverged-step-N`.
 
         Args:
-            sane_step: the last step with a sane loss, which speaks for the checkpoints before it.
+            sane_step: the last step with a sane loss; the checkpoints before it are good.
         """
         diverged = [path for path in self.saved() if _step_of(path) >= sane_step]
         for earlier in self.folder.glob("diverged-step-*") if diverged else []:

@@ -112,7 +112,7 @@ class Record:
         return replace(self, history=[HistoryPoint.of(line) for line in lines])
 
     def models(self) -> dict[str, Model]:
-        """Teacher, student and baseline, as far as there are, by the names that figures and tables give them."""
+        """The teacher, student and baseline that the run has, by their names in figures and tables."""
         models: dict[str, Model | None] = {"teacher": self.teacher, "student": self.student, "baseline": self.baseline}
         return {name: model for name, model in models.items() if model is not None}
 

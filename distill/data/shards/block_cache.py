@@ -60,7 +60,7 @@ class BlockCache:
 
         Args:
             fetch: gives the plain bytes of a block.
-            ahead: nobody waits for it yet.
+            ahead: fetched before it is needed.
         """
         if (plain := self._open(block, layout)) is not None:
             return plain

@@ -18,7 +18,7 @@ from distill.runtime.signals import Signals, in_force
 
 FETCHING = 8  # blocks at once that somebody waits for, where memory allows (`distill.data.shards.in_flight`)
 AHEAD = 4  # and that are fetched ahead
-ATTEMPTS_AHEAD = 2  # to fetch such a block; whoever needs it tries more often
+ATTEMPTS_AHEAD = 2  # to fetch such a block; the thread that needs it tries more often
 LOG_EVERY = 10.0  # seconds between two lines about a block that somebody waits for
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class BlockStore(ShardStore):
     def _give_up(
         self, block: int, coming: dict[int, "Future[memoryview]"], error: BaseException, failures: int
     ) -> None:
-        """A block cannot be had. That ends the run if somebody waits for it, and then nobody needs the others."""
+        """A block cannot be fetched. That ends the run if a thread waits for it, and then no other is needed."""
         with self._lock:
             if failures != self._failures:  # the waiting thread has the error already, and may have begun anew
                 return

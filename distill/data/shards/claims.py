@@ -104,7 +104,7 @@ def _name(number: int) -> str:
 
 
 def owner_of(scratch: Path) -> str:
-    """The name of whoever works in this folder of a host: the same for all processes that do so one after the other."""
+    """The owner's name in claims: the same for all processes that work in this folder of a host one after the other."""
     path = scratch / "owner"
     if not path.exists():
         with atomic(path) as new:

@@ -115,7 +115,7 @@ def counted(reasons: Counter[str], what: str) -> str:
 
 
 def find_split(table: TableConfig, setting: str, suffixes: tuple[str, ...], usual: Sequence[str] = ()) -> list[Path]:
-    """The files of a split, sorted by name; none where it is to be had from the Hub.
+    """The files of a split, sorted by name; none where it comes from the Hub.
 
     Args:
         setting: what error lines call `table`, such as `evaluate.sources.dev`.
