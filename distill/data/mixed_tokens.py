@@ -61,7 +61,7 @@ def prepare_mixture(
     ]
     means = [tokens.tokens / len(tokens.sequences) for tokens in sources.values()]
     order = Mixture(tuple(sources), tuple(weights), tuple(orders), tuple(means), seed)
-    return Mixed(as_fed(sources, order), StackedSequences(stores), order)
+    return Mixed(mix_sources(sources, order), StackedSequences(stores), order)
 
 
 def source_seed(seed: int, name: str) -> int:
@@ -69,7 +69,7 @@ def source_seed(seed: int, name: str) -> int:
     return int(key(seed, f"order of {name}") >> np.uint64(1))
 
 
-def as_fed(sources: dict[str, Tokens], order: Mixture) -> Tokens:
+def mix_sources(sources: dict[str, Tokens], order: Mixture) -> Tokens:
     """All sources as one corpus. Tokens and their counts are those of an epoch, a fraction from each source."""
     factors = order.quotas / np.array([len(tokens.sequences) for tokens in sources.values()])
     all_tokens = list(sources.values())

@@ -190,7 +190,7 @@ def prepare(
     few = part != "all" and data.tokens is None  # what is prepared on purpose is all of a text
     try:
         folder = _build_sequences(text, packing, data, text.max_sequences if few else None, recheck)
-        tokens = _load(_copied(folder, data, recheck), part, text, packing, corpus, data)
+        tokens = _load(_copy_to_node(folder, data, recheck), part, text, packing, corpus, data)
     except Damaged as damage:
         cure = ", or set resume=auto for that" if recheck and data.tokens is None else ""
         place = f"data.cache={data.cache}" if data.tokens is None else f"data.tokens={data.tokens}"
@@ -256,7 +256,7 @@ def _build_once(folder: Destination, text: Text, packing: Packing, data: DataCon
     remove_stale(folder, Path(data.cache).expanduser() / "tokens", key)
 
 
-def _copied(folder: Destination, data: DataConfig, recheck: bool) -> Destination:
+def _copy_to_node(folder: Destination, data: DataConfig, recheck: bool) -> Destination:
     """The copy of a folder on the node's own storage, checked as the folder is; else the folder itself."""
     if data.local is None or data.compression is not None or not isinstance(folder, LocalFolder):
         return folder

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.distributed.shard import is_root, plain_class
-from distill.distributed.side_outputs import joined
+from distill.distributed.side_outputs import join_outputs
 from distill.models.kernels.precision import at_least_fp32, autocast, dtype_of
 from distill.models.known_layers import last_block_at
 from distill.models.protocol import depth_of
-from distill.models.recorded_attention import QKV, recorded
+from distill.models.recorded_attention import QKV, record_attention
 
 LAST = -1  # the layer number of an encoder's last hidden state, whatever its depth
 MEAN = "mean"  # pooled: the mean of a sequence's last hidden states, without padding
@@ -313,7 +313,7 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
                 if number() in spec.qkv:
                     record.setdefault(("qkv", number()), qkv)  # the first of a block: its positions among each other
 
-            until_done.enter_context(recorded(model, keep))
+            until_done.enter_context(record_attention(model, keep))
         yield record
 
 
@@ -337,7 +337,7 @@ def _watch_blocks(
         if not sharded or ("qkv", calls) not in record:
             return None
         qkv = record["qkv", calls]
-        first, *inner = joined(output if isinstance(output, Tensor) else output[0], *qkv[:3])
+        first, *inner = join_outputs(output if isinstance(output, Tensor) else output[0], *qkv[:3])
         query, key, value = inner
         record["qkv", calls] = qkv._replace(query=query, key=key, value=value)
         return first if isinstance(output, Tensor) else (first, *output[1:])

@@ -61,7 +61,7 @@ _keep: ContextVar[Callable[[QKV], None] | None] = ContextVar("keep", default=Non
 
 
 @contextmanager
-def recorded(model: nn.Module, keep: Callable[[QKV], None]) -> Iterator[None]:
+def record_attention(model: nn.Module, keep: Callable[[QKV], None]) -> Iterator[None]:
     """While it is open `keep` is called with what every attention of the model's forward works on, in order.
 
     A model with attention of its own, which is in no list of transformers', calls `keep` never.

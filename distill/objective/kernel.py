@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from distill.runtime.errors import first_line
 from distill.teacher.distributions import Single, StudentRows, biased
 
 NO_TARGET = -100
@@ -92,7 +93,7 @@ class Compiled:
             return self.function(*map(_whole, arguments))
         except Exception as error:  # a missing compiler and inductor's faults have many faces, before the first write
             Compiled.works = False
-            warnings.warn(f"the objective runs without torch.compile: {str(error).splitlines()[0]}", stacklevel=2)
+            warnings.warn(f"the objective runs without torch.compile: {first_line(error)}", stacklevel=2)
             return self.plain(*arguments)
 
 

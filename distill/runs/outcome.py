@@ -82,7 +82,7 @@ def score_models(
     scored_baseline = None
     if baseline is not None:
         scored_baseline = baseline.beside(
-            filled["baseline"], run.config.evaluate.baseline, compared(losses, history.examination)
+            filled["baseline"], run.config.evaluate.baseline, compare_with_baseline(losses, history.examination)
         )
     return replace(
         begun,
@@ -121,7 +121,7 @@ def score_each(
     return filled, losses
 
 
-def compared(losses: dict[str, ModelLosses], examination: Examination) -> dict[str, dict[str, Resampled]]:
+def compare_with_baseline(losses: dict[str, ModelLosses], examination: Examination) -> dict[str, dict[str, Resampled]]:
     """The paired bootstrap of student and baseline, by measure and set."""
     by_measure = compare_models(losses["student"], losses["baseline"], examination.sets, examination.evaluator.scoring)
     return {

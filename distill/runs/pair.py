@@ -127,7 +127,11 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     if layers_are_open and ranks.shards_student:
         # It has the teacher's tensors in their format beside others in fp32; the passes below compute in one.
         student.to(next(teachers[0].model.parameters()).dtype)
-    built = None if layers_are_open else BuiltStudent(student, None, sharded(config, teachers, student, task, ranks))
+    built = (
+        None
+        if layers_are_open
+        else BuiltStudent(student, None, shard_run_models(config, teachers, student, task, ranks))
+    )
     if task.kind.causal and config.corpus.cross_documents:
         for member in teachers:
             check_packing(member.model, member.setting)
@@ -148,7 +152,7 @@ def new_student(
         return make_student(config.student, teacher, tokenizer, length, task.kind, ranks.shards_student)
 
 
-def sharded(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:
+def shard_run_models(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:
     """Shard what the ranks shard; gives the student's skeleton, where it is one of these models."""
     kinds = {"teacher": task.teacher_kind(config.student), "student": task.kind}
     return shard_models(ranks, teachers, student, kinds, config.corpus.sequence_length)
@@ -163,7 +167,7 @@ def resolve_layers(
         config, search = find_start(config, models, task, batches, folder)
         student = new_student(config, models.teachers[0].model, models.tokenizer, task, folder.ranks)
         # Whole models are needed to choose layers: only now are they sharded.
-        built = BuiltStudent(student, search, sharded(config, models.teachers, student, task, folder.ranks))
+        built = BuiltStudent(student, search, shard_run_models(config, models.teachers, student, task, folder.ranks))
     return config, Pair(models.teachers, built, models.tokenizer, models.teacher_tokenizer, models.kind)
 
 

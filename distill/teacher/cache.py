@@ -253,13 +253,13 @@ def find(
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     path = folder_of(folder, "teacher", key)
     if (path / "meta.json").exists():
-        return _checked(path, identity, len(batches.sequences), setting)
+        return _open_checked(path, identity, len(batches.sequences), setting)
     cache = Cache(path, identity, _offsets(batches, positions), False, setting)
     _check_size(cache, settings.gigabytes)
     return cache
 
 
-def _checked(path: Path, identity: dict[str, Any], num_sequences: int, setting: str) -> Cache:
+def _open_checked(path: Path, identity: dict[str, Any], num_sequences: int, setting: str) -> Cache:
     """The finished cache at `path`. Raises SettingError where it is damaged."""
     cache = Cache(path, identity, np.zeros(1, np.int64), True, setting)
     try:
