@@ -15,6 +15,8 @@ from pathlib import Path
 
 from distill.config.settings import DataConfig
 from distill.runtime.errors import SettingError
+from distill.runtime.files import atomic
+from distill.runtime.manifest import sha256
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,31 @@ def once(path: Path, is_made: Callable[[], bool] | None = None, quiet: bool = Fa
                 logger.info(f"another process is making {path}; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield not is_made()
+
+
+@contextmanager
+def once_with_digest(path: Path, quiet: bool = False) -> Iterator[Path | None]:
+    """A path to write a file to, which becomes `path` with its digest beside it; None where both are there and agree.
+
+    While one process makes it, others wait. A file of an earlier release, without a digest, is taken as it is.
+    """
+    digest = path.with_name(f"{path.name}.sha256")
+
+    def is_whole() -> bool:
+        if not path.is_file():
+            return False
+        return not digest.exists() or digest.read_text(errors="replace").strip() == sha256(path)
+
+    with once(path, is_whole, quiet) as missing:
+        if not missing:
+            yield None
+            return
+        if path.exists():
+            logger.warning(f"{path} is damaged (its SHA-256 is another): making it again")
+        with atomic(path) as new:
+            yield new
+            with atomic(digest) as written:
+                written.write_text(f"{sha256(new)}\n")
 
 
 def num_processes(data: DataConfig) -> int:

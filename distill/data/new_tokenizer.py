@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 from distill.config.settings import CorpusConfig, DataConfig
 from distill.data.build_tokens import held_out_rule
-from distill.data.disk_cache import folder_of, once
+from distill.data.disk_cache import folder_of, once_with_digest
 from distill.data.invalid import Invalid
 from distill.data.readers import blocks
 from distill.data.shards.groups import work_of
 from distill.data.sources import read
 from distill.data.tokens import Text, corpus_texts, key_of
-from distill.runtime.errors import SettingError
-from distill.runtime.files import atomic
+from distill.runtime.errors import SettingError, first_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -58,14 +57,20 @@ def train_tokenizer(
     text = Text(tuple(source for text in texts for source in text.sources), texts[0].setting)
     settings = {"vocab_size": corpus.vocab_size, "heldout": corpus.heldout}
     path = folder_of(data.cache, algorithm, f"{key_of(text, settings)}.json")
-    with once(path) as missing:
-        if missing:
+    with once_with_digest(path) as new:
+        if new is not None:
             begun = time.perf_counter()
             logger.info(f"training a tokenizer of {corpus.vocab_size:,} pieces on {text.describe()}")
             training = chain.from_iterable(_training_texts(source, corpus) for source in texts)
-            write_tokenizer(train, training, corpus.vocab_size, path)
+            write_tokenizer(train, training, corpus.vocab_size, new)
             logger.info(f"trained the tokenizer in {time.perf_counter() - begun:.0f} s")
-    return PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
+    try:
+        return PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
+    except Exception as error:  # of whatever kind the tokenizers library raises
+        raise SettingError(
+            f"data.cache={data.cache}: {path} is damaged ({first_line(error)}): delete it, and the same command makes "
+            "it again"
+        ) from error
 
 
 def _training_texts(text: Text, corpus: CorpusConfig) -> Iterator[str]:
@@ -86,7 +91,7 @@ def _training_texts(text: Text, corpus: CorpusConfig) -> Iterator[str]:
 def write_tokenizer(
     train: Callable[[Path, Counter[str], int], "Tokenizer"], texts: Iterable[str], vocab_size: int, path: Path
 ) -> None:
-    """Train a tokenizer on texts, and write it as a tokenizer.json to `path`, in one step.
+    """Train a tokenizer on texts, and write it as a tokenizer.json to `path`.
 
     Raises:
         SettingError: `vocab_size` is too small, or there is no text.
@@ -99,8 +104,7 @@ def write_tokenizer(
         tokenizer = train(plain, counts, vocab_size)
     finally:
         plain.unlink(missing_ok=True)
-    with atomic(path) as new:
-        tokenizer.save(str(new))
+    tokenizer.save(str(path))
 
 
 def write_training_text(texts: Iterable[str], path: Path) -> Counter[str]:

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.disk_cache import folder_of, once
+from distill.data.disk_cache import folder_of, once_with_digest
 from distill.distributed.mapped import release
 from distill.models.load import model_folder
-from distill.runtime.files import atomic
 
 
 def model_digest(model: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> str:
@@ -47,10 +46,9 @@ def saved_digest(path: str, model: Any, tokenizer: PreTrainedTokenizerBase | Non
     inputs: list[Any] = [2, tokenizer_text(tokenizer) if tokenizer is not None else ""]  # 2: of this function's outcome
     inputs += [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     cached = folder_of(cache, "digests", hashlib.sha256(repr(inputs).encode()).hexdigest()[:32])
-    with once(cached, quiet=True) as missing:  # the ranks of a machine come at the same time
-        if missing:
-            with atomic(cached) as new:
-                new.write_text(model_digest(model, tokenizer) + "\n", encoding="utf-8")
+    with once_with_digest(cached, quiet=True) as new:  # the ranks of a machine come at the same time
+        if new is not None:
+            new.write_text(model_digest(model, tokenizer) + "\n", encoding="utf-8")
     return cached.read_text(encoding="utf-8").strip()
 
 

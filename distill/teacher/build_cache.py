@@ -97,7 +97,7 @@ class CacheBuilder:
                 os.fsync(file.fileno())
             if name == "log_probs":
                 kept_mass = float(-np.expm1(values[:, -1].astype(np.float64)).sum())
-        with atomic(_record_of(self.cache, part)) as new:
+        with atomic(_record_of(self.cache, part), durable=True) as new:
             new.write_text(json.dumps({"kept": kept_mass, "seconds": time.monotonic() - began}), encoding="utf-8")
 
     @torch.no_grad()

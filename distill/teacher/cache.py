@@ -146,6 +146,8 @@ class Cache:
         try:
             if self._meta["origin"] != self.identity:
                 raise self.refusal("made from something else than its name stands for")
+            if lacking := CacheMeta.__required_keys__ - self._meta.keys():
+                raise self.refusal(f"damaged ({self.meta_path.name} has no {', '.join(sorted(lacking))})")
             for name, column in self.layout.columns.items():
                 if (self.folder / name).stat().st_size != self.num_positions * column.stride:
                     raise self.refusal(f"damaged ({name} has the wrong size)")
@@ -264,7 +266,7 @@ def _open_checked(path: Path, identity: dict[str, Any], num_sequences: int, sett
     cache = Cache(path, identity, np.zeros(1, np.int64), True, setting)
     try:
         offsets = np.load(path / "offsets.npy")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise cache.refusal(f"damaged ({error})") from error
     if offsets.shape != (num_sequences + 1,):
         raise cache.refusal("damaged (offsets.npy has the wrong size)")

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from distill.config.settings import Config
 from distill.data.shards import check
 from distill.data.tokens import Tokens, corpus_text, prepare
+from distill.data.wordpiece import corpus_tokenizer
 from distill.runtime.errors import SettingError
 
 FILES = [f"{part}{end}" for part in ("train", "heldout") for end in ("-00000.rows", ".index", ".counts.npy")]
@@ -251,3 +252,32 @@ def test_a_disk_that_damages_whatever_is_written_is_named(
         tokens_of(reviews, words)
     assert sum("made again" in line for line in lines) == 1
     assert not list(folder_of(reviews).parent.glob("damaged-*"))
+
+
+# --- single files of the cache
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_trained_tokenizer_that_is_damaged_is_trained_again(name: str, reviews: Config, lines: list[str]) -> None:
+    given = parts(changed(reviews, vocab_size=300))
+    before = corpus_tokenizer(*given).backend_tokenizer.to_str()
+    (path,) = (Path(reviews.data.cache) / "wordpiece").glob("*.json")
+    damage(path, name)
+    lines.clear()
+    assert corpus_tokenizer(*given).backend_tokenizer.to_str() == before
+    assert sum(f"{path} is damaged" in line for line in lines) == (name != "gone")
+    assert any("training a tokenizer" in line for line in lines)
+    lines.clear()
+    assert corpus_tokenizer(*given).backend_tokenizer.to_str() == before and lines == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", bytes(5000)])
+def test_an_older_tokenizer_stays_of_use_and_one_that_does_not_load_is_named(content: bytes, reviews: Config) -> None:
+    given = parts(changed(reviews, vocab_size=300))
+    before = corpus_tokenizer(*given).backend_tokenizer.to_str()
+    (path,) = (Path(reviews.data.cache) / "wordpiece").glob("*.json")
+    path.with_name(f"{path.name}.sha256").unlink()
+    assert corpus_tokenizer(*given).backend_tokenizer.to_str() == before
+    path.write_bytes(content)
+    with pytest.raises(SettingError, match=rf"^data\.cache=.*{path} is damaged \(.*delete it, and the same command"):
+        corpus_tokenizer(*given)

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from distill.config.settings import DataConfig, SourceConfig
-from distill.data.disk_cache import folder_of, once, workers
+from distill.data.disk_cache import folder_of, once_with_digest, workers
 from distill.data.readers import blocks
 from distill.data.sources import Document, InvalidRecord, Shard, Source
 from distill.data.sources.jsonl import Jsonl
-from distill.runtime.files import atomic
 
 logger = logging.getLogger(__name__)
 
@@ -104,18 +103,18 @@ def build(data: DataConfig) -> Path:
     packages = installed()
     key = hashlib.sha256(repr((FORMAT, [(name, version) for name, (_, version) in packages.items()])).encode())
     path = folder_of(data.cache, "prose", f"{key.hexdigest()[:32]}.jsonl")
-    with once(path) as missing, workers(data) as pool:
-        if missing:
+    with once_with_digest(path) as new, workers(data) as pool:
+        if new is not None:
             begun = time.perf_counter()
             versions = ", ".join(f"{name} {version}".strip() for name, (_, version) in packages.items())
             logger.info(f"reading the prose of {versions}")
-            count = _write(packages, path, pool)
+            count = _write(packages, new, pool)
             logger.info(f"read {count:,} paragraphs of prose in {time.perf_counter() - begun:.0f} s")
     return path
 
 
 def _write(packages: dict[str, tuple[Path, str]], path: Path, pool: Executor | None) -> int:
-    """Writes the file in one step; gives the number of paragraphs."""
+    """Writes the file; gives the number of paragraphs."""
     modules = [(name, root, file) for name, (root, _) in packages.items() for file in _modules(root)]
     files = [str(file) for *_, file in modules]
     texts = pool.map(_read, files, chunksize=64) if pool else map(_read, files)
@@ -124,7 +123,7 @@ def _write(packages: dict[str, tuple[Path, str]], path: Path, pool: Executor | N
     for (name, root, file), texts_of_module in zip(modules, texts, strict=True):
         folder = ".".join((name, *file.parent.relative_to(root).parts))
         folders.setdefault(folder, []).extend(_unseen(texts_of_module, seen))
-    with atomic(path) as new, new.open("w", encoding="utf-8") as out:
+    with path.open("w", encoding="utf-8") as out:
         for folder, documents in folders.items():
             for number, text in enumerate(blocks("\n\n".join(documents), DOCUMENT)):
                 record = {"name": f"{folder}#{number}", "text": text.strip()}
