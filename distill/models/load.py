@@ -173,8 +173,8 @@ def refuse_unfinished(setting: str, path: str) -> None:
     begun = (run / "config.yaml").is_file() and ((run / "checkpoints").is_dir() or (run / "metrics.jsonl").is_file())
     if not begun or (run / "student").is_dir() or (run / "config.json").is_file():
         return
-    kept = sorted((run / "snapshots").glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
-    other = f", or name its snapshot {kept[-1]}" if kept else ""
+    snapshots = sorted((run / "snapshots").glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
+    other = f", or name its snapshot {snapshots[-1]}" if snapshots else ""
     raise SettingError(
         f"{setting}={path} is a run that has not finished, so it has no student: give its command again, which resumes "
         f"it{other}"
