@@ -1,6 +1,8 @@
 """What a run gives to others: students as model folders with their cards, results.json, and the report."""
 
 import logging
+import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,19 +40,19 @@ def make_snapshots(run: Run, so_far: Record) -> Snapshots:
             training=training_facts(state, run.data.batches, []),
             backend=backend_facts(ranks, run.config, run.data.batches, state.syncs),
         )
-        whole = run.pair.whole_student(ranks)
+        full_student = run.pair.whole_student(ranks)
         if folder.writes:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _export(run, whole, path, record.redacted(), durable=True)
+            _export(run, full_student, path, record.redacted(), durable=True)
 
-    wanted = frozenset(settings.snapshots or [])
+    steps = frozenset(settings.snapshots or [])
 
     def exists(path: Path) -> bool:
-        there: bool = ranks.broadcast(path.exists()) if folder.checkpoints.by_all_ranks else path.exists()
-        return there
+        is_written: bool = ranks.broadcast(path.exists()) if folder.checkpoints.by_all_ranks else path.exists()
+        return is_written
 
     takes_part = folder.writes or folder.checkpoints.by_all_ranks
-    return Snapshots(folder.snapshots_path, wanted, settings.snapshot_every, write, exists, takes_part)
+    return Snapshots(folder.snapshots_path, steps, settings.snapshot_every, write, exists, takes_part)
 
 
 def write_outputs(run: Run, record: Record, resolved: str) -> None:
@@ -65,7 +67,9 @@ def write_outputs(run: Run, record: Record, resolved: str) -> None:
         report.write(path, record, read_lines(folder.metrics_path), resolved)
     except Exception as error:  # the student is there, and the report can be made at any time
         failure = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
-        written = f"No report ({failure}): `distill report run={path}` writes it."
+        written = (
+            f"No report ({failure}): `{shlex.join(['distill', 'report', f'run={os.path.abspath(path)}'])}` writes it."
+        )
     folder.write_results(record)
     logger.info(f"{summary.findings(record)}\n{written}   Student: {path / 'student'}")
 

@@ -4,6 +4,7 @@ Everything that shows a run reads this and nothing else. A value that is not kno
 without any is an empty one; only a model that a run does not have, and what hangs on it, is None as a whole.
 """
 
+import shlex
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,7 +36,7 @@ VERSION = 1
 
 
 def _usual_measures() -> dict[str, Measure]:
-    """Of a record that does not name any."""
+    """The measures of a record that names none."""
     return {"perplexity": Measure("Perplexity"), "pseudo_perplexity": Measure("Pseudo-perplexity")}
 
 
@@ -44,6 +45,7 @@ class Record:
     """A run.
 
     Attributes:
+        started_in: the working folder of the command, in which its relative paths mean what they do.
         identity, precision: settings by their names.
         finished: whether the student is published.
         history_by: what the history is shown by, `epoch` or `step`.
@@ -54,6 +56,7 @@ class Record:
     version: int = VERSION
     recipe: str | None = None
     command: str | None = None
+    started_in: str | None = field(default=None, metadata=stored(sparse=True))
     notes: list[str] = field(default_factory=list)
     identity: dict[str, Any] = field(default_factory=dict)
     finished: bool = False
@@ -103,18 +106,25 @@ class Record:
             student = replace(student, start=replace(student.start, init="random"))
         return replace(record, student=student, identity=renamed(record.identity), measures=titled or _usual_measures())
 
+    @property
+    def command_from_anywhere(self) -> str:
+        """The command with the folder to give it in; empty where there is none."""
+        if not self.command or not self.started_in:
+            return self.command or ""
+        return f"cd {shlex.quote(self.started_in)} && {self.command}"
+
     def redacted(self) -> "Record":
-        """The same without secrets in its texts."""
+        """This record without secrets in its texts."""
         return Record.from_json(redacted(self.to_json()))
 
     def with_history(self, lines: list[LogLine]) -> "Record":
-        """The same with these lines of history.jsonl."""
+        """This record with these lines of history.jsonl."""
         return replace(self, history=[HistoryPoint.of(line) for line in lines])
 
     def models(self) -> dict[str, Model]:
-        """Teacher, student and baseline, as far as there are, by the names that figures and tables give them."""
-        named: dict[str, Model | None] = {"teacher": self.teacher, "student": self.student, "baseline": self.baseline}
-        return {name: model for name, model in named.items() if model is not None}
+        """The teacher, student and baseline that the run has, by their names in figures and tables."""
+        models: dict[str, Model | None] = {"teacher": self.teacher, "student": self.student, "baseline": self.baseline}
+        return {name: model for name, model in models.items() if model is not None}
 
     def label_of(self, data: str) -> str:
         """What an evaluation set is called in the report."""
@@ -127,14 +137,14 @@ class Record:
     def sets_of(self, measure: str) -> list[str]:
         """Evaluation sets for which any model or point of the history has a number, in the order of `evaluation`.
 
-        One without a scored position has none, whatever stands there.
+        One without a scored position has none, whatever is there.
         """
         scored = [*(model.scores for model in self.models().values()), *(point.scores for point in self.history)]
-        values = [of.get(measure) or {} for of in scored]
+        values = [scores_by_set.get(measure) or {} for scores_by_set in scored]
         names = [name for by_set in values for name, value in by_set.items() if value is not None]
         order = list(self.evaluation)
-        named = [name for name in dict.fromkeys(names) if self.is_scored(name)]
-        return sorted(named, key=lambda name: order.index(name) if name in order else len(order))
+        scored_names = [name for name in dict.fromkeys(names) if self.is_scored(name)]
+        return sorted(scored_names, key=lambda name: order.index(name) if name in order else len(order))
 
 
 def term_titles(*parts: Record | Baseline) -> dict[str, str]:
