@@ -39,6 +39,7 @@ of fine-tuned models: sequence_length=N (as trained) no_answer=true|false (as tr
   distill predict model=runs/distilbert_gutenberg text="It was a dark and stormy [MASK]."
   distill predict model=runs/squad input=dev-v1.1.json output=answers.json
 """
+OTHER_FORMATS = (".csv", ".parquet", ".xls", ".xlsx", ".yaml", ".yml")  # of outputs, by their names
 AT_ONCE = 10_000  # inputs that are read before the first of them is answered
 
 
@@ -103,11 +104,15 @@ def answer(request: Request, settings: "PredictConfig") -> None:
 
 
 def _check(request: Request) -> None:
-    """Raises SettingError for inputs that are given twice."""
+    """Raises SettingError for inputs that are given twice, and for an output in a format that is not written."""
     inputs = {"text": bool(request.text), "question": request.question is not None, "input": request.input is not None}
     named = [name for name, there in inputs.items() if there]
     if len(named) > 1:
         raise SettingError(f"{named[0]} and {named[1]} are both set: give one of them")
+    if request.output is not None and (suffix := Path(request.output).suffix.lower()) in OTHER_FORMATS:
+        raise SettingError(
+            f"output={request.output}: predictions are written as JSON lines, not as {suffix}: give output=FILE.jsonl"
+        )
     if request.second is not None and len(request.text) != 1:
         raise SettingError("second= is the other text of one text=: give text= once, or a file of pairs as input=")
     if (request.question is None) != (request.context is None):

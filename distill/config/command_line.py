@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distill.config.compose import group_of, written
+from distill.config.compose import group_of
+from distill.config.errors import shown
 from distill.config.folders import CONF, RECIPES
 from distill.config.renamed import without_scale
 from distill.config.synonyms import suggestion
@@ -124,7 +125,7 @@ def check_overrides(line: CommandLine) -> None:
         if name in groups and (
             not isinstance(value, str | list | dict) or not all(isinstance(entry, str) for entry in listed)
         ):
-            raise SettingError(f"{name}={written(value)} is no option: choose one of {', '.join(options_of(name))}")
+            raise SettingError(f"{name}={shown(value)} is no option: choose one of {', '.join(options_of(name))}")
         if name in FOLDERS and (value is None or not str(value).strip()):
             raise SettingError(f"{name}={value} is empty (a shell variable that is not set?): give a folder")
         if name == "train" and not isinstance(value, dict):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, component, kinds
-from distill.config.errors import all_of, parse
+from distill.config.errors import all_of, parse, shown
 from distill.config.flat_settings import flatten
 from distill.config.layers import REPLACED, asked_names
 from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
@@ -53,6 +53,7 @@ WHOLE = ("given", "compared")  # of Config: all settings together
 NAMED = (*REPLACED, "evaluate.by_set", "evaluate.sources", "evaluate.measures", "objective", "teacher.members")
 # Settings of a corpus that are none of its source.
 CORPUS = tuple(name for name in CorpusConfig.model_fields if name not in ("source", "weights"))
+Group = dict[str, Any]  # the settings of a group as they were written, or sections by name
 GROUP = Settings | Component  # what a setting that is a group of settings becomes
 SEVERAL = "several"
 NOT_GIVEN = ("warmup_steps", "end_lr")  # of a schedule where they are null, so that not every schedule has to take them
@@ -145,7 +146,7 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
         raise SettingError(explain(error)) from error
     assert isinstance(container, dict)
     given = {str(name): value for name, value in container.items()}
-    shown, compared = written_and_compared(composed, given)
+    as_given, compared = written_and_compared(composed, given)
     names = [name for name in Config.model_fields if name not in WHOLE]
     if "scale" in given:
         raise SettingError(without_scale(given["scale"]))
@@ -159,7 +160,7 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     made, refusals = _sections(groups, asked := asked_names(overrides or []))
     rest = {name: value for name, value in (given | groups).items() if name not in SECTIONS}
     try:
-        config = parse(Config, rest | made | {"given": shown, "compared": compared}, "")
+        config = parse(Config, rest | made | {"given": as_given, "compared": compared}, "")
     except SettingError as error:
         refusals.append(str(error))
     if refusals:
@@ -168,9 +169,9 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     return config
 
 
-def _sections(groups: dict[str, dict[str, Any]], asked: dict[str, set[str]]) -> tuple[dict[str, Any], list[str]]:
+def _sections(groups: dict[str, Group], asked: dict[str, set[str]]) -> tuple[Group, list[str]]:
     """Those of `SECTIONS` that their settings make, and the lines that refuse the others."""
-    made, refusals = dict[str, Any](), list[str]()
+    made, refusals = Group(), list[str]()
     for name, make in SECTIONS.items():
         try:
             made[name] = make(groups[name], asked[name])
@@ -182,13 +183,8 @@ def _sections(groups: dict[str, dict[str, Any]], asked: dict[str, set[str]]) -> 
 def group_of(name: str, given: Any) -> dict[str, Any]:
     """The settings of a group. Raises SettingError where one value stands in place of them."""
     if not isinstance(given, dict):
-        raise SettingError(f"{name}={written(given)}: {name} is a group of settings, give {name}.NAME=VALUE")
+        raise SettingError(f"{name}={shown(given)}: {name} is a group of settings, give {name}.NAME=VALUE")
     return {str(key): value for key, value in given.items()}
-
-
-def written(value: Any) -> str:
-    """A value as it is written on the command line."""
-    return "null" if value is None else str(value)
 
 
 def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
@@ -238,7 +234,7 @@ def corpus_config(given: dict[str, Any]) -> CorpusConfig:
 
 def _source(setting: str, given: Any) -> SourceConfig | Component:
     if not isinstance(given, dict):
-        raise SettingError(f"{setting}={written(given)} is no source of text: write {{kind: text, path: FILE}}")
+        raise SettingError(f"{setting}={shown(given)} is no source of text: write {{kind: text, path: FILE}}")
     if given.get("_target_") is not None:
         return component(setting, given, SOURCES, optional=tuple(SourceConfig.model_fields))
     kind = str(given.get("kind"))
@@ -281,7 +277,7 @@ def teacher_config(given: dict[str, Any], asked: set[str]) -> TeacherConfig:
         for name in sorted(asked):
             if name in FrozenModelConfig.model_fields and TEACHERS.is_given(name, given[name]):
                 raise SettingError(
-                    f"teacher.{name}={written(given[name])} is not read with teacher.kind=several: set "
+                    f"teacher.{name}={shown(given[name])} is not read with teacher.kind=several: set "
                     f"teacher.members.NAME.{name}"
                 )
         given = given | {"members": made}
@@ -290,7 +286,7 @@ def teacher_config(given: dict[str, Any], asked: set[str]) -> TeacherConfig:
 
 def _member(name: str, given: Any) -> MemberConfig:
     if not isinstance(given, dict):
-        raise SettingError(f"teacher.members.{name}={written(given)} is no teacher: write {{path: {written(given)}}}")
+        raise SettingError(f"teacher.members.{name}={shown(given)} is no teacher: write {{path: {shown(given)}}}")
     setting, given = f"teacher.members.{name}", {"kind": "pretrained", **given}
     if given.get("_target_") is not None:
         return _custom_teacher(CustomMemberConfig, MEMBERS, given, setting, set(given))
@@ -323,7 +319,7 @@ def _term(setting: str, given: Any, shared: float | WeightSchedule) -> TermConfi
     if not isinstance(given, dict):
         nearest = suggestion(setting, [*ObjectiveFlags.model_fields, "temperature"], "objective.")
         raise SettingError(
-            f"{setting}={written(given)} is neither a setting of the objective nor a loss term with a weight{nearest}: "
+            f"{setting}={shown(given)} is neither a setting of the objective nor a loss term with a weight{nearest}: "
             f"give {setting}.weight"
         )
     arguments = dict(given)
@@ -392,9 +388,8 @@ def _measure(setting: str, given: Any) -> Component:
     return component(setting, given, "")
 
 
-# Groups whose settings may be those of the user's own callables, and what makes them of those settings and of the names
-# that the command line gives.
-SECTIONS: dict[str, Callable[[dict[str, Any], set[str]], Any]] = {
+# Groups whose settings may be those of the user's callables, and what makes them; the names are the command line's.
+SECTIONS: dict[str, Callable[[Group, set[str]], Any]] = {
     "corpus": lambda given, _: corpus_config(given),
     "evaluate": lambda given, _: evaluate_config(given),
     "objective": lambda given, _: objective_config(given),

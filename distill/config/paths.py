@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.config.component import Component
+from distill.config.folders import RECIPES
 from distill.config.settings import Config, Missing, SavedStudentConfig, SeveralTeachersConfig, SourceConfig
 from distill.config.teacher import FrozenModelConfig, SavedConfig
 from distill.runtime.errors import SettingError
@@ -51,12 +52,14 @@ def refuse_missing(setting: str, path: str) -> None:
             return
         there = next(folder for folder in wanted.absolute().parents if folder.is_dir())
         part = wanted.absolute().relative_to(there).parts[0]
-        entries = sorted(each.name for each, _ in zip(os.scandir(there), range(LISTED), strict=False))
+        entries = sorted(entry.name for entry, _ in zip(os.scandir(there), range(LISTED), strict=False))
     except OSError as error:
         raise SettingError(f"{setting}={path} cannot be read: {error.strerror}; correct the path") from error
+    recipe = wanted.name if wanted.parent.name == "runs" and (RECIPES / f"{wanted.name}.yaml").is_file() else None
+    first = "" if recipe is None else f", or run +recipe={recipe} first, which makes it"
     raise SettingError(
         f"{setting}={path}: no such file or folder, {there} has no {part}{did_you_mean(part, entries)}; "
-        "correct the path"
+        f"correct the path{first}"
     )
 
 

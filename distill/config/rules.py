@@ -65,7 +65,11 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
         _refuse_text_settings(config)
     if (task.kind.causal or not task.kind.vocabulary) and objective.masking != MaskingConfig():
         what = "predicts the next one" if task.kind.causal else "has labels of its own"
-        raise SettingError(f"objective.masking masks words, and objective.task={objective.task} {what}: leave it out")
+        recipes = "distilgpt2_gutenberg" if task.kind.causal else "table, squad or glue"
+        raise SettingError(
+            f"objective.task={objective.task} {what}, and objective.masking, of the command line or of the recipe, "
+            f"masks tokens: leave it out, or choose a recipe for that task (+recipe={recipes})"
+        )
     if task.kind.causal:
         if isinstance(config.student, NewStudentConfig) and config.student.init == "neighbours":
             raise SettingError(

@@ -112,7 +112,7 @@ def _agreed_plan(folder: Destination, work: Sequence[Work], data: DataConfig) ->
 
 
 def held_out_rule(fraction: float, work: Sequence[Work]) -> HeldOut:
-    """The rule for what these units hold, of which it looks at the first 50 documents.
+    """The rule for what these units hold, of which it looks at the first documents.
 
     It reads a GiB at most, in which there are fewer only where few of the documents count, as with a tiny
     `corpus.fraction`; then it goes by how many there should be in all.

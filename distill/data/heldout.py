@@ -8,7 +8,7 @@ from itertools import islice
 from distill.data.document import Document
 from distill.data.readers import blocks
 
-FEW = 50  # documents
+FEW, MANY = 50, 1000  # documents
 BLOCK = 8 << 10  # characters
 
 
@@ -52,17 +52,27 @@ class HeldOut:
 
 
 def held_out(share: float, documents: Iterable[Document], of_corpus: float = 1.0) -> HeldOut:
-    """The rule for a corpus of these documents, of which at most the first 50 are looked at.
+    """The rule for a corpus of these documents, of which at most the first 1,000 are looked at.
+
+    Where they are 50 or more, and none of them would be held out by chance, it works on blocks too.
 
     Args:
         of_corpus: about which fraction of the corpus they are; that many more of their kind are taken to be in it.
     """
-    first = list(islice(documents, FEW)) if share else []
-    if not first or len(first) / of_corpus >= FEW:
-        return HeldOut(share)
-    drawn = sorted(fraction(block, "heldout") for document in first for block in _blocks(document))
-    count = min(max(1, round(share * len(drawn))), len(drawn) - 1)
-    return HeldOut(drawn[count], by_block=True)  # strictly below: exactly `count` blocks (more only of repeated text)
+    by_document = HeldOut(share)
+    if not share:
+        return by_document
+    drawn, count, holds_one = list[float](), 0, False
+    for count, document in enumerate(islice(documents, MANY), 1):
+        drawn += [fraction(block, "heldout") for block in _blocks(document)]
+        holds_one = holds_one or fraction(document.text, "heldout") < share
+        if count >= FEW and holds_one:
+            return by_document
+    if not drawn or count == MANY or (of_corpus < 1 and count / of_corpus >= FEW):
+        return by_document
+    drawn.sort()
+    blocks_out = min(max(1, round(share * len(drawn))), len(drawn) - 1)
+    return HeldOut(drawn[blocks_out], by_block=True)  # strictly below: exactly so many (more only of repeated text)
 
 
 def _blocks(document: Document) -> Iterator[str]:

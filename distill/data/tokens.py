@@ -357,9 +357,10 @@ def _load(
 
 def _no_sequences(meta: Meta, part: str, text: Text, corpus: CorpusConfig) -> SettingError:
     if part == "heldout" and meta["train"]["rows"]:
+        source = "the corpus" if text.setting == "corpus" else text.setting
         return SettingError(
-            f"corpus.heldout={corpus.heldout}: the corpus is too small to hold a part of it out; give more text, or "
-            "leave `heldout` out of evaluate.sets"
+            f"corpus.heldout={corpus.heldout}: {source} is too small to hold a part of it out; give more text, "
+            "or leave `heldout` out of evaluate.sets"
         )
     count = sum(meta[part_name]["documents"] for part_name in PARTS)
     invalid = f"; {len(meta['skipped'])} files could not be read, first {meta['skipped'][0]}" if meta["skipped"] else ""

@@ -4,8 +4,9 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -44,12 +45,38 @@ class HubOptions(NamedTuple):
     trust_remote_code: bool = False
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> "HubArguments":
         """As transformers names them."""
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
 
+class HubArguments(TypedDict, total=False):
+    """What transformers' `from_pretrained` gets of them."""
+
+    revision: str
+    trust_remote_code: bool
+    local_files_only: bool
+
+
 THE_NEWEST = HubOptions()
+
+
+def hub_arguments(folder: str, hub: HubOptions) -> HubArguments:
+    """What transformers' `from_pretrained` gets; of a name while the Hub is not reached, to look in the cache alone."""
+    is_cached_alone = not Path(folder).exists() and not is_hub_reached()
+    return {**hub.arguments, "local_files_only": True} if is_cached_alone else hub.arguments
+
+
+@cache
+def is_hub_reached() -> bool:
+    """Whether the Hub answers at all: one request, where each of transformers' is tried for 25 seconds."""
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=10)
+    except Exception:  # of whichever client huggingface_hub is built on
+        return False
+    return True
 
 
 def load_pretrained(
@@ -76,7 +103,7 @@ def load_pretrained(
     folder = model_folder(path)
     refuse_custom_class(setting, path)
     try:
-        config = AutoConfig.from_pretrained(folder, **hub.arguments)
+        config = AutoConfig.from_pretrained(folder, **hub_arguments(folder, hub))
         refuse_other_kind(f"{setting}={path}", config, kind)
         names = {}
         if config.model_type in DEBERTA:
@@ -86,7 +113,7 @@ def load_pretrained(
         with _quietly() if new_heads else nullcontext():
             model, report = kind.auto_class.from_pretrained(
                 folder,
-                **hub.arguments,
+                **hub_arguments(folder, hub),
                 config=config,
                 key_mapping=names or None,
                 use_safetensors=True,
@@ -97,7 +124,7 @@ def load_pretrained(
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise SettingError(
-            f"{setting}={path} does not load as a {kind.noun}: {first_line(error)}{_no_folder(path)}"
+            f"{setting}={path} does not load as a {kind.noun}: {first_line(error)}{_no_folder(path, error)}"
         ) from error
     missing = sorted(report["missing_keys"])  # transformers has filled them with random numbers
     encoder = f"{model.base_model_prefix}."
@@ -179,10 +206,10 @@ def load_tokenizer(
         if _is_generic(Path(folder)):
             tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(folder)
         else:
-            tokenizer = AutoTokenizer.from_pretrained(folder, **hub.arguments)
+            tokenizer = AutoTokenizer.from_pretrained(folder, **hub_arguments(folder, hub))
     except (OSError, ValueError, KeyError) as error:
         raise SettingError(
-            f"{setting}={path} has no tokenizer that loads: {first_line(error)}{_no_folder(path)}"
+            f"{setting}={path} has no tokenizer that loads: {first_line(error)}{_no_folder(path, error)}"
         ) from error
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # transformers makes one up
         raise SettingError(f"{setting}={path} has no tokenizer that loads: give a folder with its tokenizer.json")
@@ -192,12 +219,21 @@ def load_tokenizer(
     return tokenizer
 
 
-def _no_folder(path: str) -> str:
-    """The end of a message about a value that is no folder and so was looked up as a name on the Hub."""
+def _no_folder(path: str, error: BaseException) -> str:
+    """The end of a message about a value that is no folder and so was looked up as a name on the Hub, with an error."""
     if Path(path).expanduser().exists():
         return ""
     folder = Path(path).expanduser().absolute()
-    return f"; {path} was looked up on the Hugging Face Hub, since no folder {folder} exists: correct the name"
+    looked_up = f"; {path} was looked up on the Hugging Face Hub, since no folder {folder} exists"
+    if is_unreachable(error):
+        return f"{looked_up}, and the Hub is not reached from here: check the network, or give a folder"
+    return f"{looked_up}: correct the name"
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether transformers has failed since the Hub does not answer, or may not be asked (HF_HUB_OFFLINE=1)."""
+    text = str(error).lower()
+    return any(words in text for words in ("couldn't connect", "offline mode", "connection error", "cannot reach"))
 
 
 def _refuse_no_files(setting: str, path: str, folder: Path) -> None:

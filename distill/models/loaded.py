@@ -13,7 +13,15 @@ from transformers.utils import logging as transformers_logging
 
 from distill.models.check import max_positions
 from distill.models.kind import CAUSAL, CLASSES, MASKED, ORDERED, SPANS, ModelKind
-from distill.models.load import load_pretrained, load_tokenizer, model_folder, size
+from distill.models.load import (
+    THE_NEWEST,
+    hub_arguments,
+    is_unreachable,
+    load_pretrained,
+    load_tokenizer,
+    model_folder,
+    size,
+)
 from distill.runtime.errors import SettingError, first_line
 
 KINDS = (SPANS, CLASSES, CAUSAL, MASKED, ORDERED)
@@ -37,6 +45,17 @@ class LoadedModel:
     kind: ModelKind
     path: str = ""
     corpus: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: PreTrainedTokenizerBase) -> "LoadedModel":
+        """A transformers model that is in memory. Raises SettingError for one of a kind that nothing here reads."""
+        config, name = getattr(model, "config", None), type(model).__name__
+        for kind in KINDS:
+            if name in kind.classes(getattr(config, "model_type", "")):
+                return cls(model, tokenizer, MASKED if kind is ORDERED else kind)
+        raise SettingError(
+            f"model: a {name} is no masked, causal, question answering or classification model of transformers"
+        )
 
     @property
     def device(self) -> torch.device:
@@ -131,9 +150,10 @@ def kind_of(setting: str, path: str) -> ModelKind:
             "the README.md beside the weights shows, and call it yourself"
         )
     try:
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        config = AutoConfig.from_pretrained(str(folder), **hub_arguments(str(folder), THE_NEWEST))
     except (OSError, ValueError, KeyError) as error:
-        missing = "" if folder.exists() else f"; nor is there a folder {path} here: correct the name"
+        cure = "check the network" if is_unreachable(error) else "correct the name"
+        missing = "" if folder.exists() else f"; nor is there a folder {path} here: {cure}"
         raise SettingError(f"{setting}={path} does not load: {first_line(error)}{missing}") from error
     saved = (getattr(config, "architectures", None) or [""])[0]
     for kind in KINDS:

@@ -87,14 +87,21 @@ def make_student(
     frozen = settings.frozen if isinstance(settings, BuiltInStudentConfig) else []
     freeze(model, frozen)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise SettingError(
-            f"student.frozen={frozen}: none of the student's weights is trained; leave some of its parts out, "
-            "or requires_grad of some of its weights on"
-        )
+        raise _all_frozen(settings, frozen)
     if mapped:
         return model.train()
     check_student(model, length, kind)
     return model.float().train()
+
+
+def _all_frozen(settings: StudentConfig, frozen: list[Any]) -> SettingError:
+    if frozen:
+        return SettingError(f"student.frozen={frozen}: none of the student's weights is trained; leave some parts out")
+    named = f"._target_={settings.custom.path}" if isinstance(settings, CustomStudentConfig) else ""
+    return SettingError(
+        f"student{named}: no weight of the student is trained, since requires_grad is off in all of them, as in the "
+        "teacher and in its copies: call requires_grad_(True) on it"
+    )
 
 
 def check_student(model: Any, length: int, kind: ModelKind) -> None:

@@ -1,16 +1,19 @@
 """Load the frozen teacher: an bundled one, a saved model, or one by the user's callable."""
 
+from contextlib import nullcontext
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+import torch
+from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from distill.config.folders import HERE
 from distill.config.settings import MemberConfig, OneTeacherConfig
-from distill.config.teacher import BundledConfig, CustomConfig
+from distill.config.teacher import BundledConfig, CustomConfig, SavedConfig
 from distill.models.check import check_model
 from distill.models.custom import custom_model
 from distill.models.kind import MASKED, ModelKind
-from distill.models.load import THE_NEWEST, HubOptions, load_pretrained, load_tokenizer
+from distill.models.load import THE_NEWEST, HubOptions, hub_arguments, load_pretrained, load_tokenizer, model_folder
 from distill.runtime.errors import SettingError
 
 AnyTeacher = OneTeacherConfig | MemberConfig  # the only one, or one of several
@@ -32,13 +35,19 @@ def teacher_path(settings: AnyTeacher, setting: str = "teacher") -> str:
 
 
 def load_teacher(
-    settings: AnyTeacher, kind: ModelKind = MASKED, mapped: bool = False, setting: str = "teacher"
+    settings: AnyTeacher,
+    kind: ModelKind = MASKED,
+    mapped: bool = False,
+    setting: str = "teacher",
+    has_head: bool = True,
 ) -> tuple[Any, PreTrainedTokenizerBase, str]:
     """The frozen teacher in evaluation mode, its tokenizer and its name for the report.
 
     Args:
         mapped: as `load_pretrained` has it; a model of the user's lies in memory, but is not checked yet either.
         setting: what error lines call it.
+        has_head: else it is an encoder alone, and the head over the vocabulary, which nobody is to read, begins at
+            random, the same one whenever it is loaded.
     """
     if isinstance(settings, CustomConfig):
         tokenizer = teacher_tokenizer(settings, kind, setting)
@@ -54,10 +63,25 @@ def load_teacher(
             + (" (gpt2_pretrain makes one)" if kind.causal else "")
         )
     hub = _hub(settings)
-    model = load_pretrained(f"{setting}.path", path, kind, hub, mapped=mapped)
+    with nullcontext() if has_head else torch.random.fork_rng([]):
+        if not has_head:
+            torch.default_generator.manual_seed(0)
+        model = load_pretrained(f"{setting}.path", path, kind, hub, new_heads=not has_head, mapped=mapped)
     model.requires_grad_(False).eval()
     name = TITLES.get(settings.kind, path)
     return model, teacher_tokenizer(settings, kind, setting), name
+
+
+def is_encoder_alone(settings: AnyTeacher, kind: ModelKind) -> bool:
+    """Whether a saved teacher was saved without a head, by its configuration; False where there is none to read."""
+    if not isinstance(settings, SavedConfig) or settings.path is None or not kind.vocabulary or kind.heads:
+        return False
+    try:
+        folder = model_folder(settings.path)
+        config = AutoConfig.from_pretrained(folder, **hub_arguments(folder, _hub(settings)))
+    except Exception:  # whatever a folder holds: the loading of the model says what is wrong with it
+        return False
+    return (getattr(config, "architectures", None) or [""])[0] == MODEL_MAPPING_NAMES.get(config.model_type)
 
 
 def teacher_tokenizer(

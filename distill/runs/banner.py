@@ -25,6 +25,7 @@ BENCHMARK = ("distilbert_gutenberg", "distilbert_gutenberg_baseline")  # recipes
 OTHER_TOKENIZER = (
     "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
 )
+WITHOUT_HEAD = "The teacher is an encoder without a head that predicts tokens, so it has no scores."
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,9 @@ logger = logging.getLogger(__name__)
 def notes_of(config: Config, recipe: str, pair: Pair, data: Prepared, objective: Objective) -> list[str]:
     """Notes for the report besides corpus and teacher, which it names itself."""
     notes = [*_notes(config, recipe, data.tokens, objective.needs_teacher), *data.left_out]
-    return notes if pair.comparable or not objective.needs_teacher else [*notes, OTHER_TOKENIZER]
+    if pair.comparable or not objective.needs_teacher:
+        return notes
+    return [*notes, WITHOUT_HEAD if pair.teacher_tokenizer is None else OTHER_TOKENIZER]
 
 
 def _notes(config: Config, recipe: str, tokens: Tokens, needs_teacher: bool) -> list[str]:

@@ -29,7 +29,7 @@ from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.student import make_student, tokenizer_of
 from distill.models.teacher import teacher_path, teacher_tokenizer
 from distill.objective.build import bind_terms
-from distill.objective.terms import Term
+from distill.objective.terms import Term, VocabularyTerm
 from distill.runs.layer_search import Prediction, find_layers
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import shard_models, weights_on_disk
@@ -91,8 +91,8 @@ class Pair:
 
     @property
     def comparable(self) -> bool:
-        """Whether teacher and student can be scored on the same sequences: they read with the same tokens."""
-        return self.teacher_tokenizer is None
+        """Whether teacher and student can be scored on the same sequences: they read and predict the same tokens."""
+        return self.teacher_tokenizer is None and all(member.has_head for member in self.teachers)
 
     @property
     def scored_teachers(self) -> list[Member]:
@@ -112,7 +112,9 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     Also a student whose layers are still to be chosen is built once, to refuse what does not fit; none of it is kept.
     """
     teacher_kind = task.teacher_kind(config.student)
-    teachers, shared = load_members(config, teacher_kind, ranks.device, ranks.shards_teacher)
+    reads_head = any(isinstance(term, VocabularyTerm) for term in terms.values() if term.needs_teacher)
+    reads_head |= isinstance(config.student, LayersStudentConfig) and config.student.layers == AUTO
+    teachers, shared = load_members(config, teacher_kind, ranks.device, ranks.shards_teacher, reads_head)
     first = teachers[0].model if teachers else None
     tokenizer = _find_tokenizer(config, task, shared)
     teacher_only_tokenizer = None if shared is None or shared.get_vocab() == tokenizer.get_vocab() else shared
@@ -243,12 +245,13 @@ def _check_across_tokenizers(
         raise SettingError(
             f"student.init=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"
         )
-    for name, term in terms.items():
-        if term.needs_teacher and not term.across_tokenizers:
-            raise SettingError(
-                f"objective.{name} pairs tokens, but {differ}: set objective.{name}.weight=0 and learn from vectors of "
-                "whole sequences (objective.pooled.weight=1), or choose models with one tokenizer"
-            )
+    if pairing := [name for name, term in terms.items() if term.needs_teacher and not term.across_tokenizers]:
+        weights = [f"objective.{name}.weight=0" for name in pairing]
+        raise SettingError(
+            f"objective.{' and objective.'.join(pairing)} pair{'s' * (len(pairing) == 1)} tokens, but {differ}: give "
+            f"{' '.join(weights)} objective.pooled.weight=1, which learns from vectors of whole sequences, or choose "
+            "models with one tokenizer"
+        )
     if isinstance(config.teacher, SeveralTeachersConfig):
         raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")
 

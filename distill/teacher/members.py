@@ -20,7 +20,7 @@ from distill.config.settings import (
 from distill.models.check import max_positions
 from distill.models.kernels import int8
 from distill.models.kind import ModelKind
-from distill.models.teacher import AnyTeacher, load_teacher
+from distill.models.teacher import AnyTeacher, is_encoder_alone, load_teacher
 from distill.runtime.errors import SettingError
 
 ONLY = ""  # the name of a teacher that is no member of several
@@ -54,6 +54,7 @@ class Member:
     weight: float  # its weight in the mean of all; they add up to 1
     model: Any
     title: str  # what the report calls it
+    has_head: bool = True  # over the vocabulary; an encoder alone, such as one of sentences, has none that was trained
 
     @property
     def setting(self) -> str:
@@ -87,9 +88,13 @@ def settings_by_member(config: Config) -> dict[str, TeacherSettings]:
 
 
 def load_members(
-    config: Config, kind: ModelKind, device: torch.device, mapped: bool = False
+    config: Config, kind: ModelKind, device: torch.device, mapped: bool = False, reads_head: bool = True
 ) -> tuple[list[Member], PreTrainedTokenizerBase | None]:
     """All teachers of the run, and the tokenizer that they have in common: [], None where there is none.
+
+    Args:
+        mapped: as `load_pretrained` has it.
+        reads_head: whether the logits of the only teacher are read; else it may be an encoder without a head.
 
     Raises:
         SettingError: one does not load, takes no sequences of this length, or has another vocabulary than the first.
@@ -99,8 +104,9 @@ def load_members(
     for name, alone in settings_by_member(config).items():
         if alone.precision.teacher == "int8":
             int8.check(device, alone.precision_setting)
-        model, tokenizer, title = load_teacher(alone.model, kind, mapped, alone.setting)
-        member = Member(name, alone.weight, model, title)
+        has_head = reads_head or name != ONLY or not is_encoder_alone(alone.model, kind)
+        model, tokenizer, title = load_teacher(alone.model, kind, mapped, alone.setting, has_head)
+        member = Member(name, alone.weight, model, title, has_head)
         if shared is not None:
             _check_member(member, tokenizer, members[0], shared, config.corpus.sequence_length)
         shared = shared or tokenizer

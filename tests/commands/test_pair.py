@@ -14,7 +14,7 @@ from distill.commands.prediction.predict import predict
 from distill.config.compose import objective_config
 from distill.config.settings import LayersStudentConfig
 from distill.evaluation.text_scores import score
-from distill.models.loaded import load_model
+from distill.models.loaded import LoadedModel, load_model
 from distill.runtime.errors import SettingError
 
 TEXTS = ["the cat and an owl sat.", "of the owls", "and ran to the end of it"]
@@ -160,7 +160,7 @@ def test_what_does_not_fit(teacher: Path, causal: Path, tmp_path: Path) -> None:
         load_pair(teacher, LayersStudentConfig(layers="auto"), device="cpu")
     with pytest.raises(SettingError, match=r"^layers=auto scores sequences of a corpus"):
         load_pair(teacher, layers="auto", device="cpu")
-    with pytest.raises(SettingError, match="no model that loads"):
+    with pytest.raises(SettingError, match=r"^teacher=.*nothing does not load"):
         load_pair(tmp_path / "nothing")
     pair = pair_of(teacher)
     with pytest.raises(SettingError, match=r"^objective\.clm predicts clm"):
@@ -175,3 +175,22 @@ def test_what_does_not_fit(teacher: Path, causal: Path, tmp_path: Path) -> None:
         pair.evaluate({"mine": "the cat and an owl"})
     with pytest.raises(SettingError, match=r"^student\.path=.*: masked language models need"):
         load_pair(teacher, student=causal, device="cpu")
+
+
+def test_models_in_memory_are_a_pair(teacher: Path) -> None:
+    """The same losses as with their folders."""
+    one, other = load_model(teacher, "cpu"), load_model(teacher, "cpu")
+    pair = load_pair(
+        LoadedModel.of(one.model, one.tokenizer), LoadedModel.of(other.model, other.tokenizer), sequence_length=24
+    )
+    assert pair.student.model.training and not any(p.requires_grad for p in pair.teacher.model.parameters())
+    expected = load_pair(teacher, teacher, sequence_length=24)
+    for made in (pair, expected):
+        made.student.model.eval()
+    terms = {"soft": 1.0, "mlm": 1.0}
+    assert pair.objective(terms)(TEXTS).terms == pytest.approx(expected.objective(terms)(TEXTS).terms)
+    assert load_pair(one, layers=[0], sequence_length=24).student.model.config.num_hidden_layers == 1
+    with pytest.raises(SettingError, match=r"^teacher is a BertForMaskedLM in memory, .* give LoadedModel\.of"):
+        load_pair(one.model)  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match=r"^model: a Linear is no masked"):
+        LoadedModel.of(torch.nn.Linear(1, 1), one.tokenizer)

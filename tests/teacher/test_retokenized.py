@@ -88,7 +88,7 @@ def test_a_run_across_tokenizers(done_pooled: Path, shelf: Shelf) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([*BPE, TINY], ("objective.soft pairs tokens", "objective.pooled.weight=1")),
+        ([*BPE, TINY], ("objective.soft and objective.cosine pair tokens", "objective.pooled.weight=1")),
         ([*POOLED], ("student.init=layers", "student.tokenizer=null")),
     ],
 )
@@ -103,3 +103,8 @@ def test_what_needs_pairs_of_tokens_is_refused(
     assert shelf.run(tmp_path / "run", *arguments, own) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert all(word in line for word in words)
+    if advised := line.partition(": give ")[2].partition(",")[0]:
+        assert (
+            shelf.run(tmp_path / "advised", *arguments, own, "corpus.max_unknown=1", "train.epochs=1", *advised.split())
+            == 0
+        )

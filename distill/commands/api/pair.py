@@ -35,12 +35,12 @@ from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import MASKING, EvaluationSet
-from distill.models.check import check_vocabulary, max_positions
+from distill.models.check import check_model, check_tokenizers, check_vocabulary, max_positions
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel
 from distill.models.layer_choice import AUTO
 from distill.models.loaded import LoadedModel, device_of, kind_of, without_bars
-from distill.models.student import make_student
+from distill.models.student import check_student, make_student
 from distill.models.teacher import load_teacher, teacher_path
 from distill.objective.build import bind_terms, make_terms
 from distill.objective.objective import Objective
@@ -120,7 +120,7 @@ class Pair:
                 raise SettingError(
                     f"objective.{name} predicts {term.task}, and the pair are {self.student.kind.noun}s: leave it out"
                 )
-        bind_terms(made, self.student.model, self.teacher.model)
+        made = bind_terms(made, self.student.model, self.teacher.model)
         weights = {name: term.weight for name, term in settings.terms.items()}
         return PairObjective(self, Objective(made, weights, len(self.student.tokenizer)), masking)
 
@@ -207,8 +207,8 @@ class PairObjective:
 
 
 def load_pair(
-    teacher: str | Path,
-    student: str | Path | StudentConfig | None = None,
+    teacher: str | Path | LoadedModel,
+    student: str | Path | LoadedModel | StudentConfig | None = None,
     *,
     layers: str | Sequence[int] | None = None,
     num_layers: int | None = None,
@@ -220,7 +220,7 @@ def load_pair(
 
     Args:
         teacher: a run folder, a model folder or a name on the Hub; or `bundled` or `bundled_deep`, which come with
-            the package.
+            the package; or a model in memory as `LoadedModel.of(model, tokenizer)`.
         student: the same of a saved student; None: a copy of some of the teacher's layers; or settings of
             any student, such as `LayersStudentConfig`.
         layers: of the teacher, by number or by rule, as in the setting student.layers but for `auto`, which needs
@@ -237,15 +237,8 @@ def load_pair(
         raise SettingError(
             "layers and num_layers are for a student from the teacher's layers: leave them or student out"
         )
-    name, place = str(teacher), device_of(device)
-    settings: OneTeacherConfig = SavedTeacherConfig(path=name)
-    if name in BUNDLED:
-        settings = parse(BundledTeacherConfig, {"kind": name}, "teacher")
-    kind = kind_of("teacher", teacher_path(settings))
-    if kind not in (MASKED, CAUSAL):
-        raise SettingError(f"teacher={teacher} is a {kind.noun}: choose a masked or a causal language model")
-    with without_bars():
-        model, tokenizer, _ = load_teacher(settings, kind)
+    place, frozen = device_of(device), _teacher(teacher)
+    model, tokenizer, kind = frozen.model, frozen.tokenizer, frozen.kind
     if student is None:
         chosen = layers if layers is None or isinstance(layers, str) else list(layers)
         student = LayersStudentConfig(layers=chosen, num_layers=num_layers)
@@ -254,15 +247,50 @@ def load_pair(
     if isinstance(student, LayersStudentConfig) and student.layers == AUTO:
         raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
     length = sequence_length or min(USUAL_LENGTH, max_positions(model) or USUAL_LENGTH)
-    with torch.random.fork_rng([]), without_bars():
-        torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators
-        made = make_student(student, model, tokenizer, length, kind)
+    if isinstance(student, LoadedModel):
+        check_tokenizers(tokenizer, student.tokenizer, "student")
+        check_student(student.model, length, kind)
+        made, path = student.model.float().train(), student.path
+    else:
+        with torch.random.fork_rng([]), without_bars():
+            torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators
+            made = make_student(student, model, tokenizer, length, kind)
+        path = (student.path if isinstance(student, SavedStudentConfig | CustomStudentConfig) else None) or ""
     check_vocabulary(model, "teacher", tokenizer)
     check_vocabulary(made, "student", tokenizer)
-    path = student.path if isinstance(student, SavedStudentConfig | CustomStudentConfig) else None
     return Pair(
-        LoadedModel(model.to(place), tokenizer, kind, str(teacher)),
-        LoadedModel(made.to(place), tokenizer, kind, path or ""),
+        LoadedModel(model.to(place), tokenizer, kind, frozen.path),
+        LoadedModel(made.to(place), tokenizer, kind, path),
         length,
         seed,
     )
+
+
+def _teacher(teacher: str | Path | LoadedModel) -> LoadedModel:
+    """A frozen masked or causal teacher. Raises SettingError where there is none, or a model without its tokenizer."""
+    if isinstance(teacher, nn.Module):
+        raise SettingError(
+            f"teacher is a {type(teacher).__name__} in memory, without its tokenizer: give LoadedModel.of(model, "
+            "tokenizer)"
+        )
+    if isinstance(teacher, LoadedModel):
+        kind, settings = teacher.kind, None
+    else:
+        settings = _settings_of(str(teacher))
+        kind = kind_of("teacher", teacher_path(settings))
+    if kind not in (MASKED, CAUSAL):
+        raise SettingError(f"teacher={teacher} is a {kind.noun}: choose a masked or a causal language model")
+    if isinstance(teacher, LoadedModel):
+        teacher.model.requires_grad_(False).float().eval()
+        check_model(teacher.model, "teacher", kind)
+        return teacher
+    assert settings is not None
+    with without_bars():
+        model, tokenizer, _ = load_teacher(settings, kind)
+    return LoadedModel(model, tokenizer, kind, str(teacher))
+
+
+def _settings_of(teacher: str) -> OneTeacherConfig:
+    if teacher in BUNDLED:
+        return parse(BundledTeacherConfig, {"kind": teacher}, "teacher")
+    return SavedTeacherConfig(path=teacher)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO
 
 from distill.data.encodings import guess
-from distill.data.lines import LONGEST, SAMPLE, InvalidFile, open_bytes
-from distill.data.sources._files import FileSource, is_records
+from distill.data.lines import LONGEST, SAMPLE, InvalidFile, InvalidRecord, open_bytes
+from distill.data.sources._files import Content, FileSource, is_records
 from distill.runtime.errors import StorageFailed
 
 _NAME = r"PROJECT\s+GUTENB[EU]RG"
@@ -52,7 +52,7 @@ class Gutenberg(FileSource):
     def usual_paths(cls, data: Path, split: str) -> list[Path]:
         return [data / "gutenberg" / split]
 
-    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, str]]:
+    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Content | InvalidRecord]]:
         return super().named(path, start, stop) if is_records(path) else books(path)
 
     def clean(self, text: str) -> str:

@@ -1,0 +1,102 @@
+"""Refusals name what the user wrote, and everything that is needed: each as somebody new has met it."""
+
+from pathlib import Path
+from typing import Any
+
+import own_models
+import pytest
+from job import Shelf, distill, results, save_model
+from transformers import AutoModel, AutoTokenizer
+
+from distill.config.component import Component
+from distill.config.composition import composed
+from distill.config.settings import CustomStudentConfig, CustomTeacherConfig, SavedTeacherConfig
+from distill.data.document import Document
+from distill.data.heldout import fraction, held_out
+from distill.models.load import is_unreachable, load_pretrained
+from distill.models.student import make_student
+from distill.models.teacher import load_teacher
+from distill.runs.check import check
+from distill.runtime.errors import SettingError
+
+REFUSED = {
+    "objective.hidden_mse.layers=[1]": ("objective.hidden_mse.layers is no setting", "it takes pairs"),
+    "objective=distilgpt2": ("objective.task=clm predicts the next one", "+recipe=distilgpt2_gutenberg"),
+    "+recipe=distilgpt2_gutenberg": ("teacher.path=./runs/gpt2_pretrain", "run +recipe=gpt2_pretrain first"),
+}
+
+
+@pytest.mark.parametrize("argument", REFUSED)
+def test_settings(argument: str, tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert distill(argument) == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
+    assert all(words in line for words in REFUSED[argument]), line
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_off_in_the_recipe_needs_no_plus() -> None:
+    config = composed(["objective.relations.weight=1"])
+    check(config)
+    assert config.objective.terms["relations"].weight == 1
+
+
+def test_the_tokenizer_of_a_teacher_of_ones_own_is_for_us() -> None:
+    """The callable, which takes width and depth alone, does not get it."""
+    custom = ["teacher=custom", "teacher._target_=own_models.Convolutions", "teacher.tokenizer=some/folder"]
+    teacher = composed([*custom, "student=bert"]).teacher
+    assert isinstance(teacher, CustomTeacherConfig) and teacher.tokenizer == "some/folder"
+    assert "tokenizer" not in teacher.custom.bind()[1]
+
+
+def frozen_model(**_: Any) -> Any:
+    return own_models.Convolutions().requires_grad_(False)
+
+
+def test_a_student_of_frozen_weights(tmp_path: Path) -> None:
+    made = CustomStudentConfig(custom=Component("student", f"{__name__}.frozen_model"))
+    with pytest.raises(SettingError, match=r"^student\._target_=.*frozen_model: no weight .* requires_grad_\(True\)"):
+        make_student(made, None, None, 12)  # type: ignore[arg-type]
+
+
+def test_a_name_of_the_hub_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingError) as error:  # tests never ask the Hub
+        load_pretrained("teacher.path", "somebody/model")
+    assert "the Hub is not reached from here: check the network, or give a folder" in str(error.value)
+    assert not is_unreachable(OSError("somebody/model is not a valid model identifier"))
+
+
+def test_something_is_held_out_of_every_corpus_of_a_few_documents() -> None:
+    """Of 58 articles none is below 0.02 in 31 of 100 cases."""
+    for number in range(60):
+        articles = [Document(f"a{number}", f"Article {n} of {number}.") for n in range(58)]
+        rule = held_out(0.02, articles)
+        held = [article for article in articles for is_out, _ in rule.parts(article) if is_out]
+        by_chance = [article for article in articles if fraction(article.text, "heldout") < 0.02]
+        assert held == (by_chance or held) and 1 <= len(held) < 8
+        assert rule.by_block != bool(by_chance)
+
+
+def test_an_encoder_without_a_head_teaches_what_reads_none(tmp_path: Path, shelf: Shelf) -> None:
+    """As a sentence encoder does; its scores would be those of a head that is not there."""
+    folder = tmp_path / "encoder"
+    AutoModel.from_pretrained(shelf.teacher / "student").save_pretrained(folder)
+    AutoTokenizer.from_pretrained(shelf.teacher / "student").save_pretrained(folder)
+    with pytest.raises(SettingError, match="lacks weights of a masked language model"):
+        load_teacher(SavedTeacherConfig(path=str(folder)))
+    student = ["student=bert", "student.layers=null", "student.config={hidden_size: 16, num_hidden_layers: 1,"]
+    student[-1] += " num_attention_heads: 2, intermediate_size: 16}"
+    pooled = ["objective.soft.weight=0", "objective.cosine.weight=0", "objective.pooled.weight=1", "train.epochs=1"]
+    assert shelf.run(tmp_path / "run", f"teacher.path={folder}", *student, *pooled) == 0
+    content: dict[str, Any] = results(tmp_path / "run")
+    assert content["agreement"] is None and "perplexity" not in content["teacher"]
+    assert any("without a head" in note for note in content["notes"])
+    assert shelf.run(tmp_path / "run", f"teacher.path={folder}", *student, *pooled) == 0  # the same teacher again
+
+
+def test_the_table_that_predictions_are_not_written_as(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    folder = save_model(tmp_path / "model", "bert", 1)
+    assert distill("predict", f"model={folder}", "text=the [MASK]", f"output={tmp_path / 'pred.csv'}") == 2
+    line = capfd.readouterr().err.strip()
+    assert "predictions are written as JSON lines, not as .csv: give output=FILE.jsonl" in line and "\n" not in line
+    assert not (tmp_path / "pred.csv").exists()
