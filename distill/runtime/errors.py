@@ -29,10 +29,8 @@ class Damaged(SettingError):
         self._place = path  # of a URL, which no Path keeps as it is
 
     def __reduce__(self) -> tuple[type["Damaged"], tuple[Path | str, str]]:
-        return type(self), (
-            self._place,
-            self.reason,
-        )  # processes that prepare text send it to the one that started them
+        # Processes that prepare text send it to the one that started them.
+        return type(self), (self._place, self.reason)
 
 
 class Diverged(RuntimeError):

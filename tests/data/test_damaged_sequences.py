@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from distill.data import build_tokens
 from distill.data.shards import check, host
 from distill.data.tokens import Tokens, corpus_text, prepare
 from distill.data.wordpiece import corpus_tokenizer
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import Damaged, SettingError
 
 FILES = [f"{part}{end}" for part in ("train", "heldout") for end in ("-00000.rows", ".index", ".counts.npy")]
 FILES.append("meta.json")
@@ -343,3 +344,9 @@ def test_units_that_a_power_loss_tears_are_packed_again(
                 tokens_of(reviews, words)
     damage(unit, "zeros")
     assert_same(tokens_of(reviews, words), before)
+
+
+@pytest.mark.parametrize("place", [Path("/a/b"), "s3://bucket/a"])
+def test_damage_is_sent_between_processes(place: Path | str) -> None:
+    received = pickle.loads(pickle.dumps(Damaged(place, "it is missing")))
+    assert isinstance(received, Damaged) and str(received) == f"{place} is damaged (it is missing)"
