@@ -1,5 +1,6 @@
 """The command `distill`, also `python -m distill`: the main job, or the command that the first argument names."""
 
+import os
 import re
 import sys
 from importlib import import_module
@@ -21,7 +22,9 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 done, 2 bad input, 3 diverged, 4 another rank lost, 74 storage, 128 + a signal; else a bug."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        arguments = sys.argv[1:]
+        _find_modules_here()
     wants_help = bool({"-h", "--help"} & set(arguments))
     if arguments and re.fullmatch(r"[a-z]\w*", arguments[0]):
         return run_command(arguments[0], arguments[1:], wants_help)
@@ -42,6 +45,13 @@ def main(arguments: list[str] | None = None) -> int:
     from distill.commands.main_job import main as run_job
 
     return run_job(arguments)
+
+
+def _find_modules_here() -> None:
+    """Let settings name modules of the working folder from the console script too, as from `python -m distill`."""
+    here = os.getcwd()
+    if not sys.flags.safe_path and here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # last, so that no file there hides a package
 
 
 def run_command(name: str, arguments: list[str], wants_help: bool = False) -> int:

@@ -1,13 +1,15 @@
 """What Hydra makes of a command line: one composition, by which one run is made, or each of a sweep."""
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distill.config.command_line import CommandLine, check_one_run, check_overrides, options_of
+from distill.config.command_line import CommandLine, check_one_run, check_overrides, options_of, run_dir
 from distill.config.compose import build, chain_config, register
 from distill.config.folders import CONF
 from distill.config.layers import Layer, apply_overrides, layers_of, named_layers, overrides_of
@@ -181,8 +183,18 @@ def _composition(settings: Any, hydra: Any, folder: Path) -> Composition:
 def run_of(composition: Composition) -> ComposedRun:
     """The run that was composed."""
     config = build(composition.settings, composition.overrides)
-    command = " ".join(["python -m distill", *map(redact, composition.overrides)])
-    return ComposedRun(config, composition.folder, composition.recipe, command, as_yaml(config.given))
+    return ComposedRun(config, composition.folder, composition.recipe, _command(composition), as_yaml(config.given))
+
+
+def _command(composition: Composition) -> str:
+    """The command of a run for a shell, which resumes this very run where it is given in the same working folder."""
+    of_hydra = overrides_of(composition.hydra, "hydra")
+    searched = [text for text in of_hydra if text.startswith("hydra.searchpath=") and not text.endswith("=[]")]
+    names = {text.partition("=")[0] for text in of_hydra}
+    is_named = composition.sweeps or "hydra.run.dir" in names
+    plain = f"hydra.run.dir={composition.folder}"
+    folder = [plain if re.fullmatch(r"[\w.=/-]+", plain) else run_dir(composition.folder)] if is_named else []
+    return shlex.join(["python", "-m", "distill", *map(redact, [*composition.overrides, *searched, *folder])])
 
 
 def by_hydra(line: CommandLine, run: Callable[[Composition], float | None]) -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import logging
+import os
 import sys
 import threading
 import time
@@ -61,7 +62,7 @@ class RunPage:
         self.path, self.recipe, self.command, self.ranks = path, recipe, command, ranks
         self.every, self.minutes = every or 0.0, minutes
         self.on = ranks.rank == 0 and self.every > 0
-        self._record = Record(recipe=recipe, command=command)
+        self._record = Record(recipe=recipe, command=command, started_in=os.getcwd())
         self._first_step = 0
         self._steps: int | None = None
         self._series, self._latest = Series(), LogLine()

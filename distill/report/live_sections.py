@@ -1,5 +1,7 @@
 """What the page of a run that is under way, or has stopped, shows."""
 
+import os
+import shlex
 from dataclasses import dataclass, field, replace
 
 from distill.report.figures import SERIES, Line, Panel, svg_picture
@@ -96,13 +98,13 @@ def _headline(run: RunView) -> list[Block]:
 
 def _ending(run: RunView, ending: Ending) -> list[Block]:
     if ending.status == 0:
-        report = f"distill report run={run.folder}"
+        report = shlex.join(["distill", "report", f"run={os.path.abspath(run.folder)}"])
         return ["The run is finished, but its report could not be written. This command writes it:", Code(report)]
     after = AFTER.get(ending.status, f"What is done so far is kept. {AGAIN}")
     blocks: list[Block] = [
         f"Stopped with status {ending.status}: {ending.message}",
         after,
-        Code(run.record.command or "", wrap=True),
+        Code(run.record.command_from_anywhere, wrap=True),
     ]
     traceback: list[Block] = [Code(ending.traceback, "Traceback")] if ending.traceback else []
     return [*blocks, f"Folder: {run.folder}. Written {run.written}.", *traceback, *_tiles(run)]
@@ -185,7 +187,7 @@ def _facts(run: RunView) -> list[Block]:
         ("Folder", run.folder),
     ]
     shown = [[label, str(value)] for label, value in rows if value]
-    command: list[Block] = [] if run.ending else [Code(record.command or "", wrap=True)]
+    command: list[Block] = [] if run.ending else [Code(record.command_from_anywhere, wrap=True)]
     return [Table(["", ""], shown, text=True), *command]
 
 

@@ -1,6 +1,8 @@
 """What a run gives to others: students as model folders with their cards, results.json, and the report."""
 
 import logging
+import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +66,8 @@ def write_outputs(run: Run, record: Record, resolved: str) -> None:
         report.write(path, record, read_lines(folder.metrics_path), resolved)
     except Exception as error:  # the student is there, and the report can be made at any time
         failure = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
-        written = f"No report ({failure}): `distill report run={path}` writes it."
+        written = (
+            f"No report ({failure}): `{shlex.join(['distill', 'report', f'run={os.path.abspath(path)}'])}` writes it."
+        )
     folder.write_results(record)
     logger.info(f"{summary.findings(record)}\n{written}   Student: {path / 'student'}")

@@ -209,7 +209,7 @@ def _sources(record: Record) -> list[Block]:
 
 
 def _reproduce(record: Record, config_yaml: str) -> list[Block]:
-    command: list[Block] = [Code(record.command, language="bash")] if record.command else []
+    command: list[Block] = [Code(record.command_from_anywhere, language="bash")] if record.command else []
     environment = [(name.replace("_", " "), value) for name, value in vars(record.environment).items()]
     config: list[Block] = [Code(config_yaml, "Resolved configuration", "yaml")] if config_yaml.strip() else []
     return [*command, *facts_table("Environment", environment), *config]

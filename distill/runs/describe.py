@@ -52,6 +52,7 @@ def describe(
     return Record(
         recipe=recipe,
         command=command,
+        started_in=os.getcwd(),
         notes=notes + [cache_note(cache_facts(cache), name) for name, cache in caches.items()],
         identity=run.folder.identity,
         corpus=corpus_facts(data.tokens, data.batches),

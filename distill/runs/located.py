@@ -1,5 +1,6 @@
 """Finds the models that are to be scored: run folders, snapshots, student folders, model folders, names on the Hub."""
 
+import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from distill.runs.results_file import read_results
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.nearest import did_you_mean
 
+WITH_PATHS = ("corpus", "data", "evaluate")  # groups of settings
+PATHS = ("path", "cache", "tokens")  # what paths are called in them
 TASKS = ((CAUSAL, "clm"), (SPANS, "spans"), (CLASSES, "classes"))  # models of any other class predict masked tokens
 
 
@@ -109,7 +112,33 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
         content = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"), resolve=False)
     except Exception as error:  # of the file system, of YAML and of OmegaConf, which have no class in common
         raise SettingError(f"model={folder}: its config.yaml cannot be read: {first_line(error)}") from error
-    return renamed_tree({str(name): value for name, value in content.items()}) if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        return {}
+    settings = renamed_tree({str(name): value for name, value in content.items()})
+    return {name: _absolute(value, folder) if name in WITH_PATHS else value for name, value in settings.items()}
+
+
+def _absolute(settings: Any, run: Path) -> Any:
+    """Settings of a run with its relative paths as absolute ones, as far as they lead to something.
+
+    They begin in the folder that the run was started in; without a record of that, in one that the run lies in.
+    """
+    if not isinstance(settings, dict):
+        return settings
+    try:
+        started_in = read_results(run / "results.json").started_in
+    except (OSError, SettingError):
+        started_in = None
+    folders = [*([Path(started_in)] if started_in else []), *run.resolve().parents]
+
+    def absolute(name: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {inner: absolute(str(inner), of) for inner, of in value.items()}
+        if name not in PATHS or not isinstance(value, str) or not value or "://" in value or value[0] in "/~$":
+            return value
+        return next((str(folder / value) for folder in folders if glob.glob(str(folder / value))), value)
+
+    return absolute("", settings)
 
 
 def formats_of_run(folder: Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ Everything that shows a run reads this and nothing else. A value that is not kno
 without any is an empty one; only a model that a run does not have, and what hangs on it, is None as a whole.
 """
 
+import shlex
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,6 +45,7 @@ class Record:
     """A run.
 
     Attributes:
+        started_in: the working folder of the command, in which its relative paths mean what they do.
         identity, precision: settings by their names.
         finished: whether the student is published.
         history_by: what the history is shown by, `epoch` or `step`.
@@ -54,6 +56,7 @@ class Record:
     version: int = VERSION
     recipe: str | None = None
     command: str | None = None
+    started_in: str | None = field(default=None, metadata=stored(sparse=True))
     notes: list[str] = field(default_factory=list)
     identity: dict[str, Any] = field(default_factory=dict)
     finished: bool = False
@@ -102,6 +105,13 @@ class Record:
         if student is not None and student.start.init == "config":  # as earlier releases called new weights
             student = replace(student, start=replace(student.start, init="random"))
         return replace(record, student=student, identity=renamed(record.identity), measures=titled or _usual_measures())
+
+    @property
+    def command_from_anywhere(self) -> str:
+        """The command with the folder to give it in; empty where there is none."""
+        if not self.command or not self.started_in:
+            return self.command or ""
+        return f"cd {shlex.quote(self.started_in)} && {self.command}"
 
     def redacted(self) -> "Record":
         """The same without secrets in its texts."""

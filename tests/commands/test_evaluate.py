@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shlex
 import shutil
 from dataclasses import asdict
@@ -80,7 +81,7 @@ def test_models_side_by_side(done: Path, shelf: Shelf, tmp_path: Path, capsys: p
     page = (folder / "scores.md").read_text()
     assert "distill evaluate model=" in page and "Koehn" in page
     command = shlex.split(content["command"])  # as a shell reads it, whatever the settings hold
-    assert command == ["distill", "evaluate", *models, f"output={folder}", *settings]
+    assert command == ["cd", os.getcwd(), "&&", "distill", "evaluate", *models, f"output={folder}", *settings]
 
 
 def test_settings_choose_other_sets(done: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Scores models on evaluation sets without training, by the measures of the task they are for."""
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -86,7 +87,8 @@ def evaluate_models(
         config = config.changed(precision=choose_precision(config.precision, {}, ranks))
         scores = _score(config, _task(task_name, located, config), located, ranks)
     named = [f"model={model.name}" for model in located] + ([] if output is None else [f"output={output}"])
-    scores = replace(scores, command=shlex.join(["distill", "evaluate", *named, *map(redact, settings)]))
+    command = shlex.join(["distill", "evaluate", *named, *map(redact, settings)])
+    scores = replace(scores, command=f"cd {shlex.quote(os.getcwd())} && {command}")
     if output is not None:
         scores.write(Path(output).expanduser())
     return scores
