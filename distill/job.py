@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str) -> Record:
-    """Train, evaluate and report by these settings; the outcome lies in the folder `path`.
+    """Train, evaluate and report by these settings; the outcome is in the folder `path`.
 
     Args:
         recipe, command, resolved: name of the recipe, the command line and the resolved configuration, for the report.

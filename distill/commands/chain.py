@@ -88,8 +88,8 @@ def jobs_of(path: Path, chain: ChainConfig) -> list[Job]:
     """The jobs of all stages for their page, as far as their folders are decided."""
     jobs: list[Job] = []
     for name, stage in chain.stages.items():
-        if (of := stage.snapshots_of) is not None and not (path / of / "results.json").is_file():
-            jobs.append(Job(name, note=f"one from each snapshot of {of}"))
+        if (source := stage.snapshots_of) is not None and not (path / source / "results.json").is_file():
+            jobs.append(Job(name, note=f"one from each snapshot of {source}"))
             continue
         jobs += [Job(str(run.folder.relative_to(path)), run.folder) for run in runs_of(path, chain, name)]
     return jobs
@@ -128,41 +128,44 @@ def check_chain(chain: ChainConfig) -> None:
                     f"read the command line of a stage: set a variable and write {secret}=${{oc.env:NAME}}"
                 )
             for other in REFERENCE.findall(setting):
-                where = f"chain.stages.{name}.settings: {setting} names the stage {other}, which"
+                prefix = f"chain.stages.{name}.settings: {setting} names the stage {other}, which"
                 if other not in earlier:
-                    raise SettingError(f"{where} does not come before: name one of {', '.join(earlier) or 'none'}")
-                of = chain.stages[other].snapshots_of
-                if of not in (None, stage.snapshots_of):
-                    raise SettingError(f"{where} has a run from each snapshot of {of}: set snapshots_of={of} here too")
+                    raise SettingError(f"{prefix} does not come before: name one of {', '.join(earlier) or 'none'}")
+                snapshots_of = chain.stages[other].snapshots_of
+                if snapshots_of not in (None, stage.snapshots_of):
+                    raise SettingError(
+                        f"{prefix} has a run from each snapshot of {snapshots_of}: set snapshots_of={snapshots_of} "
+                        "here too"
+                    )
         earlier.append(name)
     for model, stages in chain.table.items():
         for name in stages:
             if name not in earlier:
                 raise SettingError(f"chain.table.{model}: there is no stage {name}: name one of {', '.join(earlier)}")
-            if (of := chain.stages[name].snapshots_of) is not None:
+            if (snapshots_of := chain.stages[name].snapshots_of) is not None:
                 raise SettingError(
-                    f"chain.table.{model}: {name} scores a model from each snapshot of {of}, which have a table of "
-                    "their own: leave it out"
+                    f"chain.table.{model}: {name} scores a model from each snapshot of {snapshots_of}, which have a "
+                    "table of their own: leave it out"
                 )
 
 
-def _check_snapshots(chain: ChainConfig, name: str, of: str, earlier: list[str]) -> None:
+def _check_snapshots(chain: ChainConfig, name: str, producer: str, earlier: list[str]) -> None:
     """Refuse `snapshots_of=of` for the stage `name`, where only the stages `earlier` come before."""
-    setting = f"chain.stages.{name}.snapshots_of={of}"
-    if of not in earlier:
+    setting = f"chain.stages.{name}.snapshots_of={producer}"
+    if producer not in earlier:
         raise SettingError(f"{setting} does not come before: name one of {', '.join(earlier) or 'none'}")
-    source = chain.stages[of]
+    source = chain.stages[producer]
     if source.seeds or source.snapshots_of is not None:
         raise SettingError(f"{setting} is run several times, by its seeds or snapshots_of: name a stage that runs once")
-    if not any(kept.lstrip("+").startswith("train.snapshot") for kept in source.settings):
+    if not any(override.lstrip("+").startswith("train.snapshot") for override in source.settings):
         raise SettingError(
             f"{setting} keeps none: add train.snapshot_every=STEPS or train.snapshots=[STEP,...] to "
-            f"chain.stages.{of}.settings"
+            f"chain.stages.{producer}.settings"
         )
-    if not any(of in REFERENCE.findall(used) for used in chain.stages[name].settings):
+    if not any(producer in REFERENCE.findall(used) for used in chain.stages[name].settings):
         raise SettingError(
-            f"{setting}, but no setting of {name} has {{{of}}}, which stands for the snapshot: add one, such as "
-            f"student.path={{{of}}}"
+            f"{setting}, but no setting of {name} has {{{producer}}}, which stands for the snapshot: add one, such as "
+            f"student.path={{{producer}}}"
         )
 
 
@@ -228,12 +231,12 @@ def _is_finished(folder: Path, command: dict[str, Any]) -> bool:
 
     Where something has changed, the run itself decides whether it is still finished.
     """
-    done = folder / STAGE
-    if not done.is_file() or not (folder / "results.json").is_file():
+    record_path = folder / STAGE
+    if not record_path.is_file() or not (folder / "results.json").is_file():
         return False
     try:
         check_student(folder, _record(folder))
-        return bool(json.loads(done.read_bytes()) == command)
+        return bool(json.loads(record_path.read_bytes()) == command)
     except (ValueError, RecursionError):  # damage: the run itself reports it and resumes
         return False
 
@@ -242,8 +245,8 @@ def _snapshot_runs(path: Path, chain: ChainConfig) -> dict[str, SnapshotRuns]:
     """What was run from the snapshots of each stage that has some in use."""
     by_stage: dict[str, SnapshotRuns] = {}
     for name, stage in chain.stages.items():
-        if (of := stage.snapshots_of) is not None:
-            by_step = by_stage.setdefault(of, SnapshotRuns(_record(path / of))).stages.setdefault(name, {})
+        if (source := stage.snapshots_of) is not None:
+            by_step = by_stage.setdefault(source, SnapshotRuns(_record(path / source))).stages.setdefault(name, {})
             for run in runs_of(path, chain, name):
                 assert run.step is not None
                 by_step.setdefault(run.step, []).append(_record(run.folder))

@@ -106,9 +106,9 @@ def answer(request: Request, settings: "PredictConfig") -> None:
 def _check(request: Request) -> None:
     """Raises SettingError for inputs that are given twice, and for an output in a format that is not written."""
     inputs = {"text": bool(request.text), "question": request.question is not None, "input": request.input is not None}
-    named = [name for name, there in inputs.items() if there]
-    if len(named) > 1:
-        raise SettingError(f"{named[0]} and {named[1]} are both set: give one of them")
+    present = [name for name, is_set in inputs.items() if is_set]
+    if len(present) > 1:
+        raise SettingError(f"{present[0]} and {present[1]} are both set: give one of them")
     if request.output is not None and (suffix := Path(request.output).suffix.lower()) in OTHER_FORMATS:
         raise SettingError(
             f"output={request.output}: predictions are written as JSON lines, not as {suffix}: give output=FILE.jsonl"
@@ -129,15 +129,15 @@ def outcomes(model: "LoadedModel", request: Request, settings: "PredictConfig") 
     from distill.commands.prediction.predict import as_record, predict_records
 
     inputs, before = enumerate(_inputs(model, request), 1), 0
-    while some := list(islice(inputs, AT_ONCE)):
-        records = [as_record(_renamed(record, model), n, model.kind, f"{place}: input") for n, (place, record) in some]
+    while chunk := list(islice(inputs, AT_ONCE)):
+        records = [as_record(_renamed(record, model), n, model.kind, f"{place}: input") for n, (place, record) in chunk]
         try:
             yield from predict_records(model, records, settings)
         except SettingError as error:
             if before:
                 raise SettingError(f"of the inputs from {before + 1:,} on: {error}") from None
             raise
-        before += len(some)
+        before += len(chunk)
 
 
 def _inputs(model: "LoadedModel", request: Request) -> Iterator[tuple[str, Any]]:
@@ -165,6 +165,8 @@ def _renamed(record: Any, model: "LoadedModel") -> Any:
     """A record of a table whose columns are called as in the run that trained the model, with the names used here."""
     if not isinstance(record, dict):
         return record
-    named = {name: model.corpus.get(name) for name in ("text", "second")}
-    more = {name: record[column] for name, column in named.items() if name not in record and column in record}
-    return {**record, **more}
+    columns = {name: model.corpus.get(name) for name in ("text", "second")}
+    renamed_fields = {
+        name: record[column] for name, column in columns.items() if name not in record and column in record
+    }
+    return {**record, **renamed_fields}

@@ -67,11 +67,11 @@ def prepare(config: "Config") -> "dict[str, Tokens]":
         elif config.evaluate.missing is Missing.stop:
             raise SettingError(f"evaluate.sets: {name} is not available; give evaluate.sources.{name}.path")
     for name, tokens in tokens_by_name.items():
-        logger.info(f"{name}: {described(tokens)}")
+        logger.info(f"{name}: {describe(tokens)}")
     return tokens_by_name
 
 
-def described(tokens: "Tokens") -> str:
+def describe(tokens: "Tokens") -> str:
     """Its shards, sequences, tokens and bytes, in a line."""
     from distill.runtime.storage import size
 

@@ -135,7 +135,7 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
         overrides: those of the command line, which has to be read.
 
     Raises:
-        SettingError: a key that no part of Distill reads, a value of the wrong type, or one that was left open.
+        SettingError: an unknown key, a value of the wrong type, or one that was left open.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

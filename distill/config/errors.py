@@ -23,19 +23,19 @@ REFUSED = "refused"  # the type of an error whose message continues the line aft
 LIMITS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "out_of_range")
 
 
-def parse(model: type[Model], given: dict[str, Any], name: str) -> Model:
+def parse(model: type[Model], values: dict[str, Any], name: str) -> Model:
     """The section that these settings make. Raises SettingError, which calls the section `name`."""
     try:
-        return model.model_validate(given)
+        return model.model_validate(values)
     except ValidationError as error:
-        raise SettingError(line_of(error, model, name, given)) from error
+        raise SettingError(line_of(error, model, name, values)) from error
 
 
-def line_of(error: ValidationError, model: Any, name: str, given: Any = None) -> str:
+def line_of(error: ValidationError, model: Any, name: str, written_settings: Any = None) -> str:
     """The one line for the errors of a section, which the command line calls `name`: one of each setting.
 
     Args:
-        given: the settings as they were written, of which a list is shown as a whole.
+        written_settings: the settings as they were written, of which a list is shown as a whole.
     """
     lines: dict[str, str] = {}  # by setting: a union finds an error for each of its types
     for details in error.errors(include_url=False):
@@ -43,7 +43,7 @@ def line_of(error: ValidationError, model: Any, name: str, given: Any = None) ->
         if isinstance(cause := details.get("ctx", {}).get("error"), SettingError):
             lines.setdefault(place.name, str(cause))
         elif place.name not in lines:
-            lines[place.name] = _line(details, place, _list_of(details["loc"], given))
+            lines[place.name] = _line(details, place, _list_of(details["loc"], written_settings))
     return all_of(lines.values())
 
 
@@ -52,12 +52,12 @@ def all_of(lines: Iterable[str]) -> str:
     return "; and ".join(dict.fromkeys(lines))
 
 
-def _list_of(location: tuple[int | str, ...], given: Any) -> list[Any] | None:
+def _list_of(location: tuple[int | str, ...], values: Any) -> list[Any] | None:
     """The list whose entry is wrong; None where the error is about no entry of a list."""
     for part in location:
-        if isinstance(given, list):
-            return given
-        given = given.get(part) if isinstance(given, dict) else None
+        if isinstance(values, list):
+            return values
+        values = values.get(part) if isinstance(values, dict) else None
     return None
 
 
@@ -70,14 +70,14 @@ class Place(NamedTuple):
 
 
 def _place(model: Any, location: tuple[int | str, ...], name: str) -> Place:
-    """Follow a location into a model. Numbers of list entries and tags of unions are no part of a setting's name."""
+    """Follow a location into a model. A setting's name has no indices of lists and no tags of unions."""
     owner, field, holder = model, None, model
     for part in location:
         if part in (members := _members(owner)):
             owner = members[str(part)]
             continue
         models = list(models_of(owner))
-        if having := [each for each in models if part in each.model_fields]:
+        if having := [candidate for candidate in models if part in candidate.model_fields]:
             holder, field = having[0], having[0].model_fields[str(part)]
             name, owner = f"{name}.{part}".lstrip("."), field.annotation
         elif models or get_origin(owner) is dict:
@@ -99,7 +99,7 @@ def _members(annotation: Any) -> dict[str, Any]:
     """The members of a union by what pydantic calls them in a location."""
     found: dict[str, Any] = {}
     for member in get_args(annotation) if get_origin(annotation) in (Union, UnionType, Annotated) else ():
-        found |= {each.tag: member for each in getattr(member, "__metadata__", ()) if isinstance(each, Tag)}
+        found |= {marker.tag: member for marker in getattr(member, "__metadata__", ()) if isinstance(marker, Tag)}
         if isinstance(member, type) and issubclass(member, BaseModel):
             found[member.__name__] = member
         found |= _members(member)
@@ -169,9 +169,9 @@ def options_of(field: FieldInfo | None) -> list[str]:
     found: list[str] = []
     for kind in kinds:
         if get_origin(kind) is Literal:
-            found += [str(each) for each in get_args(kind)]
+            found += [str(option) for option in get_args(kind)]
         elif isinstance(kind, type) and issubclass(kind, Enum):
-            found += [str(each.value) for each in kind]
+            found += [str(option.value) for option in kind]
     return found
 
 

@@ -126,8 +126,8 @@ def apply_overrides(settings: Any, overrides: list[str], hydra: Any) -> None:
 
     struct = OmegaConf.is_struct(settings)
     OmegaConf.set_struct(settings, False)
-    if any(_options(overrides)) and (named := named_layers(layers := layers_of(hydra), overrides)):
-        _merge_again(settings, named)
+    if any(_options(overrides)) and (chosen_layers := named_layers(layers := layers_of(hydra), overrides)):
+        _merge_again(settings, chosen_layers)
         _set_again(settings, overrides, {layer.option.rpartition("/")[0] for layer in layers})
     _replace_dicts(settings, overrides)
     _take_paths(settings, overrides)
@@ -145,11 +145,11 @@ def asked_names(overrides: list[str]) -> dict[str, set[str]]:
     return asked
 
 
-def _merge_again(settings: Any, named: list[Layer]) -> None:
+def _merge_again(settings: Any, chosen_layers: list[Layer]) -> None:
     """Let the options that the command line names win over the recipe; what they do not set stays as it is there."""
     from omegaconf import OmegaConf
 
-    options = OmegaConf.merge(*(layer.settings for layer in named))
+    options = OmegaConf.merge(*(layer.settings for layer in chosen_layers))
     for name in REPLACED:
         if OmegaConf.select(options, name, throw_on_missing=False):
             OmegaConf.update(settings, name, {}, merge=False)
@@ -185,7 +185,7 @@ def _replace_dicts(settings: Any, overrides: list[str]) -> None:
         if name in REPLACED and isinstance(override.value(), dict):
             OmegaConf.update(settings, name, override.value(), merge=False)
             replaced.add(name)
-        elif name.startswith(tuple(f"{each}." for each in replaced)):
+        elif name.startswith(tuple(f"{prefix}." for prefix in replaced)):
             OmegaConf.update(settings, name, override.value())
 
 

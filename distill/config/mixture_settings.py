@@ -13,27 +13,27 @@ EXAMPLE = "{wiki: {kind: wikitext, path: WIKI, weight: 0.3}, books: {kind: guten
 
 
 def mixture(
-    given: Any, others: dict[str, Any], source_of: Callable[[str, Any], Any]
+    entries: Any, beside: dict[str, Any], source_of: Callable[[str, Any], Any]
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """The sources of a mixture and their weights, by name.
 
     Args:
-        given: `corpus.sources`.
-        others: what stands beside it in the group `corpus`.
+        entries: `corpus.sources`.
+        beside: what stands beside it in the group `corpus`.
         source_of: a source from its setting's name and its settings.
 
     Raises:
         SettingError: one has no name or no weight, is no text or cannot be a source.
     """
-    if alone := [name for name, value in others.items() if name != "kind" and value is not None]:
+    if alone := [name for name, value in beside.items() if name != "kind" and value is not None]:
         raise SettingError(
-            f"corpus.{alone[0]}={others[alone[0]]}: each source of a mixture has its own: set "
+            f"corpus.{alone[0]}={beside[alone[0]]}: each source of a mixture has its own: set "
             f"corpus.sources.NAME.{alone[0]}"
         )
-    if not isinstance(given, dict):
-        raise SettingError(f"corpus.sources={given}: sources have names: give corpus.sources='{EXAMPLE}'")
+    if not isinstance(entries, dict):
+        raise SettingError(f"corpus.sources={entries}: sources have names: give corpus.sources='{EXAMPLE}'")
     sources, weights = {}, {}
-    for name, source in given.items():
+    for name, source in entries.items():
         setting = f"corpus.sources.{name}"
         if not str(name).isidentifier():
             raise SettingError(f"{setting}: the name of a source has to be letters, digits and underscores")

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 EMPTY = "is empty (a shell variable that is not set?): give a value, or null for none"
 SEEDS = 2**63 - 1
 STEPS = 10**9  # more than any run has
-BATCH = 65_536  # rows: ten times what a large machine holds of short ones
+BATCH = 65_536  # sequences: ten times what a large machine holds of short ones
 ROWS = 10**12
 
 

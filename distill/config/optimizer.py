@@ -11,14 +11,14 @@ class OptimizerFlags(Settings):
 
     lr: float = setting(5e-4, "Learning rate at its highest.", ge=1e-12, le=1e6)
     scale_lr: Literal["none", "linear", "sqrt"] = setting(
-        "none", "How lr grows where a step has other rows than base_batch: with them, with their root, or not."
+        "none", "How lr grows with the sequences of a step over base_batch: linearly, by the square root, or not."
     )
     base_batch: int | None = setting(
         None, "Sequences a step, of all ranks together, that lr is meant for.", unit="sequences", ge=1, le=10**9
     )
     clip: float | None = setting(5.0, "Largest norm of the whole gradient; null does not clip.", ge=1e-9, le=1e9)
     clip_each_rank: bool = setting(
-        False, "Let each rank clip the gradient of its own rows before the exchange, which then cannot overlap."
+        False, "Let each rank clip the gradient of its own sequences before the exchange, which then cannot overlap."
     )
 
 

@@ -76,9 +76,9 @@ def _with_origins(values: dict[str, Any], layers: Iterable[Layer], line: Command
         for name, value in flatten(content).items():
             if value != OPEN or name not in origins:
                 origins[name], set_by_layers[name] = _origin(layer), value
-    named = [override.key_or_group for override in line.parsed() if not override.is_delete()]
+    names = [override.key_or_group for override in line.parsed() if not override.is_delete()]
     for name, value in values.items():
-        is_named = any(name == other or name.startswith(f"{other}.") for other in named if other not in _groups(layers))
+        is_named = any(name == other or name.startswith(f"{other}.") for other in names if other not in _groups(layers))
         is_changed = name not in set_by_layers or redacted(masked({name: set_by_layers[name]}))[name] != value
         yield name, value, COMMAND_LINE if is_named or is_changed else origins[name]
 
@@ -93,8 +93,8 @@ def _origin(layer: Layer) -> str:
         return "default"
     group, _, option = layer.option.rpartition("/")
     if group == RECIPE:
-        named = f"recipe {option}"
-        return named if layer.file is None or layer.file.parent == RECIPES else f"{named} ({_shown(layer.file)})"
+        label = f"recipe {option}"
+        return label if layer.file is None or layer.file.parent == RECIPES else f"{label} ({_shown(layer.file)})"
     return f"{group}={option} ({_shown(layer.file)})" if layer.file else f"{group}={option}"
 
 

@@ -85,8 +85,8 @@ def other_name(setting: str) -> str | None:
 def renamed(identity: dict[str, Any]) -> dict[str, Any]:
     """Settings by their dotted names, with the names and values of today."""
     kind, start = identity.get("student.kind"), identity.get("student.start", "random")
-    named = {new_name(name) or name: value for name, value in identity.items() if name != "student.start"}
-    return {**named, "student.init": start} if kind == "config" else named
+    settings = {new_name(name) or name: value for name, value in identity.items() if name != "student.start"}
+    return {**settings, "student.init": start} if kind == "config" else settings
 
 
 def renamed_tree(settings: dict[str, Any]) -> dict[str, Any]:

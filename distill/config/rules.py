@@ -48,7 +48,7 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
             )
         if task.kind.causal and term.reads_first_position:
             raise SettingError(
-                f"objective.{name} reads the first position of a row, which in a causal model sees nothing of the row: "
+                f"objective.{name} reads the first position of a sequence, which in a causal model sees nothing of it: "
                 f"set objective.{name}.weight=0, or objective.pooled.pooling=mean"
             )
         if isinstance(config.teacher, NoTeacherConfig) and term.needs_teacher:
@@ -57,7 +57,7 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
             )
     if task.labels == ("mlm", "sop") and config.corpus.cross_documents:
         raise SettingError(
-            f"corpus.cross_documents=true, but the rows of objective.task={objective.task} are of one document each: "
+            f"corpus.cross_documents=true, but a sequence of objective.task={objective.task} has one document: "
             "set it to false"
         )
     _check_unlabelled(config, terms, task)
@@ -188,7 +188,7 @@ def _check_cache(config: Config, terms: Terms, task: Any, cache: TeacherCacheCon
     on_logits = [name for name, term in asking.items() if hasattr(term, "top_k_temperature")]
     readers = {name: asking[name] for name in on_logits if asking[name].top_k_temperature is not None}
     if not readers:
-        raise SettingError(f"{where}, but no term of the objective wants soft targets: set {to_null} to null")
+        raise SettingError(f"{where}, but no term of the objective reads soft targets: set {to_null} to null")
     if not task.kind.causal and not objective.masking.static:
         raise SettingError(f"{where} needs the same masks in every epoch: set objective.masking.static=true")
     for name, term in asking.items():
@@ -203,7 +203,7 @@ def _check_cache(config: Config, terms: Terms, task: Any, cache: TeacherCacheCon
                 f"{setting}.cache.sampled to null, or reads_samples=True in its class where it takes `Samples`"
             )
         if getattr(term, "cutoff", 0) > 0:
-            why = " already cuts the teacher off" if cache.sampled is None else ": draws know no cut-off"
+            why = " already cuts the teacher off" if cache.sampled is None else ": sampled targets cannot be cut off"
             raise SettingError(f"{where}{why}: set objective.{name}.cutoff={term.cutoff} to 0")
         if (schedule := objective.terms[name].temperature) is not None:
             raise SettingError(
@@ -224,7 +224,7 @@ def check_training(config: Config) -> None:
     if (optimizer.scale_lr == "none") != (optimizer.base_batch is None):
         raise SettingError(
             f"optimizer.scale_lr={optimizer.scale_lr} with optimizer.base_batch={optimizer.base_batch}: give linear or "
-            "sqrt and the rows a step that optimizer.lr is meant for, or none and null"
+            "sqrt and the sequences a step that optimizer.lr is meant for, or none and null"
         )
     if optimizer.clip_each_rank:
         _check_clipping(config)
@@ -284,7 +284,7 @@ def check_evaluation(config: Config, reads_text: bool) -> None:
     settings, length = config.evaluate, config.corpus.sequence_length
     if settings.stride is not None and settings.stride >= length:
         raise SettingError(  # the first token of a window has nothing before it to be predicted from
-            f"evaluate.stride={settings.stride} has to be less than a row of corpus.sequence_length={length}: lower it"
+            f"evaluate.stride={settings.stride} has to be less than corpus.sequence_length={length}: lower it"
         )
     for name in settings.sets:
         # Settings that are built in Python may have no sources yet.

@@ -68,8 +68,8 @@ def _below(schema: dict[str, Any], node: dict[str, Any], name: str) -> Iterator[
         yield from _below(schema, form, name)
     if name in (properties := node.get("properties", {})):
         yield properties[name]
-    elif isinstance(others := node.get("additionalProperties"), dict):
-        yield others
+    elif isinstance(additional := node.get("additionalProperties"), dict):
+        yield additional
 
 
 def print_schema() -> int:
@@ -160,11 +160,11 @@ def _named(model: str, description: str) -> dict[str, Any]:
 def _with_references(schema: Any) -> Any:
     """The same schema, where a number, a truth value or a list may also be taken from another setting."""
     if isinstance(schema, list):
-        return [_with_references(each) for each in schema]
+        return [_with_references(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    done = {name: _with_references(value) for name, value in schema.items()}
-    if done.get("type") in ("integer", "number", "boolean", "array"):
-        outer = {name: done.pop(name) for name in ("description", "default", "unit", "title") if name in done}
-        return {**outer, "anyOf": [done, REFERENCE]}
-    return done
+    converted = {name: _with_references(value) for name, value in schema.items()}
+    if converted.get("type") in ("integer", "number", "boolean", "array"):
+        outer = {name: converted.pop(name) for name in ("description", "default", "unit", "title") if name in converted}
+        return {**outer, "anyOf": [converted, REFERENCE]}
+    return converted

@@ -1,4 +1,4 @@
-"""All settings of a run, typed and frozen: what the rest of the package reads, whoever filled them in.
+"""All settings of a run, typed and frozen, as the rest of the package reads them.
 
 `distill.config.compose` makes them from Hydra's configuration; tests and notebooks may build them directly. The names
 are those of the command line, except that `corpus` and `objective` are sorted into parts here: `corpus.path` is

@@ -13,7 +13,7 @@ from distill.config.unions import Kinds
 class TokenizerConfig(Settings):
     """What every student has."""
 
-    # Another one than the teacher's is for losses that need no pair of token rows, such as `pooled`.
+    # Another one than the teacher's is for losses that need no pair of tokens, such as `pooled`.
     tokenizer: str | None = setting(
         None, "Folder of a tokenizer or its name on the Hub, or corpus (trained on it); null is the teacher's."
     )

@@ -18,7 +18,7 @@ MICRO_BATCHES: dict[str, Any] = {"ge": 1, "le": 10_000}
 
 
 class TeacherCacheConfig(Settings):
-    """The teacher's answers on disk, for runs that see the same masked rows several times."""
+    """The teacher's answers on disk, for runs that see the same masked sequences several times."""
 
     top_k: int | None = setting(
         None, "Keep this many of the teacher's largest probabilities per position; null keeps none of them.", ge=1,
@@ -94,7 +94,7 @@ class RunningConfig(Settings):
         1, "Micro-batches that one forward of the teacher takes: it keeps nothing for a backward.", **MICRO_BATCHES
     )
     cache: TeacherCacheConfig = setting(
-        None, "The teacher's answers on disk, for runs that see the same masked rows several times.",
+        None, "The teacher's answers on disk, for runs that see the same masked sequences several times.",
         factory=TeacherCacheConfig,
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ class Kinds:
     @property
     def fields(self) -> dict[str, FieldInfo]:
         """All fields of all of them but the kind, by name; of several with one name the first."""
-        fields = {name: field for each in reversed(self.classes) for name, field in each.model_fields.items()}
+        fields = {name: field for section in reversed(self.classes) for name, field in section.model_fields.items()}
         return {name: field for name, field in fields.items() if name not in (self.by, CUSTOM)}
 
     def defaults(self) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class Kinds:
         """Whether a setting has another value than its default."""
         return value not in (None, self.defaults().get(name))
 
-    def parse(self, given: dict[str, Any], setting: str, asked: Collection[str]) -> Any:
+    def parse(self, values: dict[str, Any], setting: str, asked: Collection[str]) -> Any:
         """The section of the kind that is chosen.
 
         Args:
@@ -48,40 +48,40 @@ class Kinds:
         Raises:
             SettingError: there is no such kind, or it does not read what was asked for, or refuses a value.
         """
-        chosen = self._chosen(given, setting)
+        chosen = self._chosen(values, setting)
         for dotted in sorted(asked):
             name = dotted.partition(".")[0]
-            if name in self.fields and name not in chosen.model_fields and self.is_given(name, given.get(name)):
+            if name in self.fields and name not in chosen.model_fields and self.is_given(name, values.get(name)):
                 raise SettingError(
-                    f"{setting}.{dotted}={shown(_value_at(given, dotted))} is not read with "
-                    f"{setting}.{self.by}={given[self.by]}: {self._cure(name, setting)}"
+                    f"{setting}.{dotted}={shown(_value_at(values, dotted))} is not read with "
+                    f"{setting}.{self.by}={values[self.by]}: {self._cure(name, setting)}"
                 )
-        read = {name: value for name, value in given.items() if name in chosen.model_fields or name not in self.fields}
+        read = {name: value for name, value in values.items() if name in chosen.model_fields or name not in self.fields}
         return parse(chosen, read, setting)
 
-    def optional(self, section: type[Settings], given: dict[str, Any], asked: Collection[str]) -> tuple[str, ...]:
+    def optional(self, section: type[Settings], values: dict[str, Any], asked: Collection[str]) -> tuple[str, ...]:
         """The names that a callable of the user's gets only where it takes them.
 
         Those are what its section reads itself, and what a recipe, say, has set for any kind.
         """
-        wanted = {
-            name for name in (dotted.partition(".")[0] for dotted in asked) if self.is_given(name, given.get(name))
+        used_names = {
+            name for name in (dotted.partition(".")[0] for dotted in asked) if self.is_given(name, values.get(name))
         }
-        return tuple(name for name in self.fields if name in section.model_fields or name not in wanted)
+        return tuple(name for name in self.fields if name in section.model_fields or name not in used_names)
 
     def kinds_of(self, section: type[Settings]) -> tuple[str, ...]:
         """The values that choose this class."""
         return get_args(section.model_fields[self.by].annotation)
 
-    def _chosen(self, given: dict[str, Any], setting: str) -> type[Settings]:
-        by_kind = {kind: each for each in self.classes for kind in self.kinds_of(each)}
-        kind = given.get(self.by)
-        if kind == CUSTOM and given.get(CUSTOM) is None:
+    def _chosen(self, values: dict[str, Any], setting: str) -> type[Settings]:
+        by_kind = {kind: section for section in self.classes for kind in self.kinds_of(section)}
+        kind = values.get(self.by)
+        if kind == CUSTOM and values.get(CUSTOM) is None:
             kind = None
         if kind not in by_kind:
             names = [name for name in by_kind if name != CUSTOM]
             raise SettingError(
-                f"{setting}.{self.by}={shown(given.get(self.by))} is not known{did_you_mean(kind, names)}: choose one "
+                f"{setting}.{self.by}={shown(values.get(self.by))} is not known{did_you_mean(kind, names)}: choose one "
                 f"of {', '.join(names)}, or name a callable of your own as {setting}._target_"
             )
         return by_kind[kind]
@@ -91,7 +91,7 @@ class Kinds:
         return f"choose {setting}.{self.by}={self.kinds_of(reading)[0]}, or leave it out"
 
 
-def _value_at(given: Any, dotted: str) -> Any:
+def _value_at(values: Any, dotted: str) -> Any:
     for part in dotted.split("."):
-        given = given.get(part) if isinstance(given, dict) else None
-    return given
+        values = values.get(part) if isinstance(values, dict) else None
+    return values

@@ -104,8 +104,8 @@ def workers(data: DataConfig, only_if: bool = True) -> Iterator[Executor | None]
         yield None
         return
     context = multiprocessing.get_context("spawn")
-    held, end = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(held,))
+    receiver, end = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(receiver,))
     try:
         yield pool
     except KeyboardInterrupt:
@@ -119,14 +119,14 @@ def workers(data: DataConfig, only_if: bool = True) -> Iterator[Executor | None]
     finally:
         pool.shutdown(cancel_futures=True)
         end.close()
-        held.close()
+        receiver.close()
 
 
-def _start_worker(held: Connection) -> None:
+def _start_worker(receiver: Connection) -> None:
     """Leaves signals to the parent, and ends this process when the parent is gone: a killed parent cannot end it.
 
     Args:
-        held: its other end is held by the parent, which closes it to end this process at once.
+        receiver: its other end is held by the parent, which closes it to end this process at once.
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):  # which come to a group of processes
         signal.signal(number, signal.SIG_IGN)
@@ -134,7 +134,7 @@ def _start_worker(held: Connection) -> None:
     assert parent is not None
 
     def end_with_parent() -> None:
-        wait([parent.sentinel, held])
+        wait([parent.sentinel, receiver])
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()

@@ -25,37 +25,37 @@ def data_folder() -> Path | None:
     return data
 
 
-def find_files(place: str, setting: str, below: Callable[[Path], list[Path]]) -> list[Path]:
+def find_files(pattern: str, setting: str, below: Callable[[Path], list[Path]]) -> list[Path]:
     """The files behind a path as the user gave it, sorted by name.
 
     Args:
-        place: a file, a folder or a glob, or the URL of one.
+        pattern: a file, a folder or a glob, or the URL of one.
         setting: which names it, such as `corpus.path`.
         below: the files of a folder that are wanted.
 
     Raises:
         SettingError: there is no such file or folder, or it cannot be reached.
     """
-    if is_url(place):
-        return _remote_files(RemotePath(place, setting), below)
-    path = Path(place).expanduser()
+    if is_url(pattern):
+        return _remote_files(RemotePath(pattern, setting), below)
+    path = Path(pattern).expanduser()
     if path.is_file():
         return [path]
     if path.is_dir():
         return sorted(below(path))
     files = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name))
     if not files:
-        raise SettingError(f"{setting}={place}: no such file or folder; correct the path")
+        raise SettingError(f"{setting}={pattern}: no such file or folder; correct the path")
     return files
 
 
-def _remote_files(place: RemotePath, below: Callable[[Path], list[Path]]) -> list[Path]:
-    with reachable(place.setting, place.url):
-        if place.is_file():
-            return with_states([cast(Path, place)])
-        if place.is_dir():
-            return with_states(sorted(below(cast(Path, place))))
-        files = with_states(sorted(cast(list[Path], place.expanded()))) if glob.has_magic(place.url) else []
+def _remote_files(remote: RemotePath, below: Callable[[Path], list[Path]]) -> list[Path]:
+    with reachable(remote.setting, remote.url):
+        if remote.is_file():
+            return with_states([cast(Path, remote)])
+        if remote.is_dir():
+            return with_states(sorted(below(cast(Path, remote))))
+        files = with_states(sorted(cast(list[Path], remote.expanded()))) if glob.has_magic(remote.url) else []
     if not files:
-        raise SettingError(f"{place.setting}={place.url}: no such file or folder; correct the URL")
+        raise SettingError(f"{remote.setting}={remote.url}: no such file or folder; correct the URL")
     return files

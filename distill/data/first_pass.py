@@ -146,11 +146,11 @@ class FirstPass:
     def _publish(self, group: Group, stems: Sequence[str]) -> None:
         if self.rule.near is not None:
             empty = np.empty((0, self.rule.near.permutations), np.uint32)
-            held = [np.load(held_path(stem)) for stem in stems]
+            held_out = [np.load(held_path(stem)) for stem in stems]
             signatures = np.concatenate([empty, *(np.load(signatures_path(stem)) for stem in stems)])
             publish_array(self.folder, _signatures_name(group.number), signatures)
-            publish_array(self.folder, _held_name(group.number), np.concatenate([np.empty(0, bool), *held]))
-            document_ids = document_ids_of([len(flags) for flags in held], group.first)
+            publish_array(self.folder, _held_name(group.number), np.concatenate([np.empty(0, bool), *held_out]))
+            document_ids = document_ids_of([len(flags) for flags in held_out], group.first)
             publish_array(self.folder, _document_ids_name(group.number), document_ids)
         publish_array(
             self.folder, records_name(group.number), merge_digests(stems, group.first)
@@ -160,8 +160,8 @@ class FirstPass:
         names = (_signatures_name, _held_name, _document_ids_name)
         of_groups = zip(*(self._fetch_files(name) for name in names), strict=True)
         return [
-            Candidates(np.load(signatures, mmap_mode="r"), np.load(held), np.load(document_ids))
-            for signatures, held, document_ids in of_groups
+            Candidates(np.load(signatures, mmap_mode="r"), np.load(held_out), np.load(document_ids))
+            for signatures, held_out, document_ids in of_groups
         ]
 
     def _fetch_files(self, name: Any) -> list[Path]:
@@ -197,7 +197,7 @@ def look(stem: str, work: Work, rule: Rule) -> None:
     for document in read(work.source, work.shard):
         digests.append(digest_of(document.text))
         if signatures is not None:
-            signatures.add(document.text, any(held for held, _ in rule.held_out.parts(document)))
+            signatures.add(document.text, any(is_held_out for is_held_out, _ in rule.held_out.parts(document)))
     if signatures is not None:
         signatures.write(stem)
     write_digests(stem, digests)

@@ -22,7 +22,7 @@ def fraction(text: str, purpose: str) -> float:
 class HeldOut:
     """Which part of the text training never sees, decided by the text alone.
 
-    A document is held out when its `fraction` lies below `share`. Of fewer than 50 documents that could take none, or
+    A document is held out when its `fraction` is below `share`. Of fewer than 50 documents that could take none, or
     far too much, so there the rule works on blocks of whole paragraphs of about 8 KiB: the fraction of them with the
     lowest fractions is held out, at least one. A document with parts is one block: an answer without its prompt
     would be another task.
@@ -37,15 +37,15 @@ class HeldOut:
             yield self._below(document.text), document
             return
         stretch: list[str] = []
-        held = False
+        is_held_out = False
         for block in blocks(document.text, BLOCK):
-            if stretch and self._below(block) != held:
-                yield held, Document(document.name, "".join(stretch))
+            if stretch and self._below(block) != is_held_out:
+                yield is_held_out, Document(document.name, "".join(stretch))
                 stretch = []
-            held = self._below(block)
+            is_held_out = self._below(block)
             stretch.append(block)
         if stretch:
-            yield held, Document(document.name, "".join(stretch))
+            yield is_held_out, Document(document.name, "".join(stretch))
 
     def _below(self, text: str) -> bool:
         return self.share > 0 and fraction(text, "heldout") < self.share

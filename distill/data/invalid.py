@@ -21,7 +21,7 @@ class Invalid:
     records: int = 0  # or lines, of plain text; good and bad ones
     bad: int = 0  # invalid ones, left out
     first_bad: list[str] = field(default_factory=list)  # `name: reason` of the first of them
-    blame: str = ""  # the first reason that lies in a setting, unless other records are fine
+    blame: str = ""  # the first reason that a setting causes, unless other records are fine
 
     def __call__(self, error: InvalidFile | InvalidRecord) -> None:
         if isinstance(error, InvalidFile):
@@ -89,20 +89,20 @@ class Invalid:
             path: of the text, as the user gave it.
             setting: what error lines call the text, such as `corpus`.
         """
-        named = f"{setting}.path={path}"
+        prefix = f"{setting}.path={path}"
         strict = corpus.invalid_files is Missing.stop
         if self.skipped and strict:
-            raise SettingError(f"{named}: {self.skipped[0]}; mend or remove it, or set corpus.invalid_files=skip")
+            raise SettingError(f"{prefix}: {self.skipped[0]}; mend or remove it, or set corpus.invalid_files=skip")
         if self.bad and strict:
-            raise SettingError(f"{named}: {self.first_bad[0]}; mend or remove it, or set corpus.invalid_files=skip")
+            raise SettingError(f"{prefix}: {self.first_bad[0]}; mend or remove it, or set corpus.invalid_files=skip")
         if self.skipped and self.records == self.bad:
             raise SettingError(
-                f"{named}: none of its files can be read, first {self.skipped[0]}; mend them, set {setting}.kind, or "
+                f"{prefix}: none of its files can be read, first {self.skipped[0]}; mend them, set {setting}.kind, or "
                 "give another path"
             )
         if self.fraction_bad > corpus.max_invalid:
             raise SettingError(
-                f"{named}: {self.bad:,} of {self.records:,} records ({self.fraction_bad:.1%}) are invalid, more than "
+                f"{prefix}: {self.bad:,} of {self.records:,} records ({self.fraction_bad:.1%}) are invalid, more than "
                 f"corpus.max_invalid={corpus.max_invalid:g} allows; first {self.first_bad[0]}; mend them, set "
                 f"{setting}.encoding or {setting}.kind, or raise corpus.max_invalid"
             )

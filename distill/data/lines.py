@@ -39,13 +39,13 @@ class InvalidRecord(NamedTuple):
         return f"{self.name}: {self.reason}"
 
 
-def lines(path: Path, limit: int = PART, whole: bool = False) -> Iterator[str]:
+def lines(path: Path, limit: int = PART, whole_lines: bool = False) -> Iterator[str]:
     """The lines as `sound_lines` gives them, of a UTF-8 file that has to be right as a whole.
 
     Raises:
         InvalidFile: damaged, or not of this encoding.
     """
-    for line in sound_lines(path, limit=limit, whole=whole):
+    for line in sound_lines(path, limit=limit, whole_lines=whole_lines):
         if isinstance(line, InvalidRecord):
             raise InvalidFile(line.name, line.reason)
         yield line
@@ -57,14 +57,14 @@ def sound_lines(
     stop: int | None = None,
     limit: int = PART,
     encoding: str | None = None,
-    whole: bool = False,
+    whole_lines: bool = False,
 ) -> Iterator[str | InvalidRecord]:
     """The lines of a file that begin in bytes [start, stop), and in their places those that are damaged.
 
     Args:
         limit: bytes; a longer line comes in parts of that length.
         encoding: in which the end of a line is the byte 10, as in all but UTF-16 and UTF-32; None: UTF-8.
-        whole: a line over the limit is a bad record, not parts.
+        whole_lines: a line over the limit is a bad record, not parts.
 
     Raises:
         InvalidFile: the file cannot be read (further), or is no text.
@@ -74,7 +74,7 @@ def sound_lines(
             if start:  # the line that crosses `start` belongs to the part before
                 file.seek(start - 1)
                 start += _skip_line(file) - 1
-            yield from _decoded(_Place(path, start, stop), file, limit, encoding or "utf-8", whole)
+            yield from _decoded(_Place(path, start, stop), file, limit, encoding or "utf-8", whole_lines)
     except (OSError, EOFError, zlib.error) as error:
         raise InvalidFile(path.name, f"{type(error).__name__}: {error}") from error
 
@@ -100,7 +100,9 @@ class _Place(NamedTuple):
         return f"{self.path.name}, line {number:,}{behind}"
 
 
-def _decoded(place: _Place, file: IO[bytes], limit: int, encoding: str, whole: bool) -> Iterator[str | InvalidRecord]:
+def _decoded(
+    place: _Place, file: IO[bytes], limit: int, encoding: str, whole_lines: bool
+) -> Iterator[str | InvalidRecord]:
     decoder = codecs.getincrementaldecoder(encoding)()
     lenient = codecs.getincrementaldecoder(encoding)(errors="replace")
     hint: str | None = None
@@ -110,8 +112,8 @@ def _decoded(place: _Place, file: IO[bytes], limit: int, encoding: str, whole: b
         final = ends or len(raw) < limit
         before = decoder.getstate()
         size = len(raw)
-        if whole and not final and (more := _skip_line(file)):
-            size += more
+        if whole_lines and not final and (skipped := _skip_line(file)):
+            size += skipped
             ends = True
             yield InvalidRecord(place.line(number), f"a line of more than {limit >> 20:,} MiB")
         else:

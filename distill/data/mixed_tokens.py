@@ -61,7 +61,7 @@ def prepare_mixture(
     ]
     means = [tokens.tokens / len(tokens.sequences) for tokens in sources.values()]
     order = Mixture(tuple(sources), tuple(weights), tuple(orders), tuple(means), seed)
-    return Mixed(as_fed(sources, order), StackedSequences(stores), order)
+    return Mixed(mix_sources(sources, order), StackedSequences(stores), order)
 
 
 def source_seed(seed: int, name: str) -> int:
@@ -69,14 +69,16 @@ def source_seed(seed: int, name: str) -> int:
     return int(key(seed, f"order of {name}") >> np.uint64(1))
 
 
-def as_fed(sources: dict[str, Tokens], order: Mixture) -> Tokens:
+def mix_sources(sources: dict[str, Tokens], order: Mixture) -> Tokens:
     """All sources as one corpus. Tokens and their counts are those of an epoch, a fraction from each source."""
     factors = order.quotas / np.array([len(tokens.sequences) for tokens in sources.values()])
     all_tokens = list(sources.values())
     seconds = sum(tokens.seconds for tokens in all_tokens)
     fractions = order.quotas / len(order)
     digest = sha256(
-        repr([(name, of.digest, int(n)) for (name, of), n in zip(sources.items(), order.sizes, strict=True)]).encode()
+        repr(
+            [(name, source.digest, int(n)) for (name, source), n in zip(sources.items(), order.sizes, strict=True)]
+        ).encode()
     )
     return replace(
         all_tokens[0],
@@ -86,8 +88,8 @@ def as_fed(sources: dict[str, Tokens], order: Mixture) -> Tokens:
         ),
         digest=digest.hexdigest(),
         name=" + ".join(
-            f"{fraction:.1%} {name} ({of.name})"
-            for fraction, (name, of) in zip(fractions, sources.items(), strict=True)
+            f"{fraction:.1%} {name} ({source.name})"
+            for fraction, (name, source) in zip(fractions, sources.items(), strict=True)
         ),
         documents=sum(tokens.documents for tokens in all_tokens),
         tokens=round(sum(tokens.tokens * factor for tokens, factor in zip(all_tokens, factors, strict=True))),

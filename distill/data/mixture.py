@@ -7,7 +7,7 @@ small weight not whole.
 
 The positions of an epoch are cut into strata of `STRATUM` sequences. Every stratum has as many sequences of each source
 as its fraction gives, to the sequence, and they are shuffled within it. So the mix is even from the first steps on, and
-which sequence stands at a position follows without what came before it.
+the sequence at a position follows without what came before it.
 
 Lengths: n positions, K sources.
 """
@@ -104,8 +104,8 @@ class Mixture:
         by_number = np.argsort(numbers, kind="stable")
         source = np.searchsorted(self._offsets, numbers[by_number], side="right") - 1
         counts = np.bincount(source, minlength=len(self.orders))
-        place = np.arange(len(numbers)) - (np.cumsum(counts) - counts)[source]
-        along = np.argsort((place + 0.5) / counts[source], kind="stable")
+        index_in_source = np.arange(len(numbers)) - (np.cumsum(counts) - counts)[source]
+        along = np.argsort((index_in_source + 0.5) / counts[source], kind="stable")
         return np.sort(by_number[np.array_split(along, size)[rank]])
 
     def upcoming(self, at: At, rank: int, size: int) -> np.ndarray:
@@ -149,7 +149,7 @@ class Mixture:
         return counts
 
     def _draws(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of each position the source [n], and how many sequences of it were fed before, in all epochs, [n]."""
+        """The source of each position [n], and the number of its sequences that were fed before, in all epochs, [n]."""
         source, index = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
         strata = self._strata(positions)
         for stratum in np.unique(strata):
@@ -202,9 +202,9 @@ class StackedSequences:
 
     def expect(self, numbers: np.ndarray) -> None:
         """Announce to every store the sequences that will be read soon, [n] int64, perhaps none of its own."""
-        of = np.searchsorted(self._offsets, numbers, side="right") - 1
+        store_indices = np.searchsorted(self._offsets, numbers, side="right") - 1
         for number, store in enumerate(self.stores):
-            expect(store, numbers[of == number] - self._offsets[number])
+            expect(store, numbers[store_indices == number] - self._offsets[number])
 
     def __len__(self) -> int:
         return int(self._offsets[-1])
@@ -214,8 +214,10 @@ class StackedSequences:
         numbers = np.asarray(numbers)
         store = np.searchsorted(self._offsets, numbers, side="right") - 1
         parts = [(np.flatnonzero(store == number), number) for number in np.unique(store)]
-        read = [(where, self.stores[number][numbers[where] - self._offsets[number]]) for where, number in parts]
+        read = [
+            (selected, self.stores[number][numbers[selected] - self._offsets[number]]) for selected, number in parts
+        ]
         ids = np.empty((len(numbers), self.shape[1]), np.result_type(np.uint16, *(ids for _, ids in read)))
-        for where, part in read:
-            ids[where] = part
+        for selected, part in read:
+            ids[selected] = part
         return ids

@@ -67,14 +67,14 @@ class Signatures:
         self._signatures: list[np.ndarray] = []
         self._held: list[bool] = []
 
-    def add(self, text: str, held: bool) -> None:
+    def add(self, text: str, is_held_out: bool) -> None:
         """The next document, and whether it is held out."""
         self._sketch.clear()
         rest = shingles(text, self.settings.shingle)
-        while some := list(islice(rest, SHINGLES)):
-            self._sketch.update_batch(some)
+        while chunk := list(islice(rest, SHINGLES)):
+            self._sketch.update_batch(chunk)
         self._signatures.append(self._sketch.digest())
-        self._held.append(held)
+        self._held.append(is_held_out)
 
     def write(self, stem: str | Path) -> None:
         empty = np.empty((0, self.settings.permutations), np.uint32)
@@ -83,12 +83,12 @@ class Signatures:
 
 
 def signatures_path(stem: str | Path) -> Path:
-    """Of a unit: [n, P] uint32."""
+    """The file of a unit with its signatures, [n, P] uint32."""
     return Path(f"{stem}.signatures.npy")
 
 
 def held_path(stem: str | Path) -> Path:
-    """Of a unit: [n] bool, whether each document is held out."""
+    """The file of a unit with [n] bool: whether each document is held out."""
     return Path(f"{stem}.held.npy")
 
 
@@ -117,16 +117,16 @@ def find_near(groups: Sequence[Candidates], exact: np.ndarray, settings: NearCon
     index = _Index(groups, settings)
     stays = [~np.isin(_codes(group.document_ids), _codes(exact)) for group in groups]
     duplicates = [np.empty(0, DOCUMENT_ID)]
-    for held in (True, False):
+    for is_held_out in (True, False):
         for number, group in enumerate(groups):
-            places = np.flatnonzero((group.held == held) & stays[number])
+            places = np.flatnonzero((group.held == is_held_out) & stays[number])
             gone = [row for row in places.tolist() if index.has_near(number, row)]
             duplicates.append(group.document_ids[gone])
     return np.concatenate(duplicates)
 
 
 def _codes(document_ids: np.ndarray) -> np.ndarray:
-    """The same ids as numbers, [n] uint64, which can be looked up in each other."""
+    """The ids as numbers, [n] uint64, which can be looked up in each other."""
     return document_ids["unit"].astype(np.uint64) << np.uint64(32) | document_ids["number"]
 
 

@@ -83,7 +83,7 @@ def _training_texts(text: Text, corpus: CorpusConfig) -> Iterator[str]:
         for unit in of_source:
             for document in read(unit.source, unit.shard, invalid):
                 invalid.fine(document, unit.source)
-                yield from (stretch.text for held, stretch in rule.parts(document) if not held)
+                yield from (stretch.text for is_held_out, stretch in rule.parts(document) if not is_held_out)
         invalid.require_fields()
     Invalid.together(parts).check(text.path, text.setting, corpus)
 

@@ -32,7 +32,7 @@ class At(NamedTuple):
 
 
 class Order(Protocol):
-    """Which sequence stands at which position of an epoch."""
+    """Which sequence is at which position of an epoch."""
 
     def __len__(self) -> int:
         """Sequences of an epoch."""
@@ -43,7 +43,7 @@ class Order(Protocol):
         ...
 
     def passes(self, epoch: int, positions: np.ndarray) -> np.ndarray | int:
-        """Of each of these sequences, or of all: how often it came before, by which its masks are drawn anew."""
+        """How often each of these sequences, or of all, came before; its masks are drawn anew by that number."""
         ...
 
     def of_rank(self, numbers: np.ndarray, rank: int, size: int) -> np.ndarray:
@@ -130,8 +130,8 @@ class WindowedShuffle:
             inside = windows == window
             order = key(self.seed, "window", epoch, int(window))
             shuffled_to[inside] = begin + shuffled(positions[inside] - begin, int(end - begin), order)
-        place = np.searchsorted(plan.starts, shuffled_to, side="right") - 1
-        return self.starts[plan.blocks[place]] + shuffled_to - plan.starts[place]
+        block_index = np.searchsorted(plan.starts, shuffled_to, side="right") - 1
+        return self.starts[plan.blocks[block_index]] + shuffled_to - plan.starts[block_index]
 
     def passes(self, epoch: int, positions: np.ndarray) -> int:
         return epoch
@@ -159,7 +159,7 @@ class WindowedShuffle:
     def _part(self, plan: Plan, window: int, rank: int, size: int, step_sequences: int) -> np.ndarray:
         """The blocks of a window that a rank reads, ascending.
 
-        The sequences of a step that lie before a given place of the window are a binomial number of them: where the
+        The sequences of a step that are before a given place of the window are a binomial number of them: where the
         rank's part of a step begins and ends strays around its part of the window by that number's deviation.
         """
         blocks = np.sort(plan.blocks[plan.bounds[window] : plan.bounds[window + 1]])

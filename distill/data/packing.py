@@ -50,14 +50,14 @@ class Packing:
     @property
     def identity(self) -> dict[str, Any]:
         """Everything here that decides the sequences, by name; that duplicates are counted does not."""
-        named = asdict(self) | {"duplicates": self.duplicates.value, "near": dict(self.near)}
+        identity = asdict(self) | {"duplicates": self.duplicates.value, "near": dict(self.near)}
         if self.duplicates in (Duplicates.keep, Duplicates.count):
-            del named["duplicates"]
+            del identity["duplicates"]
         if self.duplicates is not Duplicates.near:
-            del named["near"]
+            del identity["near"]
         if self.part.whole:
-            del named["part"]
-        return named
+            del identity["part"]
+        return identity
 
     @property
     def dtype(self) -> np.dtype:
@@ -202,12 +202,12 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> UnitRecor
         for writer in writers
     )
     seconds = time.perf_counter() - begun
-    done = UnitRecord(train=train, heldout=heldout, **invalid.counts(), blame=invalid.blame, seconds=seconds)
+    unit_record = UnitRecord(train=train, heldout=heldout, **invalid.counts(), blame=invalid.blame, seconds=seconds)
     if packing.duplicates is Duplicates.count:
         write_digests(stem, digests)
     with atomic(Path(f"{stem}.json")) as record:
-        record.write_text(json.dumps(done))
-    return done
+        record.write_text(json.dumps(unit_record))
+    return unit_record
 
 
 def packed_before(stem: str, packing: Packing) -> UnitRecord | None:
@@ -217,11 +217,11 @@ def packed_before(stem: str, packing: Packing) -> UnitRecord | None:
     """
     width = packing.sequence_length * packing.dtype.itemsize
     try:
-        done: UnitRecord = json.loads(Path(f"{stem}.json").read_bytes())
-        whole = all(Path(f"{stem}.{part}").stat().st_size == done[part]["rows"] * width for part in PARTS)
+        unit_record: UnitRecord = json.loads(Path(f"{stem}.json").read_bytes())
+        is_complete = all(Path(f"{stem}.{part}").stat().st_size == unit_record[part]["rows"] * width for part in PARTS)
     except (FileNotFoundError, ValueError):
         return None
-    return done if whole else None
+    return unit_record if is_complete else None
 
 
 def _writer(file: IO[bytes], packing: Packing) -> SequenceWriter | PairWriter:
@@ -232,16 +232,16 @@ def _writer(file: IO[bytes], packing: Packing) -> SequenceWriter | PairWriter:
 
 def _pack_document(document: Document, writers: Sequence[SequenceWriter | PairWriter], packing: Packing) -> None:
     met = set()
-    for held, stretch in packing.held_out.parts(document):
-        writer = writers[held]
-        for used in [stretch] if held else packing.part.of(stretch):
-            met.add(held)
+    for is_held_out, stretch in packing.held_out.parts(document):
+        writer = writers[is_held_out]
+        for used in [stretch] if is_held_out else packing.part.of(stretch):
+            met.add(is_held_out)
             if isinstance(writer, PairWriter):
                 writer.add(used.text, _sentences(used.text, packing))
             else:
                 _pack_stretch(used, writer, packing)
-    for held in met:
-        writers[held].documents += 1
+    for is_held_out in met:
+        writers[is_held_out].documents += 1
 
 
 def _pack_stretch(stretch: Document, writer: SequenceWriter, packing: Packing) -> None:
@@ -256,11 +256,11 @@ def _sentences(text: str, packing: Packing) -> Iterator[list[int]]:
     """The ids of each sentence of a text."""
     coming = sentences(text)
     begins = list(islice(coming, 1))  # a text, so that some tokenizers put a space before it
-    while some := begins or list(islice(coming, SENTENCES)):
+    while chunk := begins or list(islice(coming, SENTENCES)):
         tokenizer = load_tokenizer(packing.tokenizer if begins else without_first_space(packing.tokenizer))
         tokenizer.encode_special_tokens = True
         yield from (
-            encoding.ids for encoding in tokenizer.encode_batch_fast(some, add_special_tokens=False) if encoding.ids
+            encoding.ids for encoding in tokenizer.encode_batch_fast(chunk, add_special_tokens=False) if encoding.ids
         )
         begins = []
 

@@ -164,7 +164,7 @@ class Prefetch(Generic[Window]):
 
 
 def prepared_in_loop(prepare: Callable[[int], Window], steps: range) -> Iterator[Window]:
-    """The same without threads: each window when the loop takes it."""
+    """Windows without threads: each is made when the loop takes it."""
     for step in steps:
         try:
             window = prepare(step)

@@ -86,7 +86,7 @@ def records(
 ) -> Iterator[Record | InvalidRecord]:
     """Every JSON object of a JSONL file, and the lines that are none; `start` and `stop` as in `pieces`."""
     behind = f" after byte {start:,}" if start else ""
-    for number, line in enumerate(sound_lines(path, start, stop, LONGEST, encoding, whole=True), 1):
+    for number, line in enumerate(sound_lines(path, start, stop, LONGEST, encoding, whole_lines=True), 1):
         if isinstance(line, InvalidRecord):
             yield line
         elif line.strip():
@@ -157,7 +157,7 @@ def _num_rows(file: Any, groups: Iterable[int]) -> int:
 def _next_rows(batch: Any) -> int:
     """How many rows to read after these: twice as many, up to 64, fewer where rows are long.
 
-    Measured, since no size in the file shows it: one text that a dictionary holds once may stand in every row.
+    Measured, since no size in the file shows it: one text that a dictionary holds once may be in every row.
     """
     return max(1, min(2 * len(batch), MAX_ROWS, LONGEST * len(batch) // max(batch.nbytes, 1)))
 
@@ -180,7 +180,7 @@ def _rows(batch: Any, name: str, number: int) -> Iterator[Record | InvalidRecord
 
 
 def num_row_groups(path: Path) -> int:
-    """Of a Parquet file; 1 where it cannot be read, so that the reader reports what is wrong with it."""
+    """The row groups of a Parquet file; 1 where it cannot be read, so that the reader reports the error."""
     import pyarrow
     import pyarrow.parquet
 
@@ -276,8 +276,8 @@ def value_of(record: Record, field: str, name: str, setting: str, kind: type[Val
     if value is None:
         return kind()
     if not isinstance(value, kind):
-        wanted = "text" if kind is str else f"a {kind.__name__}"
-        raise SettingError(f"{setting}={field}: in {name} it holds {type(value).__name__}, not {wanted}")
+        expected = "text" if kind is str else f"a {kind.__name__}"
+        raise SettingError(f"{setting}={field}: in {name} it holds {type(value).__name__}, not {expected}")
     return value
 
 

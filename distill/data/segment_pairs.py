@@ -26,7 +26,7 @@ class PairWriter:
 
     Attributes:
         sequences, tokens, documents: how many were written.
-        dropped: tokens that stand in no sequence.
+        dropped: tokens that are in no sequence.
     """
 
     def __init__(self, file: IO[bytes], format: SequenceFormat, length: int, dtype: np.dtype) -> None:
@@ -71,12 +71,12 @@ class PairWriter:
         for ids in sentences:
             yield from (ids[start : start + max_ids] for start in range(0, len(ids), max_ids))
 
-    def _write(self, chunk: list[list[int]], where: float, document: int) -> None:
+    def _write(self, chunk: list[list[int]], cut_fraction: float, document: int) -> None:
         """Writes one sequence; what does not fit is taken off the longer segment, at a random end, token by token.
 
         As in the published code: if segments always lost the same end, full stops would show which one came first.
         """
-        cut = 1 + int(where * (len(chunk) - 1))
+        cut = 1 + int(cut_fraction * (len(chunk) - 1))
         first, second = (list(chain.from_iterable(part)) for part in (chunk[:cut], chunk[cut:]))
         surplus = max(0, len(first) + len(second) - self.room)
         self.dropped += surplus

@@ -82,7 +82,7 @@ def _wrong_length(path: Path, number: int, length: int, names: list[str]) -> Inv
 
 
 def _numbered(path: Path, encoding: str | None) -> Iterator[tuple[int, str | InvalidRecord]]:
-    return enumerate(sound_lines(path, limit=LONGEST, encoding=encoding, whole=True), 1)
+    return enumerate(sound_lines(path, limit=LONGEST, encoding=encoding, whole_lines=True), 1)
 
 
 class _Lines:

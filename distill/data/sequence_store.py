@@ -19,7 +19,7 @@ class SequenceStore(Protocol):
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the ids."""
+        """The element type of the ids."""
         ...
 
     def __len__(self) -> int:
@@ -63,6 +63,6 @@ def bytes_of(sequences: np.ndarray) -> memoryview:
 
 
 def sequence_bytes(sequences: SequenceStore) -> int:
-    """Of a sequence that is not compressed."""
+    """The bytes of a sequence that is not compressed."""
     dtype: np.dtype = sequences.dtype
     return int(sequences.shape[1]) * dtype.itemsize

@@ -30,7 +30,7 @@ class SpanConfig:
 
 @dataclass(frozen=True)
 class ContextTokens:
-    """Where the tokens of windows stand in their contexts: what turns positions back into text."""
+    """The places of the tokens of windows in their contexts, which turn positions back into text."""
 
     offsets: (
         np.ndarray
@@ -156,10 +156,10 @@ def _windows(
             _Window(number, query, context, begin, min(begin + room, len(context.ids)), answer)
             for begin in window_begins(len(context.ids), room, settings.stride)
         ]
-        held = answer is not None and any(
+        is_in_window = answer is not None and any(
             window.begin <= answer[0] and answer[1] < window.end for window in of_question
         )
-        unreached += question.place is not None and not held
+        unreached += question.place is not None and not is_in_window
         windows += of_question
     return windows, unreached
 

@@ -1,6 +1,6 @@
 """Removes what hosts that never came back have left of a preparation that others have finished.
 
-A host packs text in a folder of its own in `data.cache`, which hosts may share, and what it publishes stands in a
+A host packs text in a folder of its own in `data.cache`, which hosts may share, and what it publishes is in a
 folder beside the sequences until all is done. Nobody needs either once the sequences are finished. A host that still
 works on them finds its files gone, sees that the sequences are finished, and uses them: so nothing is lost where one
 that is alive is taken for one that is gone.

@@ -45,7 +45,7 @@ class TextEncoder:
         self._usual = masked_format(tokenizer)
         self.pad_id = self._usual.pad
         self.dtype = np.dtype(np.uint16 if max(len(tokenizer), self.pad_id + 1) <= 1 << 16 else np.uint32)
-        # A copy of the tokenizer's own, since whoever used that last may have left padding or truncation there.
+        # A copy of the tokenizer's own, which may still have the padding or truncation of its last use.
         self._tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -60,8 +60,8 @@ class TextEncoder:
         """What the tokenizer puts around one text, or around two; [CLS] and [SEP] where it has no rule of its own."""
         probe = self._tokenizer.encode("a", "a") if pairs else self._tokenizer.encode("a")
         parts, ids = probe.sequence_ids, probe.ids
-        first = [place for place, part in enumerate(parts) if part == 0]
-        last = [place for place, part in enumerate(parts) if part == int(pairs)]
+        first = [index for index, part in enumerate(parts) if part == 0]
+        last = [index for index, part in enumerate(parts) if part == int(pairs)]
         around = Surroundings(
             tuple(ids[: first[0]]), tuple(ids[first[-1] + 1 : last[0]]) if pairs else (), tuple(ids[last[-1] + 1 :])
         )

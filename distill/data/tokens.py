@@ -74,7 +74,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Stored:
-    """How the sequences of one part lie in files."""
+    """The files that hold the sequences of one part."""
 
     place: str  # folder or URL
     shards: int
@@ -89,7 +89,7 @@ class Tokens:
     """The sequences of one part of a text. N sequences, L = sequence_length, V = length of the tokenizer."""
 
     sequences: SequenceStore  # [N, L] uint16 or uint32: ids in the format of sequences, then padding
-    counts: np.ndarray  # [V] int64: how often each id stands in `sequences`, special tokens and padding included
+    counts: np.ndarray  # [V] int64: how often each id is in `sequences`, special tokens and padding included
     digest: str  # sha256 of the sequences: the same for the same content, wherever the files lie
     name: str  # as the sources describe themselves
     documents: int
@@ -100,7 +100,7 @@ class Tokens:
     prompts: bool = False  # whether ids carry the flags of `sequence_format`
     duplicates: dict[str, int] | None = None  # of the whole text, as `first_pass` counts them; None: not counted
     sources: dict[str, "Tokens"] = field(default_factory=dict)  # of a mixture, by name
-    stored: Stored | None = None  # where they lie in files
+    stored: Stored | None = None  # where they are in files
 
 
 def corpus_text(corpus: CorpusConfig, data: DataConfig) -> Text:
@@ -190,7 +190,7 @@ def prepare(
     few = part != "all" and data.tokens is None  # what is prepared on purpose is all of a text
     try:
         folder = _build_sequences(text, packing, data, text.max_sequences if few else None, recheck)
-        tokens = _load(_copied(folder, data, recheck), part, text, packing, corpus, data)
+        tokens = _load(_copy_to_node(folder, data, recheck), part, text, packing, corpus, data)
     except Damaged as damage:
         cure = ", or set resume=auto for that" if recheck and data.tokens is None else ""
         place = f"data.cache={data.cache}" if data.tokens is None else f"data.tokens={data.tokens}"
@@ -256,7 +256,7 @@ def _build_once(folder: Destination, text: Text, packing: Packing, data: DataCon
     remove_stale(folder, Path(data.cache).expanduser() / "tokens", key)
 
 
-def _copied(folder: Destination, data: DataConfig, recheck: bool) -> Destination:
+def _copy_to_node(folder: Destination, data: DataConfig, recheck: bool) -> Destination:
     """The copy of a folder on the node's own storage, checked as the folder is; else the folder itself."""
     if data.local is None or data.compression is not None or not isinstance(folder, LocalFolder):
         return folder
@@ -302,7 +302,7 @@ def _packing(
 
 
 def _plain(tokenizer: str) -> str:
-    """tokenizer.json without the padding and truncation that whoever used it last left there."""
+    """tokenizer.json without the padding and truncation of its last use."""
     return json.dumps(json.loads(tokenizer) | {"padding": None, "truncation": None}, sort_keys=True)
 
 
@@ -310,19 +310,19 @@ def _load(
     folder: Destination, part: str, text: Text, packing: Packing, corpus: CorpusConfig, data: DataConfig
 ) -> Tokens:
     meta = read_meta(folder.place)
-    kept = PARTS[part == "heldout"]
-    files = meta[kept]
+    part_name = PARTS[part == "heldout"]
+    files = meta[part_name]
     invalid = Invalid.of(meta)
     invalid.check(text.path, text.setting, corpus)
-    if not meta[kept]["rows"]:
+    if not meta[part_name]["rows"]:
         raise _no_sequences(meta, part, text, corpus)
     return Tokens(
-        sequences=open_sequences(folder.place, kept, data, index_digest(kept, meta)),
-        counts=read_counts(folder.place, kept, meta),
-        digest=meta[kept]["digest"],
+        sequences=open_sequences(folder.place, part_name, data, index_digest(part_name, meta)),
+        counts=read_counts(folder.place, part_name, meta),
+        digest=meta[part_name]["digest"],
         name=text.describe(),
-        documents=meta[kept]["documents"],
-        tokens=meta[kept]["tokens"],
+        documents=meta[part_name]["documents"],
+        tokens=meta[part_name]["tokens"],
         seconds=meta["seconds"],
         tokens_per_second=rate(meta),
         invalid=invalid,

@@ -55,5 +55,5 @@ def check_counts(
 
 def _marks_unknown(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Whether a token stands for unknown text alone; some vocabularies give that name to the end of a text."""
-    others = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
-    return tokenizer.unk_token_id is not None and tokenizer.unk_token_id not in others
+    other_tokens = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return tokenizer.unk_token_id is not None and tokenizer.unk_token_id not in other_tokens

@@ -73,12 +73,12 @@ def train(plain: Path, counts: Counter[str], vocab_size: int) -> "Tokenizer":
 
 def _alphabet(counts: Counter[str], normalizer: "Normalizer", vocab_size: int) -> list[str]:
     """The commonest characters after normalisation, sorted; each costs two pieces, so they take half at most."""
-    kept: Counter[str] = Counter()
+    letters: Counter[str] = Counter()
     for character, count in counts.items():
         for letter in normalizer.normalize_str(character):
             if not letter.isspace():
-                kept[letter] += count
-    if not kept:
+                letters[letter] += count
+    if not letters:
         raise SettingError(NO_TEXT)
-    common = sorted(kept, key=lambda character: (-kept[character], character))
+    common = sorted(letters, key=lambda character: (-letters[character], character))
     return sorted(common[: min(1000, vocab_size // 4)])

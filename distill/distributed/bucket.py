@@ -37,7 +37,7 @@ class Bucket:
         self.segments: list[slice] = []
         self._views: list[tuple[nn.Parameter, Tensor]] = []
         self._sizes: list[int] = []  # parameters of each segment
-        self._done: Callable[[int], None] | None = None
+        self._on_segment: Callable[[int], None] | None = None
         count = 0
         for start, parameter in zip(reversed(starts), reversed(parameters), strict=True):
             parameter.grad = self.flat[start : start + parameter.numel()].view_as(parameter)
@@ -55,22 +55,22 @@ class Bucket:
         """Whether all gradients are still views into the bucket."""
         return all(parameter.grad is view for parameter, view in self._views)
 
-    def on_completion(self, done: Callable[[int], None] | None) -> None:
+    def on_completion(self, on_segment: Callable[[int], None] | None) -> None:
         """From now on call `done(number)` when a backward has completed a segment; in order, never for the last one.
 
         None ends it. Between the two there may be one backward only.
         """
-        self._done, self._next = done, 0
+        self._on_segment, self._next = on_segment, 0
         self._missing = list(self._sizes)
 
     def _watch(self, parameter: nn.Parameter, number: int) -> None:
         def completed(_: Tensor) -> None:
-            if self._done is None:
+            if self._on_segment is None:
                 return
             self._missing[number] -= 1
             # In the same order on all ranks, whatever the order in which their gradients come.
             while self._next < len(self.segments) - 1 and self._missing[self._next] == 0:
                 self._next += 1
-                self._done(self._next - 1)
+                self._on_segment(self._next - 1)
 
         parameter.register_post_accumulate_grad_hook(completed)

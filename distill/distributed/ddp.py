@@ -29,7 +29,7 @@ class Ddp(Ranks):
     On the CPU each ring is a process group with connections of its own. On GPUs rings are channels of NCCL, which
     chooses their number itself unless `backend.rings` is above 1. A plug-in (`backend.collective`) carries everything,
     on one ring: SMDDP, for one, allows neither a second group nor another backend beside it, and serves GPUs alone. So
-    what lies on the processor takes the way over the GPU there.
+    what is on the processor takes the way over the GPU there.
     """
 
     name = "ddp"

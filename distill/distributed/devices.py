@@ -31,7 +31,7 @@ def choose_device(settings: BackendConfig, local_rank: int, local_size: int) -> 
         raise SettingError(f"backend.device={settings.device}: {local_size} ranks need one GPU each; give cuda")
     device = torch.device("cuda", local_rank if device.index is None else device.index)
     if available <= max(device.index, local_size - 1):
-        wanted = f"{local_size} ranks on this host" if local_size > 1 else f"device {device.index}"
-        raise SettingError(f"backend.device={settings.device}: {wanted}, but there are {available} GPUs here")
+        requested = f"{local_size} ranks on this host" if local_size > 1 else f"device {device.index}"
+        raise SettingError(f"backend.device={settings.device}: {requested}, but there are {available} GPUs here")
     torch.cuda.set_device(device)
     return device

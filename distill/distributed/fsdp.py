@@ -104,7 +104,7 @@ class ShardedSync(GradientSync):
     Those of sharded parameters are added up whole on each rank until the last micro-batch of a window, whose backward
     pass reduces and scatters them, once for each sharded module. With `sync=every` each micro-batch does so: more
     exchanges, and no whole gradients in memory. Parameters that are not sharded (projections of loss terms, a student
-    that stays whole) lie in the bucket, as with `ddp`, and ride with the stats in one all-reduce.
+    that stays whole) are in the bucket, as with `ddp`, and ride with the stats in one all-reduce.
     """
 
     def __init__(self, ranks: Ranks, model: nn.Module) -> None:
@@ -128,7 +128,7 @@ class ShardedSync(GradientSync):
 
     @contextmanager
     def micro_batch(self, last: bool, overlap: bool = True) -> Iterator[None]:
-        if not self._roots:  # a student that stays whole, whose gradients all lie in the bucket
+        if not self._roots:  # a student that stays whole, whose gradients all are in the bucket
             with super().micro_batch(last, overlap):
                 yield
             return

@@ -55,29 +55,29 @@ def main() -> int:
         print("Horovod is built against torch, which is not installed: pip install torch", file=sys.stderr)
         return 1
     gpu = torch.cuda.is_available() or bool(os.environ.get(CAPABILITIES))
-    wanted = f"for torch {torch.__version__}, {'NCCL and Gloo' if gpu else 'Gloo'}"
+    build = f"for torch {torch.__version__}, {'NCCL and Gloo' if gpu else 'Gloo'}"
     if _problem(gpu) is None:
-        print(f"Horovod is here, {wanted}.")
+        print(f"Horovod is here, {build}.")
         return 0
     folder = _cache_folder(gpu, torch.__version__ + str(torch.version.git_version))
     try:
-        kept = next(folder.glob("*.whl"), None)
-        if kept is None or not _works_from(kept, gpu):
+        wheel = next(folder.glob("*.whl"), None)
+        if wheel is None or not _works_from(wheel, gpu):
             problem = _problem_of_wheel(_build(folder, gpu), gpu)
             if problem is not None:
                 raise CannotBuild(f"Horovod was built but does not work ({problem}): correct that and run it again")
     except CannotBuild as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"Horovod {VERSION} is installed, {wanted}.")
+    print(f"Horovod {VERSION} is installed, {build}.")
     return 0
 
 
-def _works_from(kept: Path, gpu: bool) -> bool:
+def _works_from(wheel: Path, gpu: bool) -> bool:
     """Install the wheel that was kept; whether it works."""
-    print(f"installing Horovod from the kept wheel {kept} ...", flush=True)
+    print(f"installing Horovod from the kept wheel {wheel} ...", flush=True)
     _pip("install", *NEEDED)
-    problem = _problem_of_wheel(kept, gpu)
+    problem = _problem_of_wheel(wheel, gpu)
     if problem is not None:
         print(f"The kept wheel does not work ({problem}): it is thrown away, and Horovod is built again.", flush=True)
     return problem is None
@@ -101,11 +101,11 @@ def _problem(gpu: bool) -> str | None:
         return "it is not installed"
     # Gloo alone suffices for one process; without this an MPI build would look for its launcher.
     environment = {**os.environ, "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-    done = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, env=environment)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        return lines[-1].strip() if lines else f"status {done.returncode}"
-    return None if not gpu or "nccl" in done.stdout else "it has no NCCL"
+    process = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, env=environment)
+    if process.returncode:
+        lines = [line for line in process.stderr.splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"status {process.returncode}"
+    return None if not gpu or "nccl" in process.stdout else "it has no NCCL"
 
 
 def _cache_folder(gpu: bool, torch_version: str) -> Path:
@@ -248,10 +248,10 @@ def _has_mpi() -> bool:
 def _pip(*arguments: str, environment: dict[str, str] | None = None) -> None:
     """Run pip quietly. Raises CannotBuild with the path of its output when it fails."""
     command = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    if done.returncode != 0:
+    process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    if process.returncode != 0:
         with tempfile.NamedTemporaryFile("w", prefix="distill-horovod-", suffix=".log", delete=False) as log:
-            log.write(done.stdout)
+            log.write(process.stdout)
         raise CannotBuild(f"pip {arguments[0]} failed; its output is in {log.name}")
 
 

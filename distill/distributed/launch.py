@@ -122,9 +122,9 @@ def _become_horovodrun(hosts: list[tuple[str, int]], command: list[str]) -> NoRe
             "on each host instead, such as by `hf auth login` and `wandb login`\n",
         )
     exported = filter(EXPORTED.fullmatch, os.environ.keys() - secrets)
-    where = ",".join(f"{host}:{ranks}" for host, ranks in hosts)
+    host_list = ",".join(f"{host}:{ranks}" for host, ranks in hosts)
     total = str(sum(ranks for _, ranks in hosts))
-    launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", total, "-H", where, *command]
+    launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", total, "-H", host_list, *command]
     sys.stdout.flush()
     os.execve(launcher[0], launcher, {name: os.environ[name] for name in exported})
 

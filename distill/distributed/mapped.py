@@ -1,4 +1,4 @@
-"""Weights that lie in mapped files: read page by page when they are touched, and given back when they are not needed.
+"""Weights that are in mapped files: read page by page when they are touched, and given back when they are not needed.
 
 transformers gives the tensors of a safetensors file as windows on it, as long as their format and device stay. So a
 model that is larger than the memory can be opened by each rank, which then touches its own part alone.
@@ -71,5 +71,5 @@ def parameters_on_meta() -> AbstractContextManager[None]:
 
 
 def new_parameters_take_memory() -> bool:
-    """Whether the parameters of modules that are made now lie in the memory, as they do by default."""
+    """Whether the parameters of modules that are made now are in the memory, as they do by default."""
     return nn.Module.register_parameter is REGISTER

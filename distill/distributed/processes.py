@@ -8,7 +8,7 @@ run (torch 2.13, Horovod 0.28.1):
   horovodrun after 10 s, and at once on SIGHUP.
 * The exit status gives the cause of an end (`distill.runtime.errors`). That of either launcher is 1, below a traceback.
 * Rank 0 writes to the terminal itself, with its progress line. horovodrun reads its ranks through a pipe.
-* No value of the environment stands on a command line. horovodrun writes all of them there, tokens too.
+* No value of the environment is on a command line. horovodrun writes all of them there, tokens too.
 * Ranks are at work in less than a second. horovodrun takes 11 s, as it looks at the network first.
 """
 

@@ -38,7 +38,7 @@ LOST = re.compile(r"gloo/transport|[Cc]onnection (was )?(closed|reset|refused)|B
 
 @contextmanager
 def naming_lost_rank_inside() -> Iterator[None]:
-    """The same around a computation with exchanges inside, whose other errors are left alone."""
+    """`naming_lost_rank` around a computation with exchanges inside, whose other errors are left alone."""
     try:
         yield
     except RuntimeError as error:

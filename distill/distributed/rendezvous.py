@@ -48,9 +48,11 @@ def wait_for_all(store: dist.Store, size: int, timeout: float) -> None:
     until = time.monotonic() + timeout
     try:
         store.add("met", 1)
-        while (there := store.add("met", 0)) < size:
+        while (num_joined := store.add("met", 0)) < size:
             if time.monotonic() > until:
-                raise RankLost(f"{size - there} of {size} ranks have not come within {timeout:g} s (backend.timeout)")
+                raise RankLost(
+                    f"{size - num_joined} of {size} ranks have not come within {timeout:g} s (backend.timeout)"
+                )
             time.sleep(POLL)
     except dist.DistError as error:
         raise RankLost("the ranks' meeting point is gone") from error

@@ -27,14 +27,14 @@ def shard(
 ) -> None:
     """Shard the parameters of `model` over the ranks of `mesh`, in place, and put them on its device.
 
-    Every rank gives the same weights, which may lie in memory or in mapped files: a rank keeps its part of one block
+    Every rank gives the same weights, which may be in memory or in mapped files: a rank keeps its part of one block
     after the other, so no rank ever holds all of a model that is mapped.
 
     Args:
         blocks: modules in `model` that are called one after the other; empty: the model is sharded as one.
         calls: how often the blocks are called in a forward; a block that is called several times stays whole between.
         storage: of the parts; None: that of the weights as they are.
-        offload: the parts lie in the memory of the host, and come to the device with each block.
+        offload: the parts are in the memory of the host, and come to the device with each block.
 
     Weights are in fp32 while they are whole, until `formats.compute_in` changes that.
     """
@@ -48,7 +48,7 @@ def shard(
             parameter.data = _converted(parameter.data, storage, mesh)
         # A model's own weights stay whole after its forward.
         reshards = module is not model and calls <= len(blocks)
-        # A scalar cannot be sharded: each rank has it, and its gradient lies in the bucket.
+        # A scalar cannot be sharded: each rank has it, and its gradient is in the bucket.
         scalars = {scalar for scalar in module.parameters() if scalar.dim() == 0}
         fully_shard(
             module,

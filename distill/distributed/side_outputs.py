@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def joined(output: Tensor, *inner: Tensor) -> tuple[Tensor, ...]:
+def join_outputs(output: Tensor, *inner: Tensor) -> tuple[Tensor, ...]:
     """The same tensors, for autograd one outcome: no gradient comes to the inner ones before one comes to the output.
 
     The weights of a sharded block are whole again once a gradient comes to its output. One that came to an inner

@@ -63,9 +63,9 @@ def quickest(available: int, rate: Callable[[int], float]) -> int:
         counts.append(counts[-1] // 2)
     rates: dict[int, list[float]] = {}
 
-    def measure(wanted: list[int]) -> None:
+    def measure(candidates: list[int]) -> None:
         for _ in range(ROUNDS):  # in turns, as others may come and go
-            for count in wanted:
+            for count in candidates:
                 rates.setdefault(count, []).append(rate(count))
 
     measure([available, 1])

@@ -1,4 +1,4 @@
-"""New weights that lie in a file while they are drawn, so that a model larger than the memory can start at random."""
+"""New weights that are in a file while they are drawn, so that a model larger than the memory can start at random."""
 
 import mmap
 import os

@@ -77,7 +77,7 @@ class Evaluator:
             return scoring_pass.score(reader, data, lambda count: None).get(measure.name)
 
     def agree(self, student: Any, teacher: Any, sets: list[EvaluationSet]) -> dict[str, dict[str, float]]:
-        """Share of equal first choices `top1` and mean KL(teacher || student) in nats `kl`, at positions with a target.
+        """Fraction of equal first choices (`top1`) and mean KL(teacher || student) in nats (`kl`), at all targets.
 
         What `score` has kept of the two models is not computed again.
         """
@@ -89,7 +89,9 @@ class Evaluator:
             self.readers.opened(teacher) as other,
         ):
             for data in sets:
-                with self._progress(f"agreement on {data.name}", data.num_sequences, "sequences") as on_progress:
+                is_kept = all(data.name in kept.by_set for kept in self.kept.values()) and len(self.kept) == 2
+                total = 0 if is_kept else data.num_sequences  # of what was computed before no rate is shown
+                with self._progress(f"agreement on {data.name}", total, "sequences") as on_progress:
                     scores[data.name] = self._agreement(one, other, data, on_progress)
         return scores
 
@@ -119,7 +121,7 @@ class Evaluator:
         losses: dict[tuple[str, str], SequenceLosses] | None,
     ) -> Scores:
         scores: Scores = {measure.name: {} for measure in self.measures}
-        kept = None if keep is None or not head_outlasts_forward(model) else KeptRows(KEPT_BYTES)
+        head_rows = None if keep is None or not head_outlasts_forward(model) else KeptRows(KEPT_BYTES)
         with self.readers.timed(), self.readers.opened(model) as reader:
             for data in sets:
                 for scoring_pass in self.passes:
@@ -134,14 +136,14 @@ class Evaluator:
                             reader,
                             data,
                             on_progress,
-                            Byproducts(by_sequence, kept if scoring_pass.keeps_head_rows else None),
+                            Byproducts(by_sequence, head_rows if scoring_pass.keeps_head_rows else None),
                         )
                     if by_sequence is not None and losses is not None:
                         losses[scoring_pass.measures[0].name, data.name] = by_sequence.result()
                     for name, value in values.items():
                         scores[name][data.name] = value
-        if keep is not None and kept is not None:
-            self.kept[keep] = kept
+        if keep is not None and head_rows is not None:
+            self.kept[keep] = head_rows
         return {name: values for name, values in scores.items() if values or not sets}
 
     def _sequence_sums(self, data: EvaluationSet) -> "SequenceLossSums":
@@ -167,9 +169,9 @@ class Evaluator:
 
     def _head_rows(self, which: str, model: LanguageModel, data: EvaluationSet) -> Iterator[Tensor]:
         """What the model's head is given at the targets of each batch, [N, E]: kept ones, or computed."""
-        kept = self.kept[which].by_set.get(data.name) if which in self.kept else None
-        if kept is not None:
-            yield from kept
+        batches = self.kept[which].by_set.get(data.name) if which in self.kept else None
+        if batches is not None:
+            yield from batches
         else:
             yield from (rows for _, rows in self.scoring.head_rows(model, data, lambda _: None))
 

@@ -83,8 +83,8 @@ def paired_bootstrap(
     Raises:
         ValueError: fewer than two units have tokens, or a loss is not finite.
     """
-    kept = counts > 0
-    difference, counts = (first - second)[kept].astype(np.float64), counts[kept].astype(np.float64)
+    is_scored = counts > 0
+    difference, counts = (first - second)[is_scored].astype(np.float64), counts[is_scored].astype(np.float64)
     if len(counts) < 2 or not np.isfinite(difference).all():
         raise ValueError(f"{len(counts)} units with finite losses: two are needed to draw from")
     draw, per_chunk = np.random.default_rng(seed), max(1, AT_ONCE // len(counts))

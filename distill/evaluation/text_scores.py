@@ -53,7 +53,7 @@ class TextScore:
 
     @property
     def mean(self) -> float:
-        """The same for a token; not a number for a text without any."""
+        """The mean score of a token; nan for a text without any."""
         return self.total / len(self.log_probs) if self.log_probs else math.nan
 
     @property
@@ -201,14 +201,14 @@ def _masked(lm: LoadedModel, texts: list[str], method: str, batch_size: int) -> 
     copies = [(number, column) for number in order for column in range(len(encoded[number].ids))]
     losses: list[Tensor] = []
     for start in range(0, len(copies), batch_size):
-        some = copies[start : start + batch_size]
-        numbers = list(dict.fromkeys(number for number, _ in some))
+        chunk = copies[start : start + batch_size]
+        numbers = list(dict.fromkeys(number for number, _ in chunk))
         ids, documents = _padded([sequences[number] for number in numbers], lm.tokenizer.pad_token_id, lm.device)
-        of_row = torch.tensor([numbers.index(number) for number, _ in some], device=lm.device)
-        column = torch.tensor([len(around.before) + column for _, column in some], device=lm.device)
+        of_row = torch.tensor([numbers.index(number) for number, _ in chunk], device=lm.device)
+        column = torch.tensor([len(around.before) + column for _, column in chunk], device=lm.device)
         valid = None if documents is None else documents != PADDING
         masked = Copies(ids, valid, of_row, column, int(lm.tokenizer.mask_token_id))
-        ends = [_word_end(encoded[number].word_ids, column) for number, column in some]
+        ends = [_word_end(encoded[number].word_ids, column) for number, column in chunk]
         spans = torch.tensor([len(around.before) + end for end in ends], device=lm.device)
         single = method == METHODS[0] or bool((spans == column + 1).all())
         head_rows = head_rows_at_masks(model, masked) if single else _head_rows_within_words(model, masked, spans)

@@ -36,12 +36,12 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
     states = {} if depth is None else {"output_hidden_states": True}
     try:
         with torch.no_grad():
-            whole = model(input_ids=ids, attention_mask=None, **states)
+            whole_output = model(input_ids=ids, attention_mask=None, **states)
             reader = LanguageModel(model)
             read = reader({"input_ids": ids}, None, OutputSpec(kind.vocabulary, None, layers, extra=kind.heads))
-            pairs = [(read.hidden[layer], whole.hidden_states[layer]) for layer in layers[:-1]]
+            pairs = [(read.hidden[layer], whole_output.hidden_states[layer]) for layer in layers[:-1]]
             if read.head_rows is not None:
-                logits = _vocabulary_logits(whole)[0]
+                logits = _vocabulary_logits(whole_output)[0]
                 pairs.append((reader.logits(read.head_rows, logits.shape[-1]), logits))
             _run_both_ways(model)
     except UNFIT as error:
@@ -65,8 +65,8 @@ def _class(model: Any) -> str:
 
 def _vocabulary_logits(output: Any) -> Any:
     """What a forward gave of logits over the vocabulary, under either of transformers' names or as it is."""
-    named = [name for name in ("prediction_logits", "logits") if hasattr(output, name)]
-    return getattr(output, named[0]) if named else output
+    names = [name for name in ("prediction_logits", "logits") if hasattr(output, name)]
+    return getattr(output, names[0]) if names else output
 
 
 def _alike(read: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -172,12 +172,12 @@ def check_tokenizers(of_run: PreTrainedTokenizerBase, of_model: PreTrainedTokeni
     Raises:
         SettingError: the vocabularies differ.
     """
-    here, there = of_run.get_vocab(), of_model.get_vocab()
-    if here != there:
-        differing = sum(here.get(token) != number for token, number in there.items())
+    expected, vocabulary = of_run.get_vocab(), of_model.get_vocab()
+    if expected != vocabulary:
+        differing = sum(expected.get(token) != number for token, number in vocabulary.items())
         raise SettingError(
-            f"{setting}: its vocabulary ({len(there)} tokens) is not the teacher's ({len(here)} tokens, {differing} of "
-            "its own differ); choose models with one tokenizer"
+            f"{setting}: its vocabulary ({len(vocabulary)} tokens) is not the teacher's ({len(expected)} tokens, "
+            f"{differing} of its own differ); choose models with one tokenizer"
         )
 
 

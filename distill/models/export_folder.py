@@ -6,7 +6,7 @@ What differs between the two, in what transformers 5 writes:
   tokenizer.json as it stands.
 * A tokenizer of that class also gives `token_type_ids` in 4.57, which most models refuse; so the inputs are named.
 * `extra_special_tokens` is a list, where 4.57 expects a dict; `additional_special_tokens` is a list in both.
-* Rotary embeddings lie in `rope_parameters`; 4.57 reads `rope_theta`, `rope_scaling` and names of single families, and
+* Rotary embeddings are in `rope_parameters`; 4.57 reads `rope_theta`, `rope_scaling` and names of single families, and
   would silently keep its defaults. transformers 5 reads those names too, to the same effect.
 * Which layers of ModernBERT attend to whole sequences is a list, `layer_types`; 4.57 has only every n-th layer.
 * A head of BERT whose output embedding is not tied has two biases, of which 4.57 reads the one that the other ignores.

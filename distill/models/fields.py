@@ -43,18 +43,20 @@ def check_fields(config: Any, changes: dict[str, Any]) -> None:
         SettingError: it names the field, its value and the cure.
     """
     for name, value in changes.items():
-        where = f"student.config.{name}"
+        setting = f"student.config.{name}"
         if name not in (names := field_names(config)):
             raise SettingError(
-                f"{where} is not a field of the {config.model_type} configuration{did_you_mean(name, names)}: correct "
-                "it or leave it out"
+                f"{setting} is not a field of the {config.model_type} configuration{did_you_mean(name, names)}: "
+                "correct it or leave it out"
             )
         usual = getattr(config, name, None)
         if value is None or isinstance(usual, bool) or not isinstance(usual, int | float) or name.endswith(NO_SIZES):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise SettingError(f"{where}={value} is not a number: give one such as {usual}")
+            raise SettingError(f"{setting}={value} is not a number: give one such as {usual}")
         if isinstance(usual, int) and usual > 0 and (not isinstance(value, int) or not 1 <= value <= MAX_SIZE):
-            raise SettingError(f"{where}={value} is not a size of a model: give a whole number from 1 to {MAX_SIZE:,}")
+            raise SettingError(
+                f"{setting}={value} is not a size of a model: give a whole number from 1 to {MAX_SIZE:,}"
+            )
         if "dropout" in name and not 0 <= value < 1:
-            raise SettingError(f"{where}={value} is not a probability: give a number from 0 to below 1")
+            raise SettingError(f"{setting}={value} is not a probability: give a number from 0 to below 1")

@@ -84,12 +84,12 @@ def _take_layers(teacher: Any, chosen: list[Layer]) -> dict[str, torch.Tensor]:
         return dict(state)
     out = {name: tensor for name, tensor in state.items() if not name.startswith(prefix)}
     for new, old in enumerate(chosen):
-        first, *others = flat([old])
+        first, *further = flat([old])
         start = f"{prefix}{first}."
         parts = [name.removeprefix(start) for name in state if name.startswith(start)]
         out |= {f"{prefix}{new}.{part}": state[f"{start}{part}"] for part in parts}
-        for part in parts if others else []:
-            tensors = [state[f"{start}{part}"], *(state[f"{prefix}{other}.{part}"] for other in others)]
+        for part in parts if further else []:
+            tensors = [state[f"{start}{part}"], *(state[f"{prefix}{other}.{part}"] for other in further)]
             if tensors[0].is_floating_point():
                 mean = torch.stack([tensor.float() for tensor in tensors]).mean(0)
                 out[f"{prefix}{new}.{part}"] = mean.to(tensors[0].dtype)

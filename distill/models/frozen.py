@@ -51,7 +51,7 @@ def _blocks(model: Any, frozen: list[str | int]) -> list[nn.Module]:
 
 
 def _embeddings(model: Any) -> list[nn.Module]:
-    """What stands below the blocks: the modules of the encoder that hold embeddings and no blocks."""
+    """What is below the blocks: the modules of the encoder that hold embeddings and no blocks."""
     encoder = model.base_model
     children = [child for child in encoder.children() if not _holds(child, nn.ModuleList)]
     return [child for child in children if _holds(child, nn.Embedding)]

@@ -45,11 +45,11 @@ def saved_digest(path: str, model: Any, tokenizer: PreTrainedTokenizerBase | Non
         return model_digest(model, tokenizer)
     inputs: list[Any] = [2, tokenizer_text(tokenizer) if tokenizer is not None else ""]  # 2: of this function's outcome
     inputs += [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    kept = folder_of(cache, "digests", hashlib.sha256(repr(inputs).encode()).hexdigest()[:32])
-    with once_with_digest(kept, quiet=True) as new:  # the ranks of a machine come at the same time
+    cached = folder_of(cache, "digests", hashlib.sha256(repr(inputs).encode()).hexdigest()[:32])
+    with once_with_digest(cached, quiet=True) as new:  # the ranks of a machine come at the same time
         if new is not None:
             new.write_text(model_digest(model, tokenizer) + "\n", encoding="utf-8")
-    return kept.read_text(encoding="utf-8").strip()
+    return cached.read_text(encoding="utf-8").strip()
 
 
 def tokenizer_text(tokenizer: PreTrainedTokenizerBase) -> str:

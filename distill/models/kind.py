@@ -131,13 +131,13 @@ def _refuse_unfit(setting: str, config: Any, kind: ModelKind) -> None:
 
 def _refuse_other_classes(setting: str, config: Any, kind: ModelKind, fine_tuned: bool) -> None:
     """Refuse a fine-tuned model whose outputs stand for other classes, or for these in another order."""
-    wanted = [str(name) for name in kind.fields.get("id2label", {}).values()]
+    expected = [str(name) for name in kind.fields.get("id2label", {}).values()]
     saved = [str(name) for name in (config.id2label or {}).values()]
     anonymous = all(name.startswith("LABEL_") for name in saved)
-    if not fine_tuned or anonymous or len(saved) != len(wanted) or len(wanted) < 2:
+    if not fine_tuned or anonymous or len(saved) != len(expected) or len(expected) < 2:
         return
-    if [name.lower() for name in saved] != [name.lower() for name in wanted]:
+    if [name.lower() for name in saved] != [name.lower() for name in expected]:
         raise SettingError(
-            f"{setting} gives its classes as {', '.join(saved)}, and these examples have {', '.join(wanted)} in this "
+            f"{setting} gives its classes as {', '.join(saved)}, and these examples have {', '.join(expected)} in this "
             "order: choose another model, or rename and reorder its head's rows (config.id2label)"
         )

@@ -159,10 +159,10 @@ def _at(layer: Layer, x: Tensor, mask: Tensor | None, positions: Tensor) -> Tens
     if longest > MAX_FRACTION * length:
         attended = attend(layer, layer.query(x), layer.key(x), layer.value(x), mask)
         return layer.rest(attended, x).flatten(0, 1).index_select(0, positions)[None]
-    place = torch.arange(len(positions)) - (counts.cumsum(0) - counts)[row]
+    column = torch.arange(len(positions)) - (counts.cumsum(0) - counts)[row]
     picked = torch.arange(num_rows)[:, None].expand(-1, longest) * length
-    picked = picked.index_put((row, place), positions)
+    picked = picked.index_put((row, column), positions)
     here = x.flatten(0, 1).index_select(0, picked.flatten()).unflatten(0, (num_rows, longest))
     attended = attend(layer, layer.query(here), layer.key(x), layer.value(x), mask)
     output = layer.rest(attended, here)
-    return output.flatten(0, 1).index_select(0, row * longest + place)[None]
+    return output.flatten(0, 1).index_select(0, row * longest + column)[None]

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.distributed.shard import is_root, plain_class
-from distill.distributed.side_outputs import joined
+from distill.distributed.side_outputs import join_outputs
 from distill.models.kernels.precision import at_least_fp32, autocast, dtype_of
 from distill.models.known_layers import last_block_at
 from distill.models.protocol import depth_of
-from distill.models.recorded_attention import QKV, recorded
+from distill.models.recorded_attention import QKV, record_attention
 
 LAST = -1  # the layer number of an encoder's last hidden state, whatever its depth
 MEAN = "mean"  # pooled: the mean of a sequence's last hidden states, without padding
@@ -269,7 +269,7 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
     With hidden states by layer, the `QKV` of block i under ("qkv", i), and `head_rows`.
     """
     record: dict[Any, Any] = {}
-    wanted = {layer for layer in spec.layers if layer != LAST}
+    depths = {layer for layer in spec.layers if layer != LAST}
     depth = depth_of(model)
     reads_last = plain or bool(spec.pooled or spec.qkv or spec.extra or {LAST, depth} & set(spec.layers))
     reduced = False  # whether the last block gives the selected positions alone
@@ -278,7 +278,7 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
         last = output if isinstance(output, Tensor) else output[0]
         if LAST in spec.layers or spec.pooled:
             record[LAST] = last
-        if depth in wanted:
+        if depth in depths:
             record[depth] = last
         rows = last.flatten(0, 1)
         if spec.positions is not None and not reduced and (spec.head or spec.last_rows):
@@ -300,9 +300,11 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
             reduced = until_done.enter_context(last_block_at(model, spec.positions))
         if spec.head:
             handles.append(model.get_output_embeddings().register_forward_pre_hook(before_output_embedding))
-        if wanted or spec.qkv:
-            more, number = _watch_blocks(list(block_list(model.base_model, depth)), wanted, record, is_root(model))
-            handles += more
+        if depths or spec.qkv:
+            block_handles, number = _watch_blocks(
+                list(block_list(model.base_model, depth)), depths, record, is_root(model)
+            )
+            handles += block_handles
         for handle in handles:
             until_done.callback(handle.remove)
         if spec.qkv:
@@ -311,12 +313,12 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
                 if number() in spec.qkv:
                     record.setdefault(("qkv", number()), qkv)  # the first of a block: its positions among each other
 
-            until_done.enter_context(recorded(model, keep))
+            until_done.enter_context(record_attention(model, keep))
         yield record
 
 
 def _watch_blocks(
-    modules: list[nn.Module], wanted: set[int], record: dict[Any, Any], sharded: bool
+    modules: list[nn.Module], depths: set[int], record: dict[Any, Any], sharded: bool
 ) -> tuple[list[Any], Callable[[], int]]:
     """Hooks that number the calls of an encoder's blocks, and a function that gives the number of the one under way.
 
@@ -325,9 +327,9 @@ def _watch_blocks(
     """
     calls = 0
 
-    def before(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if calls in wanted:
-            record[calls] = arguments[0] if arguments else named["hidden_states"]
+    def before(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if calls in depths:
+            record[calls] = arguments[0] if arguments else keywords["hidden_states"]
 
     def after(_: nn.Module, __: Any, output: Any) -> Any:
         nonlocal calls
@@ -335,7 +337,7 @@ def _watch_blocks(
         if not sharded or ("qkv", calls) not in record:
             return None
         qkv = record["qkv", calls]
-        first, *inner = joined(output if isinstance(output, Tensor) else output[0], *qkv[:3])
+        first, *inner = join_outputs(output if isinstance(output, Tensor) else output[0], *qkv[:3])
         query, key, value = inner
         record["qkv", calls] = qkv._replace(query=query, key=key, value=value)
         return first if isinstance(output, Tensor) else (first, *output[1:])

@@ -87,10 +87,12 @@ def choose_layers(layers: list[Any] | str | None, count: int | None, available: 
 
 def number_of_layers(count: int | None, available: int) -> int:
     """How many layers a rule takes. Raises SettingError where there are not so many."""
-    wanted = (available + 1) // 2 if count is None else count
-    if not 1 <= wanted <= available:
-        raise SettingError(f"student.num_layers={wanted}: the teacher has {available} layers, take 1 to {available}")
-    return wanted
+    num_layers = (available + 1) // 2 if count is None else count
+    if not 1 <= num_layers <= available:
+        raise SettingError(
+            f"student.num_layers={num_layers}: the teacher has {available} layers, take 1 to {available}"
+        )
+    return num_layers
 
 
 def are_layers(layers: list[Any]) -> bool:

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -110,7 +110,7 @@ def load_pretrained(
             config.legacy, names = True, DEBERTA_HEAD
         for name, value in {**kind.fields, **(changes(config) if changes else {})}.items():
             setattr(config, name, value)
-        with _quietly() if new_heads else nullcontext():
+        with _quietly():  # what is missing or of another shape is reported below
             model, report = kind.auto_class.from_pretrained(
                 folder,
                 **hub_arguments(folder, hub),
@@ -124,7 +124,7 @@ def load_pretrained(
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise SettingError(
-            f"{setting}={path} does not load as a {kind.noun}: {first_line(error)}{_no_folder(path, error)}"
+            f"{setting}={path} does not load as a {kind.noun}: {_reason(error)}{_no_folder(path, error)}"
         ) from error
     missing = sorted(report["missing_keys"])  # transformers has filled them with random numbers
     encoder = f"{model.base_model_prefix}."
@@ -141,13 +141,20 @@ def load_pretrained(
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without transformers' table of the weights that a model lacks, which are expected to be missing."""
+    """Without transformers' table of the weights that a model lacks, has besides, or has in another shape."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(before)
+
+
+def _reason(error: Exception) -> str:
+    """Why a model does not load; of weights of other shapes transformers names a table that it has logged."""
+    if "ignore_mismatched_sizes" in str(error):
+        return "its weights have other shapes than its config.json names; give both as they were saved together"
+    return first_line(error)
 
 
 def _is_generic(folder: Path) -> bool:
@@ -166,8 +173,8 @@ def refuse_unfinished(setting: str, path: str) -> None:
     begun = (run / "config.yaml").is_file() and ((run / "checkpoints").is_dir() or (run / "metrics.jsonl").is_file())
     if not begun or (run / "student").is_dir() or (run / "config.json").is_file():
         return
-    kept = sorted((run / "snapshots").glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
-    other = f", or name its snapshot {kept[-1]}" if kept else ""
+    snapshots = sorted((run / "snapshots").glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
+    other = f", or name its snapshot {snapshots[-1]}" if snapshots else ""
     raise SettingError(
         f"{setting}={path} is a run that has not finished, so it has no student: give its command again, which resumes "
         f"it{other}"
@@ -215,7 +222,7 @@ def load_tokenizer(
         raise SettingError(f"{setting}={path} has no tokenizer that loads: give a folder with its tokenizer.json")
     if not tokenizer.is_fast or (tokenizer.mask_token_id is None and not kind.causal):
         needs = "a fast tokenizer" if kind.causal else "a fast tokenizer with a mask token"
-        raise SettingError(f"{setting}={path}: {kind.noun}s need {needs}")
+        raise SettingError(f"{setting}={path}: a {kind.noun} needs {needs}")
     return tokenizer
 
 

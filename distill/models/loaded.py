@@ -83,8 +83,8 @@ class LoadedModel:
             self.model.train(training)
 
     def __repr__(self) -> str:
-        where = f" from {self.path}" if self.path else ""
-        return f"{type(self.model).__name__}{where}: {self.kind.noun}, {self.num_parameters:,} parameters"
+        origin = f" from {self.path}" if self.path else ""
+        return f"{type(self.model).__name__}{origin}: {self.kind.noun}, {self.num_parameters:,} parameters"
 
 
 def load_model(path: str | Path, device: str = "auto", setting: str = SETTING) -> LoadedModel:
@@ -96,13 +96,15 @@ def load_model(path: str | Path, device: str = "auto", setting: str = SETTING) -
         setting: what error lines call the path.
 
     Raises:
-        SettingError: there is no such model, or it is of a kind that nothing here reads.
+        SettingError: there is no such model, or it is of an unsupported kind.
     """
-    place = device_of(device)
+    target_device = device_of(device)
     kind = kind_of(setting, str(path))
     with without_bars():
         model = load_pretrained(setting, str(path), kind).requires_grad_(False).eval()
-    return LoadedModel(model.to(place), load_tokenizer(setting, str(path), kind), kind, str(path), corpus_of(path))
+    return LoadedModel(
+        model.to(target_device), load_tokenizer(setting, str(path), kind), kind, str(path), corpus_of(path)
+    )
 
 
 @contextmanager

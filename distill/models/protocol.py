@@ -1,4 +1,4 @@
-"""What a model has to offer, whoever wrote it, and what is found out about it by looking."""
+"""The interface of a model, and the facts about it that are found by trying it."""
 
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ class TextModel(Protocol):
 
     Attributes:
         base_model: the submodule that computes the last hidden states [B, S, H] from token ids, or something whose
-            first entry they are. For terms on inner layers its blocks have to stand in an `nn.ModuleList`, and to be
+            first entry they are. For terms on inner layers its blocks have to be in an `nn.ModuleList`, and to be
             called one after the other.
     """
 

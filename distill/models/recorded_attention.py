@@ -36,7 +36,7 @@ class QKV(NamedTuple):
     scaling: float
 
     def repeated(self) -> "QKV":
-        """The same with a key and a value for every query head."""
+        """This record with a key and a value for every query head."""
         groups = self.query.shape[1] // self.key.shape[1]
         if groups == 1:
             return self
@@ -61,7 +61,7 @@ _keep: ContextVar[Callable[[QKV], None] | None] = ContextVar("keep", default=Non
 
 
 @contextmanager
-def recorded(model: nn.Module, keep: Callable[[QKV], None]) -> Iterator[None]:
+def record_attention(model: nn.Module, keep: Callable[[QKV], None]) -> Iterator[None]:
     """While it is open `keep` is called with what every attention of the model's forward works on, in order.
 
     A model with attention of its own, which is in no list of transformers', calls `keep` never.
@@ -108,17 +108,17 @@ def _function(name: str, module: nn.Module) -> Callable[..., Any]:
     return function
 
 
-def _visible(name: str, module: nn.Module, query: Tensor, mask: Any, others: dict[str, Any]) -> Tensor | None:
+def _visible(name: str, module: nn.Module, query: Tensor, mask: Any, keywords: dict[str, Any]) -> Tensor | None:
     """The mask of an attention function as `QKV.mask`."""
     is_read = mask is None or (isinstance(mask, Tensor) and mask.ndim == 4)
-    if not is_read or others.get("position_bias") is not None:
+    if not is_read or keywords.get("position_bias") is not None:
         raise ValueError(
             f"{type(module).__name__} with attn_implementation={name} masks its scores, or adds to them, in a way that "
             "is not understood: choose a model that attends with sdpa"
         )
     if mask is None:
         # SDPA reads no mask as a causal one where the module sets is_causal; eager attention does not.
-        causal = others.get("is_causal")
+        causal = keywords.get("is_causal")
         if name == "eager" or not (getattr(module, "is_causal", True) if causal is None else causal):
             return None
         size = query.shape[2]

@@ -44,7 +44,7 @@ def load_teacher(
     """The frozen teacher in evaluation mode, its tokenizer and its name for the report.
 
     Args:
-        mapped: as `load_pretrained` has it; a model of the user's lies in memory, but is not checked yet either.
+        mapped: as `load_pretrained` has it; a model of the user's is in memory, but is not checked yet either.
         setting: what error lines call it.
         has_head: else it is an encoder alone, and the head over the vocabulary, which nobody is to read, begins at
             random, the same one whenever it is loaded.

@@ -90,14 +90,14 @@ class _ChunkedLoss(torch.autograd.Function):
         return *gradients, None, None, None
 
 
-def _visit(student: Head, plan: Plan, wanted: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
+def _visit(student: Head, plan: Plan, needs_gradient: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
     """Visit all chunks: sums [M], and the gradients of the scaled loss for rows, weight and bias (None: not wanted)."""
     order, num_rows, num_targets = _arrange(student.rows, plan)
     chunk, piece = _chunk_rows(num_rows, student, plan), rows_at_once(plan.block.num_bytes, plan.vocab, plan.scales)
     products = _Products(student, order, plan, chunk)
     teachers = [_chunks_of(member, order, plan, chunk) for member in plan.teacher.members]
     targets = plan.targets if plan.targets is None or order is None else plan.targets[order]
-    gradients = _Gradients(student, products, plan.scales.dtype, wanted)
+    gradients = _Gradients(student, products, plan.scales.dtype, needs_gradient)
     sums = plan.scales.new_zeros(len(plan.scales))
     for start, stop in pieces(0, num_rows, chunk):
         logits, members = products(start, stop), [chunk_of(start, stop) for chunk_of in teachers]
@@ -212,7 +212,7 @@ class _Gradients:
         if order is not None:
             rows = rows.new_zeros(self.student.rows.shape).index_copy_(0, order, rows)
         gradients = zip((rows, self.weight, self.bias), self.student[:3], self.wanted, strict=True)
-        return [_fit(value, like) if like is not None and wanted else None for value, like, wanted in gradients]
+        return [_fit(value, like) if like is not None and is_needed else None for value, like, is_needed in gradients]
 
 
 def _fit(value: Tensor, like: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ def _fit(value: Tensor, like: Tensor) -> Tensor:
 
 
 def _with_dtype(teacher: Any) -> Any:
-    """The same with the format of the matrix product, where it is a head."""
+    """A head in the number format of the matrix product; anything else as it is."""
     return teacher._replace(dtype=_matrix_dtype(teacher)) if isinstance(teacher, Head) else teacher
 
 

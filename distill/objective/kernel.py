@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from distill.runtime.errors import first_line
 from distill.teacher.distributions import Single, StudentRows, biased
 
 NO_TARGET = -100
@@ -47,9 +48,9 @@ def soft_and_tokens(
     if targets is not None:
         w = _at_temperature_one(v, z, top, temperature)
         has_target = (targets != NO_TARGET).to(scales.dtype)
-        loss, more = _cross_entropy(z * temperature, top * temperature, w, targets, scales[1] * has_target)
+        loss, token_gradient = _cross_entropy(z * temperature, top * temperature, w, targets, scales[1] * has_target)
         tokens = loss * has_target
-        gradient = gradient + more
+        gradient = gradient + token_gradient
     logits.copy_(gradient)
     return torch.stack([soft[:, 0], tokens[:, 0]])
 
@@ -92,7 +93,7 @@ class Compiled:
             return self.function(*map(_whole, arguments))
         except Exception as error:  # a missing compiler and inductor's faults have many faces, before the first write
             Compiled.works = False
-            warnings.warn(f"the objective runs without torch.compile: {str(error).splitlines()[0]}", stacklevel=2)
+            warnings.warn(f"the objective runs without torch.compile: {first_line(error)}", stacklevel=2)
             return self.plain(*arguments)
 
 

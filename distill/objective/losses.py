@@ -30,8 +30,8 @@ def soft(student_logits: Tensor, teacher_logits: Tensor, temperature: float, cut
     if cutoff <= 0:
         return temperature**2 * terms.sum(-1)
     cut = log_p.exp() < cutoff
-    kept = terms.masked_fill(cut, 0).sum(-1)
-    return temperature**2 * (kept + _tail(student, teacher, cut))
+    kept_terms = terms.masked_fill(cut, 0).sum(-1)
+    return temperature**2 * (kept_terms + _tail(student, teacher, cut))
 
 
 def soft_topk(student_logits: Tensor, ids: Tensor, log_probs: Tensor, temperature: float) -> Tensor:
@@ -56,7 +56,7 @@ def soft_sampled(
     T^2 * (sum of p log p - sum over J of w_j log q(x_j)), q = softmax(student / T), with the gradient T * (W q - w), W
     the sum of the weights. Both are linear in w: where E w = p they have the mean of `soft` and of its gradient. W need
     not be 1; dividing by it would make the estimate biased. A single value may be below 0. `ids` and `weights` [N, J]
-    and `neg_entropy` [N, 1] are those of `teacher.distributions.Samples`; an id that stands there twice counts twice.
+    and `neg_entropy` [N, 1] are those of `teacher.distributions.Samples`; an id that is there twice counts twice.
     """
     log_q = (at_least_fp32(student_logits) / temperature).log_softmax(-1)
     cross = (weights.to(log_q.dtype) * log_q.gather(1, ids.long())).sum(-1)
@@ -123,8 +123,8 @@ def _tail(student: Tensor, teacher: Tensor, cut: Tensor) -> Tensor:
 
     Both masses are ratios of log-sum-exps: with everything cut they cancel exactly, and a tiny mass keeps its digits.
     """
-    some = cut.any(-1)
-    outside = ~cut & some[:, None]  # a row without a cut keeps all: no gradient of -inf
+    has_cut = cut.any(-1)
+    outside = ~cut & has_cut[:, None]  # a row without a cut keeps all: no gradient of -inf
     log_mass_p = teacher.masked_fill(outside, -torch.inf).logsumexp(-1) - teacher.logsumexp(-1)
     log_mass_q = student.masked_fill(outside, -torch.inf).logsumexp(-1) - student.logsumexp(-1)
     return log_mass_p.exp() * (log_mass_p - log_mass_q)

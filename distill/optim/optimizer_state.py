@@ -66,8 +66,8 @@ def _detached_storage(value: torch.Tensor) -> torch.Tensor:
     """`value` as it can be saved: not a view of a larger tensor."""
     if isinstance(value, DTensor):
         return value
-    whole = value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
-    return value if whole else value.clone(memory_format=torch.contiguous_format)
+    is_whole = value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
+    return value if is_whole else value.clone(memory_format=torch.contiguous_format)
 
 
 def check_slots(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keys: Iterable[str]) -> None:

@@ -78,19 +78,19 @@ def make_schedule(settings: Component, total_steps: int | None, peak_lr: float) 
         SettingError: settings that it does not take, or something that gives no fraction of a learning rate.
     """
     schedule = settings(total_steps=total_steps, peak_lr=peak_lr)
-    where = f"schedule._target_={settings.path}"
+    setting = f"schedule._target_={settings.path}"
     if not callable(schedule):
         raise SettingError(
-            f"{where} gives a {type(schedule).__name__}, which cannot be called with the progress of the run: name a "
+            f"{setting} gives a {type(schedule).__name__}, which cannot be called with the progress of the run: name a "
             "class with __call__(self, progress), or a function that gives a function of it"
         )
     for hundredth in range(101):
         try:
             rate_fraction(schedule, hundredth / 100)
         except SettingError as error:
-            raise SettingError(f"{where}: {error}") from error
+            raise SettingError(f"{setting}: {error}") from error
         except Exception as error:
-            raise SettingError(f"{where} fails at progress {hundredth / 100}: {error}") from error
+            raise SettingError(f"{setting} fails at progress {hundredth / 100}: {error}") from error
     return schedule
 
 

@@ -30,16 +30,16 @@ def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0, "adapt": False},
     ]
     optimizer = settings.make(params=_by_mesh(groups), lr=settings.lr)
-    where = f"optimizer._target_={settings.make.path}"
+    setting = f"optimizer._target_={settings.make.path}"
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise SettingError(
-            f"{where} gives a {type(optimizer).__name__}, not a torch.optim.Optimizer: name a callable that gives one"
+            f"{setting} gives a {type(optimizer).__name__}, not a torch.optim.Optimizer: name a callable that gives one"
         )
     if not all("lr" in group for group in optimizer.param_groups):
-        raise SettingError(f"{where} has no lr in its groups of parameters, so no schedule could set it: pass it on")
+        raise SettingError(f"{setting} has no lr in its groups of parameters, so no schedule could set it: pass it on")
     moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if moved != {id(p) for p in parameters}:
-        raise SettingError(f"{where} does not train the parameters that it is given as params: pass them all on")
+        raise SettingError(f"{setting} does not train the parameters that it is given as params: pass them all on")
     return optimizer
 
 
@@ -106,7 +106,7 @@ def clip_gradients(model: nn.Module, largest: float | None) -> torch.Tensor:
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     sharded = [local(gradient) for gradient in gradients if isinstance(gradient, DTensor)]
     norm = torch.nn.utils.get_total_norm([gradient for gradient in gradients if not isinstance(gradient, DTensor)])
-    if sharded:  # every element of these lies on one rank: one small exchange
+    if sharded:  # every element of these is on one rank: one small exchange
         squares = torch.nn.utils.get_total_norm(sharded).square()
         dist.all_reduce(squares)
         norm = (norm.to(squares).square() + squares).sqrt()

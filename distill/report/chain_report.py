@@ -48,8 +48,8 @@ def write(path: Path, results: dict[str, list[Runs]], snapshots: dict[str, Snaps
     with atomic(path / "chain.md") as new:
         new.write_text(text, encoding="utf-8")
     content = {
-        "models": {model: {", ".join(column): of for column, of in by.items()} for model, by in scores.items()},
-        "snapshots": {stage: {": ".join(curve): of for curve, of in by.items()} for stage, by in curves.items()},
+        "models": {model: {", ".join(column): value for column, value in by.items()} for model, by in scores.items()},
+        "snapshots": {stage: {": ".join(curve): value for curve, value in by.items()} for stage, by in curves.items()},
     }
     with atomic(path / "chain.json") as new:
         new.write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -57,7 +57,7 @@ def write(path: Path, results: dict[str, list[Runs]], snapshots: dict[str, Snaps
 
 
 def blocks(results: dict[str, list[Runs]], anchors: list[str]) -> list[Block]:
-    """The same for an HTML page, with a pointer to the scores by snapshot."""
+    """The results of a chain for an HTML page, with a pointer to the scores by snapshot."""
     table: list[Block] = []
     if results:
         table.append(_table(results, {model: _scores(stages) for model, stages in results.items()}))

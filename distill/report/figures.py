@@ -53,7 +53,7 @@ STYLE: dict[Any, Any] = {
 }
 MAX_POINTS = 600  # of one curve; more would be drawn over each other
 MAX_MARKED = 30  # points of a curve that are marked each
-MAX_TICKS = 6  # values of a setting that stand on its axis
+MAX_TICKS = 6  # values of a setting that are on its axis
 CROWDED = 20  # a largest value beyond so many medians, or smallest ones, makes the axis logarithmic
 WIDTH, HEIGHT = 360, 198  # of a panel of SVG alone
 LEFT, RIGHT, TOP, BOTTOM = 48, 10, 36, 34  # its margins
@@ -94,7 +94,7 @@ class Panel:
         top: where that axis ends; None: where it has to.
         form: how its numbers are written.
         marks: where dotted lines stand, on the axis below.
-        whole: the axis below counts steps or epochs, and few numbers stand on both.
+        whole: the axis below counts steps or epochs, and few numbers are on both.
         ends: where the axis below begins and ends.
         settings: the values of a setting are that axis, these of them with their text.
     """
@@ -146,7 +146,7 @@ def draw(sheet: Sheet, figure: Any = None) -> Any:
         for number, (area, panel) in enumerate(zip(axes, sheet.panels, strict=True)):
             area.set_title(plain(panel.title))
             if isinstance(panel, DotPanel):
-                _dots(area, panel, named=number % sheet.columns == 0)
+                _dots(area, panel, with_names=number % sheet.columns == 0)
                 continue
             _panel(area, panel)
             if number >= len(axes) - sheet.columns:
@@ -235,8 +235,8 @@ def _stretch(axes: Any, values: list[float], texts: dict[float, str]) -> None:
     axes.margins(x=0.06, y=0.12)
 
 
-def _dots(axes: Any, panel: DotPanel, named: bool) -> None:
-    """`named`: whether the names of the rows stand at the left."""
+def _dots(axes: Any, panel: DotPanel, with_names: bool) -> None:
+    """`with_names`: whether the names of the rows are at the left."""
     for row in range(len(panel.rows)):
         beside = [values[row] for _, _, values in panel.series.values() if row in values]
         if row in panel.spans:
@@ -250,7 +250,7 @@ def _dots(axes: Any, panel: DotPanel, named: bool) -> None:
         axes.set_xscale("log")
     axes.set_ylim(len(panel.rows) - 0.5, -0.5)
     axes.set_yticks(range(len(panel.rows)), [plain(row) for row in panel.rows])
-    axes.tick_params(axis="y", labelleft=named)
+    axes.tick_params(axis="y", labelleft=with_names)
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.08)
 
@@ -338,8 +338,8 @@ def _geometry(panel: Panel, lines: list[Line]) -> dict[str, Any]:
         versions = (
             [("faint", values), ("curve", smoothed(values, len(values) // 60))] if line.smooth else [("curve", values)]
         )
-        for kind, of in versions:
-            points = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in zip(line.x, of, strict=True))
+        for kind, ys in versions:
+            points = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in zip(line.x, ys, strict=True))
             curves.append((kind, CSS_NAMES[line.colour], points))
     return {
         "levels": [(up(level), amount(10.0**level if log else level)) for level in levels or [low, high]],
@@ -360,9 +360,9 @@ def _legend(lines: list[Line]) -> list[tuple[float, str, str]]:
     return entries
 
 
-def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
+def ticks(low: float, high: float, count: int = 4) -> list[float]:
     """About so many round numbers between two."""
-    rough = (high - low) / wanted
+    rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
@@ -378,7 +378,7 @@ def amount(value: float) -> str:
 
 def _range(many: Iterable[Sequence[float]]) -> tuple[float, float]:
     """The lowest and the highest value, apart from each other even where all are equal."""
-    values = [value for of in many for value in of]
+    values = [value for numbers in many for value in numbers]
     low, high = min(values), max(values)
     room = abs(high) * 1e-3 or 1.0
     return (low, high) if high - low > abs(high) * 1e-9 else (low - room, high + room)

@@ -10,7 +10,7 @@ Points = dict[str, HistoryPoint]  # by step or epoch, as it is shown
 
 
 def history_blocks(record: Record, pictures: dict[str, Picture]) -> list[Block]:
-    """The tables of a history and its figures, where `pictures` has them; of a run under way what there is so far."""
+    """The tables of a history and its figures, where `pictures` has them; of a run under way those so far."""
     all_points = {_point(point, record.history_by): point for point in record.history}
     all_baseline = record.baseline.history if record.baseline else []
     student, baseline = _some(all_points), _some({_point(point, record.history_by): point for point in all_baseline})
@@ -30,7 +30,7 @@ def _point(point: HistoryPoint, axis: str) -> str:
 def _some(points: Points) -> Points:
     """The points themselves, or every n-th from the last one back where a table of all would be too long."""
     stride = -(-len(points) // MAX_LINES)
-    return {key: of for at, (key, of) in enumerate(points.items(), 1) if (len(points) - at) % max(stride, 1) == 0}
+    return {key: point for at, (key, point) in enumerate(points.items(), 1) if (len(points) - at) % max(stride, 1) == 0}
 
 
 def _losses(record: Record, student: Points, baseline: Points) -> Table:
@@ -44,13 +44,13 @@ def _losses(record: Record, student: Points, baseline: Points) -> Table:
     ]
     # With one term alone the weighted total is that term again.
     for points in (student, baseline):
-        terms = [term for term, of in columns if of is points]
+        terms = [term for term, history in columns if history is points]
         if len(terms) == 2 and terms[0] == "total":
             columns.remove(("total", points))
     by_step = record.history_by == "step"
     first = ["Step", "Epochs"] if by_step else ["Epoch", "Steps"]
     head = [*first, "Tokens", "Time", *(titles[term] for term, _ in columns)]
-    baseline_columns = sum(of is baseline for _, of in columns)
+    baseline_columns = sum(history is baseline for _, history in columns)
     groups = (
         [("", 4), ("Student", len(columns) - baseline_columns), ("Baseline", baseline_columns)]
         if baseline_columns
@@ -62,7 +62,7 @@ def _losses(record: Record, student: Points, baseline: Points) -> Table:
             f"{point.epoch or 0.0:.3g}" if by_step else number(point.step),
             short(point.tokens),
             time_of(point.seconds) or NONE,
-            *(number(of[key].loss.get(term)) if key in of else NONE for term, of in columns),
+            *(number(history[key].loss.get(term)) if key in history else NONE for term, history in columns),
         ]
         for key, point in student.items()
     ]
@@ -81,7 +81,8 @@ def _measure(record: Record, measure: str, student: Points, baseline: Points) ->
     points = {**baseline, **student}
     ordered = sorted(points, key=lambda at: float((points[at].step if axis == "step" else points[at].epoch) or 0))
     rows = [
-        [at, *(number(of[at].score(measure, key)) if at in of else NONE for key, _, of in columns)] for at in ordered
+        [at, *(number(history[at].score(measure, key)) if at in history else NONE for key, _, history in columns)]
+        for at in ordered
     ]
     rows = [row for row in rows if set(row[1:]) - {NONE}]
     if rows and record.teacher and record.teacher.scores.get(measure):

@@ -108,8 +108,8 @@ class JobsPage:
 def sections(jobs: list[Job], folder: Path, state: str, current: Path | None) -> list[Section]:
     """The page: how many jobs are finished, and a table of all."""
     rows = [row_of(job, folder, job.folder is not None and job.folder == current) for job in jobs]
-    done = sum(row[1] == "finished" for row in rows)
-    opening: list[Block] = [f"{done} of {len(jobs)} jobs are finished. {state} Written {live.clock()}."]
+    num_finished = sum(row[1] == "finished" for row in rows)
+    opening: list[Block] = [f"{num_finished} of {len(jobs)} jobs are finished. {state} Written {live.clock()}."]
     table = Table(["Job", "State", "Progress", "Scores of the student"], rows, text=True)
     return [Section("", opening), Section("Jobs", [table])]
 
@@ -118,8 +118,8 @@ def row_of(job: Job, folder: Path, runs: bool) -> list[str]:
     """Name (a link to its page, where there is one), state, progress and scores of a job."""
     if job.folder is None:
         return [job.name, "waiting", job.note, NONE]
-    there = (job.folder / PAGE).is_file()
-    name = Link(job.name, os.path.relpath(job.folder / PAGE, folder)) if there else job.name
+    has_page = (job.folder / PAGE).is_file()
+    name = Link(job.name, os.path.relpath(job.folder / PAGE, folder)) if has_page else job.name
     record = _record(job.folder)
     if record.finished and not runs:
         training = record.training
@@ -173,10 +173,10 @@ def newest_step(path: Path) -> int:
     try:
         with path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - 16_384))
-            *whole, _torn = log.read().split(b"\n")
+            *whole_lines, _torn = log.read().split(b"\n")
     except OSError:
         return 0
-    last = read_json(whole[-1]) if whole else {}
+    last = read_json(whole_lines[-1]) if whole_lines else {}
     return int(last["step"]) if is_metrics(last) else 0
 
 

@@ -9,7 +9,7 @@ from distill.report.page import Renewal, Section
 
 PAGE, STATE = "report.html", "progress.json"  # the latter is there until a run is finished, for other programs
 RESTING = 60.0  # seconds between two looks at a page whose run has stopped: the same command may bring it back
-SIGN = 'id="overdue"'  # stands in such a page, and in no report
+SIGN = 'id="overdue"'  # is in such a page, and in no report
 
 
 def write(

@@ -54,10 +54,10 @@ class Series:
 
 def thinned(points: Sequence[dict[str, float]]) -> list[dict[str, float]]:
     """At most `MAX_POINTS` points, by means of neighbours."""
-    kept = list(points)
-    while len(kept) > MAX_POINTS:
-        kept = list(_halved(kept))
-    return kept
+    remaining = list(points)
+    while len(remaining) > MAX_POINTS:
+        remaining = list(_halved(remaining))
+    return remaining
 
 
 def earlier_lines(path: Path, step: int) -> list[LogLine]:
@@ -89,10 +89,10 @@ def _halved(points: list[dict[str, float]]) -> Iterator[dict[str, float]]:
 
 
 def _mean(lines: list[LogLine]) -> dict[str, float]:
-    """Of each name the mean of the values that are finite numbers; names without any are left out."""
+    """The mean of the finite values of each name; names without any are left out."""
     names = dict.fromkeys(name for line in lines for name in line)
     values = {name: [line[name] for line in lines if is_number(line.get(name))] for name in names}
-    return {name: sum(of) / len(of) for name, of in values.items() if of}
+    return {name: sum(numbers) / len(numbers) for name, numbers in values.items() if numbers}
 
 
 def tails(folder: Path) -> tuple[dict[int, list[str]], int]:
@@ -117,8 +117,8 @@ def last_lines(path: Path) -> list[str]:
 
 def cleaned(lines: Iterable[str]) -> list[str]:
     """The last ones of these lines that are not empty, fit to be shown; of one that was drawn anew its last state."""
-    kept = [line for text in lines if (line := ESCAPES.sub("", text.rstrip("\r").rpartition("\r")[2]).rstrip())]
-    return [_shown(line) for line in kept[-LINES:]]
+    shown = [line for text in lines if (line := ESCAPES.sub("", text.rstrip("\r").rpartition("\r")[2]).rstrip())]
+    return [_shown(line) for line in shown[-LINES:]]
 
 
 @lru_cache(maxsize=4096)  # the next page shows the same lines again, and the search for secrets is slow

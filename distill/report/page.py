@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from distill.report.words import NONE
 
 MARKS = re.compile(r"([\\|<>*`\[\]])")  # characters that mean something in Markdown
-GENERATOR = '<meta name="generator" content="distill"/>'  # stands at the beginning of every page
+GENERATOR = '<meta name="generator" content="distill"/>'  # is at the beginning of every page
 
 
 class Link(str):
@@ -121,7 +121,7 @@ def is_written_here(path: Path) -> bool:
 
 
 def markdown(title: str, sections: list[Section]) -> str:
-    """The same as GitHub-flavoured Markdown; figures are linked by their file."""
+    """A page as GitHub-flavoured Markdown; figures are linked by their file."""
     return render("page.md", title=title, sections=sections)
 
 

@@ -32,11 +32,11 @@ def _findings(profile: Profile) -> Block:
 
 
 def _phases(profile: Profile) -> Block:
-    whole, steps = sum(profile.phases.values()), profile.steps
-    if not whole or not steps:
+    total, steps = sum(profile.phases.values()), profile.steps
+    if not total or not steps:
         return ""
     rows = [
-        [TITLES.get(phase, phase), number(seconds), percent(seconds / whole, 1), number(1000 * seconds / steps)]
+        [TITLES.get(phase, phase), number(seconds), percent(seconds / total, 1), number(1000 * seconds / steps)]
         for phase, seconds in profile.phases.items()
     ]
     note = f"Mean of {profile.ranks} rank(s), all {steps:,} steps."

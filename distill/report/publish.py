@@ -39,19 +39,19 @@ def make_snapshots(run: Run, so_far: Record) -> Snapshots:
             training=training_facts(state, run.data.batches, []),
             backend=backend_facts(ranks, run.config, run.data.batches, state.syncs),
         )
-        whole = run.pair.whole_student(ranks)
+        full_student = run.pair.whole_student(ranks)
         if folder.writes:
             path.parent.mkdir(parents=True, exist_ok=True)
-            export(whole, run.pair.tokenizer, path, model_card(record.redacted()), durable=True)
+            export(full_student, run.pair.tokenizer, path, model_card(record.redacted()), durable=True)
 
-    wanted = frozenset(settings.snapshots or [])
+    steps = frozenset(settings.snapshots or [])
 
     def exists(path: Path) -> bool:
-        there: bool = ranks.broadcast(path.exists()) if folder.checkpoints.by_all_ranks else path.exists()
-        return there
+        is_written: bool = ranks.broadcast(path.exists()) if folder.checkpoints.by_all_ranks else path.exists()
+        return is_written
 
     takes_part = folder.writes or folder.checkpoints.by_all_ranks
-    return Snapshots(folder.snapshots_path, wanted, settings.snapshot_every, write, exists, takes_part)
+    return Snapshots(folder.snapshots_path, steps, settings.snapshot_every, write, exists, takes_part)
 
 
 def write_outputs(run: Run, record: Record, resolved: str) -> None:

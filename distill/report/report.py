@@ -70,8 +70,8 @@ def _models(record: Record, pictures: dict[str, Picture]) -> list[Block]:
     names = [f"{title}: {model.name}." for title, model in titles.items() if model and model.name]
     if (baseline := record.baseline) is not None:
         alike = "" if baseline.remarks else ", with the same beginning and the same data,"
-        where = f" (run folder {baseline.folder})." if baseline.folder else "."
-        names += [f"The baseline is the same student{alike} trained without a teacher{where}", *baseline.remarks]
+        origin = f" (run folder {baseline.folder})." if baseline.folder else "."
+        names += [f"The baseline is the same student{alike} trained without a teacher{origin}", *baseline.remarks]
     picture = [pictures["comparison"]] if "comparison" in pictures else []
     return [*([" ".join(names)] if names else []), table, *picture]
 

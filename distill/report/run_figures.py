@@ -122,12 +122,12 @@ def comparison(record: Record) -> Sheet | None:
     shown = [measure for measure in record.measures if any(values[measure].values())]
     if len(models) < 2 or not shown:
         return None
-    sets = list(dict.fromkeys(key for measure in shown for named in values[measure].values() for key in named))
+    sets = list(dict.fromkeys(key for measure in shown for by_set in values[measure].values() for key in by_set))
     panels = []
     for measure in shown:
         series = {
-            name: (MODELS[name], marker, {sets.index(key): value for key, value in named.items()})
-            for (name, named), marker in zip(values[measure].items(), "sod", strict=False)
+            name: (MODELS[name], marker, {sets.index(key): value for key, value in by_set.items()})
+            for (name, by_set), marker in zip(values[measure].items(), "sod", strict=False)
         }
         better = "lower" if record.measures[measure].lower_is_better else "higher"
         title = f"{record.measures[measure].title} ({better} is better)"
@@ -155,14 +155,14 @@ def history(record: Record) -> Sheet | None:
 
 def minutes(record: Record) -> Sheet | None:
     """The first measure over the minutes of training, a panel for each set: how long for how good."""
-    record, where = _with_curve(record)
+    record, remark = _with_curve(record)
     measure = next(iter(record.measures))
     keys = list(dict.fromkeys(key for point in record.history for key in point.scores.get(measure, {})))
     if not keys or len([point for point in record.history if is_number(point.seconds)]) < 2:
         return None
     panels = [_scores_panel(record, measure, key, MINUTES) for key in keys]
     title = record.measures[measure].title.lower().capitalize()
-    caption = f"{title} over the minutes of training, evaluation left out{where}."
+    caption = f"{title} over the minutes of training, evaluation left out{remark}."
     return Sheet(panels, caption, min(3, len(panels)), legend="below")
 
 
@@ -193,8 +193,8 @@ def _with_curve(record: Record) -> tuple[Record, str]:
         return record, ""
     measure, key = curve.measure, curve.data
 
-    def history(of: LearningCurve | None) -> list[HistoryPoint]:
-        points = of.student if of else []
+    def history(curve: LearningCurve | None) -> list[HistoryPoint]:
+        points = curve.student if curve else []
         return [HistoryPoint(None, p.step, p.tokens, p.seconds, {}, {measure: {key: p.score}}) for p in points]
 
     other = record.baseline.curve if record.baseline else None
@@ -210,14 +210,14 @@ def machine_panels(samples: dict[str, list[float]], seconds: list[float], axis: 
 
     Args:
         samples: by name, as `distill.runs.profile.sampler` gives them.
-        seconds: where they stand on the axis.
+        seconds: where they are on the axis.
     """
     panels = []
     for title, curves in MACHINE.items():
-        named = {label: (name, scale) for label, (name, scale) in curves.items() if name in samples}
+        present = {label: (name, scale) for label, (name, scale) in curves.items() if name in samples}
         lines = [
             Line(seconds, [scale * value for value in samples[name]], colour, label)
-            for colour, (label, (name, scale)) in zip(SERIES, named.items(), strict=False)
+            for colour, (label, (name, scale)) in zip(SERIES, present.items(), strict=False)
         ]
         panels += [Panel(title, axis, lines, from_zero=True)] if lines else []
     return panels

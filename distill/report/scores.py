@@ -69,13 +69,13 @@ class Scores:
     @property
     def sets(self) -> list[str]:
         """The names of the evaluation sets."""
-        return list(dict.fromkeys(name for each in self.vocabularies for name in each.sets))
+        return list(dict.fromkeys(name for vocabulary in self.vocabularies for name in vocabulary.sets))
 
     def __getitem__(self, model: str) -> ModelScores:
         """The scores of a model by the name that it was given. Raises KeyError."""
-        for each in self.models:
-            if each.name == model:
-                return each
+        for scored in self.models:
+            if scored.name == model:
+                return scored
         raise KeyError(model)
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,41 +125,41 @@ class Scores:
 
     def _rows(self) -> Iterator[list[str]]:
         """Measures and sets down, models across."""
-        yield ["", *(each.name for each in self.models)]
-        yield ["Parameters", *(number(each.parameters) for each in self.models)]
-        yield ["Vocabulary (tokens)", *(number(self.vocabularies[each.vocabulary].tokens) for each in self.models)]
+        yield ["", *(model.name for model in self.models)]
+        yield ["Parameters", *(number(model.parameters) for model in self.models)]
+        yield ["Vocabulary (tokens)", *(number(self.vocabularies[model.vocabulary].tokens) for model in self.models)]
         for measure, described in self.measures.items():
             for name in self.sets:
-                values = [each.scores.get(measure, {}).get(name) for each in self.models]
+                values = [model.scores.get(measure, {}).get(name) for model in self.models]
                 if any(value is not None for value in values):
                     yield [f"{described.title}, {name}", *map(number, values)]
         for key, title in AGREEMENT.items():
             for name in self.sets:
-                values = [(each.agreement or {}).get(name, {}).get(key) for each in self.models]
+                values = [(model.agreement or {}).get(name, {}).get(key) for model in self.models]
                 if any(value is not None for value in values):
                     shown = (percent(v, 1) if key == "top1" and v is not None else number(v) for v in values)
                     yield [f"{title}, {name}", *shown]
 
     def _compared(self) -> Iterator[list[str]]:
         yield ["", "against", "measure and set", "ratio", "95 % interval", "better in", "drawn"]
-        for each in self.comparisons:
-            found = each.bootstrap
-            title = self.measures[each.measure].title
+        for comparison in self.comparisons:
+            found = comparison.bootstrap
+            title = self.measures[comparison.measure].title
             cells = [
-                f"{title}, {each.set}",
+                f"{title}, {comparison.set}",
                 f"{found.ratio:.3f}",
                 interval(found.low, found.high),
                 percent(found.better, 1),
             ]
-            yield [each.model, each.against, *cells, f"{number(found.num_units)} {found.units}"]
+            yield [comparison.model, comparison.against, *cells, f"{number(found.num_units)} {found.units}"]
 
     def _scored(self) -> Iterator[list[str]]:
         yield ["", "text", "documents", "sequences", "tokens", "scored positions", "masked one at a time"]
-        for each in self.vocabularies:
-            of = f" ({number(each.tokens)} tokens)" if len(self.vocabularies) > 1 else ""
-            for name, found in each.sets.items():
+        for vocabulary in self.vocabularies:
+            size = f" ({number(vocabulary.tokens)} tokens)" if len(self.vocabularies) > 1 else ""
+            for name, found in vocabulary.sets.items():
                 sizes = (found.documents, found.sequences, found.tokens, found.positions, found.pseudo_positions)
-                yield [f"{name}{of}", str(found.description), *map(number, sizes)]
+                yield [f"{name}{size}", str(found.description), *map(number, sizes)]
 
 
 def check_folder(output: str | Path) -> None:
@@ -171,11 +171,11 @@ def check_folder(output: str | Path) -> None:
     if not str(output).strip():
         raise SettingError("output= is empty (a shell variable that is not set?): give a folder")
     folder = Path(output).expanduser().absolute()
-    there = next(each for each in (folder, *folder.parents) if os.path.exists(each))
-    if not there.is_dir():
-        raise SettingError(f"output={output} is no folder that can be made: {there} is a file; give another folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise SettingError(f"output={output} cannot be written: {there} is read-only; give another folder")
+    existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
+    if not existing.is_dir():
+        raise SettingError(f"output={output} is no folder that can be made: {existing} is a file; give another folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise SettingError(f"output={output} cannot be written: {existing} is read-only; give another folder")
 
 
 COMPARED = (
@@ -197,7 +197,7 @@ def _plain(text: str) -> str:
 
 
 def _table(rows: Iterator[list[str]] | Sequence[list[str]], written: Callable[[str], str] = _plain) -> str:
-    """A Markdown table whose columns stand below each other, so that it reads well on a console too.
+    """A Markdown table whose columns are below each other, so that it reads well on a console too.
 
     Args:
         written: how a cell is; on a console its marks stand as they are.

@@ -27,8 +27,8 @@ def setting(record: Record) -> str:
     """Which recipe, corpus, teacher and start were used, and how long training took."""
     corpus, training = record.corpus, record.training
     recipe = record.recipe
-    named = f"Recipe: {recipe}." if recipe and recipe != NO_RECIPE else "No recipe."
-    sentences = [named]
+    sentence = f"Recipe: {recipe}." if recipe and recipe != NO_RECIPE else "No recipe."
+    sentences = [sentence]
     counted = {"documents": corpus.documents, "tokens": corpus.tokens}
     counts = [f"{number(count)} {name}" for name, count in counted.items() if is_number(count)]
     if corpus.name:
@@ -39,8 +39,8 @@ def setting(record: Record) -> str:
     if is_number(training.steps):
         epochs = f" ({training.epochs:.3g} epochs)" if is_number(training.epochs) else ""
         time = f" in {time_of(training.seconds)}" if is_number(training.seconds) else ""
-        where = f" on {record.environment.device}" if record.environment.device else ""
-        sentences.append(f"Training took {number(training.steps)} steps{epochs}{time}{where}.")
+        hardware = f" on {record.environment.device}" if record.environment.device else ""
+        sentences.append(f"Training took {number(training.steps)} steps{epochs}{time}{hardware}.")
     return " ".join(filter(None, sentences))
 
 
@@ -140,7 +140,11 @@ def _columns(record: Record) -> dict[str, Model]:
 def _agreement(record: Record, columns: list[Model], both: bool) -> list[list[str]]:
     rows: list[list[str]] = []
     for key, (title, form) in AGREEMENT.items():
-        values = {name: getattr(of, key) for name, of in (record.agreement or {}).items() if record.is_scored(name)}
+        values = {
+            name: getattr(values_of_set, key)
+            for name, values_of_set in (record.agreement or {}).items()
+            if record.is_scored(name)
+        }
         values = {name: value for name, value in values.items() if value is not None}
         rows += [[title]] if values else []
         for name, value in values.items():
@@ -176,11 +180,11 @@ def _quality(record: Record) -> str:
     relative, alone = [], []
     for key in record.sets_of(measure):
         student, teacher = ((model or Model()).score(measure, key) for model in (record.student, record.teacher))
-        change, where = ratio(student, teacher), record.label_of(key)
+        change, label = ratio(student, teacher), record.label_of(key)
         if change is not None:
-            relative.append(f"{_change(change)} on {where} ({number(student)}, teacher {number(teacher)})")
+            relative.append(f"{_change(change)} on {label} ({number(student)}, teacher {number(teacher)})")
         elif is_number(student):
-            alone.append(f"{number(student)} on {where}" + (f" (teacher {number(teacher)})" * is_number(teacher)))
+            alone.append(f"{number(student)} on {label}" + (f" (teacher {number(teacher)})" * is_number(teacher)))
     whose = "teachers'" if record.teacher and record.teacher.members else "teacher's"
     sentences = [f"Against the {whose}, its {title} is {listed(relative)}."] if relative else []
     sentences += [f"Its {title} is {listed(alone)}."] if alone else []

@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import (
 
 from distill.runs.facts import Origin
 
-FOLDER = "."  # the card lies in the model's folder
+FOLDER = "."  # the card is in the model's folder
 
 
 class Use(NamedTuple):

@@ -43,7 +43,7 @@ def check(config: Config) -> None:
 
 
 def _check_optimizer(config: Config) -> None:
-    """And its schedule, as far as it can be known before the corpus says how many steps an epoch has."""
+    """Check the schedule, as far as it does not depend on the steps of an epoch, which the corpus decides."""
     settings = config.optimizer
     optimizer_state(*updates.try_out(settings))
     peak = settings.lr if settings.scale_lr == "none" else math.inf  # it depends on the ranks
@@ -51,7 +51,7 @@ def _check_optimizer(config: Config) -> None:
 
 
 def _check_baseline(config: Config, terms: dict[str, Term]) -> None:
-    """Refuse a baseline that is no finished run, or that stands beside a run which has no teacher either."""
+    """Refuse a baseline that is no finished run, or that is beside a run which has no teacher either."""
     if (path := config.evaluate.baseline) is None:
         return
     if not any(term.needs_teacher for term in terms.values()):

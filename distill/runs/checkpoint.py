@@ -93,8 +93,8 @@ class Checkpoints:
 
     def saved(self) -> list[Path]:
         """All that are there by their names, oldest first; those that were renamed have other names."""
-        named = [path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)]
-        return sorted(named, key=_step_of)
+        folders = [path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)]
+        return sorted(folders, key=_step_of)
 
     def newest(self) -> Path | None:
         saved = self.saved()
@@ -165,7 +165,7 @@ class Checkpoints:
         """Rename the checkpoints of a training that may have diverged by then to `diverged-step-N`.
 
         Args:
-            sane_step: the last step with a sane loss, which speaks for the checkpoints before it.
+            sane_step: the last step with a sane loss; the checkpoints before it are good.
         """
         diverged = [path for path in self.saved() if _step_of(path) >= sane_step]
         for earlier in self.folder.glob("diverged-step-*") if diverged else []:

@@ -16,7 +16,7 @@ from distill.optim.loss_scale import LARGEST, SMALLEST
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.manifest import MANIFEST, check_digests, check_manifest
 
-FORMAT, OLDER_FORMAT = 5, 4  # the older one has no manifest: digests of the tensors stand in the record itself
+FORMAT, OLDER_FORMAT = 5, 4  # the older one has no manifest: digests of the tensors are in the record itself
 MOST_PARTS = 100_000
 IN_PARTS = 6  # the format where each rank has written its parts of the tensors
 RECORD, WEIGHTS, OPTIMIZER = "state.json", "model.safetensors", "optimizer.safetensors"
@@ -101,28 +101,28 @@ def check_state(path: Path, state: dict[str, Any], default: dict[str, Any]) -> N
     """
     if problem := _problem(state, default, "state"):
         raise Damaged(path, f"{RECORD}: {problem}")
-    named = STEP.fullmatch(path.name)
-    if named and int(named[1]) != state["step"]:
+    match = STEP.fullmatch(path.name)
+    if match and int(match[1]) != state["step"]:
         raise Damaged(path, f"{RECORD}: state.step={state['step']} in the folder {path.name}")
     scale = state["loss_scale"]["value"]
     if scale is not None and not SMALLEST <= scale <= LARGEST:
         raise Damaged(path, f"{RECORD}: state.loss_scale.value={scale}")
 
 
-def _problem(value: Any, default: Any, where: str) -> str | None:
+def _problem(value: Any, default: Any, field: str) -> str | None:
     """What is wrong with a value that should be like `default`; None where nothing is."""
     if isinstance(default, dict):
         if not isinstance(value, dict) or (default and value.keys() != default.keys()):
-            return f"{where} does not have the fields {', '.join(default) or 'of a mapping'}"
+            return f"{field} does not have the fields {', '.join(default) or 'of a mapping'}"
         if not default:
             good = all(_is_number(inner) for inner in value.values())
-            return None if good else f"{where} holds other things than finite numbers"
-        return next(filter(None, (_problem(value[name], default[name], f"{where}.{name}") for name in default)), None)
+            return None if good else f"{field} holds other things than finite numbers"
+        return next(filter(None, (_problem(value[name], default[name], f"{field}.{name}") for name in default)), None)
     if default is None and value is None:
         return None
     if _is_number(value) and value >= 0 and (isinstance(value, int) or not isinstance(default, int)):
         return None
-    return f"{where}={str(value)[:40]!r}"
+    return f"{field}={str(value)[:40]!r}"
 
 
 def _is_number(value: Any) -> bool:
@@ -143,7 +143,7 @@ def load_tensors(path: Path, name: str, record: dict[str, Any]) -> dict[str, tor
     """The tensors of one file of a checkpoint. Raises Damaged where they are others than the record lists."""
     try:
         # Copies: `load_file` gives windows on the file, which change with it, or end the process where it is cut.
-        tensors = {each: tensor.clone() for each, tensor in load_file(path / name).items()}
+        tensors = {key: tensor.clone() for key, tensor in load_file(path / name).items()}
     except (OSError, ValueError, SafetensorError) as error:
         raise Damaged(path, f"{name}: {type(error).__name__}: {error}") from None
     if record["format"] == FORMAT and (different := _different(layout(tensors), record["tensors"].get(name))):

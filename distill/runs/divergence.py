@@ -94,14 +94,14 @@ def offending_sequences(parts: torch.Tensor, window: list[Batch], ranks: Ranks) 
     table[ranks.rank, 0] = len(numbers)
     here = numbers[:NAMED_SEQUENCES]
     table[ranks.rank, 1 : 1 + len(here)] = torch.from_numpy(here.astype(np.float64))
-    named = []
+    descriptions = []
     for rank, line in enumerate(ranks.sum(table).tolist()):
         count = int(line[0])
         if count:
             shown = ", ".join(str(int(number)) for number in line[1 : 1 + min(count, NAMED_SEQUENCES)])
             more = f" and {count - NAMED_SEQUENCES} more" if count > NAMED_SEQUENCES else ""
-            named.append(f"{shown}{more}" + (f" of rank {rank}" if ranks.size > 1 else ""))
-    return "sequences " + "; ".join(named) if named else "no sequence"
+            descriptions.append(f"{shown}{more}" + (f" of rank {rank}" if ranks.size > 1 else ""))
+    return "sequences " + "; ".join(descriptions) if descriptions else "no sequence"
 
 
 def weights_are_finite(tensors: dict[str, torch.Tensor]) -> bool:

@@ -31,7 +31,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The text: how much there is of it, and what of it could not be read or stands there twice."""
+    """The text: how much there is of it, and what of it could not be read or is there twice."""
 
     name: str | None = None
     documents: int | None = None

@@ -12,7 +12,7 @@ from distill.data.batches import Batches
 from distill.runtime.errors import SettingError
 from distill.teacher.members import settings_by_member
 
-# Groups on which the trained student does not depend, so a resumed run may change them. The corpus stands in the
+# Groups on which the trained student does not depend, so a resumed run may change them. The corpus is in the
 # identity by the digest of its sequences, the teacher by that of its weights.
 RESUME_IGNORES = (
     "corpus",
@@ -50,8 +50,8 @@ LENGTH = ("train.epochs", "train.steps", "train.minutes")
 def run_identity(config: Config, digests: dict[str, str | None], batches: Batches, total_steps: int) -> dict[str, Any]:
     """Everything that the trained student depends on, flat, by the names of the settings.
 
-    Micro-batch, accumulation and ranks stand there by their product, because the same sequences give the same step; the
-    ranks themselves only where each of them clips a gradient of its own. How long the run is stands there only where
+    Micro-batch, accumulation and ranks count by their product, because the same sequences give the same step; the
+    ranks themselves only where each of them clips a gradient of its own. The length of the run counts only where
     the learning rate of its steps depends on that, or a weight or temperature of the objective.
 
     Args:
@@ -64,7 +64,7 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
         number for name, term in terms.items() if name not in weightless for number in (term.weight, term.temperature)
     ]
     scheduled = any(isinstance(number, WeightSchedule) for number in numbers)
-    kept = {
+    settings = {
         name: value
         for name, value in flatten(config.compared).items()
         if name.split(".")[0] not in RESUME_IGNORES and name not in SETTINGS_IGNORED
@@ -72,12 +72,12 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
         if not (name.startswith("objective.") and name.split(".")[1] in weightless)
     }
     if config.schedule.path == CONSTANT:
-        warmup = kept.pop("schedule.warmup", 0.0)
-        kept |= {"schedule.warmup_steps": round(warmup * total_steps, 6)} if warmup else {}
+        warmup = settings.pop("schedule.warmup", 0.0)
+        settings |= {"schedule.warmup_steps": round(warmup * total_steps, 6)} if warmup else {}
         if not scheduled and (not warmup or config.train.minutes is None):
-            kept = {name: value for name, value in kept.items() if name not in LENGTH}
+            settings = {name: value for name, value in settings.items() if name not in LENGTH}
     return {
-        **kept,
+        **settings,
         **{f"{name}.digest": digest for name, digest in digests.items()},
         **_teachers(config),
         "corpus.num_sequences": len(batches.sequences),
@@ -104,20 +104,20 @@ def _teachers(config: Config) -> dict[str, Any]:
 
 
 def _cached(cache: TeacherCacheConfig, name: str) -> dict[str, Any]:
-    """What is kept of a teacher in its cache. Draws stand there only where there are any: before them nothing did."""
+    """The settings of a teacher's cache; those of draws only where there are draws, as older caches name none."""
     settings: dict[str, Any] = {f"{name}.top_k": cache.top_k}
     if cache.sampled is not None:
-        settings |= {f"{name}.{each}": getattr(cache, each) for each in ("sampled", "exponent", "seed")}
+        settings |= {f"{name}.{field}": getattr(cache, field) for field in ("sampled", "exponent", "seed")}
     return settings
 
 
 def refuse_other_settings(
-    before: dict[str, Any], now: dict[str, Any], where: str, finished: Path | None = None
+    before: dict[str, Any], now: dict[str, Any], earlier_run: str, finished: Path | None = None
 ) -> None:
     """Raises SettingError when a run would be resumed with settings changed that its student depends on.
 
     Args:
-        where: what error lines call the earlier run.
+        earlier_run: what error lines call the earlier run.
         finished: its folder, where it has a student that another run may begin from.
     """
     before = _with_later_settings(renamed(before), now)
@@ -131,8 +131,8 @@ def refuse_other_settings(
         cure = f"{_made_for_one_length(now)}: go back"
     again = f" (with student=pretrained student.path={finished} it begins from this student)" if finished else ""
     raise SettingError(
-        f"{where} belongs to other settings ({'; '.join(differing[:3])}{more}): {cure}, or start another run with "
-        f"hydra.run.dir=DIR{again}"
+        f"{earlier_run} belongs to other settings ({'; '.join(differing[:3])}{more}): {cure}, or start another run "
+        f"with hydra.run.dir=DIR{again}"
     )
 
 

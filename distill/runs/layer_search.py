@@ -133,9 +133,9 @@ def find_layers(
     result, message = dict[str, Any](), ""
     if ranks.rank == 0:
         try:
-            whole = on_device(teacher, ranks)
+            whole_teacher = on_device(teacher, ranks)
             scored = first_batches(batches, prediction, ranks.device)
-            score = Losses(settings, whole, prediction, scored, ranks.device)
+            score = Losses(settings, whole_teacher, prediction, scored, ranks.device)
             searched = search(available, count, score, score.of_fewer_sequences())
             result = asdict(searched)
             for line in searched.lines():
@@ -200,8 +200,8 @@ def search(available: int, count: int, score: "Losses", rough: "Losses | None" =
         sorted_out(subset)
     if not everything:
         _remove_greedily(available, count, sorted_out)
-    whole = sorted((chosen for chosen in first if len(chosen) == count), key=first.__getitem__)
-    for subset in whole[:SHORTLIST]:
+    of_full_length = sorted((chosen for chosen in first if len(chosen) == count), key=first.__getitem__)
+    for subset in of_full_length[:SHORTLIST]:
         loss(subset)
     by_choice: dict[str, Scored] = {}
     for name, rule in RULES.items():
@@ -261,7 +261,7 @@ class Losses:
         self.num_sequences = sum(len(batch.ids) for batch in batches)
 
     def of_fewer_sequences(self) -> "Losses | None":
-        """The same on one of `ROUGH` sequences; None where these would be too few batches to be one of so many."""
+        """The losses on one of `ROUGH` sequences; None where there are too few batches for that."""
         fewer = self.batches[: len(self.batches) // ROUGH]
         return Losses(self.settings, self.teacher, self.prediction, fewer, self.device) if fewer else None
 

@@ -83,7 +83,7 @@ def _locate(name: str) -> Located:
 
 
 def _run_of(folder: Path) -> Path | None:
-    """The run folder that a model lies in: it is given itself, or its student, or one of its snapshots."""
+    """The run folder that a model is in: it is given itself, or its student, or one of its snapshots."""
     inner = [folder.parent] if folder.name == "student" else []
     inner += [folder.parent.parent] if folder.parent.name == "snapshots" else []
     return next((path for path in [folder, *inner] if (path / "config.yaml").is_file()), None)

@@ -55,7 +55,7 @@ def score_models(
 ) -> Record:
     """The record with the scores of teacher, student and, where `evaluate.baseline` names one, the no-teacher baseline.
 
-    Several teachers stand there as the one that they are together, with each of them in its `members`.
+    Several teachers have one entry for their mean, with each of them in its `members`.
     """
     pair, evaluator, sets = run.pair, history.examination.evaluator, history.examination.sets
     # A baseline only starts from its teacher's layers, and is not compared with it; a teacher with another tokenizer
@@ -71,25 +71,25 @@ def score_models(
         model = load_baseline(run.config, pair).to(run.ranks.device)
         entries["baseline"] = model_facts(Model, type(model).__name__, model), model
     filled, losses = score_each(entries, history)
-    scores = {each.name: filled["student"].scores.get(each.name, {}) for each in evaluator.measures}
+    scores = {measure.name: filled["student"].scores.get(measure.name, {}) for measure in evaluator.measures}
     refuse_diverged(run, state, scores)
-    whole = filled.get("teacher", begun.teacher)
-    if whole is not None and scored:
+    scored_teacher = filled.get("teacher", begun.teacher)
+    if scored_teacher is not None and scored:
         members = {member.name: filled[f"teacher {member.name}"] for member in scored if member.name}
-        whole = replace(whole, members=members)
+        scored_teacher = replace(scored_teacher, members=members)
     agrees = teacher is not None and pair.kind.vocabulary
     agreement = evaluator.agree(pair.student, teacher, sets) if agrees else None
     scored_baseline = None
     if baseline is not None:
         scored_baseline = baseline.beside(
-            filled["baseline"], run.config.evaluate.baseline, compared(losses, history.examination)
+            filled["baseline"], run.config.evaluate.baseline, compare_with_baseline(losses, history.examination)
         )
     return replace(
         begun,
-        teacher=whole,
+        teacher=scored_teacher,
         student=filled["student"],
         baseline=scored_baseline,
-        agreement=None if agreement is None else {name: Agreement(**each) for name, each in agreement.items()},
+        agreement=None if agreement is None else {name: Agreement(**entry) for name, entry in agreement.items()},
         evaluation={data.name: EvaluationSet(**evaluator.describe(data)) for data in sets},
     )
 
@@ -121,7 +121,7 @@ def score_each(
     return filled, losses
 
 
-def compared(losses: dict[str, ModelLosses], examination: Examination) -> dict[str, dict[str, Resampled]]:
+def compare_with_baseline(losses: dict[str, ModelLosses], examination: Examination) -> dict[str, dict[str, Resampled]]:
     """The paired bootstrap of student and baseline, by measure and set."""
     by_measure = compare_models(losses["student"], losses["baseline"], examination.sets, examination.evaluator.scoring)
     return {

@@ -129,7 +129,11 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     if layers_are_open and ranks.shards_student:
         # It has the teacher's tensors in their format beside others in fp32; the passes below compute in one.
         student.to(next(teachers[0].model.parameters()).dtype)
-    built = None if layers_are_open else BuiltStudent(student, None, sharded(config, teachers, student, task, ranks))
+    built = (
+        None
+        if layers_are_open
+        else BuiltStudent(student, None, shard_run_models(config, teachers, student, task, ranks))
+    )
     if task.kind.causal and config.corpus.cross_documents:
         for member in teachers:
             check_packing(member.model, member.setting)
@@ -150,7 +154,7 @@ def new_student(
         return make_student(config.student, teacher, tokenizer, length, task.kind, ranks.shards_student)
 
 
-def sharded(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:
+def shard_run_models(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:
     """Shard what the ranks shard; gives the student's skeleton, where it is one of these models."""
     kinds = {"teacher": task.teacher_kind(config.student), "student": task.kind}
     return shard_models(ranks, teachers, student, kinds, config.corpus.sequence_length)
@@ -165,7 +169,7 @@ def resolve_layers(
         config, search = find_start(config, models, task, batches, folder)
         student = new_student(config, models.teachers[0].model, models.tokenizer, task, folder.ranks)
         # Whole models are needed to choose layers: only now are they sharded.
-        built = BuiltStudent(student, search, sharded(config, models.teachers, student, task, folder.ranks))
+        built = BuiltStudent(student, search, shard_run_models(config, models.teachers, student, task, folder.ranks))
     return config, Pair(models.teachers, built, models.tokenizer, models.teacher_tokenizer, models.kind)
 
 
@@ -201,7 +205,7 @@ def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
 def _digests(
     config: Config, teachers: list[Member], shared: PreTrainedTokenizerBase | None, student: Any
 ) -> dict[str, str | None]:
-    """Of each teacher, and of the student where it starts from a model of the user's; before any is sharded."""
+    """The digests of the teachers, and of a student that starts from a model of the user's, before any is sharded."""
     digests: dict[str, str | None] = {"teacher": None, "student": None}
     settings = settings_by_member(config)
     for member in teachers:

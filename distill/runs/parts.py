@@ -17,7 +17,7 @@ def stored(key: str = "", sparse: bool = False, earlier: str = "") -> dict[str, 
     """The metadata of a field.
 
     Args:
-        key: in JSON, where that is not the name of the field; `*` for a dict whose entries stand beside the fields.
+        key: in JSON, where that is not the name of the field; `*` for a dict whose entries are beside the fields.
         sparse: JSON has it only where there is something in it.
         earlier: the key in JSON of earlier releases.
     """
@@ -42,57 +42,57 @@ def to_json(value: Any) -> Any:
     return written
 
 
-def from_json(kind: type[Part], value: Any, where: str = "") -> Part:
+def from_json(kind: type[Part], value: Any, path: str = "") -> Part:
     """A part from what `to_json` gave; keys that it does not have are passed over.
 
     Raises:
         ValueError: a value is of another kind than its field; the message names both.
     """
-    part: Part = _read_part(kind, value, where)
+    part: Part = _read_part(kind, value, path)
     return part
 
 
-def _read_part(kind: Any, value: Any, where: str) -> Any:
+def _read_part(kind: Any, value: Any, path: str) -> Any:
     if not isinstance(value, dict):
-        raise _mismatch(kind, value, where)
+        raise _mismatch(kind, value, path)
     earlier = {field.metadata["earlier"]: _key(field) for field in fields(kind) if field.metadata.get("earlier")}
     value = {**{earlier[name]: inner for name, inner in value.items() if name in earlier}, **value}
-    named = {_key(item): item for item in fields(kind)}
-    beside = {name: inner for name, inner in value.items() if name not in named and isinstance(inner, dict)}
+    fields_by_key = {_key(item): item for item in fields(kind)}
+    beside = {name: inner for name, inner in value.items() if name not in fields_by_key and isinstance(inner, dict)}
     hints = _hints(kind)
-    present = {key: inner for key in named if (inner := beside if key == "*" else value.get(key)) is not None}
+    present = {key: inner for key in fields_by_key if (inner := beside if key == "*" else value.get(key)) is not None}
     return kind(
         **{
-            named[key].name: _read(hints[named[key].name], inner, f"{where}.{key}".strip(".*"))
+            fields_by_key[key].name: _read(hints[fields_by_key[key].name], inner, f"{path}.{key}".strip(".*"))
             for key, inner in present.items()
         }
     )
 
 
-def _read(kind: Any, value: Any, where: str) -> Any:
+def _read(kind: Any, value: Any, path: str) -> Any:
     if isinstance(kind, UnionType):
-        return _read_union(get_args(kind), value, where)
+        return _read_union(get_args(kind), value, path)
     if is_dataclass(kind):
-        return _read_part(kind, {} if value is None else value, where)
+        return _read_part(kind, {} if value is None else value, path)
     if kind is Any or (kind is float and type(value) is int):
         return value
     plain, inner = get_origin(kind) or kind, get_args(kind)
     if not isinstance(value, plain) or (isinstance(value, bool) and plain is not bool):
-        raise _mismatch(plain, value, where)
+        raise _mismatch(plain, value, path)
     if plain is dict:
-        return {str(name): _read(inner[1], of, f"{where}.{name}") for name, of in value.items()}
-    return [_read(inner[0], of, f"{where}[{at}]") for at, of in enumerate(value)] if plain is list else value
+        return {str(name): _read(inner[1], content, f"{path}.{name}") for name, content in value.items()}
+    return [_read(inner[0], content, f"{path}[{at}]") for at, content in enumerate(value)] if plain is list else value
 
 
-def _read_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+def _read_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
     """The value as the first of some kinds that it is of."""
     if value is None and NoneType in kinds:
         return None
-    *others, last = [kind for kind in kinds if kind is not NoneType]
-    for kind in others:
+    *first_kinds, last = [kind for kind in kinds if kind is not NoneType]
+    for kind in first_kinds:
         with suppress(ValueError):
-            return _read(kind, value, where)
-    return _read(last, value, where)
+            return _read(kind, value, path)
+    return _read(last, value, path)
 
 
 @cache
@@ -104,6 +104,6 @@ def _key(item: Any) -> str:
     return item.metadata.get("key") or item.name
 
 
-def _mismatch(kind: Any, value: Any, where: str) -> ValueError:
+def _mismatch(kind: Any, value: Any, path: str) -> ValueError:
     expected = "an object" if is_dataclass(kind) or kind is dict else f"of the type {kind.__name__}"
-    return ValueError(f"{where or 'the content'} is {str(value)[:40]!r} and not {expected}")
+    return ValueError(f"{path or 'the content'} is {str(value)[:40]!r} and not {expected}")

@@ -86,9 +86,9 @@ def step_seconds(profile: RunProfile) -> StepTimes | None:
     """Times of the steps that were recorded one by one, without the first, the traced ones and evaluation."""
     if min(len(rank.steps) for rank in profile.ranks) < MIN_STEPS:
         return None
-    whole = Times(profile).whole
-    p95 = quantiles(whole, n=20, method="inclusive")[-1] if len(whole) > 1 else whole[0]
-    return StepTimes(fmean(whole), median(whole), p95, max(whole), len(whole))
+    seconds = Times(profile).whole
+    p95 = quantiles(seconds, n=20, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
+    return StepTimes(fmean(seconds), median(seconds), p95, max(seconds), len(seconds))
 
 
 def downsample(samples: dict[str, list[float]]) -> dict[str, list[float]]:
@@ -107,8 +107,8 @@ def downsample(samples: dict[str, list[float]]) -> dict[str, list[float]]:
 
 def table(profile: Profile) -> str:
     """Where the time goes: a line for each phase, and the bottleneck."""
-    steps, whole = max(profile.steps, 1), max(sum(profile.phases.values()), 1e-9)
+    steps, total = max(profile.steps, 1), max(sum(profile.phases.values()), 1e-9)
     lines = [f"{'phase':<24}{'seconds':>10}{'of all':>8}{'ms a step':>11}"]
     for phase, seconds in profile.phases.items():
-        lines.append(f"{TITLES[phase]:<24}{seconds:>10.2f}{seconds / whole:>8.1%}{1000 * seconds / steps:>11.2f}")
+        lines.append(f"{TITLES[phase]:<24}{seconds:>10.2f}{seconds / total:>8.1%}{1000 * seconds / steps:>11.2f}")
     return "\n".join([*lines, profile.conclusion])

@@ -36,7 +36,7 @@ VERSION = 1
 
 
 def _usual_measures() -> dict[str, Measure]:
-    """Of a record that does not name any."""
+    """The measures of a record that names none."""
     return {"perplexity": Measure("Perplexity"), "pseudo_perplexity": Measure("Pseudo-perplexity")}
 
 
@@ -114,17 +114,17 @@ class Record:
         return f"cd {shlex.quote(self.started_in)} && {self.command}"
 
     def redacted(self) -> "Record":
-        """The same without secrets in its texts."""
+        """This record without secrets in its texts."""
         return Record.from_json(redacted(self.to_json()))
 
     def with_history(self, lines: list[LogLine]) -> "Record":
-        """The same with these lines of history.jsonl."""
+        """This record with these lines of history.jsonl."""
         return replace(self, history=[HistoryPoint.of(line) for line in lines])
 
     def models(self) -> dict[str, Model]:
-        """Teacher, student and baseline, as far as there are, by the names that figures and tables give them."""
-        named: dict[str, Model | None] = {"teacher": self.teacher, "student": self.student, "baseline": self.baseline}
-        return {name: model for name, model in named.items() if model is not None}
+        """The teacher, student and baseline that the run has, by their names in figures and tables."""
+        models: dict[str, Model | None] = {"teacher": self.teacher, "student": self.student, "baseline": self.baseline}
+        return {name: model for name, model in models.items() if model is not None}
 
     def label_of(self, data: str) -> str:
         """What an evaluation set is called in the report."""
@@ -137,14 +137,14 @@ class Record:
     def sets_of(self, measure: str) -> list[str]:
         """Evaluation sets for which any model or point of the history has a number, in the order of `evaluation`.
 
-        One without a scored position has none, whatever stands there.
+        One without a scored position has none, whatever is there.
         """
         scored = [*(model.scores for model in self.models().values()), *(point.scores for point in self.history)]
-        values = [of.get(measure) or {} for of in scored]
+        values = [scores_by_set.get(measure) or {} for scores_by_set in scored]
         names = [name for by_set in values for name, value in by_set.items() if value is not None]
         order = list(self.evaluation)
-        named = [name for name in dict.fromkeys(names) if self.is_scored(name)]
-        return sorted(named, key=lambda name: order.index(name) if name in order else len(order))
+        scored_names = [name for name in dict.fromkeys(names) if self.is_scored(name)]
+        return sorted(scored_names, key=lambda name: order.index(name) if name in order else len(order))
 
 
 def term_titles(*parts: Record | Baseline) -> dict[str, str]:

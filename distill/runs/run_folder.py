@@ -176,7 +176,7 @@ class RunFolder:
                 state.begin_interval()
             if self.resume not in CHOICES:  # from a chosen checkpoint, perhaps with another precision
                 for later in self.snapshots_path.glob("step-*"):
-                    if (named := STEP.fullmatch(later.name)) and int(named[1]) > state.step:
+                    if (match := STEP.fullmatch(later.name)) and int(match[1]) > state.step:
                         remove(later)
             if start is None:  # of a beginning that left no checkpoint, perhaps with other settings
                 remove(self.snapshots_path)
@@ -234,8 +234,8 @@ class RunFolder:
         """Rename what is damaged and log it. Raises the damage itself with `resume=strict`."""
         if self.resume == "strict":
             raise SettingError(f"resume=strict: {damage}: set resume=auto to quarantine it and continue by {then}")
-        kept = f"; it is kept as {quarantine(damage.path).name}" if os.path.lexists(damage.path) else ""
-        logger.warning(f"{damage}{kept}; {then}")
+        remark = f"; it is kept as {quarantine(damage.path).name}" if os.path.lexists(damage.path) else ""
+        logger.warning(f"{damage}{remark}; {then}")
 
     def _choose(self) -> Path | None:
         """The newest whole checkpoint, or the one that `resume` names. Sets damaged ones aside."""

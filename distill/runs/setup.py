@@ -47,9 +47,9 @@ def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], ranks:
     speedups[ranks.rank] = bf16_speedup(ranks.device)
     slowest = float(ranks.sum(speedups).min())
     auto = "bf16" if slowest >= MIN_SPEEDUP else "fp32"
-    where = "GPU" if ranks.device.type == "cuda" else "processor"
+    processor = "GPU" if ranks.device.type == "cuda" else "processor"
     measured = f"multiplies {slowest:.1f} times as fast in bf16 as in fp32" if slowest else "only emulates bf16"
-    logger.info(f"precision=auto: {auto}, as this {where} {measured}")
+    logger.info(f"precision=auto: {auto}, as this {processor} {measured}")
     return resolve(settings, auto, {})
 
 
@@ -86,10 +86,10 @@ def shard_models(
 
 
 def weights_on_disk(ranks: Ranks, settings: StudentConfig) -> AbstractContextManager[None]:
-    """Where a new student is to be sharded its weights lie in a temporary file until then, and not in memory.
+    """Where a new student is to be sharded its weights are in a temporary file until then, and not in memory.
 
     Args:
-        settings: of the student; saved weights and those of a teacher lie in files already.
+        settings: of the student; saved weights and those of a teacher are in files already.
     """
     new = ranks.shards_student and isinstance(settings, NewStudentConfig | CustomStudentConfig)
     return parameters_in_file() if new else nullcontext()

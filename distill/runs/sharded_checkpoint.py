@@ -50,8 +50,8 @@ class ShardedCheckpoints(Checkpoints):
         def finish(sha256: dict[str, str]) -> None:
             self.write_record(new, state, weights, tensors, numbers, self.ranks.size)
             write_manifest(new, sha256)
-            with atomic(final, durable=True) as whole:
-                new.rename(whole)
+            with atomic(final, durable=True) as target:
+                new.rename(target)
             self.prune(state)
 
         self._on_rank_0(begin)

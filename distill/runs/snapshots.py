@@ -41,8 +41,8 @@ class Snapshots:
 
     def kept(self) -> list[int]:
         """The steps of all that are there, in their order."""
-        named = [STEP.fullmatch(path.name) for path in self.folder.glob("step-*") if path.is_dir()]
-        return sorted(int(match[1]) for match in named if match)
+        matches = [STEP.fullmatch(path.name) for path in self.folder.glob("step-*") if path.is_dir()]
+        return sorted(int(match[1]) for match in matches if match)
 
 
 def check_within(settings: TrainConfig, steps: int) -> None:

@@ -35,9 +35,9 @@ def find_caches(
     caches = {}
     for name, member in settings_by_member(config).items():
         if member.cache.wanted:
-            whole = {**content, "teacher": digests[member.setting], **arithmetic(member.precision.teacher)}
+            identity = {**content, "teacher": digests[member.setting], **arithmetic(member.precision.teacher)}
             folder, setting = config.data.cache, f"{member.setting}.cache"
-            caches[name] = find(member.cache, whole, batches, objective.positions, folder, setting)
+            caches[name] = find(member.cache, identity, batches, objective.positions, folder, setting)
     return caches
 
 

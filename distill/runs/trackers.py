@@ -23,7 +23,7 @@ class Tracker(Protocol):
 
 
 def build(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: str) -> Tracker:
-    """The tracker that `settings.kind` names; its files lie in `folder`.
+    """The tracker that `settings.kind` names; its files are in `folder`.
 
     `config` is the resolved configuration and `name` the run's name, both for display. Raises SettingError for
     a package that is not installed, and wandb online without a key at hand.

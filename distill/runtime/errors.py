@@ -8,7 +8,9 @@ def printable(text: str) -> str:
 
     Parts of messages come from files: they begin no lines of their own, and send a terminal no commands.
     """
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
 class SettingError(ValueError):

@@ -63,8 +63,8 @@ def remove(path: Path) -> None:
 
 def quarantine(path: Path, prefix: str = "damaged") -> Path:
     """Rename an unusable file or folder to `prefix`-NAME; returns the new path, which is numbered where it exists."""
-    more = (f"{prefix}-{path.name}.{number}" for number in itertools.count(2))
-    names = itertools.chain([f"{prefix}-{path.name}"], more)
+    numbered = (f"{prefix}-{path.name}.{number}" for number in itertools.count(2))
+    names = itertools.chain([f"{prefix}-{path.name}"], numbered)
     free = next(name for name in names if not os.path.lexists(path.with_name(name)))
     return path.rename(path.with_name(free))
 
@@ -100,7 +100,7 @@ def refuse_overwriting(path: Path, setting: str, reads: Iterable[Path] = (), ove
 
 
 def _is_or_holds(path: Path, source: Path) -> bool:
-    """Whether a path is this file, under whatever name, or a folder that this file lies in."""
+    """Whether a path is this file, under whatever name, or a folder that this file is in."""
     if not source.exists():
         return False
     return path.resolve() in [source.resolve(), *source.resolve().parents] or (path.exists() and path.samefile(source))

@@ -8,7 +8,7 @@ from distill.runtime.errors import SettingError, first_line
 
 GROUPS, GROUPS_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 # Of a control group: its limit, what of that is taken, and the parts of this that files on the disk can be read into
-# again. The names of version 2, then of version 1, where they lie in a folder of their own.
+# again. The names of version 2, then of version 1, where they are in a folder of their own.
 GROUP_FILES = {
     "": ("memory.max", "memory.current", ("active_file", "inactive_file")),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
@@ -39,7 +39,7 @@ def _free_in_groups(root: Path, groups: Path) -> Iterator[int]:
 
 
 def _numbers(path: Path, names: Sequence[str], unit: int = 1) -> list[int]:
-    """The numbers that stand behind these names in a file of lines such as `name 5`."""
+    """The numbers that are behind these names in a file of lines such as `name 5`."""
     return [unit * int(line.split()[1]) for line in _lines(path) if line.split()[0] in names]
 
 

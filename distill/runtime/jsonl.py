@@ -69,9 +69,9 @@ def read_lines(path: Path, fits: Callable[[Any], bool] = _is_object, only_good: 
         if only_good:
             return []
         raise Damaged(path, "it is no file")
-    *whole, _torn = path.read_bytes().split(b"\n")
+    *whole_lines, _torn = path.read_bytes().split(b"\n")
     lines: list[LogLine] = []
-    for number, text in enumerate(whole, start=1):
+    for number, text in enumerate(whole_lines, start=1):
         line = _parse(text)
         if fits(line) and (not lines or line.get("step", 0) > lines[-1].get("step", -1)):
             lines.append(line)
@@ -115,10 +115,10 @@ class JsonLines:
 
     def drop_after(self, step: int) -> None:
         """Remove the lines of later steps than `step`: the resumed run writes them again."""
-        kept = [line for line in read_lines(self.path) if line.get("step", 0) <= step]
+        remaining = [line for line in read_lines(self.path) if line.get("step", 0) <= step]
         self.file.close()
         with atomic(self.path) as new:
-            new.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            new.write_text("".join(json.dumps(line) + "\n" for line in remaining), encoding="utf-8")
         self.file = _open(self.path)
 
     def close(self) -> None:

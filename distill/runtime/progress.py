@@ -78,8 +78,8 @@ def write_to(stream: TextIO, text: str) -> None:
 
 def duration(seconds: float) -> str:
     """`seconds` as `7 s`, `3:25 min` or `1:03:25 h`."""
-    whole = round(seconds)
-    minutes, rest = divmod(whole, 60)
+    total = round(seconds)
+    minutes, rest = divmod(total, 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours}:{minutes:02d}:{rest:02d} h"
@@ -124,9 +124,9 @@ class Progress:
             _open.append(self)
             self.draw()
 
-    def update(self, done: float, note: str = "") -> None:
-        """`done` so far, `start` included; `note` stands at the end of the line. Cheap to call often."""
-        self.done, self.note = done, note
+    def update(self, count: float, note: str = "") -> None:
+        """`count` so far, `start` included; `note` is at the end of the line. Cheap to call often."""
+        self.done, self.note = count, note
         if self.quiet or _open[-1:] != [self]:
             return
         now = time.monotonic()

@@ -31,7 +31,7 @@ _secrets: set[str] = set()  # those of this process's settings, which `redact` l
 
 
 def is_secret(name: str) -> bool:
-    """Whether a setting of that dotted name, or one that it lies in, holds a secret."""
+    """Whether a setting of that dotted name, or one that it is in, holds a secret."""
     return any(_is_name(part) for part in name.split("."))
 
 

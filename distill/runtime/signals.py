@@ -71,7 +71,7 @@ class Signals:
 
     @contextmanager
     def postponed(self) -> Iterator[None]:
-        """Signals are recorded and never raise; they stand in `received` afterwards."""
+        """Signals are recorded and never raise; they are in `received` afterwards."""
         with self.deferred():
             yield
             recorded, self.received[:] = list(self.received), []

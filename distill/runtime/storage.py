@@ -26,7 +26,7 @@ CONDITIONS = {
     errno.ENXIO,
 }
 IN_RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers put the number into the text
-IN_NUMPY = re.compile(r"\d+ requested and \d+ written")  # its writer knows no reason; a full disk is the usual one
+IN_NUMPY = re.compile(r"\d+ requested and \d+ written")  # its writer gives no reason; a full disk is the usual one
 RESERVE = 1 << 20  # bytes of a file system that are left for its own tables
 
 
@@ -86,11 +86,11 @@ def _path(error: BaseException) -> str:
 
 
 def _line(number: int, path: str) -> str:
-    where = path or "a file of this run"
+    target = path or "a file of this run"
     free = _free(path)
     room = f", with {size(free)} free" if number in FULL and free is not None else ""
     cure = "make room" if number in FULL else "repair it"
-    return f"{where}: {os.strerror(number)}{room}: {cure}, or choose another folder; the same command then resumes"
+    return f"{target}: {os.strerror(number)}{room}: {cure}, or choose another folder; the same command then resumes"
 
 
 def _free(path: str) -> int | None:

@@ -18,7 +18,7 @@ def limit_spinning() -> None:
 def keep_compiled_kernels() -> None:
     """Let the kernels that torch.compile makes outlive /tmp, which batch systems and containers empty.
 
-    They lie beside Distill's other caches unless the user has chosen a folder, or has no home that can be written.
+    They are beside Distill's other caches unless the user has chosen a folder, or has no home that can be written.
     """
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
         return

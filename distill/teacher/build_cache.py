@@ -44,10 +44,10 @@ def build(
     Raises:
         SettingError: no room on the disk, or what was written does not read back.
     """
-    sharded, wanted = is_sharded(teacher), not cache.ready
+    sharded, is_missing = is_sharded(teacher), not cache.ready
     if sharded:  # all ranks compute, whichever of them finds no cache on its disk
-        wanted = float(ranks.sum(torch.tensor(float(wanted)))) > 0
-    if wanted:
+        is_missing = float(ranks.sum(torch.tensor(float(is_missing)))) > 0
+    if is_missing:
         try:
             _make_room(cache)
             with Progress("teacher cache", cache.num_positions, "tokens") as progress:
@@ -86,7 +86,7 @@ class CacheBuilder:
             numbers = np.arange(start, min(start + at_once, sequences.stop))
             pieces.append(self.entries(numbers))
             self.progress.update(self.progress.done + int(self._counts(numbers).sum()))
-        kept = 0.0
+        kept_mass = 0.0
         for name, column in self.cache.layout.columns.items():
             values = np.concatenate([piece[name] for piece in pieces])
             assert values.shape == (span.stop - span.start, column.width)
@@ -96,9 +96,9 @@ class CacheBuilder:
                 file.flush()
                 os.fsync(file.fileno())
             if name == "log_probs":
-                kept = float(-np.expm1(values[:, -1].astype(np.float64)).sum())
+                kept_mass = float(-np.expm1(values[:, -1].astype(np.float64)).sum())
         with atomic(_record_of(self.cache, part), durable=True) as new:
-            new.write_text(json.dumps({"kept": kept, "seconds": time.monotonic() - began}), encoding="utf-8")
+            new.write_text(json.dumps({"kept": kept_mass, "seconds": time.monotonic() - began}), encoding="utf-8")
 
     @torch.no_grad()
     def entries(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
@@ -126,7 +126,7 @@ def _fill_all(builder: CacheBuilder, first: int) -> None:
     cache, progress = builder.cache, builder.progress
     waiting = [*range(first, cache.num_parts), *range(first)]
     while waiting:
-        others = []
+        remaining = []
         for part in waiting:
             path = _record_of(cache, part)
             with _claim(path) as claimed:
@@ -136,8 +136,8 @@ def _fill_all(builder: CacheBuilder, first: int) -> None:
                 elif claimed:
                     builder.fill(part)
                 else:
-                    others.append(part)
-        waiting = others
+                    remaining.append(part)
+        waiting = remaining
         time.sleep(WAIT if waiting else 0)
 
 

@@ -10,7 +10,7 @@ A cache is a folder `<data.cache>/teacher/<key>`:
     draws        [N, K] as ids: tokens drawn from all others, as `sampling` describes
     log_weights  [N, K] float16: log of the probability that each draw stands for; only where draws differ in it
     neg_entropy  [N, 1] float16: the sum of p log p, where there are draws
-    offsets.npy  [R + 1] int64: the positions of sequence r lie at offsets[r] to offsets[r + 1], in their order
+    offsets.npy  [R + 1] int64: the positions of sequence r are at offsets[r] to offsets[r + 1], in their order
     meta.json    what the cache was made from, and checksums; written last: without it the cache is unfinished
     parts/       the records of the parts that are done, so that an interrupted `build_cache` resumes
 
@@ -108,7 +108,7 @@ class Cache:
 
     @property
     def num_bytes(self) -> int:
-        """Of the files that are read in training."""
+        """The bytes of the files that are read in training."""
         return self.offsets.nbytes + self.num_positions * self.layout.position_bytes
 
     @property
@@ -207,7 +207,7 @@ Positions = Callable[[Batch], torch.Tensor | None]
 
 
 class CachedTeacher:
-    """Reads the entries of a batch's sequences; they stand at the positions that carry soft targets, in their order."""
+    """Reads the entries of a batch's sequences; they are at the positions that carry soft targets, in their order."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
@@ -217,7 +217,7 @@ class CachedTeacher:
         columns = self.cache.read(numbers)
         return batch.with_teacher_data(**{name: torch.from_numpy(values) for name, values in columns.items()})
 
-    def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
+    def outputs(self, window: list[Batch], spec_of: Wanted) -> Iterator[TeacherOutput]:
         layout = self.cache.layout
         for batch in window:
             data = batch.teacher_data
@@ -255,13 +255,13 @@ def find(
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     path = folder_of(folder, "teacher", key)
     if (path / "meta.json").exists():
-        return _checked(path, identity, len(batches.sequences), setting)
+        return _open_checked(path, identity, len(batches.sequences), setting)
     cache = Cache(path, identity, _offsets(batches, positions), False, setting)
     _check_size(cache, settings.gigabytes)
     return cache
 
 
-def _checked(path: Path, identity: dict[str, Any], num_sequences: int, setting: str) -> Cache:
+def _open_checked(path: Path, identity: dict[str, Any], num_sequences: int, setting: str) -> Cache:
     """The finished cache at `path`. Raises SettingError where it is damaged."""
     cache = Cache(path, identity, np.zeros(1, np.int64), True, setting)
     try:

@@ -38,7 +38,7 @@ class Logits(NamedTuple):
         return True
 
     def rows(self, rows: Tensor | slice) -> Self:
-        """The same at some of the positions."""
+        """The distributions at some of the positions."""
         return self._replace(values=self.values[rows])
 
     def as_read_by_terms(self, dtype: torch.dtype) -> Tensor:
@@ -72,7 +72,7 @@ class TopK(NamedTuple):
         return False
 
     def rows(self, rows: Tensor | slice) -> Self:
-        """The same at some of the positions."""
+        """The distributions at some of the positions."""
         return type(self)(self.ids[rows], self.log_probs[rows])
 
     def as_read_by_terms(self, dtype: torch.dtype) -> Self:
@@ -99,7 +99,7 @@ class TopK(NamedTuple):
 class Samples(NamedTuple):
     """A teacher known by an unbiased estimate of its distribution p: weights at some entries, 0 at all others.
 
-    ids [N, J] (any integers; one that stands there twice has the sum of its weights), weights [N, J] at least fp32,
+    ids [N, J] (any integers; one that is there twice has the sum of its weights), weights [N, J] at least fp32,
     whose mean over the draws is p and which need not add up to 1, and neg_entropy [N, 1], the sum of p log p, so that a
     cross-entropy with the weights becomes a divergence. All of it holds at the run's temperature.
     """
@@ -113,7 +113,7 @@ class Samples(NamedTuple):
         return True
 
     def rows(self, rows: Tensor | slice) -> Self:
-        """The same at some of the positions."""
+        """The distributions at some of the positions."""
         return type(self)(self.ids[rows], self.weights[rows], self.neg_entropy[rows])
 
     def as_read_by_terms(self, dtype: torch.dtype) -> Self:
@@ -209,9 +209,9 @@ def _with_tail(
     """`Logits.soft_targets` with the entries below the cut-off in one bucket; z_total, y_total [n, 1]: log-sum-exps."""
     log_q, log_p = z - z_total, y - y_total
     p = log_p.exp()
-    kept = p >= cutoff
-    log_mass_p = y.masked_fill(kept, -torch.inf).logsumexp(-1, keepdim=True) - y_total  # -inf where nothing is cut
-    log_mass_q = z.masked_fill(kept, -torch.inf).logsumexp(-1, keepdim=True) - z_total
+    is_kept = p >= cutoff
+    log_mass_p = y.masked_fill(is_kept, -torch.inf).logsumexp(-1, keepdim=True) - y_total  # -inf where nothing is cut
+    log_mass_q = z.masked_fill(is_kept, -torch.inf).logsumexp(-1, keepdim=True) - z_total
     ratio = (log_mass_p - log_mass_q).masked_fill(log_mass_p == -torch.inf, 0)
-    loss = (p * (log_p - log_q)).masked_fill(~kept, 0).sum(-1, keepdim=True) + log_mass_p.exp() * ratio
-    return loss, weight * (log_q.exp() - torch.where(kept, p, (log_q + ratio).exp()))
+    loss = (p * (log_p - log_q)).masked_fill(~is_kept, 0).sum(-1, keepdim=True) + log_mass_p.exp() * ratio
+    return loss, weight * (log_q.exp() - torch.where(is_kept, p, (log_q + ratio).exp()))

@@ -81,7 +81,7 @@ def layout_of(settings: TeacherCacheConfig, vocabulary: int) -> Layout:
 
 
 def layout_from(identity: dict[str, Any]) -> Layout:
-    """The same from what a cache was made from; before there were draws it named none."""
+    """The layout of a cache by its identity, in which older caches name no draws."""
     return Layout(
         int(identity["top_k"]),
         int(identity.get("sampled", 0)),

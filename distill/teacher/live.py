@@ -18,10 +18,10 @@ class LiveTeacher:
     def read_ahead(self, batch: Batch) -> Batch:
         return batch
 
-    def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
+    def outputs(self, window: list[Batch], spec_of: Wanted) -> Iterator[TeacherOutput]:
         for start in range(0, len(window), self.micro_batches):
             part = window[start : start + self.micro_batches]
-            specs = [wanted(batch) for batch in part]
+            specs = [spec_of(batch) for batch in part]
             if specs[0].is_empty:
                 yield from (TeacherOutput(None, NO_OUTPUTS) for _ in part)
             else:
@@ -58,7 +58,7 @@ def _joined(batches: list[Batch]) -> tuple[dict[str, torch.Tensor], torch.Tensor
 
 
 def _joined_spec(batches: list[Batch], specs: list[OutputSpec]) -> OutputSpec:
-    """The same requests for all batches at once: each batch's positions stand behind those of the batches before it."""
+    """One request for all batches: the positions of each follow those of the batches before it."""
     if len(batches) == 1 or not (specs[0].head or specs[0].last_rows) or all(spec.positions is None for spec in specs):
         return specs[0]
     positions, start = [], 0

@@ -28,10 +28,10 @@ class MeanTeacher:
         }
         return batch.with_teacher_data(**read)
 
-    def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
+    def outputs(self, window: list[Batch], spec_of: Wanted) -> Iterator[TeacherOutput]:
         streams = [
             member.outputs(
-                [_of_member(batch, number) for batch in window], _without_layers(wanted) if number else wanted
+                [_of_member(batch, number) for batch in window], _without_layers(spec_of) if number else spec_of
             )
             for number, member in enumerate(self.members)
         ]
@@ -50,11 +50,11 @@ def _of_member(batch: Batch, number: int) -> Batch:
     return replace(batch, teacher_data=data)
 
 
-def _without_layers(wanted: Wanted) -> Wanted:
-    """The same request for logits, and none for anything inside of the model."""
+def _without_layers(spec_of: Wanted) -> Wanted:
+    """The request for logits alone, without anything inside of the model."""
 
     def wanted_of_logits(batch: Batch) -> OutputSpec:
-        spec = wanted(batch)
+        spec = spec_of(batch)
         return OutputSpec(spec.head, spec.positions)
 
     return wanted_of_logits

@@ -125,12 +125,13 @@ def title_of(members: list[Member]) -> str:
 def _check_member(
     member: Member, tokenizer: PreTrainedTokenizerBase, first: Member, shared: PreTrainedTokenizerBase, length: int
 ) -> None:
-    if (here := shared.get_vocab()) != (there := tokenizer.get_vocab()):
-        differing = sum(here.get(token) != number for token, number in there.items())
+    if (expected := shared.get_vocab()) != (vocabulary := tokenizer.get_vocab()):
+        differing = sum(expected.get(token) != number for token, number in vocabulary.items())
         raise SettingError(
-            f"{member.setting}: its vocabulary ({len(there)} tokens) is not that of {first.setting} ({len(here)} "
-            f"tokens, {differing} differ), and probabilities are averaged token by token: choose teachers with one "
-            "tokenizer, or learn from one after the other (student=pretrained continues from a saved student)"
+            f"{member.setting}: its vocabulary ({len(vocabulary)} tokens) is not that of {first.setting} "
+            f"({len(expected)} tokens, {differing} differ), and probabilities are averaged token by token: choose "
+            "teachers with one tokenizer, or learn from one after the other (student=pretrained continues from a saved "
+            "student)"
         )
     if (limit := max_positions(member.model)) is not None and length > limit:
         raise SettingError(

@@ -25,7 +25,7 @@ class Teacher(Protocol):
         """The batch with what can be read before its step; called in the threads that prepare batches."""
         ...
 
-    def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
+    def outputs(self, window: list[Batch], spec_of: Wanted) -> Iterator[TeacherOutput]:
         """What the teacher gives for each micro-batch of a window, in order."""
         ...
 
@@ -36,6 +36,6 @@ class NoTeacher:
     def read_ahead(self, batch: Batch) -> Batch:
         return batch
 
-    def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
+    def outputs(self, window: list[Batch], spec_of: Wanted) -> Iterator[TeacherOutput]:
         for _ in window:
             yield TeacherOutput(None, NO_OUTPUTS)

@@ -47,11 +47,11 @@ class RetokenizedTeacher:
         input_ids, documents = _padded(encoded["input_ids"])
         return batch.with_teacher_data(input_ids=input_ids, documents=documents)
 
-    def outputs(self, window: list[Batch], wanted: Wanted) -> Iterator[TeacherOutput]:
+    def outputs(self, window: list[Batch], spec_of: Wanted) -> Iterator[TeacherOutput]:
         for batch in window:
             data = batch.teacher_data
             with torch.no_grad():
-                outputs = self.model({"input_ids": data["input_ids"]}, data["documents"], wanted(batch))
+                outputs = self.model({"input_ids": data["input_ids"]}, data["documents"], spec_of(batch))
             yield TeacherOutput(None, outputs)
 
 

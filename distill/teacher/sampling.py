@@ -18,7 +18,7 @@ number.
 The draws of a position are systematic: the K points (i + u) / K, i = 0 ... K - 1, of the cumulative distribution of q
 in the order of the vocabulary, with a single uniform u. Every token is expected K q(v) times, as in independent draws,
 and comes that often to within one, so the variance is smaller (Cochran, "Sampling Techniques", 1977, chapter 8). One
-that is drawn several times stands there several times. Cached targets drawn by importance, with independent draws and
+that is drawn several times is there several times. Cached targets drawn by importance, with independent draws and
 without exact entries: "Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs" (arXiv 2503.16870).
 """
 

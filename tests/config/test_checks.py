@@ -268,7 +268,7 @@ def test_draws_of_a_teacher_cache() -> None:
     )
     config = change(config, "objective.soft.weight", 1.0)
     config = change(config, "objective.soft.cutoff", 0.01)
-    assert refused(config).endswith("draws know no cut-off: set objective.soft.cutoff=0.01 to 0")
+    assert refused(config).endswith("sampled targets cannot be cut off: set objective.soft.cutoff=0.01 to 0")
     config = change(config, "objective.soft.cutoff", 0.0)
     config = change(config, "objective.cosine.weight", 1.0)
     assert "objective.cosine needs more of the teacher than a cache keeps" in refused(config)

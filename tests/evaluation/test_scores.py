@@ -244,7 +244,7 @@ def test_agreement_is_that_of_a_plain_loop(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("batch_size", [4, 32])
 def test_what_perplexity_computed_is_not_computed_again_for_agreement(
-    tokenizer: Any, batch_size: int, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Any, batch_size: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     student, teacher = make_model("distilbert", 2), make_model("bert", 2, seed=8)
     other = EvaluationSet("other", "another", ROWS[:4], 1)
@@ -257,7 +257,9 @@ def test_what_perplexity_computed_is_not_computed_again_for_agreement(
     for model, name in ((student, "student"), (teacher, "teacher")):
         evaluator.score(model, name, [SET, other], keep=name)
     forwards.clear()
+    capsys.readouterr()
     assert evaluator.agree(student, teacher, [SET, other]) == expected and not forwards
+    assert "sequences/s" not in capsys.readouterr().err, "nothing was computed that would have a rate"
     # Sets that do not fit are computed anew.
     room = sum(rows.nbytes for rows in evaluator.kept["teacher"].by_set["other"])
     monkeypatch.setattr("distill.evaluation.evaluator.KEPT_BYTES", room)

@@ -120,7 +120,7 @@ def test_nothing_is_kept_but_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> 
         entered.append(model)
         return contextlib.nullcontext()
 
-    monkeypatch.setattr(language_model, "recorded", watch)
+    monkeypatch.setattr(language_model, "record_attention", watch)
     LanguageModel(model)({"input_ids": ids}, None, OutputSpec(True, None, (1, LAST), (), (MEAN,)))
     assert not entered
     monkeypatch.undo()

@@ -142,8 +142,10 @@ class Pair:
         """
         tokenizer, kind = self.student.tokenizer, self.student.kind
         sets = [
-            EvaluationSet(name, name, text_sequences(some, tokenizer, kind, self.sequence_length), len(some))
-            for name, some in texts.items()
+            EvaluationSet(
+                name, name, text_sequences(texts_of_set, tokenizer, kind, self.sequence_length), len(texts_of_set)
+            )
+            for name, texts_of_set in texts.items()
         ]
         pseudo = PseudoPerplexityConfig(fraction=pseudo_perplexity_fraction, batch_size=batch_size)
         settings = EvaluateConfig(batch_size=batch_size, pseudo_perplexity=pseudo)
@@ -237,7 +239,7 @@ def load_pair(
         raise SettingError(
             "layers and num_layers are for a student from the teacher's layers: leave them or student out"
         )
-    place, frozen = device_of(device), _teacher(teacher)
+    chosen_device, frozen = device_of(device), _teacher(teacher)
     model, tokenizer, kind = frozen.model, frozen.tokenizer, frozen.kind
     if student is None:
         chosen = layers if layers is None or isinstance(layers, str) else list(layers)
@@ -259,8 +261,8 @@ def load_pair(
     check_vocabulary(model, "teacher", tokenizer)
     check_vocabulary(made, "student", tokenizer)
     return Pair(
-        LoadedModel(model.to(place), tokenizer, kind, frozen.path),
-        LoadedModel(made.to(place), tokenizer, kind, path),
+        LoadedModel(model.to(chosen_device), tokenizer, kind, frozen.path),
+        LoadedModel(made.to(chosen_device), tokenizer, kind, path),
         length,
         seed,
     )

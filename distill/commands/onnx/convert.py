@@ -150,7 +150,7 @@ def padded_inputs(model: Any, batch_size: int, length: int) -> tuple[np.ndarray,
 
 
 def _lengths(model: Any) -> tuple[int, int, int]:
-    """Of the example that is traced, of a shorter one, and of a longer one that windows of attention do not span."""
+    """The lengths of the traced example, of a shorter one, and of one that is longer than windows of attention."""
     longest = max_positions(model) or 1024
     window = max(getattr(model.config, name, None) or 0 for name in ("sliding_window", "local_attention"))
     return min(24, longest), min(7, longest), min(longest, max(64, min(window + 16, 1024)))

@@ -77,9 +77,9 @@ def perplexity(run: Logits, inputs: np.ndarray, targets: np.ndarray) -> float:
     """exp of the mean negative log-likelihood of the targets, in float64."""
     total, count = 0.0, 0
     for start in range(0, len(inputs), BATCH):
-        ids, wanted = inputs[start : start + BATCH], targets[start : start + BATCH]
-        scored = wanted != IGNORE
+        ids, labels = inputs[start : start + BATCH], targets[start : start + BATCH]
+        scored = labels != IGNORE
         logits = torch.from_numpy(run(ids, np.ones_like(ids))[scored]).double()
-        total += cross_entropy(logits, torch.from_numpy(wanted[scored]), reduction="sum").item()
+        total += cross_entropy(logits, torch.from_numpy(labels[scored]), reduction="sum").item()
         count += int(scored.sum())
     return math.exp(min(total / count, 700.0))

@@ -120,7 +120,7 @@ def write(path: str, text: Path | None, max_sequences: int, overwrite: bool = Fa
 
 
 def table(folder: Path, content: Report) -> str:
-    """The same as a table of text."""
+    """The results as a table of text."""
     lines = [f"{'':<12}{'MB':>9}{'ms':>11}{'perplexity':>13}{'change':>9}"]
     plain = next(iter(content["formats"].values()))["perplexity"]
     for name, measured in content["formats"].items():

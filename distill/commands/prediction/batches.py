@@ -38,11 +38,11 @@ def sequence_length(model: LoadedModel, settings: PredictConfig) -> int:
         SettingError: more than it reads.
     """
     longest = model.longest or LONGEST
-    wanted = settings.sequence_length
-    if wanted is not None and wanted > longest:
-        raise SettingError(f"sequence_length={wanted}: model={model.path} reads {longest:,} tokens; lower it")
+    requested = settings.sequence_length
+    if requested is not None and requested > longest:
+        raise SettingError(f"sequence_length={requested}: model={model.path} reads {longest:,} tokens; lower it")
     trained = model.corpus.get("sequence_length")
-    return wanted or min(trained if isinstance(trained, int) else LONGEST, longest)
+    return requested or min(trained if isinstance(trained, int) else LONGEST, longest)
 
 
 @torch.inference_mode()

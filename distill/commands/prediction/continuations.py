@@ -27,7 +27,7 @@ def continue_texts(model: LoadedModel, records: Sequence[Record], settings: Pred
     Drawn tokens depend on the seed and on which texts are computed together. torch's own generator is left as it was.
 
     Returns:
-        Of each record the text behind it.
+        The text behind each record.
 
     Raises:
         SettingError: text and continuation together are longer than the model reads.
@@ -49,7 +49,7 @@ def continue_texts(model: LoadedModel, records: Sequence[Record], settings: Pred
         for numbers in in_batches([len(prompt) for prompt in prompts], settings.batch_size):
             written = _write(model, [prompts[number] for number in numbers], max_new_tokens, settings)
             for number, tokens in zip(numbers, written, strict=True):
-                end = next((place for place, token in enumerate(tokens) if token == tokenizer.eos_token_id), None)
+                end = next((index for index, token in enumerate(tokens) if token == tokenizer.eos_token_id), None)
                 text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
                 outcomes[number] = Continuation(continuation=str(text), ended=end is not None)
     return [outcomes[number] for number in range(len(records))]

@@ -41,7 +41,7 @@ def fill_masks(model: LoadedModel, records: Sequence[Record], settings: PredictC
     """The most probable tokens for every mask of every record's `text`, each mask by itself, as the model was trained.
 
     Returns:
-        Of each record its text with the masks filled, and the `top_k` most probable tokens of each.
+        For each record its text with the masks filled, and the `top_k` most probable tokens of each.
 
     Raises:
         SettingError: a text without a mask, or one that is longer than the model reads.

@@ -90,7 +90,7 @@ def as_record(item: Any, number: int, kind: ModelKind, what: str = "input") -> R
     """An input as a dict with the texts that this kind of model reads.
 
     Args:
-        number: which of the inputs it is, for messages, in which `what` stands before it.
+        number: which of the inputs it is, for messages, in which `what` is before it.
 
     Raises:
         SettingError: it lacks one of them, or is something else.

@@ -35,7 +35,7 @@ def read_inputs(path: str, columns: tuple[str, ...]) -> Iterator[Place]:
         if kind == "json":
             yield from _of_squad(file)
         elif kind == "jsonl":
-            yield from _of_lines(readers.lines(file, limit=LONGEST, whole=True), file.name, json_lines=True)
+            yield from _of_lines(readers.lines(file, limit=LONGEST, whole_lines=True), file.name, json_lines=True)
         elif kind in ("csv", "tsv", "parquet"):
             fields = {f"input={path}: {name}": name for name in columns} if kind == "parquet" else {}
             for row in read_files([file], "input", fields):
@@ -43,7 +43,7 @@ def read_inputs(path: str, columns: tuple[str, ...]) -> Iterator[Place]:
                     raise SettingError(f"input={path}: {row.place} has another number of fields than the header")
                 yield row.place, {name: value for name, value in row.values.items() if value is not None}
         elif kind == "txt":
-            yield from _of_lines(readers.lines(file, limit=LONGEST, whole=True), file.name, json_lines=False)
+            yield from _of_lines(readers.lines(file, limit=LONGEST, whole_lines=True), file.name, json_lines=False)
         else:
             raise SettingError(f"input={path}: unknown file type; give *.jsonl, *.csv, *.tsv, *.parquet, *.txt")
     except InvalidFile as error:
@@ -84,7 +84,7 @@ def _of_lines(lines: Iterable[str], name: str, json_lines: bool) -> Iterator[Pla
 def _of_squad(file: Path) -> Iterator[Place]:
     """The questions of SQuAD's own JSON, data > paragraphs > qas, with their ids."""
     try:
-        articles = json.loads("".join(readers.lines(file, limit=LONGEST, whole=True)))["data"]
+        articles = json.loads("".join(readers.lines(file, limit=LONGEST, whole_lines=True)))["data"]
         for article in articles:
             for paragraph in article["paragraphs"]:
                 for question in paragraph["qas"]:
@@ -98,7 +98,7 @@ def _of_squad(file: Path) -> Iterator[Place]:
 
 
 def files_read(model: str, inputs: Iterable[Path]) -> list[Path]:
-    """The files that no output may replace: the inputs, and those of the model where it lies in a folder."""
+    """The files that no output may replace: the inputs, and those of the model where it is in a folder."""
     folder = Path(model_folder(model))
     return [*inputs, *(folder.iterdir() if folder.is_dir() else [])]
 

@@ -50,7 +50,7 @@ def answer_questions(model: LoadedModel, records: Sequence[Record], settings: Pr
     Longer contexts are read in windows, of the length and stride of the run that trained the model where there is one.
 
     Returns:
-        Of each record the answer and where it stands, with its score.
+        For each record the answer, its place and its score.
     """
     if not records:
         return []

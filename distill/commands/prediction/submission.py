@@ -66,10 +66,10 @@ def write_submissions(
 
 def test_files(path: str, task: GlueTask) -> list[Path]:
     """The test sets of a task at this path, sorted by name. Raises SettingError where there is none."""
-    place = Path(path).expanduser()
-    if place.is_file():
-        return [place]
-    folder = place / task.folder if (place / task.folder).is_dir() else place
+    root = Path(path).expanduser()
+    if root.is_file():
+        return [root]
+    folder = root / task.folder if (root / task.folder).is_dir() else root
     files = sorted(folder.glob("test*")) if folder.is_dir() else []
     files = [file for file in files if file.name.lower().endswith(SUFFIXES)]
     if not files:
@@ -92,15 +92,15 @@ def class_order(model: LoadedModel, task: str) -> list[int]:
     Raises:
         SettingError: the model has other classes, or gives values where the task has classes.
     """
-    names, wanted = [name.lower() for name in class_names(model)], list(TASKS[task].classes)
-    if names and all(name.startswith("label_") for name in names) and len(names) == len(wanted):
+    names, expected = [name.lower() for name in class_names(model)], list(TASKS[task].classes)
+    if names and all(name.startswith("label_") for name in names) and len(names) == len(expected):
         return list(range(len(names)))
-    if sorted(names) != sorted(wanted):
-        names_shown, needed = ", ".join(names) or "values", ", ".join(wanted) or "values"
+    if sorted(names) != sorted(expected):
+        names_shown, needed = ", ".join(names) or "values", ", ".join(expected) or "values"
         raise SettingError(
             f"model={model.path} gives {names_shown}, and task={task} has {needed}: choose another model"
         )
-    return [wanted.index(name) for name in names]
+    return [expected.index(name) for name in names]
 
 
 def _write(model: LoadedModel, task: str, file: Path, target: Path, order: list[int], settings: PredictConfig) -> int:

@@ -31,7 +31,7 @@ def classify(model: LoadedModel, records: Sequence[Record], settings: PredictCon
     Texts are cut as in training: what does not fit into a sequence is cut off the end of the longer text.
 
     Returns:
-        Of each record `class`, `probability` and `probabilities` by class, the largest first; of a model that gives
+        For each record `class`, `probability` and `probabilities` by class, the largest first; of a model that gives
         values `value`.
 
     Raises:

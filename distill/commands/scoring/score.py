@@ -60,14 +60,14 @@ def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output:
         StorageFailed: a disk or a store has failed.
         Interrupted: a signal ended it, which is a KeyboardInterrupt.
     """
-    for name, given, example in (("models", models, "runs/first"), ("settings", settings, "evaluate.sets=[books]")):
-        if isinstance(given, str | Path):
-            raise SettingError(f"{name}={given} is one string: give a list, such as ['{example}']")
+    for name, argument, example in (("models", models, "runs/first"), ("settings", settings, "evaluate.sets=[books]")):
+        if isinstance(argument, str | Path):
+            raise SettingError(f"{name}={argument} is one string: give a list, such as ['{example}']")
     try:
-        with ExitStack() as held:
-            held.enter_context(handled(owns_process=False))
-            held.enter_context(process_as_before())
-            held.enter_context(hydra_as_before())
+        with ExitStack() as stack:
+            stack.enter_context(handled(owns_process=False))
+            stack.enter_context(process_as_before())
+            stack.enter_context(hydra_as_before())
             return evaluate_models(models, settings, output)
     except Exception as error:
         raise_expected(error, "" if output is None else str(output))
@@ -86,8 +86,8 @@ def evaluate_models(
     with join_ranks(config.backend) as ranks:
         config = config.changed(precision=choose_precision(config.precision, {}, ranks))
         scores = _score(config, _task(task_name, located, config), located, ranks)
-    named = [f"model={model.name}" for model in located] + ([] if output is None else [f"output={output}"])
-    command = shlex.join(["distill", "evaluate", *named, *map(redact, settings)])
+    arguments = [f"model={model.name}" for model in located] + ([] if output is None else [f"output={output}"])
+    command = shlex.join(["distill", "evaluate", *arguments, *map(redact, settings)])
     scores = replace(scores, command=f"cd {shlex.quote(os.getcwd())} && {command}")
     if output is not None:
         scores.write(Path(output).expanduser())
@@ -102,15 +102,17 @@ def _task(name: str, models: Sequence[Located], config: Config) -> Task:
 def _score(config: Config, task: Task, models: Sequence[Located], ranks: Ranks) -> Scores:
     groups = groups_of(config, task.kind, models, ranks)
     scored = [_score_group(config, task, group, number, ranks) for number, group in enumerate(groups)]
-    measures = {name: described for each in scored for name, described in each.measures.items()}
-    notes = [*dict.fromkeys(line for each in scored for line in each.left_out), *_notes(scored, measures, config)]
+    measures = {name: described for result in scored for name, described in result.measures.items()}
+    notes = [*dict.fromkeys(line for result in scored for line in result.left_out), *_notes(scored, measures, config)]
     order = [TEACHER, *(model.name for model in models)]
     return Scores(
         config.objective.task,
-        tuple(sorted((each for part in scored for each in part.models), key=lambda each: order.index(each.name))),
-        tuple(each.vocabulary for each in scored),
+        tuple(
+            sorted((result for part in scored for result in part.models), key=lambda result: order.index(result.name))
+        ),
+        tuple(result.vocabulary for result in scored),
         measures,
-        tuple(comparison for each in scored for comparison in each.comparisons),
+        tuple(comparison for result in scored for comparison in result.comparisons),
         tuple(notes),
         environment=environment(ranks.device),
     )
@@ -141,7 +143,7 @@ def _score_group(config: Config, task: Task, group: Group, number: int, ranks: R
     described = {data.name: facts.EvaluationSet(**evaluator.describe(data)) for data in sets}
     return GroupScores(
         tuple(models),
-        Vocabulary(len(group.tokenizer), tuple(each.name for each in models), described),
+        Vocabulary(len(group.tokenizer), tuple(model.name for model in models), described),
         measure_facts(evaluator.measures),
         tuple(_compare(group, losses, evaluator, sets)),
         tuple(left_out),
@@ -164,7 +166,9 @@ def _notes(scored: Sequence[GroupScores], measures: Mapping[str, facts.Measure],
     """What a reader has to know where vocabularies differ."""
     if len(scored) < 2 or "perplexity" not in measures:
         return []
-    listed = "; ".join(f"{each.vocabulary.tokens:,} tokens: {', '.join(each.vocabulary.models)}" for each in scored)
+    listed = "; ".join(
+        f"{result.vocabulary.tokens:,} tokens: {', '.join(result.vocabulary.models)}" for result in scored
+    )
     cure = "bits per byte can" if "bits_per_byte" in measures else "score models of one vocabulary to compare them"
     lines = [
         f"These models have different vocabularies ({listed}). A perplexity is one of tokens, so perplexities cannot "

@@ -20,19 +20,23 @@ READ = ("corpus", "data", "evaluate", "precision", "teacher", "backend", "recipe
 TASK = ("objective", "objective.task")
 OF_RUN = "of_the_scored_run"  # the recipe that holds the settings of a run
 TEXTS = {"corpus", "corpus.path", "corpus.hub", "corpus.sources"}  # settings that name a corpus
-USUAL = "[books,wikitext2,imdb]"  # sets that need no corpus, as far as they lie on this machine
+USUAL = "[books,wikitext2,imdb]"  # sets that need no corpus, as far as they are on this machine
 
 
-def settings_of(models: Sequence[Located], given: Sequence[str]) -> tuple[Config, str]:
+def settings_of(models: Sequence[Located], overrides: Sequence[str]) -> tuple[Config, str]:
     """The settings to score these models with, and the task whose measures they have, as `objective.task` has it.
 
     Args:
-        given: as on the command line of a run, such as `evaluate.sets=[books]`.
+        overrides: as on the command line of a run, such as `evaluate.sets=[books]`.
 
     Raises:
         SettingError: settings that scoring does not read or that cannot be, or models of different tasks.
     """
-    names = [each.partition("=")[0].lstrip("+~") for each in given if not each.startswith("-") and "=" in each]
+    names = [
+        override.partition("=")[0].lstrip("+~")
+        for override in overrides
+        if not override.startswith("-") and "=" in override
+    ]
     for name in names:
         if name.split(".")[0].split("/")[0] not in READ and name not in TASK:
             raise SettingError(
@@ -40,7 +44,7 @@ def settings_of(models: Sequence[Located], given: Sequence[str]) -> tuple[Config
                 f"leave it out; what is read are {', '.join(READ)}, model and output"
             )
     task = models[0].task if set(TASK) & set(names) else _task(models)
-    arguments = [*_defaults(models[0], task, names), *_teacher(given)]
+    arguments = [*_defaults(models[0], task, names), *_teacher(overrides)]
     config = composed(arguments)
     if set(TASK) & set(names):
         task = config.objective.task
@@ -100,19 +104,19 @@ def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:
     """
     assert first.run is not None
     settings = settings_of_run(first.run)
-    kept = {name: settings.get(name) or {} for name in ("corpus", "data", "evaluate") if name not in names}
-    if "evaluate" in kept:
-        kept["evaluate"] = {**kept["evaluate"], "baseline": None}
+    sections = {name: settings.get(name) or {} for name in ("corpus", "data", "evaluate") if name not in names}
+    if "evaluate" in sections:
+        sections["evaluate"] = {**sections["evaluate"], "baseline": None}
     if "precision" not in names:
         precision = {**(settings.get("precision") or {}), **formats_of_run(first.run)}
-        kept["precision"] = {name: precision[name] for name in ("evaluate", "kernels") if name in precision}
-    for name, code in _code_in(kept, ""):
+        sections["precision"] = {name: precision[name] for name in ("evaluate", "kernels") if name in precision}
+    for name, code in _code_in(sections, ""):
         raise SettingError(
             f"model={first.name}: the settings of its run name code ({name}={code}), which is not run because a run "
             "folder asks for it: choose other options of the groups corpus and evaluate, such as evaluate=local, and "
             f"give {name}={code} yourself if you trust it"
         )
-    return kept
+    return sections
 
 
 def _code_in(settings: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -127,15 +131,15 @@ def _code_in(settings: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _code_in(value, name)
 
 
-def _teacher(given: Sequence[str]) -> Iterator[str]:
+def _teacher(overrides: Sequence[str]) -> Iterator[str]:
     """The settings that are given; of `teacher=` the folder or the name on the Hub will do, too."""
     options = {file.stem for file in (CONF / "teacher").glob("*.yaml")}
-    for each in given:
-        name, _, value = each.partition("=")
+    for override in overrides:
+        name, _, value = override.partition("=")
         if name == "teacher" and value not in options and value and value[0] not in "{[":
             yield from ("teacher=pretrained", f"teacher.path={value}")
         else:
-            yield each
+            yield override
 
 
 def _check(config: Config) -> None:

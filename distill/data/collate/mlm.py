@@ -74,24 +74,24 @@ class MaskedLM:
         Weighted sampling by exponential races (Efraimidis, Spirakis 2006): the smallest values of -log(u) / weight win.
         """
         candidates = self.maskable[ids]
-        wanted = np.rint(self.settings.mlm_probability * candidates.sum(1)).astype(np.int64)
-        wanted = np.where(candidates.any(1), np.maximum(wanted, 1), 0)
+        num_positions = np.rint(self.settings.mlm_probability * candidates.sum(1)).astype(np.int64)
+        num_positions = np.where(candidates.any(1), np.maximum(num_positions, 1), 0)
         if self.settings.max_predictions is not None:
-            wanted = np.minimum(wanted, self.settings.max_predictions)
+            num_positions = np.minimum(num_positions, self.settings.max_predictions)
         race = np.where(candidates, -np.log(uniform(keys)) / self.weights[ids], np.inf)
         if self.settings.ngrams > 1:
             lengths = self._ngram_lengths(keys)
             return np.stack(
-                [self._choose_ngrams(*row) for row in zip(ids, candidates, race, lengths, wanted, strict=True)]
+                [self._choose_ngrams(*row) for row in zip(ids, candidates, race, lengths, num_positions, strict=True)]
             )
         if self.settings.whole_words:
-            return self._choose_words(ids, candidates, race, wanted)
+            return self._choose_words(ids, candidates, race, num_positions)
         ordered = np.sort(race, axis=1)
-        threshold = np.take_along_axis(ordered, np.maximum(wanted - 1, 0)[:, None], axis=1)
-        return candidates & (race <= threshold) & (wanted > 0)[:, None]
+        threshold = np.take_along_axis(ordered, np.maximum(num_positions - 1, 0)[:, None], axis=1)
+        return candidates & (race <= threshold) & (num_positions > 0)[:, None]
 
     def _choose_words(
-        self, ids: np.ndarray, candidates: np.ndarray, race: np.ndarray, wanted: np.ndarray
+        self, ids: np.ndarray, candidates: np.ndarray, race: np.ndarray, num_positions: np.ndarray
     ) -> np.ndarray:
         """The same race between words: a word runs with its first token and is chosen whole.
 
@@ -104,7 +104,7 @@ class MaskedLM:
             word = np.cumsum(begins[row]) - 1
             lengths = np.bincount(word[candidates[row]], minlength=len(starts))
             order = np.argsort(race[row, starts], kind="stable")
-            taken = np.cumsum(lengths[order]) <= wanted[row]
+            taken = np.cumsum(lengths[order]) <= num_positions[row]
             taken[:1] = True
             is_chosen = np.zeros(len(starts), bool)
             is_chosen[order[taken]] = True
@@ -124,12 +124,13 @@ class MaskedLM:
         return 1 + np.searchsorted(np.cumsum(shares / shares.sum())[:-1], uniform(key(0, "ngram", keys)))
 
     def _choose_ngrams(
-        self, ids: np.ndarray, candidates: np.ndarray, race: np.ndarray, lengths: np.ndarray, wanted: int
+        self, ids: np.ndarray, candidates: np.ndarray, race: np.ndarray, lengths: np.ndarray, num_positions: int
     ) -> np.ndarray:
         """The race between words of one sequence, each argument [S]: the words of an n-gram are chosen together.
 
-        As in the code published with Lan et al., "ALBERT" (2020), section 4.1: an n-gram that does not fit into what is
-        left of `wanted` is shortened word by word, and passed over if none is left or a word of it is chosen already.
+        As in the code published with Lan et al., "ALBERT" (2020), section 4.1: an n-gram that does not fit into the
+        rest of `num_positions` is shortened word by word, and passed over if none is left or a word of it is chosen
+        already.
         """
         begins = np.flatnonzero(self._begins(ids, candidates))
         barriers = np.append(np.flatnonzero(~candidates), len(ids))  # a word ends before a special token
@@ -138,7 +139,7 @@ class MaskedLM:
         order = np.argsort(race[begins], kind="stable").tolist()
         starts, ends, num_words = begins.tolist(), stops.tolist(), lengths[begins].tolist()
         taken = [False] * len(starts)
-        left = int(wanted)
+        left = int(num_positions)
         for first in order:
             if not left:
                 break
@@ -150,7 +151,7 @@ class MaskedLM:
             if last >= first and not any(taken[first : last + 1]):
                 taken[first : last + 1] = [True] * (last + 1 - first)
                 left -= ends[last] - starts[first]
-        if wanted and order and not any(taken):  # every word is longer than what is wanted
+        if num_positions and order and not any(taken):  # every word is longer than what is wanted
             taken[order[0]] = True
         chosen = np.zeros_like(candidates)
         for start, end, take in zip(starts, ends, taken, strict=True):

@@ -18,7 +18,7 @@ class MaskedLMAndOrder:
     """Swaps the segments of a sequence with probability 1/2, each sequence by its own key, then masks tokens.
 
     Lan et al., "ALBERT: A Lite BERT" (2020), section 3.1: both segments are of one document and follow each other, and
-    the model learns whether they stand in their order (0) or swapped (1).
+    the model learns whether they are in their order (0) or swapped (1).
     """
 
     masking: MaskedLM

@@ -60,7 +60,7 @@ class BlockCache:
 
         Args:
             fetch: gives the plain bytes of a block.
-            ahead: nobody waits for it yet.
+            ahead: fetched before it is needed.
         """
         if (plain := self._open(block, layout)) is not None:
             return plain
@@ -72,7 +72,7 @@ class BlockCache:
         return self.get(block, layout, fetch, ahead) if plain is None else plain  # None: evicted in between
 
     def digests(self) -> set[str]:
-        """Of the blocks that are here, in hexadecimal digits."""
+        """The digests of the blocks that are here, in hexadecimal digits."""
         return {name.removesuffix(SUFFIX) for name in os.listdir(self.folder)}
 
     def _path(self, block: Block) -> Path:

@@ -18,7 +18,7 @@ from distill.runtime.signals import Signals, in_force
 
 FETCHING = 8  # blocks at once that somebody waits for, where memory allows (`distill.data.shards.in_flight`)
 AHEAD = 4  # and that are fetched ahead
-ATTEMPTS_AHEAD = 2  # to fetch such a block; whoever needs it tries more often
+ATTEMPTS_AHEAD = 2  # to fetch such a block; the thread that needs it tries more often
 LOG_EVERY = 10.0  # seconds between two lines about a block that somebody waits for
 
 logger = logging.getLogger(__name__)
@@ -57,12 +57,12 @@ class BlockStore(ShardStore):
         if numbers is self._last_expected:
             return
         self._last_expected = numbers
-        wanted = dict.fromkeys(self.index.block_of(np.asarray(numbers)).tolist())
+        blocks = dict.fromkeys(self.index.block_of(np.asarray(numbers)).tolist())
         with self._lock:
-            for block in self._expected.keys() - wanted.keys():
+            for block in self._expected.keys() - blocks.keys():
                 if self._expected[block].cancel():  # it waits for its turn; what is under way continues
                     del self._expected[block]
-            missing = [block for block in wanted if not self._is_coming(block)]
+            missing = [block for block in blocks if not self._is_coming(block)]
             for block in missing:
                 self._expected[block] = self._submit(self._ahead, block, self._expected)
 
@@ -120,14 +120,14 @@ class BlockStore(ShardStore):
         """
         ahead = coming is self._expected
 
-        def fetch(wanted: Block) -> memoryview:
+        def fetch(block: Block) -> memoryview:
             signals.raise_if_stopped()
-            return self.blocks.plain(wanted, ATTEMPTS_AHEAD if ahead else ATTEMPTS)
+            return self.blocks.plain(block, ATTEMPTS_AHEAD if ahead else ATTEMPTS)
 
         try:
             view = self.cache.get(self.index.block(block), self.index.layout, fetch, ahead)
             before = list(self._open)  # blocks that come while others are listed are none that have gone
-            kept = self.cache.digests()
+            cached = self.cache.digests()
         except BaseException as error:
             self._give_up(block, coming, error, failures)
             raise
@@ -135,14 +135,14 @@ class BlockStore(ShardStore):
             self._open[block] = view
             coming.pop(block, None)
             # The disk gets the room of evicted blocks back when no process has them mapped any more.
-            for gone in [other for other in before if self._digest(other) not in kept]:
+            for gone in [other for other in before if self._digest(other) not in cached]:
                 self._open.pop(gone, None)
         return view
 
     def _give_up(
         self, block: int, coming: dict[int, "Future[memoryview]"], error: BaseException, failures: int
     ) -> None:
-        """A block cannot be had. That ends the run if somebody waits for it, and then nobody needs the others."""
+        """A block cannot be fetched. That ends the run if a thread waits for it, and then no other is needed."""
         with self._lock:
             if failures != self._failures:  # the waiting thread has the error already, and may have begun anew
                 return

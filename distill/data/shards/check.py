@@ -103,7 +103,7 @@ def read_counts(place: str, part: Part, meta: Meta) -> np.ndarray:
 
 
 def check_folder(folder: LocalFolder, data: DataConfig, again: bool, remake: bool) -> bool:
-    """Whether finished sequences lie in a folder, all as they were written; else they are to be made.
+    """Whether finished sequences are in a folder, all as they were written; else they are to be made.
 
     One process of the machine reads the files while others wait. Of a folder that is larger than `data.local_bytes`
     and read in blocks, which are checked one by one, only the sizes are checked here.
@@ -198,19 +198,19 @@ def _check_sizes(folder: Path, index: ShardIndex) -> None:
     sizes = np.bincount(index.shard, index.size, minlength=index.num_shards).astype(np.int64)
     for shard, expected in enumerate(sizes.tolist()):
         path = folder / index.layout.shard_name(shard)
-        there = path.stat().st_size if path.is_file() else None
-        if expected and there is None:
+        found_bytes = path.stat().st_size if path.is_file() else None
+        if expected and found_bytes is None:
             raise Damaged(path, "it is missing")
-        if expected and there != expected:
-            raise Damaged(path, f"it has {there:,} bytes instead of {expected:,}")
+        if expected and found_bytes != expected:
+            raise Damaged(path, f"it has {found_bytes:,} bytes instead of {expected:,}")
 
 
 def _check_blocks(folder: Path, index: ShardIndex, threads: int) -> None:
     pool = ThreadPoolExecutor(threads, thread_name_prefix="check")  # hashing and reading let other threads run
     try:
         is_whole: Callable[[int], bool] = lambda number: _is_whole(folder, index, index.block(number))  # noqa: E731
-        for number, whole in enumerate(pool.map(is_whole, range(len(index)))):
-            if not whole:
+        for number, is_sound in enumerate(pool.map(is_whole, range(len(index)))):
+            if not is_sound:
                 block = index.block(number)
                 problem = f"its {block.size:,} bytes from {block.offset:,} on are not those that were written"
                 raise Damaged(folder / index.layout.shard_name(block.shard), problem)

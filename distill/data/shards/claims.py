@@ -1,6 +1,6 @@
 """Which host works on which group of a text: claims that a host renews while it lives, and loses when it does not.
 
-A claim is a small file in the folder that all hosts write to. Clocks of hosts may differ, so no time stands in it: who
+A claim is a small file in the folder that all hosts write to. Clocks of hosts may differ, so no time is in it: who
 watches it notes when, by its own clock, it has last changed, and takes it over after a minute without a change. Two
 hosts that come to work on one group all the same lose time and nothing else, since both write the same bytes.
 """
@@ -104,7 +104,7 @@ def _name(number: int) -> str:
 
 
 def owner_of(scratch: Path) -> str:
-    """The name of whoever works in this folder of a host: the same for all processes that do so one after the other."""
+    """The owner's name in claims: the same for all processes that work in this folder of a host one after the other."""
     path = scratch / "owner"
     if not path.exists():
         with atomic(path) as new:

@@ -15,7 +15,7 @@ from typing import Any
 
 from distill.data.remote import file_system, is_url, retried
 
-WORK = "parts"  # the folder in a destination with what is there only until all is done
+WORK = "parts"  # the folder in a destination for files that are removed once all is done
 UNFINISHED = ".new"  # ends the names of files of a disk that are being written
 UPLOADS = 4  # parts of one file that are on their way at the same time, and so in memory
 

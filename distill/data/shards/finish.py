@@ -110,7 +110,7 @@ def _summary(shards: Sequence[ShardRecord], index: ShardIndex) -> PartMeta:
 def _digest(shards: Sequence[ShardRecord], index: ShardIndex) -> str:
     """That of the sequences of a single shard; of several, that of their digests in their order.
 
-    So a text of one shard has the digest that it had before there were shards, which stands in checkpoints and teacher
+    So a text of one shard has the digest that it had before there were shards, which is in checkpoints and teacher
     caches; and of a text of many no process has to read all sequences.
     """
     if len(shards) == 1:

@@ -147,8 +147,8 @@ class Host:
         if not group.work:
             self._publish(number, pool)
 
-    def _end_unit(self, number: int, unit: int, done: UnitRecord, pool: Executor) -> None:
-        self._tokens += sum(done[part]["tokens"] for part in PARTS)
+    def _end_unit(self, number: int, unit: int, record: UnitRecord, pool: Executor) -> None:
+        self._tokens += sum(record[part]["tokens"] for part in PARTS)
         self._packed[number] += self.groups[number].work[unit].shard.size
         self._left[number] -= 1
         if not self._left[number]:

@@ -8,11 +8,11 @@ from distill.data.shards.fetch import PIECE
 from distill.data.shards.index import Block, Layout
 
 BYTES = 96 << 20  # of all blocks on their way: four of 16 MiB that are not compressed, or more smaller ones
-AHEAD = 0.75  # fraction of it for blocks that nobody waits for yet
+AHEAD = 0.75  # fraction of it for blocks that are fetched ahead
 
 
 class InFlight:
-    """The bytes of the blocks that are on their way; whoever would add too many waits until others have arrived."""
+    """The bytes of the blocks that are on their way; a thread that would add too many waits for others."""
 
     def __init__(self, max_bytes: int = BYTES) -> None:
         self.max_bytes, self.taken = max_bytes, 0
@@ -23,7 +23,7 @@ class InFlight:
         """A context that begins when there is room for so many bytes; for more than all of it, when there is nothing.
 
         Args:
-            ahead: nobody waits for these yet, so that they leave a part of the room to what somebody waits for.
+            ahead: fetched before they are needed, so that they leave room to blocks that a thread waits for.
         """
         limit = self.max_bytes * (AHEAD if ahead else 1)
         with self._changed:

@@ -45,7 +45,7 @@ class Layout:
 
     @property
     def sequence_bytes(self) -> int:
-        """Of a sequence that is not compressed."""
+        """The bytes of a sequence that is not compressed."""
         return self.sequence_length * np.dtype(self.dtype).itemsize
 
 

@@ -52,8 +52,8 @@ def map_shard(folder: Path, index: ShardIndex, shard: int) -> np.memmap:
     shape = (int(index.first[end] - index.first[begin]), index.layout.sequence_length)
     path = folder / index.layout.shard_name(shard)
     expected = shape[0] * index.layout.sequence_bytes
-    there = path.stat().st_size if path.exists() else None
-    if there != expected:
-        problem = "is missing" if there is None else f"has {there:,} bytes instead of {expected:,}"
+    size = path.stat().st_size if path.exists() else None
+    if size != expected:
+        problem = "is missing" if size is None else f"has {size:,} bytes instead of {expected:,}"
         raise StorageFailed(f"{path} {problem}: restore it, or delete {folder} to have it made anew")
     return np.memmap(path, index.layout.dtype, "r", shape=shape)

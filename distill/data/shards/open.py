@@ -49,8 +49,8 @@ def open_sequences(place: str, part: str, data: DataConfig, digest: str | None =
         one = index.num_shards == 1 and small
         return map_shard(Path(place), index, 0) if one else MappedShards(Path(place), index)
     setting = "data.cache" if data.local is None else "data.local"
-    kept = BlockCache(data.local or data.cache, data.local_bytes, setting)
-    return BlockStore(index, Blocks(place, index.layout), kept)
+    block_cache = BlockCache(data.local or data.cache, data.local_bytes, setting)
+    return BlockStore(index, Blocks(place, index.layout), block_cache)
 
 
 def _far(folder: Path, data: DataConfig) -> bool:

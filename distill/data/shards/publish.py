@@ -55,20 +55,20 @@ def layout_of(part: str, packing: Packing, compression: str | None) -> Layout:
 def publish(publication: Publication, packing: Packing) -> GroupRecord:
     """Writes the shards, the counts and the record of a group, and gives the record."""
     begun = time.perf_counter()
-    done: list[UnitRecord] = [json.loads(Path(f"{stem}.json").read_text()) for stem in publication.stems]
+    records: list[UnitRecord] = [json.loads(Path(f"{stem}.json").read_text()) for stem in publication.stems]
     parts: list[ShardRecord] = []
     for part in PARTS:
         files = [Path(f"{stem}.{part}") for stem in publication.stems]
         shard = _write_shard(publication, files, layout_of(part, packing, publication.compression), packing)
         write_counts(publication.folder, publication.number, part, shard.counts)
-        counts = counts_of([unit[part] for unit in done])
+        counts = counts_of([unit[part] for unit in records])
         blocks = [(block.sequences, block.offset, block.size, block.digest.hex()) for block in shard.blocks]
         seconds = shard.compress_seconds
         parts.append(ShardRecord(**counts, digest=shard.digest, compress_seconds=seconds, blocks=blocks))
     if packing.duplicates is Duplicates.count:
         first = int(Path(publication.stems[0]).name) if publication.stems else 0
         publish_array(publication.folder, records_name(publication.number), merge_digests(publication.stems, first))
-    units = [_unit(unit, source) for unit, source in zip(done, publication.sources, strict=True)]
+    units = [_unit(unit, source) for unit, source in zip(records, publication.sources, strict=True)]
     seconds = publication.seconds + time.perf_counter() - begun
     record = GroupRecord(train=parts[0], heldout=parts[1], units=units, seconds=seconds)
     publication.folder.write(record_name(publication.number), json.dumps(record).encode())
@@ -79,14 +79,14 @@ def record_name(number: int) -> str:
     return f"{WORK}/{number:05d}.json"
 
 
-def _unit(done: UnitRecord, source: int) -> SourceRecord:
+def _unit(record: UnitRecord, source: int) -> SourceRecord:
     return SourceRecord(
-        skipped=done["skipped"],
-        records=done["records"],
-        bad=done["bad"],
-        first_bad=done["first_bad"],
-        blame=done["blame"],
-        seconds=done["seconds"],
+        skipped=record["skipped"],
+        records=record["records"],
+        bad=record["bad"],
+        first_bad=record["first_bad"],
+        blame=record["blame"],
+        seconds=record["seconds"],
         source=source,
     )
 
@@ -104,12 +104,12 @@ def _write_shard(publication: Publication, files: list[Path], layout: Layout, pa
 
 def _write(files: Sequence[Path], out: IO[bytes] | None, layout: Layout, packing: Packing) -> WrittenShard:
     counts = np.zeros(max(packing.vocabulary, packing.format.pad + 1), np.int64)
-    whole = sha256(header(layout))
+    shard_digest = sha256(header(layout))
     blocks: list[Block] = []
     offset, seconds = 0, 0.0
     for block in _blocks(files, max(1, BLOCK_BYTES // layout.sequence_bytes) * layout.sequence_bytes):
         assert out is not None
-        whole.update(block)
+        shard_digest.update(block)
         ids = np.frombuffer(block, layout.dtype)
         counts += np.bincount(ids & IDS if packing.prompts else ids, minlength=len(counts))
         begun = time.perf_counter()
@@ -118,11 +118,11 @@ def _write(files: Sequence[Path], out: IO[bytes] | None, layout: Layout, packing
         out.write(stored)
         blocks.append(Block(0, 0, len(block) // layout.sequence_bytes, offset, len(stored), sha256(stored).digest()))
         offset += len(stored)
-    return WrittenShard(blocks, counts[: packing.vocabulary], whole.hexdigest(), seconds)
+    return WrittenShard(blocks, counts[: packing.vocabulary], shard_digest.hexdigest(), seconds)
 
 
 def header(layout: Layout) -> bytes:
-    """What stands before the sequences in a digest, so that sequences of another form have another one."""
+    """The head of a digest before the sequences, so that sequences of another form have another one."""
     return f"{layout.dtype} {layout.sequence_length}\n".encode()
 
 

@@ -31,7 +31,7 @@ class UnitRecord(ReadCounts):
 
     train: Counts
     heldout: Counts
-    blame: str  # the first reason for a bad record that lies in a setting
+    blame: str  # the first reason for a bad record that a setting causes
     seconds: float
 
 

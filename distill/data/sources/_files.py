@@ -43,7 +43,7 @@ def is_records(path: Path) -> bool:
 class FileSource(Source):
     """Files of one kind at `settings.path`, or a data set of the Hub.
 
-    A kind defines which files are its own, where they usually lie under $DISTILL_DATA, and how one is read.
+    A kind defines which files are its own, where they usually are under $DISTILL_DATA, and how one is read.
     """
 
     settings: SourceConfig
@@ -76,7 +76,7 @@ class FileSource(Source):
 
     @classmethod
     def usual_paths(cls, data: Path, split: str) -> list[Path]:
-        """Where a split usually lies below the folder $DISTILL_DATA."""
+        """Where a split usually is below the folder $DISTILL_DATA."""
         return []
 
     def below(self, root: Path) -> list[Path]:
@@ -154,7 +154,7 @@ class FileSource(Source):
         """The texts of records, and in their places the invalid ones: damaged, without the field, or of another type.
 
         Args:
-            place: what stands before the number of a record in messages.
+            place: what is before the number of a record in messages.
 
         Raises:
             SettingError: none of the records, or of the first thousand, has the field, so the setting is to blame. Of
@@ -303,10 +303,10 @@ class FileSource(Source):
             return
         for name in shard.paths:
             path, empty = path_of(name, f"{self.setting}.path"), True
-            for named, content in self.named(path, shard.start, shard.stop):
+            for document_name, content in self.named(path, shard.start, shard.stop):
                 if content and (not isinstance(content, str) or content.strip()):
                     empty = False
-                    yield _document(named, content)
+                    yield _document(document_name, content)
             if empty and shard.stop is None:
                 raise InvalidFile(path.name, self.nothing)
 

@@ -34,7 +34,7 @@ _CREDIT = re.compile(
     r"\b(?:by|from|for|and)\b|HTML\s+version\s+by|Distributed\s+Proofread",
     re.I,
 )
-_CREDIT_PARAGRAPHS = 6  # credits stand in the first paragraphs after the header, never deep inside a book
+_CREDIT_PARAGRAPHS = 6  # credits are in the first paragraphs after the header, never deep inside a book
 _ILLUSTRATION = re.compile(r"\[\s*(?:Illustrations?|Frontispiece)\b[^\]]{0,1000}\]", re.I)
 _ITALICS = re.compile(r"(?<!\w)_([^_]+)_(?!_)")
 _DECLARED = re.compile(rb"Character set encoding:\s*([\w-]+)", re.I)
@@ -157,13 +157,13 @@ def _names_gutenberg(paragraph: str) -> bool:
 
 
 def strip(text: str) -> str:
-    """`text` (newlines as `\\n`) without what stands before and after the book; whole where no mark is found."""
+    """`text` (newlines as `\\n`) without what is before and after the book; whole where no mark is found."""
     start = _START.search(text) or _START_LINE.search(text)
     begin = start.end() if start else 0
     end = _END.search(text, begin)
     stop = end.start() if end else len(text)
     first, last = _SMALL_PRINT.search(text, begin, stop), _SMALL_PRINT_END.search(text, begin, stop)
-    if last:  # the small print stands before the book or after it; the book is the longer side
+    if last:  # the small print is before the book or after it; the book is the longer side
         before = (first.start() if first and first.start() < last.start() else last.start()) - begin
         begin, stop = (last.end(), stop) if stop - last.end() >= before else (begin, begin + before)
     return text[begin:stop]

@@ -124,8 +124,8 @@ def _write(packages: dict[str, tuple[Path, str]], path: Path, pool: Executor | N
         folder = ".".join((name, *file.parent.relative_to(root).parts))
         folders.setdefault(folder, []).extend(_unseen(texts_of_module, seen))
     with path.open("w", encoding="utf-8") as out:
-        for folder, kept in folders.items():
-            for number, text in enumerate(blocks("\n\n".join(kept), DOCUMENT)):
+        for folder, documents in folders.items():
+            for number, text in enumerate(blocks("\n\n".join(documents), DOCUMENT)):
                 record = {"name": f"{folder}#{number}", "text": text.strip()}
                 out.write(json.dumps(record, ensure_ascii=False) + "\n")
     return len(seen)

@@ -32,5 +32,5 @@ class Text(FileSource):
         return readers.pieces(path, start, stop, encoding)
 
     def _ranges(self, path: Path, size: int) -> list[Shard]:
-        whole = self.settings.document is DocumentUnit.file
-        return [] if whole and path.suffix != ".parquet" else super()._ranges(path, size)
+        is_whole_file = self.settings.document is DocumentUnit.file
+        return [] if is_whole_file and path.suffix != ".parquet" else super()._ranges(path, size)

@@ -37,7 +37,7 @@ class Wikitext(FileSource):
 
 
 def _sound_articles(lines: Iterable[str | InvalidRecord]) -> Iterator[str | InvalidRecord]:
-    """The articles in those lines that are sound; the others stand before the article that ends after them."""
+    """The articles in those lines that are sound; the others are before the article that ends after them."""
     bad: list[InvalidRecord] = []
 
     def sound() -> Iterator[str]:

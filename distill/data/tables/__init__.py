@@ -25,7 +25,7 @@ SPLITS = {
 
 @dataclass
 class TableConfig:
-    """Where the examples of one split lie: files if `path` is given or they lie under $DISTILL_DATA, else the Hub."""
+    """The place of the examples of one split: files if `path` is given or $DISTILL_DATA has them, else the Hub."""
 
     path: str | None = None  # file, folder or glob; null: the usual folder under $DISTILL_DATA, then `hub`
     hub: str | None = None  # name of a data set on the Hugging Face Hub, or a local folder that `datasets` reads
@@ -114,31 +114,31 @@ def counted(reasons: Counter[str], what: str) -> str:
     return f"; {reasons.total():,} {what}: {parts}"
 
 
-def find_split(where: TableConfig, setting: str, suffixes: tuple[str, ...], usual: Sequence[str] = ()) -> list[Path]:
-    """The files of a split, sorted by name; none where it is to be had from the Hub.
+def find_split(table: TableConfig, setting: str, suffixes: tuple[str, ...], usual: Sequence[str] = ()) -> list[Path]:
+    """The files of a split, sorted by name; none where it comes from the Hub.
 
     Args:
-        setting: what error lines call `where`, such as `evaluate.sources.dev`.
+        setting: what error lines call `table`, such as `evaluate.sources.dev`.
         suffixes: of the files that are taken from a folder.
-        usual: folders below $DISTILL_DATA to look into, where `where` has no path.
+        usual: folders below $DISTILL_DATA to look into, where `table` has no path.
 
     Raises:
         SettingError: there are none.
     """
-    if where.path is not None:
-        files = find_files(where.path, f"{setting}.path", lambda folder: _of_split(folder, where.split, suffixes))
+    if table.path is not None:
+        files = find_files(table.path, f"{setting}.path", lambda folder: _of_split(folder, table.split, suffixes))
         if not files:
-            names = ", ".join(f"{name}*{suffix}" for name in _names(where.split)[:1] for suffix in suffixes)
+            names = ", ".join(f"{name}*{suffix}" for name in _names(table.split)[:1] for suffix in suffixes)
             raise SettingError(
-                f"{setting}.path={where.path}: no file of the split {where.split} in this folder ({names}); give "
+                f"{setting}.path={table.path}: no file of the split {table.split} in this folder ({names}); give "
                 f"another folder, a file, or {setting}.split"
             )
         return files
     data = data_folder()
     for folder in [data / name for name in usual] if data is not None else []:
-        if folder.is_dir() and (files := _of_split(folder, where.split, suffixes)):
+        if folder.is_dir() and (files := _of_split(folder, table.split, suffixes)):
             return files
-    if where.hub is None:
+    if table.hub is None:
         cure = ", or set DISTILL_DATA to a folder that holds them" if usual else ""
         raise SettingError(
             f"{setting}.path=null: no examples were found; give {setting}.path{cure}, or name a data set as "
@@ -165,18 +165,18 @@ def find_unlabelled(path: str, setting: str, suffixes: tuple[str, ...]) -> list[
     return files
 
 
-def describe(where: TableConfig, files: Sequence[Path]) -> str:
+def describe(table: TableConfig, files: Sequence[Path]) -> str:
     """A few words for the banner."""
     if not files:
-        return f"{where.hub} ({f'{where.subset}, ' if where.subset else ''}{where.split})"
+        return f"{table.hub} ({f'{table.subset}, ' if table.subset else ''}{table.split})"
     return files[0].name if len(files) == 1 else f"{len(files):,} files in {files[0].parent.name}"
 
 
 def _of_split(folder: Path, split: str, suffixes: tuple[str, ...]) -> list[Path]:
     """The files of a folder that are called like the split; all of them where none is called like any split."""
     files = sorted(path for path in folder.rglob("*") if path.name.lower().endswith(suffixes) and path.is_file())
-    named = any(_is_called(path, name) for path in files for names in SPLITS.values() for name in names)
-    return [path for path in files if any(_is_called(path, name) for name in _names(split))] if named else files
+    is_named = any(_is_called(path, name) for path in files for names in SPLITS.values() for name in names)
+    return [path for path in files if any(_is_called(path, name) for name in _names(split))] if is_named else files
 
 
 def _names(split: str) -> tuple[str, ...]:

@@ -34,8 +34,8 @@ class Columns(NamedTuple):
     @property
     def fields(self) -> dict[str, str]:
         """The columns by the setting that names each."""
-        named = {"text": self.first, "second": self.second, "label": self.label}
-        return {f"{self.setting}.{name}": column for name, column in named.items() if column is not None}
+        columns = {"text": self.first, "second": self.second, "label": self.label}
+        return {f"{self.setting}.{name}": column for name, column in columns.items() if column is not None}
 
 
 class Collected(NamedTuple):
@@ -48,7 +48,7 @@ class Collected(NamedTuple):
 
 
 def read_rows(
-    where: TableConfig,
+    table: TableConfig,
     setting: str,
     files: Sequence[Path],
     fields: dict[str, str],
@@ -58,17 +58,17 @@ def read_rows(
     """The rows of these files, or of the Hub data set where there are none.
 
     Args:
-        setting: what error lines call `where`.
+        setting: what error lines call `table`.
         fields: the columns that are wanted, by the setting that names each.
         header: the columns of CSV and TSV files whose first line is a row already, and does not name what is wanted.
-        quotes: whether fields of CSV and TSV files may stand in quotation marks; None: in CSV, not in TSV.
+        quotes: whether fields of CSV and TSV files may be in quotation marks; None: in CSV, not in TSV.
 
     Raises:
         SettingError: a file or data set cannot be read, or lacks a column.
     """
     if not files:
-        assert where.hub is not None
-        yield from _hub_rows(where, setting, fields)
+        assert table.hub is not None
+        yield from _hub_rows(table, setting, fields)
     yield from read_files(files, f"{setting}.path", fields, header, quotes)
 
 
@@ -137,8 +137,8 @@ def collect(
         labels.append(label)
     if not labels:
         reasons = ", ".join(f"{reason} ({count:,})" for reason, count in left_out.items()) or "it is empty"
-        where = setting or columns.setting
-        raise SettingError(f"{where}: not one row to use: {reasons}; check the file and the columns")
+        prefix = setting or columns.setting
+        raise SettingError(f"{prefix}: not one row to use: {reasons}; check the file and the columns")
     return Collected(first, None if columns.second is None else second, labels, left_out)
 
 
@@ -189,7 +189,7 @@ def _separated(
 def _quoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Line number and fields of every row; a field in quotation marks may hold delimiters and ends of lines."""
     csv.field_size_limit(LONGEST_FIELD)
-    table = csv.reader(readers.lines(path, limit=LONGEST, whole=True), delimiter=delimiter, strict=True)
+    table = csv.reader(readers.lines(path, limit=LONGEST, whole_lines=True), delimiter=delimiter, strict=True)
     try:
         yield from ((table.line_num, values) for values in table if values)
     except csv.Error as error:
@@ -197,23 +197,23 @@ def _quoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _unquoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The same where a quotation mark is a character like any other."""
-    for number, line in enumerate(readers.lines(path, limit=LONGEST, whole=True), 1):
+    """The rows of a file in which a quotation mark is a character like any other."""
+    for number, line in enumerate(readers.lines(path, limit=LONGEST, whole_lines=True), 1):
         if line.strip():
             yield number, line.rstrip("\r\n").split(delimiter)
 
 
-def _hub_rows(where: TableConfig, setting: str, fields: dict[str, str]) -> Iterator[Row]:
+def _hub_rows(table: TableConfig, setting: str, fields: dict[str, str]) -> Iterator[Row]:
     """Rows of a Hub data set; numbers of classes become their names where it has such, -1 becomes None."""
-    assert where.hub is not None
-    rows = readers.load_hub(where.hub, where.subset, where.split, False, setting)
-    _check_fields(fields, rows.column_names, where.hub)
+    assert table.hub is not None
+    rows = readers.load_hub(table.hub, table.subset, table.split, False, setting)
+    _check_fields(fields, rows.column_names, table.hub)
     rows = rows.select_columns(sorted(set(fields.values())))
     names = {column: kind.names for column, kind in rows.features.items() if hasattr(kind, "names")}
     for number, row in enumerate(rows, 1):
         for column, classes in names.items():
             row[column] = classes[row[column]] if row[column] is not None and row[column] >= 0 else None
-        yield Row(f"{where.hub}, row {number}", row)
+        yield Row(f"{table.hub}, row {number}", row)
 
 
 def _check_fields(fields: dict[str, str], names: list[str], name: str) -> None:

@@ -50,7 +50,7 @@ def _rows(
 def _lines(path: Path, setting: str, column: str) -> Iterator[Row]:
     """The lines of a plain text file, without empty ones."""
     try:
-        for number, line in enumerate(readers.lines(path, limit=LONGEST, whole=True), 1):
+        for number, line in enumerate(readers.lines(path, limit=LONGEST, whole_lines=True), 1):
             if line.strip():
                 yield Row(f"{path.name}, line {number}", {column: line.strip()})
     except InvalidFile as error:

@@ -125,28 +125,28 @@ def find_task(name: str, setting: str) -> GlueTask:
     return TASKS[name]
 
 
-def read(task: GlueTask, where: TableConfig, setting: str, training: bool) -> LabelledTexts:
+def read(task: GlueTask, table: TableConfig, setting: str, training: bool) -> LabelledTexts:
     """The examples of a split of a task, from GLUE's own files or from the Hub's, as Parquet or JSONL files too.
 
     Args:
-        where: its path may be the folder of all tasks, of which this task's is taken, or that of the task.
-        setting: what error lines call `where`.
+        table: its path may be the folder of all tasks, of which this task's is taken, or that of the task.
+        setting: what error lines call `table`.
         training: leave rows out that cannot be used, and count them; else each of them is an error.
 
     Raises:
         SettingError: there are no such examples or columns, or a row cannot be used and `training` is false. The test
             sets of GLUE have no labels.
     """
-    where = _with_defaults(task, where, setting)
-    usual = (f"glue/{task.folder}", task.folder) if where.hub == HUB else ()  # of another data set they are no copies
-    files = find_split(where, setting, SUFFIXES, usual)
+    table = _with_defaults(task, table, setting)
+    usual = (f"glue/{task.folder}", task.folder) if table.hub == HUB else ()  # of another data set they are no copies
+    files = find_split(table, setting, SUFFIXES, usual)
     columns, header = _columns(task, files, setting)
-    rows = read_rows(where, setting, files, columns.fields, header)
+    rows = read_rows(table, setting, files, columns.fields, header)
     collected = collect(rows, columns, task_label(task), training)
     labels = np.array(collected.labels, np.int64 if task.classes else np.float64)
-    name = f"{task.folder} ({where.split})"
-    if where.path is not None:
-        name = f"{task.folder} ({describe(where, files)})"
+    name = f"{task.folder} ({table.split})"
+    if table.path is not None:
+        name = f"{task.folder} ({describe(table, files)})"
     return LabelledTexts(name, collected.first, collected.second, labels, task.classes, collected.left_out)
 
 
@@ -176,17 +176,17 @@ def task_label(task: GlueTask) -> Callable[[Any], int | float]:
     return parse
 
 
-def _with_defaults(task: GlueTask, where: TableConfig, setting: str) -> TableConfig:
+def _with_defaults(task: GlueTask, table: TableConfig, setting: str) -> TableConfig:
     """The Hub's data set where none is named, and the task's own folder below that of all tasks."""
-    if where.split == "validation" and where.split not in task.validation:
+    if table.split == "validation" and table.split not in task.validation:
         raise SettingError(
             f"{setting}.split=validation: {task.folder} has several; set it to {' or '.join(task.validation)}"
         )
     subset = next(name for name, other in TASKS.items() if other is task)
-    path = where.path
+    path = table.path
     if path is not None:
         folders = (Path(path).expanduser() / name for name in (task.folder, subset))
         path = next((str(folder) for folder in folders if folder.is_dir()), path)
-    if where.hub is not None:
-        return replace(where, path=path)
-    return replace(where, path=path, hub=HUB, subset=subset)
+    if table.hub is not None:
+        return replace(table, path=path)
+    return replace(table, path=path, hub=HUB, subset=subset)

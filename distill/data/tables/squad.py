@@ -101,12 +101,12 @@ class Squad(Split):
         return read_unlabelled(path, self.version, setting)
 
 
-def read(where: TableConfig, version: str, setting: str, training: bool) -> Questions:
+def read(table: TableConfig, version: str, setting: str, training: bool) -> Questions:
     """The questions of a split.
 
     Args:
         version: 1.1 or 2.0; in the former every question has an answer.
-        setting: what error lines call `where`.
+        setting: what error lines call `table`.
         training: leave out, and count, questions that cannot be used or whose answers are not in their context. In
             evaluation all of them count, and one that is no question at all is an error.
 
@@ -115,17 +115,17 @@ def read(where: TableConfig, version: str, setting: str, training: bool) -> Ques
     """
     if version not in HUB:
         raise SettingError(f"{setting}: version={version} is not known: choose 1.1 or 2.0")
-    usual = ("squad",) if where.hub in (None, HUB[version]) else ()  # of another data set it is no copy
-    where = TableConfig(where.path, where.hub or HUB[version], where.subset, where.split)
-    files = [path for path in find_split(where, setting, SUFFIXES, usual) if _fits(path, version)]
-    if where.path is not None and not files:
+    usual = ("squad",) if table.hub in (None, HUB[version]) else ()  # of another data set it is no copy
+    table = TableConfig(table.path, table.hub or HUB[version], table.subset, table.split)
+    files = [path for path in find_split(table, setting, SUFFIXES, usual) if _fits(path, version)]
+    if table.path is not None and not files:
         raise SettingError(
-            f"{setting}.path={where.path}: only files of another version than {version} are there; give files of it"
+            f"{setting}.path={table.path}: only files of another version than {version} are there; give files of it"
         )
     questions: list[Question] = []
     left_out: Counter[str] = Counter()
     moved = lost = 0
-    for place, record in _records(where, setting, files):
+    for place, record in _records(table, setting, files):
         try:
             question, elsewhere = _question(record, training)
         except ValueError as error:
@@ -138,14 +138,14 @@ def read(where: TableConfig, version: str, setting: str, training: bool) -> Ques
         lost += bool(question.answers) and question.place is None
     if not questions:
         reasons = counted(left_out, "left out") or "; it is empty"
-        raise SettingError(f"{setting}: {describe(where, files)} has not one question to use{reasons}; check the files")
+        raise SettingError(f"{setting}: {describe(table, files)} has not one question to use{reasons}; check the files")
     unanswered = sum(not question.answers for question in questions)
     if version == "1.1" and unanswered:
         raise SettingError(
             f"{setting}: {unanswered:,} of {len(questions):,} questions have no answer, which only version 2.0 has; "
             "set the version to 2.0, or give other files"
         )
-    return Questions(describe(where, files), version, tuple(questions), moved, left_out, lost)
+    return Questions(describe(table, files), version, tuple(questions), moved, left_out, lost)
 
 
 def read_unlabelled(path: str, version: str, setting: str) -> Questions:
@@ -183,15 +183,15 @@ def _fits(path: Path, version: str) -> bool:
     return not any(f"v{other}" in path.name for other in HUB if other != version)
 
 
-def _records(where: TableConfig, setting: str, files: list[Path]) -> Iterator[tuple[str, Record]]:
+def _records(table: TableConfig, setting: str, files: list[Path]) -> Iterator[tuple[str, Record]]:
     """Every question as a flat record, and where it stands."""
     fields = {f"{setting}.{column}": column for column in COLUMNS}
-    whole = [path for path in files if kind_of(path) == "json"]
-    for path in whole:
+    json_files = [path for path in files if kind_of(path) == "json"]
+    for path in json_files:
         yield from _of_json(path, f"{setting}.path")
-    if whole and len(whole) == len(files):
+    if json_files and len(json_files) == len(files):
         return
-    for row in read_rows(where, setting, [path for path in files if path not in whole], fields):
+    for row in read_rows(table, setting, [path for path in files if path not in json_files], fields):
         yield _of_row(row)
 
 

@@ -21,7 +21,7 @@ class ColumnsConfig:
     second: str | None = None  # column of the other text, where the examples are pairs
     label: str = "label"
     regression: bool = False  # the label is a value, not the name of a class
-    quotes: bool | None = None  # whether fields may stand in quotation marks; null: in CSV files, not in TSV files
+    quotes: bool | None = None  # whether fields may be in quotation marks; null: in CSV files, not in TSV files
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Table(ColumnsConfig, Split):
 
 def read(
     columns: ColumnsConfig,
-    where: TableConfig,
+    table: TableConfig,
     columns_setting: str,
     setting: str,
     training: bool,
@@ -52,16 +52,16 @@ def read(
 
     Args:
         columns_setting: what error lines call `columns`.
-        setting: what error lines call `where`.
+        setting: what error lines call `table`.
         training: leave rows out that cannot be used, and count them; else each of them is an error.
         classes: those of the training examples, where these are others; None: the classes that occur, sorted.
 
     Raises:
         SettingError: there are no such examples or columns, or a row cannot be used and `training` is false.
     """
-    files = find_split(where, setting, SUFFIXES)
+    files = find_split(table, setting, SUFFIXES)
     names = Columns(columns.text, columns.second, columns.label, columns_setting)
-    rows = read_rows(where, setting, files, names.fields, quotes=columns.quotes)
+    rows = read_rows(table, setting, files, names.fields, quotes=columns.quotes)
     allowed = None if classes is None else set(classes)
 
     def parse(value: Any) -> float | str:
@@ -79,7 +79,7 @@ def read(
         classes = classes or _sorted(collected.labels, columns, columns_setting)
         numbers = {name: number for number, name in enumerate(classes)}
         labels = np.array([numbers[name] for name in collected.labels], np.int64)
-    return LabelledTexts(describe(where, files), collected.first, collected.second, labels, classes, collected.left_out)
+    return LabelledTexts(describe(table, files), collected.first, collected.second, labels, classes, collected.left_out)
 
 
 def number(value: Any) -> float:

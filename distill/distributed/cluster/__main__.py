@@ -8,7 +8,7 @@ FILES = {"slurm": "slurm.sh", "mpijob": "mpijob.yml", "pytorchjob": "pytorchjob.
 
 
 def main(arguments: list[str]) -> int:
-    """Print the file that is named; without a name, what there is. Exit status 2 for an unknown one."""
+    """Print the file of this name; without a name, list the files. Exit status 2 for an unknown name."""
     if len(arguments) == 1 and arguments[0] in FILES:
         print((FOLDER / FILES[arguments[0]]).read_text(encoding="utf-8"), end="")
         return 0

@@ -225,4 +225,4 @@ def token_losses(model: LanguageModel, rows: Tensor | None, targets: Tensor, voc
     """Cross-entropy of each token in nats, float64: rows [N, E], targets [N] -> [N], in chunks of bounded memory."""
     assert rows is not None
     chunks = zip(rows.split(chunk_rows(vocab)), targets.split(chunk_rows(vocab)), strict=True)
-    return torch.cat([losses_of(model.logits(some, vocab), wanted) for some, wanted in chunks])
+    return torch.cat([losses_of(model.logits(row_chunk, vocab), labels) for row_chunk, labels in chunks])

@@ -88,7 +88,7 @@ def find_answers(
 
 
 def _pairs(windows: SpanWindows, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig) -> Iterator[_Pairs]:
-    """Of each window, in order."""
+    """The candidates of each window, in order."""
     context = windows.context
     assert context is not None
     for first in range(0, len(windows), AT_ONCE):
@@ -127,11 +127,11 @@ def _answered(windows: list[_Pairs], context: str, n_best: int) -> Answered:
     begins, ends, scores = (
         np.concatenate([getattr(pairs, name) for pairs in windows]) for name in ("begins", "ends", "scores")
     )
-    kept: dict[str, Candidate] = {}
-    for place in np.argsort(-scores, kind="stable"):
-        if len(kept) == n_best:
+    candidates: dict[str, Candidate] = {}
+    for index in np.argsort(-scores, kind="stable"):
+        if len(candidates) == n_best:
             break
-        begin, end = int(begins[place]), int(ends[place])
+        begin, end = int(begins[index]), int(ends[index])
         text = context[begin:end]
-        kept.setdefault(text, Candidate(text, float(scores[place]), (begin, end)))
-    return Answered(tuple(kept.values()), min(pairs.null for pairs in windows))
+        candidates.setdefault(text, Candidate(text, float(scores[index]), (begin, end)))
+    return Answered(tuple(candidates.values()), min(pairs.null for pairs in windows))

@@ -104,7 +104,7 @@ def pearson(predicted: np.ndarray, right: np.ndarray) -> float:
 
 
 def spearman(predicted: np.ndarray, right: np.ndarray) -> float:
-    """Spearman's correlation: Pearson's of ranks, equal values sharing their mean rank; nan as there.
+    """Spearman's correlation: Pearson's of ranks, equal values sharing their mean rank; nan as for Pearson's.
 
     torchmetrics' own computes ranks in float32 and adds 1e-6 to the denominator.
     """

@@ -34,7 +34,7 @@ PREDICTION_HEADS: dict[type, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies of sequences with one position masked each. The same sequence may stand behind many copies."""
+    """Copies of sequences with one position masked each. Many copies may be of the same sequence."""
 
     sequences: torch.Tensor  # [R, S]
     valid: torch.Tensor | None  # [R, S], False at padding; None: no padding

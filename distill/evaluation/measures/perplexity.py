@@ -61,7 +61,7 @@ class Perplexity(Metric):
 
 
 class SequenceLossSums(Metric):
-    """The losses of tokens added up by the sequence that they stand in."""
+    """The losses of tokens added up by the sequence that they are in."""
 
     is_differentiable, higher_is_better, full_state_update = False, False, False
     sums: Tensor  # [2, R] float64: losses, and how many they are
@@ -90,7 +90,7 @@ class Part(NamedTuple):
 
     head_rows: Tensor  # [N, E]
     targets: Tensor  # [N] int64
-    sequences: Tensor  # [N] int64, the sequence of the set that each stands in
+    sequences: Tensor  # [N] int64, the sequence of the set that each is in
 
 
 class TokenPass(Pass):

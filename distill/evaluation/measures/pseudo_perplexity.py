@@ -87,7 +87,7 @@ class SinglePass(TokenPass):
         return Trial(partial(self.logits, copies=copies), len(copies.row) * copies.sequences.shape[1], setting, value)
 
     def logits(self, model: LanguageModel, copies: Copies) -> torch.Tensor:
-        """Of one batch, [B, V]."""
+        """The logits of one batch, [B, V]."""
         with autocast(model.precision, self.scoring.ranks.device):
             return model.logits(head_rows_at_masks(model, copies), self.scoring.vocab)
 

@@ -182,7 +182,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
 
 
 def _scored(batch: Batch, windows: list[Window]) -> np.ndarray:
-    """Which of the batch's targets are scored, [N] bool: those that stand at `first` or behind it in their window."""
+    """Which of the batch's targets are scored, [N] bool: those that are at `first` or behind it in their window."""
     positions = batch.targets.positions.numpy()
     row, column = np.divmod(positions, batch.ids.shape[1])
     return column + 1 >= np.array([window.first for window in windows])[row]

@@ -63,7 +63,7 @@ class SquadSet(EvaluationSet):
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """Those of its scores that stand in reports; the first decides which of two models is better."""
+        """Those of its scores that are in reports; the first decides which of two models is better."""
         if self.questions.version == "1.1":
             return ("f1", "exact")
         return ("f1", "exact", "best_f1", "best_exact", "has_answer_f1", "no_answer_exact")

@@ -17,7 +17,7 @@ from distill.models.kernels.precision import dtype_of
 
 
 class PackedLinear(nn.Module):
-    """A linear layer on the CPU whose weight lies in the layout of oneDNN's kernels, in fp32 or bf16.
+    """A linear layer on the CPU whose weight is in the layout of oneDNN's kernels, in fp32 or bf16.
 
     Torch's own layer lays the weight out anew in every call, and under autocast rounds it anew, since autocast only
     keeps the copies of weights that are trained.
@@ -32,7 +32,7 @@ class PackedLinear(nn.Module):
         self.then = ("none", "")  # what is done to the product: ("gelu", "tanh") is GPT-2's activation
 
     def with_gelu(self) -> "PackedLinear":
-        """The same layer, followed by GPT-2's activation."""
+        """This layer, followed by GPT-2's activation."""
         followed = copy.copy(self)
         followed.then = ("gelu", "tanh")
         return followed

@@ -14,7 +14,7 @@ ROWS, INNER, OUTER, ROUNDS = 512, 768, 3072, 5  # of the products that are timed
 
 
 def dtype_of(value: str) -> torch.dtype:
-    """Of a model's matrix products. int8 layers stand in bf16, whose exponent is fp32's, so no loss is scaled."""
+    """The number format of a model's matrix products. int8 layers compute in bf16, which needs no loss scale."""
     return {"fp32": torch.float32, "fp16": torch.float16}.get(value, torch.bfloat16)
 
 

@@ -56,7 +56,7 @@ class Term(ABC):
         return None
 
     def at_temperature(self, temperature: float) -> Self:
-        """The same term at another temperature, for a step of a schedule."""
+        """A copy of this term at another temperature, for a step of a schedule."""
         changed = copy.copy(self)
         changed.temperature = temperature
         return changed

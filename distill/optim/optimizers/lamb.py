@@ -66,8 +66,8 @@ class Lamb(torch.optim.Optimizer):
                 for weight in weights:
                     self._step_in_pieces(group, weight)
             else:
-                for some in _chunks(weights):
-                    self._step_together(group, some)
+                for chunk in _chunks(weights):
+                    self._step_together(group, chunk)
 
     def _of(self, weights: list[Tensor]) -> list[list[Tensor]]:
         """Gradients and both moments."""
@@ -111,8 +111,8 @@ def _adam(
     if not weights:
         return
     # After infinitely many steps there is nothing left to correct.
-    done = float(group["num_steps"]) if group["bias_correction"] else math.inf
-    steps = [torch.full((), done, dtype=torch.float32, device=weights[0].device)] * len(weights)
+    step_count = float(group["num_steps"]) if group["bias_correction"] else math.inf
+    steps = [torch.full((), step_count, dtype=torch.float32, device=weights[0].device)] * len(weights)
     (beta1, beta2), settings = group["betas"], {name: group[name] for name in ("lr", "weight_decay", "eps")}
     torch._fused_adamw_(
         weights, gradients, m, v, [], steps, beta1=beta1, beta2=beta2, amsgrad=False, maximize=False, **settings
@@ -131,12 +131,12 @@ def _over_ranks(norms: Tensor, weights: list[Tensor]) -> Tensor:
 
 
 def _chunks(weights: list[Tensor]) -> Iterator[list[Tensor]]:
-    """The same tensors in order, in lists of at most `CHUNK` elements, or of one tensor that is larger."""
-    some: list[Tensor] = []
+    """Split tensors, in order, into lists of at most `CHUNK` elements, or of one tensor that is larger."""
+    chunk: list[Tensor] = []
     for weight in weights:
-        if some and sum(local(before).numel() for before in some) + local(weight).numel() > CHUNK:
-            yield some
-            some = []
-        some.append(weight)
-    if some:
-        yield some
+        if chunk and sum(local(before).numel() for before in chunk) + local(weight).numel() > CHUNK:
+            yield chunk
+            chunk = []
+        chunk.append(weight)
+    if chunk:
+        yield chunk

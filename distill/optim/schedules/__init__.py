@@ -37,17 +37,18 @@ class Warmup(ABC):
 
     @abstractmethod
     def after(self, progress: float) -> float:
-        """The share at `progress`, from 0 to 1, of what follows the rise."""
+        """The fraction of the learning rate at `progress`, from 0 to 1, after the rise."""
 
 
 @dataclass
 class Decay(Warmup):
-    """The same, then a fall from 1 to an end value in the shape of `height`.
+    """A rise as in `Warmup`, then a fall from 1 to an end value in the shape of `height`.
 
-    `floor`: the end value, as a fraction of the learning rate. `end_lr`: the same as a learning rate, with `floor` 0.
+    `floor`: the end value as a fraction of the learning rate. `end_lr`: the end value as a learning rate, with `floor`
+    0.
 
     Raises:
-        ValueError: as there; or both end values, or one above the learning rate.
+        ValueError: as `Warmup`; or both end values, or one above the learning rate.
     """
 
     floor: float = 0.0

@@ -123,8 +123,8 @@ def _ranked(comparison: Comparison, columns: list[Column]) -> list[DotPanel]:
     panels = []
     for column in columns:
         values = {row: comparison.values(group, column) for row, group in enumerate(order)}
-        means = {row: fmean(of) for row, of in values.items() if of}
-        spans = {row: (min(of), max(of)) for row, of in values.items() if of}
+        means = {row: fmean(numbers) for row, numbers in values.items() if numbers}
+        spans = {row: (min(numbers), max(numbers)) for row, numbers in values.items() if numbers}
         panels.append(DotPanel(_title(column), rows, {"": (MODELS["student"], "o", means)}, spans))
     return panels
 

@@ -52,8 +52,8 @@ class Goal:
         """
         measures, sets = list(measures), list(sets)
         expected = Record(
-            measures={of.name: Measure(of.title, "", of.lower_is_better) for of in measures},
-            student=Student(scores={of.name: dict.fromkeys(sets, 0.0) for of in measures}),
+            measures={measure.name: Measure(measure.title, "", measure.lower_is_better) for measure in measures},
+            student=Student(scores={measure.name: dict.fromkeys(sets, 0.0) for measure in measures}),
             agreement={name: Agreement(0.0, 0.0) for name in sets} if compares else None,
             training=Training(final_loss=dict.fromkeys(["total", *terms], 0.0)),
         )
@@ -71,10 +71,10 @@ class Goal:
 
     def _column(self, record: Record) -> Column:
         column = column_named(self.name, columns_of(record), "optimize")
-        wanted = "minimize" if column.lower_is_better else "maximize"
-        if self.direction not in (None, wanted):
+        better = "minimize" if column.lower_is_better else "maximize"
+        if self.direction not in (None, better):
             raise SettingError(
                 f"hydra.sweeper.direction={self.direction}, but of optimize={self.name} the "
-                f"{'lowest' if column.lower_is_better else 'highest'} is best: set hydra.sweeper.direction={wanted}"
+                f"{'lowest' if column.lower_is_better else 'highest'} is best: set hydra.sweeper.direction={better}"
             )
         return column

@@ -38,7 +38,7 @@ class Group:
 
 
 def shown(value: Any) -> str:
-    """A value as it stands in a table, and nearly as it is written on the command line."""
+    """A value as it is in a table, and nearly as it is written on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

@@ -29,7 +29,7 @@ class Run:
     """One run.
 
     Attributes:
-        name: its folder, from the one that all compared runs lie in.
+        name: its folder, from the one that all compared runs are in.
         status: `finished`, or what it is instead.
         settings: of config.yaml, by their dotted names of today; none of a run that did not begin.
         record: None where the run is not finished.

@@ -75,8 +75,8 @@ def scores_table(comparison: Comparison) -> Table:
         )
     directions = {column.group: column.lower_is_better for column in comparison.columns}
     for lower in (True, False):
-        if named := [group for group, is_lower in directions.items() if is_lower is lower]:
-            notes.append(f"{'Lower' if lower else 'Higher'} is better: {', '.join(named)}.")
+        if titles := [group for group, is_lower in directions.items() if is_lower is lower]:
+            notes.append(f"{'Lower' if lower else 'Higher'} is better: {', '.join(titles)}.")
     return replace(table, note=" ".join(notes))
 
 
@@ -117,7 +117,7 @@ def _table(comparison: Comparison, columns: list[Column]) -> Table:
     groups: list[tuple[str, int]] = []
     if any(column.label for column in columns):
         groups = [("", len(head) - len(columns))]
-        groups += [(name, len(list(of))) for name, of in groupby(columns, key=lambda column: column.group)]
+        groups += [(name, len(list(members))) for name, members in groupby(columns, key=lambda column: column.group)]
     rows = []
     for group in comparison.groups:
         first = [shown(group.values[name]) for name in of_settings] or [group.runs[0].name]

@@ -26,35 +26,37 @@ class Times:
     def __init__(self, profile: RunProfile) -> None:
         self.profile = profile
         count = min(len(rank.steps) for rank in profile.ranks)
-        left_out = {place - len(rank.steps) for rank in profile.ranks for place in rank.left_out}
-        counted = [place for place in range(-count, 0) if place not in left_out] or list(range(-count, 0))
-        self._steps = [[rank.steps[place] for place in counted] for rank in profile.ranks]
+        left_out = {index - len(rank.steps) for rank in profile.ranks for index in rank.left_out}
+        counted = [index for index in range(-count, 0) if index not in left_out] or list(range(-count, 0))
+        self._steps = [[rank.steps[index] for index in counted] for rank in profile.ranks]
 
     def seconds(self, rank: int, phases: Iterable[str]) -> list[float]:
         """Of these phases together, by step."""
         places = [PHASES.index(phase) for phase in phases]
-        return [sum(step[place] for place in places) for step in self._steps[rank]]
+        return [sum(step[step_index] for step_index in places) for step in self._steps[rank]]
 
     def without(self, *phases: str) -> list[list[float]]:
         """Seconds of all other phases but evaluation, by rank and step."""
-        kept = [phase for phase in PHASES if phase not in (EVALUATION, *phases)]
-        return [self.seconds(rank, kept) for rank in range(len(self._steps))]
+        kept_phases = [phase for phase in PHASES if phase not in (EVALUATION, *phases)]
+        return [self.seconds(rank, kept_phases) for rank in range(len(self._steps))]
 
     @cached_property
     def whole(self) -> list[float]:
-        """Of each step, checkpoints included, on the rank that took longest."""
+        """The seconds of each step, checkpoints included, on the rank that took longest."""
         return [max(step) for step in zip(*self.without(), strict=True)]
 
     @cached_property
     def typical(self) -> list[int]:
         """Places of the steps that are no outliers."""
         bare = [max(step) for step in zip(*self.without(CHECKPOINT), strict=True)]
-        return [place for place, seconds in enumerate(bare) if seconds <= OUTLIER * median(bare)]
+        return [index for index, seconds in enumerate(bare) if seconds <= OUTLIER * median(bare)]
 
     def fraction(self, rank: int, *phases: str) -> float:
-        """Of the time of the typical steps of a rank that these phases take, checkpoints aside."""
-        bare, of = self.without(CHECKPOINT)[rank], self.seconds(rank, phases)
-        return sum(of[place] for place in self.typical) / max(sum(bare[place] for place in self.typical), 1e-9)
+        """The fraction of a rank's typical steps that these phases take, checkpoints aside."""
+        bare, phase_seconds = self.without(CHECKPOINT)[rank], self.seconds(rank, phases)
+        return sum(phase_seconds[index] for index in self.typical) / max(
+            sum(bare[index] for index in self.typical), 1e-9
+        )
 
 
 def diagnose(profile: RunProfile) -> list[Finding]:
@@ -99,7 +101,7 @@ def waiting_for_exchange(times: Times) -> Finding | None:
     if ranks < 2:
         return None
     least = [min(step) for step in zip(*(times.seconds(rank, [EXCHANGE]) for rank in range(ranks)), strict=True)]
-    lost = sum(least[place] for place in times.typical) / sum(times.whole[place] for place in times.typical)
+    lost = sum(least[index] for index in times.typical) / sum(times.whole[index] for index in times.typical)
     if settings.sync == "every" and settings.micro_batches > 1:
         cure = "set backend.sync=window for one exchange a step"
     elif settings.compression == "none":
@@ -111,7 +113,9 @@ def waiting_for_exchange(times: Times) -> Finding | None:
 
 def slow_rank(times: Times) -> Finding | None:
     """What the slowest rank takes for its own work beyond the next one, where it is the same rank in most steps."""
-    computing = [[seconds[place] for place in times.typical] for seconds in times.without(CHECKPOINT, EXCHANGE)]
+    computing = [
+        [seconds[step_index] for step_index in times.typical] for seconds in times.without(CHECKPOINT, EXCHANGE)
+    ]
     if len(computing) < 2:
         return None
     following, slowest = sorted(range(len(computing)), key=lambda rank: fmean(computing[rank]))[-2:]
@@ -119,10 +123,10 @@ def slow_rank(times: Times) -> Finding | None:
     if fmean(step.index(max(step)) == slowest for step in zip(*computing, strict=True)) < STEADY:
         return None
     lost = (fmean(computing[slowest]) - fmean(computing[following])) / fmean(
-        times.whole[place] for place in times.typical
+        times.whole[step_index] for step_index in times.typical
     )
-    where = f"rank {rank.rank} on {rank.host}"
-    return _finding("slow rank", lost, f"all wait for {where} in {lost:.0%} of the time: relieve or replace that host.")
+    host = f"rank {rank.rank} on {rank.host}"
+    return _finding("slow rank", lost, f"all wait for {host} in {lost:.0%} of the time: relieve or replace that host.")
 
 
 def slow_checkpoints(times: Times) -> Finding:

@@ -48,7 +48,7 @@ class LoaderClock:
         self._lock, self._running = threading.Lock(), 0
 
     def watch(self, prepare: Callable[[int], Window]) -> Callable[[int], Window]:
-        """The same function, timed."""
+        """Wrap a function so that its calls are timed."""
 
         def timed(step: int) -> Window:
             with self._lock:

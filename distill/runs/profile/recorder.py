@@ -29,7 +29,7 @@ FOLDER = "profile"  # in that of the run
 
 
 class Trace:
-    """Records the steps from `after` on; the phases of a step stand above its operations.
+    """Records the steps from `after` on; the phases of a step are above its operations.
 
     Attributes:
         steps: the numbers of the recorded steps since the start of the run, which take longer by that.

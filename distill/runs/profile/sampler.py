@@ -63,11 +63,11 @@ class Sampler:
     def _counters(self) -> dict[str, float]:
         """What only grows: seconds of processors, bytes of the network."""
         process, machine, network = self._process.cpu_times(), psutil.cpu_times(), psutil.net_io_counters()
-        whole = sum(machine[:8])  # the others are parts of these
+        total = sum(machine[:8])  # the others are parts of these
         return {
             "process_cpu": process.user + process.system,
-            "machine_cpu": whole - machine.idle - getattr(machine, "iowait", 0.0),
-            "machine_time": whole,
+            "machine_cpu": total - machine.idle - getattr(machine, "iowait", 0.0),
+            "machine_time": total,
             "network_sent": getattr(network, "bytes_sent", 0.0),
             "network_received": getattr(network, "bytes_recv", 0.0),
         }

@@ -1,0 +1,38 @@
+"""A model that does not load is one line of Distill's own, without the tables of transformers."""
+
+import json
+from pathlib import Path
+
+import pytest
+from job import save_model
+
+from distill.models.kind import CLASSES, MASKED
+from distill.models.load import load_pretrained, load_tokenizer
+from distill.runtime.errors import SettingError
+
+
+def test_weights_of_other_shapes_are_named_as_such(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = save_model(tmp_path / "model", "bert", 2)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 80}))
+    capfd.readouterr()
+    with pytest.raises(SettingError, match=r"other shapes than its config\.json") as raised:
+        load_pretrained("teacher.path", str(folder), MASKED)
+    shown = capfd.readouterr()
+    assert "MISMATCH" not in shown.out + shown.err and "report" not in str(raised.value)
+
+
+def test_weights_that_a_model_has_besides_make_no_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = save_model(tmp_path / "model", "bert", 3)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    capfd.readouterr()
+    load_pretrained("teacher.path", str(folder), MASKED)
+    shown = capfd.readouterr()
+    assert "UNEXPECTED" not in shown.out + shown.err
+
+
+def test_a_kind_of_model_is_named_in_whole_words(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "gpt2", 2)
+    with pytest.raises(SettingError, match="a model for classes of texts needs a fast tokenizer with a mask token"):
+        load_tokenizer("student.path", str(folder), CLASSES)
