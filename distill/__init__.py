@@ -20,10 +20,19 @@ if TYPE_CHECKING:
     from distill.commands.api.run_results import RunResults as RunResults
     from distill.commands.prediction.predict import predict as predict
     from distill.commands.scoring.score import evaluate as evaluate
+    from distill.config.settings import LayersStudentConfig as LayersStudentConfig
+    from distill.data.batch import Batch as Batch
+    from distill.data.sources import Document as Document
+    from distill.data.sources import Shard as Shard
+    from distill.data.sources import Source as Source
     from distill.evaluation.text_scores import TextScore as TextScore
     from distill.evaluation.text_scores import score as score
+    from distill.models.language_model import Outputs as Outputs
+    from distill.models.language_model import OutputSpec as OutputSpec
     from distill.models.loaded import LoadedModel as LoadedModel
     from distill.models.loaded import load_model as load_model
+    from distill.objective.terms import Term as Term
+    from distill.objective.terms import VocabularyTerm as VocabularyTerm
     from distill.report.comparison.from_python import ComparedRuns as ComparedRuns
     from distill.report.comparison.from_python import compare_runs
     from distill.report.scores import Scores as Scores
@@ -33,24 +42,35 @@ if TYPE_CHECKING:
     from distill.runtime.errors import SettingError as SettingError
     from distill.runtime.errors import StageFailed as StageFailed
     from distill.runtime.errors import StorageFailed as StorageFailed
+    from distill.teacher.output import TeacherOutput as TeacherOutput
 
     compare = compare_runs
 
 # Where each public name is defined: a module, and `:NAME` where it has another name there. A line here, and one above
 # for type checkers, is all that a further one needs.
 _PUBLIC = {
+    "Batch": "distill.data.batch",
     "ComparedRuns": "distill.report.comparison.from_python",
     "Diverged": "distill.runtime.errors",
+    "Document": "distill.data.sources",
     "Interrupted": "distill.runtime.errors",
+    "LayersStudentConfig": "distill.config.settings",
     "LoadedModel": "distill.models.loaded",
+    "OutputSpec": "distill.models.language_model",
+    "Outputs": "distill.models.language_model",
     "Pair": "distill.commands.api.pair",
     "RankLost": "distill.runtime.errors",
     "RunResults": "distill.commands.api.run_results",
     "Scores": "distill.report.scores",
     "SettingError": "distill.runtime.errors",
+    "Shard": "distill.data.sources",
+    "Source": "distill.data.sources",
     "StageFailed": "distill.runtime.errors",
     "StorageFailed": "distill.runtime.errors",
+    "TeacherOutput": "distill.teacher.output",
+    "Term": "distill.objective.terms",
     "TextScore": "distill.evaluation.text_scores",
+    "VocabularyTerm": "distill.objective.terms",
     "compare": "distill.report.comparison.from_python:compare_runs",
     "evaluate": "distill.commands.scoring.score",
     "load_model": "distill.models.loaded",

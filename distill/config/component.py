@@ -19,6 +19,7 @@ from distill.config.renamed import other_name
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
+from distill.runtime.users_code import MISTAKES, is_users, mistake
 
 # The packages that hold what settings name by `kind`.
 SOURCES = "distill.data.sources"
@@ -43,22 +44,22 @@ class Component:
         """Call it with the settings and those values of `context` that its signature takes.
 
         Raises:
-            SettingError: it cannot be imported, the settings do not fit its signature, or it refuses their values with
-                a ValueError.
+            SettingError: it cannot be imported, the settings do not fit its signature, it refuses their values with a
+                ValueError, or it is the user's and fails.
         """
         target, arguments = self.bind(**context)
         try:
             return target(**arguments)
-        except TypeError as error:
-            if "abstract" not in str(error):
-                raise
-            raise SettingError(f"{self.setting}._target_={self.path}: {error}") from error
         except ValueError as error:
             if isinstance(error, SettingError):
                 raise
             begin = re.match(r"(\w+)[=:]", str(error))
             names_setting = begin is not None and begin[1] in inspect.signature(target).parameters
             raise SettingError(f"{self.setting}{'.' if names_setting else ': '}{error}") from error
+        except MISTAKES as error:
+            if not is_users(self.path):
+                raise
+            raise SettingError(f"{self.setting}._target_={self.path}: {mistake(error)}") from error
 
     def bind(self, **context: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
         """What a call would call, and with which arguments; SettingError as there, but for values it refuses."""

@@ -22,7 +22,7 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch of sequences."""
+    """One micro-batch of sequences of tokens, with its targets."""
 
     inputs: dict[str, torch.Tensor]  # what the models take besides masks: input_ids [B, S]
     documents: torch.Tensor | None  # [B, S] int64, PADDING at padding, else 0 (one a sequence); None: no padding

@@ -97,7 +97,7 @@ def _agreed_plan(folder: Destination, work: Sequence[Work], data: DataConfig) ->
         if folder.exists(META):  # another host has just finished
             raise FileNotFoundError(PLAN)
         return plan_here
-    plan: Plan = json.loads(folder.read(PLAN))
+    plan: Plan = folder.read_json(PLAN)
     if plan["units"] != len(work):
         raise SettingError(
             f"data.tokens={folder.place}: its preparation was begun by a version of Distill that divides the text in "

@@ -12,10 +12,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from distill.data.shards.destination import WORK, Destination, LocalFolder
+from distill.runtime.errors import Damaged
 from distill.runtime.files import atomic
 
 DIGEST_BYTES = 16  # 10^12 documents have two of the same digest by chance with a probability of 10^-15
@@ -44,6 +46,17 @@ def save(path: Path, array: np.ndarray) -> None:
         np.save(file, array)
 
 
+def load(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
+    """The array in a file. Raises FileNotFoundError, and Damaged where it is not as it was written."""
+    try:
+        array: np.ndarray = np.load(path, mmap_mode)
+    except FileNotFoundError:
+        raise
+    except (ValueError, EOFError, OSError) as error:
+        raise Damaged(path, "it is not the array that was written") from error
+    return array
+
+
 def document_ids_of(counts: Sequence[int], first: int) -> np.ndarray:
     """The ids [n] (`DOCUMENT_ID`) of all documents of consecutive units, `first` being the index of the first."""
     document_ids = np.empty(sum(counts), DOCUMENT_ID)
@@ -54,7 +67,7 @@ def document_ids_of(counts: Sequence[int], first: int) -> np.ndarray:
 
 def merge_digests(stems: Sequence[str | Path], first: int) -> np.ndarray:
     """Merge the digests of the units of a group into records [n] (`RECORD`), sorted by digest, then by document id."""
-    digests = [np.load(digests_path(stem)) for stem in stems]
+    digests = [load(digests_path(stem)) for stem in stems]
     records = np.empty(sum(map(len, digests)), RECORD)
     records["document"] = document_ids_of([len(unit) for unit in digests], first)
     records["digest"] = np.concatenate([np.empty(0, f"S{DIGEST_BYTES}"), *digests])
@@ -68,7 +81,7 @@ def find_repeated(files: Sequence[Path], at_once: int = AT_ONCE) -> Iterator[np.
         files: with the records of each group, in the order of the groups.
         at_once: bytes of records that are in memory at a time.
     """
-    groups: list[np.ndarray] = [np.load(file, mmap_mode="r") for file in files]
+    groups: list[np.ndarray] = [load(file, "r") for file in files]
     ranges = -(-sum(map(len, groups)) * RECORD.itemsize // at_once)
     for number in range(ranges):
         low, high = (bound * 2**64 // ranges for bound in (number, number + 1))
@@ -121,7 +134,7 @@ def fetch_files(folder: Destination, names: Sequence[str], scratch: Path) -> lis
 def count_duplicates(folder: Destination, num_groups: int, scratch: Path) -> dict[str, int]:
     """Count the documents of all groups, and those that have the text of an earlier one."""
     files = fetch_files(folder, [records_name(number) for number in range(num_groups)], scratch)
-    documents = sum(len(np.load(file, mmap_mode="r")) for file in files)
+    documents = sum(len(load(file, "r")) for file in files)
     return {"documents": documents, "exact": sum(map(len, find_repeated(files)))}
 
 
@@ -155,4 +168,4 @@ def write_dropped(stems: Iterable[str | Path], document_ids: np.ndarray) -> None
 def read_dropped(stem: str | Path) -> frozenset[int]:
     """The indices of the documents of a unit that are left out; none where duplicates were not searched."""
     path = dropped_path(stem)
-    return frozenset(np.load(path).tolist()) if path.exists() else frozenset()
+    return frozenset(load(path).tolist()) if path.exists() else frozenset()

@@ -25,6 +25,7 @@ from distill.data.duplicates import (
     document_ids_of,
     fetch_files,
     find_repeated,
+    load,
     merge_digests,
     publish_array,
     records_name,
@@ -95,7 +96,7 @@ class FirstPass:
         begun = time.perf_counter()
         self._read_all()
         files = self._fetch_files(records_name)
-        documents = sum(len(np.load(file, mmap_mode="r")) for file in files)
+        documents = sum(len(load(file, "r")) for file in files)
         exact = np.concatenate([np.empty(0, DOCUMENT_ID), *find_repeated(files)])
         close = (
             np.empty(0, DOCUMENT_ID) if self.rule.near is None else find_near(self._candidates(), exact, self.rule.near)
@@ -146,8 +147,8 @@ class FirstPass:
     def _publish(self, group: Group, stems: Sequence[str]) -> None:
         if self.rule.near is not None:
             empty = np.empty((0, self.rule.near.permutations), np.uint32)
-            held_out = [np.load(held_path(stem)) for stem in stems]
-            signatures = np.concatenate([empty, *(np.load(signatures_path(stem)) for stem in stems)])
+            held_out = [load(held_path(stem)) for stem in stems]
+            signatures = np.concatenate([empty, *(load(signatures_path(stem)) for stem in stems)])
             publish_array(self.folder, _signatures_name(group.number), signatures)
             publish_array(self.folder, _held_name(group.number), np.concatenate([np.empty(0, bool), *held_out]))
             document_ids = document_ids_of([len(flags) for flags in held_out], group.first)
@@ -160,7 +161,7 @@ class FirstPass:
         names = (_signatures_name, _held_name, _document_ids_name)
         of_groups = zip(*(self._fetch_files(name) for name in names), strict=True)
         return [
-            Candidates(np.load(signatures, mmap_mode="r"), np.load(held_out), np.load(document_ids))
+            Candidates(load(signatures, "r"), load(held_out), load(document_ids))
             for signatures, held_out, document_ids in of_groups
         ]
 

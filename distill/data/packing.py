@@ -27,6 +27,7 @@ from distill.data.shards.records import PARTS, Counts, UnitRecord
 from distill.data.sources import Shard, Source, read
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic
+from distill.runtime.manifest import sha256
 
 BLOCK = 16 << 10  # characters that are tokenized at once
 SENTENCES = 256  # likewise
@@ -202,7 +203,10 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> UnitRecor
         for writer in writers
     )
     seconds = time.perf_counter() - begun
-    unit_record = UnitRecord(train=train, heldout=heldout, **invalid.counts(), blame=invalid.blame, seconds=seconds)
+    written = {part: sha256(Path(f"{stem}.{part}")) for part in PARTS}
+    unit_record = UnitRecord(
+        train=train, heldout=heldout, **invalid.counts(), blame=invalid.blame, seconds=seconds, sha256=written
+    )
     if packing.duplicates is Duplicates.count:
         write_digests(stem, digests)
     with atomic(Path(f"{stem}.json")) as record:
@@ -218,8 +222,10 @@ def packed_before(stem: str, packing: Packing) -> UnitRecord | None:
     width = packing.sequence_length * packing.dtype.itemsize
     try:
         unit_record: UnitRecord = json.loads(Path(f"{stem}.json").read_bytes())
-        is_complete = all(Path(f"{stem}.{part}").stat().st_size == unit_record[part]["rows"] * width for part in PARTS)
-    except (FileNotFoundError, ValueError):
+        files = {part: Path(f"{stem}.{part}") for part in PARTS}
+        is_complete = all(path.stat().st_size == unit_record[part]["rows"] * width for part, path in files.items())
+        is_complete = is_complete and unit_record["sha256"] == {part: sha256(path) for part, path in files.items()}
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return unit_record if is_complete else None
 

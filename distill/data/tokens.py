@@ -30,7 +30,7 @@ from distill.data.remote import reachable
 from distill.data.sequence_format import SequenceFormatOf, masked_format
 from distill.data.sequence_store import SequenceStore
 from distill.data.shards.check import check_folder, index_digest, read_counts, read_meta
-from distill.data.shards.destination import Destination, LocalFolder, destination
+from distill.data.shards.destination import WORK, Destination, LocalFolder, destination
 from distill.data.shards.groups import work_of
 from distill.data.shards.open import open_sequences
 from distill.data.shards.records import META, PARTS, Meta
@@ -38,6 +38,7 @@ from distill.data.sources import Source, find_source
 from distill.data.sources.prose import Prose
 from distill.data.stale import remove_stale, scratch_name
 from distill.runtime.errors import Damaged, SettingError
+from distill.runtime.files import remove
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -252,8 +253,23 @@ def _build_once(folder: Destination, text: Text, packing: Packing, data: DataCon
         scratch = folder_of(data.cache, "tokens", scratch_name(key, socket.gethostname()))
         with once(scratch, lambda: folder.exists(META)) as missing:
             if missing:
-                build(folder, text.describe(), text.sources, packing, data, scratch)
+                _build_anew_after_damage(folder, text, packing, data, scratch)
     remove_stale(folder, Path(data.cache).expanduser() / "tokens", key)
+
+
+def _build_anew_after_damage(
+    folder: Destination, text: Text, packing: Packing, data: DataConfig, scratch: Path
+) -> None:
+    """Resumes or begins a build; in the cache, one whose files are damaged is begun anew."""
+    try:
+        build(folder, text.describe(), text.sources, packing, data, scratch)
+    except Damaged as damage:
+        if data.tokens is not None:
+            raise
+        logger.warning(f"{damage}: the preparation is begun anew")
+        folder.remove(WORK)
+        remove(scratch)
+        build(folder, text.describe(), text.sources, packing, data, scratch)
 
 
 def _copy_to_node(folder: Destination, data: DataConfig, recheck: bool) -> Destination:

@@ -26,6 +26,11 @@ def custom_model(make: Component, path: str | None, **context: Any) -> Any:
     model = make(**context)
     if not isinstance(model, nn.Module):
         raise SettingError(f"{make.setting}._target_={make.path} gives a {type(model).__name__}, not a torch module")
+    if type(model).__module__.startswith("peft."):
+        raise SettingError(
+            f"{make.setting}._target_={make.path} gives a {type(model).__name__} of PEFT, whose adapters no folder of "
+            "a student keeps: give what its merge_and_unload() or its get_base_model() gives"
+        )
     if path is not None and "path" not in make.takes():
         load_weights(model, f"{make.setting}.path", path)
     return model.float()

@@ -69,7 +69,7 @@ def union(specs: Iterable[OutputSpec]) -> OutputSpec:
 
 
 class Outputs(NamedTuple):
-    """The outputs of a forward."""
+    """The outputs of a forward of the student or of a teacher."""
 
     head_rows: Tensor | None  # [N, E], input of the output embedding at the selected positions
     hidden: dict[int, Tensor]  # [B, S, H] by layer number, as in `OutputSpec.layers`

@@ -13,6 +13,7 @@ from distill.objective.objective import Objective
 from distill.objective.terms import ALL, TARGETS, Term, VocabularyTerm
 from distill.objective.vocabulary import by_hand
 from distill.runtime.errors import SettingError
+from distill.runtime.users_code import mistake
 
 # Of a run on the CPU: where torch.compile should win back the seconds that it takes to start. An estimate, from 8 ns
 # saved a logit (measured at 512 x 30,522) and 10 to 20 s to start.
@@ -58,8 +59,7 @@ def _smoke_test(name: str, path: str, term: VocabularyTerm) -> None:
         losses = term.losses(student, teacher if term.needs_teacher else None, torch.tensor([1, 2, 3]))
         shape, requires_grad = list(losses.shape), losses.requires_grad
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise SettingError(f"{setting}: losses() fails on logits of 3 positions: {reason}") from error
+        raise SettingError(f"{setting}: losses() fails on logits of 3 positions: {mistake(error)}") from error
     if shape != [3] or not requires_grad:
         what = f"gives {shape} for 3 positions" if shape != [3] else "does not depend on the student's logits"
         raise SettingError(f"{setting}: losses() {what}; give one value per position, computed from them")

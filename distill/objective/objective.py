@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from distill.config.weight_schedule import WeightSchedule, value_at
 from distill.data.batch import Batch
-from distill.models.language_model import Head, OutputSpec, union
+from distill.models.language_model import Head, Outputs, OutputSpec, union
 from distill.objective.kernel import NO_TARGET
 from distill.objective.running_mean import TOKENS
 from distill.objective.terms import ALL, Term, VocabularyTerm
 from distill.objective.trainable import Trainable
 from distill.objective.vocabulary import ChunkedLosses, PlainLosses, VocabularyLosses, mixing_temperature
+from distill.runtime.errors import SettingError
+from distill.runtime.users_code import MISTAKES, is_users, mistake
 from distill.teacher.distributions import Mixture
 from distill.teacher.output import TeacherOutput
 
@@ -143,7 +145,7 @@ class Objective:
             sums |= dict(zip(self._vocabulary, on_logits, strict=True))
         for number, (name, term) in enumerate(self.terms.items()):
             if name not in self._vocabulary:
-                term_sum = term.loss_sum(outputs, teacher, batch) * (not batch.is_dummy)
+                term_sum = _sum_of(name, term, outputs, teacher, batch) * (not batch.is_dummy)
                 loss = loss + scales[number] * term_sum
                 sums[name] = term_sum.detach().to(scales.dtype)
         return loss, torch.stack([sums[name] for name in self.names])
@@ -167,3 +169,13 @@ class Objective:
         flat = torch.full((batch.ids.numel(),), NO_TARGET, device=targets.device)
         flat[positions] = targets
         return flat if selected is None else flat.index_select(0, selected)
+
+
+def _sum_of(name: str, term: Term, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
+    """`Term.loss_sum`. Raises SettingError where a class of the user's takes something for what it is not."""
+    try:
+        return term.loss_sum(student, teacher, batch)
+    except MISTAKES as error:
+        if isinstance(error, SettingError) or not is_users(type(term).__module__):
+            raise
+        raise SettingError(f"objective.{name}: loss_sum() of {type(term).__name__} fails: {mistake(error)}") from error

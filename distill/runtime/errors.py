@@ -28,6 +28,11 @@ class Damaged(SettingError):
     def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(f"{path} is damaged ({reason})")
         self.path, self.reason = Path(path), reason
+        self._place = path  # of a URL, which no Path keeps as it is
+
+    def __reduce__(self) -> tuple[type["Damaged"], tuple[Path | str, str]]:
+        # Processes that prepare text send it to the one that started them.
+        return type(self), (self._place, self.reason)
 
 
 class Diverged(RuntimeError):

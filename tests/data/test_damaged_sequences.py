@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import time
 from collections.abc import Callable
@@ -13,11 +14,13 @@ from text import tokens_of
 from tiny import changed, parts
 from transformers import PreTrainedTokenizerFast
 
+from distill.config.corpus import Duplicates
 from distill.config.settings import Config
-from distill.data.shards import check
+from distill.data import build_tokens
+from distill.data.shards import check, host
 from distill.data.tokens import Tokens, corpus_text, prepare
 from distill.data.wordpiece import corpus_tokenizer
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import Damaged, SettingError
 
 FILES = [f"{part}{end}" for part in ("train", "heldout") for end in ("-00000.rows", ".index", ".counts.npy")]
 FILES.append("meta.json")
@@ -281,3 +284,69 @@ def test_an_older_tokenizer_stays_of_use_and_one_that_does_not_load_is_named(con
     path.write_bytes(content)
     with pytest.raises(SettingError, match=rf"^data\.cache=.*{path} is damaged \(.*delete it, and the same command"):
         corpus_tokenizer(*given)
+
+
+# --- a preparation that was cut short, on a machine that lost power
+
+
+class Cut(Exception):
+    """The process ends here."""
+
+
+def cut_short(config: Config, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """All groups are published, and nothing is put together yet; the folder of the work, and that of the host."""
+
+    def end(*_: object) -> None:
+        raise Cut
+
+    with monkeypatch.context() as patched:
+        patched.setattr(build_tokens, "finish", end)
+        with pytest.raises(Cut):
+            tokens_of(config, words)
+    (work,) = (Path(config.data.cache) / "tokens").glob("*/parts")
+    (scratch,) = (Path(config.data.cache) / "tokens").glob("*.build")
+    return work, scratch
+
+
+@pytest.mark.parametrize("name", ["zeros", "cut", "empty"])
+@pytest.mark.parametrize("file", ["plan.json", "00000.json", "00000.train.counts.npy", "00000.digests.npy"])
+def test_what_a_power_loss_tears_in_an_unfinished_preparation_is_made_anew(
+    file: str, name: str, reviews: Config, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch,
+    lines: list[str], tmp_path: Path,
+) -> None:  # fmt: skip
+    counting = changed(reviews, duplicates=Duplicates.count)
+    before = content_of(tokens_of(changed(counting, cache=f"{tmp_path}/other"), words))
+    work, _ = cut_short(counting, words, monkeypatch)
+    damage(work / file, name)
+    lines.clear()
+    assert_same(tokens_of(counting, words), before)
+    assert sum(f"{work / file} is damaged" in line and "begun anew" in line for line in lines) == 1
+
+
+def test_units_that_a_power_loss_tears_are_packed_again(
+    reviews: Config, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = content_of(tokens_of(changed(reviews, cache=f"{tmp_path}/other"), words))
+
+    def end(*_: object) -> None:
+        raise Cut
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host, "publish", end)
+        with pytest.raises(Cut):
+            tokens_of(reviews, words)
+    (unit,) = (Path(reviews.data.cache) / "tokens").glob("*.build/*/*.train")
+    for path, name in ((unit, "zeros"), (unit, "cut"), (unit.with_suffix(".json"), "another file")):
+        damage(path, name)
+        with monkeypatch.context() as patched:
+            patched.setattr(host, "publish", end)
+            with pytest.raises(Cut):
+                tokens_of(reviews, words)
+    damage(unit, "zeros")
+    assert_same(tokens_of(reviews, words), before)
+
+
+@pytest.mark.parametrize("place", [Path("/a/b"), "s3://bucket/a"])
+def test_damage_is_sent_between_processes(place: Path | str) -> None:
+    received = pickle.loads(pickle.dumps(Damaged(place, "it is missing")))
+    assert isinstance(received, Damaged) and str(received) == f"{place} is damaged (it is missing)"

@@ -4,6 +4,8 @@ Any number of hosts may write to it at the same time. Two that write the same fi
 """
 
 import errno
+import io
+import json
 import os
 import secrets
 import shutil
@@ -13,7 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from distill.data.remote import file_system, is_url, retried
+from distill.runtime.errors import Damaged
 
 WORK = "parts"  # the folder in a destination for files that are removed once all is done
 UNFINISHED = ".new"  # ends the names of files of a disk that are being written
@@ -28,6 +33,25 @@ class Destination(ABC):
     @abstractmethod
     def read(self, name: str) -> bytes:
         """The content of a file. Raises FileNotFoundError where there is none."""
+
+    def read_json(self, name: str) -> Any:
+        """The object in a JSON file. Raises FileNotFoundError as `read`, and Damaged where there is none in it."""
+        try:
+            content = json.loads(self.read(name))
+        except ValueError:
+            content = None
+        if not isinstance(content, dict):
+            raise Damaged(f"{self.place}/{name}", "it is not the JSON that was written")
+        return content
+
+    def read_array(self, name: str) -> np.ndarray:
+        """The array in a .npy file. Raises FileNotFoundError as `read`, and Damaged where there is none in it."""
+        content = io.BytesIO(self.read(name))
+        try:
+            array: np.ndarray = np.load(content, allow_pickle=False)
+        except Exception as error:  # of any kind, from a header that is none
+            raise Damaged(f"{self.place}/{name}", "it is not the array that was written") from error
+        return array
 
     @abstractmethod
     def write(self, name: str, content: bytes) -> None:

@@ -4,7 +4,6 @@ Any host that finds all records may do it, and two that do write the same. No te
 """
 
 import io
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -51,7 +50,7 @@ def finish(
         FileNotFoundError: another host has finished in the meantime, and removed the records.
     """
     with ThreadPoolExecutor(THREADS) as pool:
-        read: Callable[[int], GroupRecord] = lambda number: json.loads(folder.read(record_name(number)))  # noqa: E731
+        read: Callable[[int], GroupRecord] = lambda number: folder.read_json(record_name(number))  # noqa: E731
         records = list(pool.map(read, range(num_groups)))
     counts = total_counts(folder, num_groups)
     units = [unit for record in records for unit in record["units"]]

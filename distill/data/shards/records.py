@@ -33,6 +33,7 @@ class UnitRecord(ReadCounts):
     heldout: Counts
     blame: str  # the first reason for a bad record that a setting causes
     seconds: float
+    sha256: dict[Part, str]  # of the files of sequences
 
 
 class SourceRecord(ReadCounts):

@@ -63,10 +63,10 @@ def _of_fold(pool: Executor, folder: Destination, fold: int) -> np.ndarray:
     """[P, V], from the file of the fold or those of its groups, which another host may be turning into it just now."""
     for _ in range(2):
         with suppress(FileNotFoundError):
-            return _array(folder.read(_folded_name(fold)))
+            return folder.read_array(_folded_name(fold))
         with suppress(FileNotFoundError):
             return _of_groups(pool, folder, groups_of(fold))
-    return _array(folder.read(_folded_name(fold)))
+    return folder.read_array(_folded_name(fold))
 
 
 def _of_groups(pool: Executor, folder: Destination, numbers: range) -> np.ndarray:
@@ -77,7 +77,7 @@ def _of_groups(pool: Executor, folder: Destination, numbers: range) -> np.ndarra
 def _read(pool: Executor, folder: Destination, numbers: range, part: str) -> Iterator[np.ndarray]:
     for begin in range(0, len(numbers), THREADS):
         names = [_counts_name(number, part) for number in numbers[begin : begin + THREADS]]
-        yield from map(_array, pool.map(folder.read, names))
+        yield from pool.map(folder.read_array, names)
 
 
 def _counts_name(number: int, part: str) -> str:
@@ -92,8 +92,3 @@ def _content(counts: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.save(file, counts)
     return file.getvalue()
-
-
-def _array(content: bytes) -> np.ndarray:
-    counts: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
-    return counts

@@ -15,6 +15,7 @@ from distill.distributed import Ranks
 from distill.evaluation.measures import Measure
 from distill.evaluation.measures.over_ranks import compute_metric, gather_exchange
 from distill.runtime.errors import SettingError, first_line
+from distill.runtime.users_code import MISTAKES, mistake
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -128,7 +129,9 @@ class _BoundMetric:
                 warnings.simplefilter("ignore", UserWarning)
                 self._update(logits, targets, as_row)
             count = torch.as_tensor(compute_metric(self.metric)).numel()
-        except (ValueError, RuntimeError, IndexError, TypeError) as error:
+        except MISTAKES as error:
+            return mistake(error)
+        except RuntimeError as error:
             return first_line(error)
         finally:
             self.metric.reset()

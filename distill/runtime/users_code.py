@@ -1,0 +1,28 @@
+"""What went wrong in a class or function of the user's, in one line: which line of which file, and what there is."""
+
+import traceback
+from pathlib import Path
+
+# What code raises that takes something for what it is not; memory, storage and signals are none of these.
+MISTAKES = (AttributeError, TypeError, LookupError, NameError, ValueError, AssertionError, NotImplementedError)
+
+
+def is_users(module: str) -> bool:
+    """Whether a module of this name is none of this package."""
+    return module.partition(".")[0] != "distill"
+
+
+def mistake(error: BaseException) -> str:
+    """The error with the last line of the user's in its traceback, and the attributes of an object of this package."""
+    here, site = str(Path(__file__).parents[1]), "site-packages"
+    lines = [
+        f" ({Path(frame.filename).name}, line {frame.lineno}: {frame.line})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((here, "<")) and site not in frame.filename
+    ]
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}{lines[-1] if lines else ''}"
+    owner = error.obj if isinstance(error, AttributeError) else None
+    if owner is None or is_users(type(owner).__module__):
+        return text
+    names = [name for name in dir(owner) if not name.startswith("_") and not callable(getattr(owner, name, None))]
+    return f"{text}; a {type(owner).__name__} has {', '.join(names)}"
