@@ -108,5 +108,5 @@ def pair(teacher: torch.dtype, student: str, shelf: Shelf, folder: Path) -> list
     """A pair with the terms of the paper, of which the cosine asks both models for their sizes."""
     path = stored(shelf.teacher, folder / "teacher", teacher)
     models = ["objective=distilbert", "teacher=pretrained", f"teacher.path={path}"]
-    models += [setting.format(teacher=path) for setting in STUDENTS[student]]
+    models += [setting.replace("{teacher}", str(path)) for setting in STUDENTS[student]]
     return ["+recipe=distilbert_gutenberg", *STEPS, *shelf.corpus, "corpus.max_sequences=60", *models]
