@@ -173,7 +173,7 @@ def test_what_does_not_fit(teacher: Path, causal: Path, tmp_path: Path) -> None:
         pair.objective({"mlm": 1.0})("the cat and an owl")
     with pytest.raises(SettingError, match=r"^texts is one string"):
         pair.evaluate({"mine": "the cat and an owl"})
-    with pytest.raises(SettingError, match=r"^student\.path=.*: masked language models need"):
+    with pytest.raises(SettingError, match=r"^student\.path=.*: a masked language model needs"):
         load_pair(teacher, student=causal, device="cpu")
 
 

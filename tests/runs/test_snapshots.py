@@ -64,7 +64,8 @@ def test_a_snapshot_loads_as_a_model_a_student_and_a_teacher(shelf: Shelf, kept:
     inputs = tokenizer("The quiet river found the [MASK] by the sea.", return_tensors="pt")
     assert model(**inputs).logits.shape[-1] == len(tokenizer)
     further = shelf.root / "further"
-    more = ["student=pretrained", f"student.path={snapshot}", f"teacher.path={snapshot}", "train.steps=1"]
+    student = ["student=pretrained", f"student.path={snapshot}", "student.layers=null"]
+    more = [*student, f"teacher.path={snapshot}", "train.steps=1"]
     assert shelf.run(further, *more) == 0
     content = results(further)
     assert content["teacher"]["parameters"] == content["student"]["parameters"] == model.num_parameters()
@@ -116,6 +117,7 @@ def test_of_a_beginning_without_a_checkpoint_nothing_stays(shelf: Shelf) -> None
     folder = shelf.root / "begun"
     for step in (1, 3):
         (folder / "snapshots" / f"step-{step}").mkdir(parents=True)
+    (folder / ".lock").touch()  # which a run has before its first snapshot
     assert shelf.run(folder, *CONSTANT, "train.steps=2", "train.snapshots=[1]") == 0
     assert results(folder)["snapshots"] == [1] and weights_file(folder / "snapshots" / "step-1")
 
