@@ -174,12 +174,12 @@ def rows_of(rows: np.ndarray, **given: Any) -> Batches:
 
 
 def test_ranks_share_a_step_and_a_resume_on_others_loses_nothing(rows: np.ndarray) -> None:
-    alone = rows_of(rows, total=7)
+    alone = rows_of(rows, sequences=7)
     epochs = [[batch.row_ids for batch in alone.window(step)] for step in range(2 * alone.steps_per_epoch)]
     assert alone.steps_per_epoch == 3
     for step, window in enumerate(epochs):
         for size in (2, 3):
-            ranks = [rows_of(rows, total=7, rank=rank, size=size).window(step) for rank in range(size)]
+            ranks = [rows_of(rows, sequences=7, rank=rank, size=size).window(step) for rank in range(size)]
             found = np.concatenate([batch.row_ids for each in ranks for batch in each])
             assert sorted(found) == sorted(np.concatenate(window))
     small = np.concatenate([np.concatenate(window) for window in epochs[:3]])
@@ -187,7 +187,7 @@ def test_ranks_share_a_step_and_a_resume_on_others_loses_nothing(rows: np.ndarra
 
 
 def test_a_row_that_comes_again_has_other_masks_and_dropout(rows: np.ndarray) -> None:
-    batches = rows_of(rows, total=20)
+    batches = rows_of(rows, sequences=20)
     window = batches.window(0)
     seen: dict[int, list[Any]] = {}
     for batch in window:
@@ -196,7 +196,7 @@ def test_a_row_that_comes_again_has_other_masks_and_dropout(rows: np.ndarray) ->
     again = [found for found in seen.values() if len(found) == 2]
     assert len(again) == 8 and all(first[1] != second[1] for first, second in again)
     assert sum(first[0] != second[0] for first, second in again) > 4
-    static = rows_of(rows, total=20, static=True).window(0)
+    static = rows_of(rows, sequences=20, static=True).window(0)
     by_sequence: dict[int, set[str]] = {}
     for batch in static:
         for place, row in enumerate(batch.row_ids):

@@ -169,7 +169,7 @@ def test_batches_of_all_ranks_are_those_of_one(tokenizer: Any) -> None:
 
     def step(number: int, rank: int, size: int) -> dict[int, list[int]]:
         masks = make_masks(tokenizer, rows)
-        batches = make_batches(rows, masks, 4, 1, 0, rank=rank, size=size, total=12, order=order)
+        batches = make_batches(rows, masks, 4, 1, 0, rank=rank, size=size, sequences=12, order=order)
         assert batches.steps_per_epoch == 5
         window = batches.window(number)
         return {int(id): ids.tolist() for batch in window for id, ids in zip(batch.row_ids, batch.ids, strict=True)}
