@@ -40,7 +40,8 @@ def explain(error: Exception) -> str:
     if (missing := getattr(error, "missing_cfg_file", None)) is not None:
         return _no_such_option(str(missing), list(getattr(error, "options", None) or []))
     if isinstance(override := getattr(error, "override", None), str):
-        return f"{override} is not understood: write NAME=VALUE, and quotes around special signs, such as NAME='a, b'"
+        shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in override)  # on one line
+        return f"{shown} is not understood: write NAME=VALUE, and quotes around special signs, such as NAME='a, b'"
     chain: list[BaseException] = [error]
     while cause := chain[-1].__cause__:
         chain.append(cause)
