@@ -89,7 +89,7 @@ def test_it_is_a_setting_of_a_run(shelf: Shelf, tmp_path: Path, capfd: pytest.Ca
     process = command(*shelf.arguments(tmp_path / "run", *ALBERTS, *ranks))
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
-    assert "rate     0.00176 x sqrt(16 / 4 rows) = 0.00352" in errors
+    assert "rate     0.00176 x sqrt(16 / 4 sequences) = 0.00352" in errors
     content = results(tmp_path / "run")
     assert content["optimizer"] == {
         "name": "Lamb", "peak_lr": 0.00352, "lr": 0.00176, "scale_lr": "sqrt", "base_batch": 4,
