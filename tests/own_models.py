@@ -78,18 +78,12 @@ class Blind(nn.Module):
         return input_ids.float()
 
 
-class Service(BertForMaskedLM):
-    """A student that takes a key, as one that is fetched from somewhere would."""
-
-    def __init__(self, vocab_size: int, pat: str) -> None:
-        assert pat == KEY
-        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-        super().__init__(BertConfig(vocab_size=vocab_size, **sizes))
-
-
 def service(tokenizer: Any, pat: str) -> nn.Module:
+    """A student that takes a key, as one that is fetched from somewhere would."""
+    assert pat == KEY
     logging.getLogger("distill").warning(f"connected with {pat}")  # what a careless library shows
-    return Service(len(tokenizer), pat)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    return BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **sizes))
 
 
 class Adapted(nn.Module):

@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from tiny import (
 
 from distill.config import settings as conf
 from distill.config.settings import BackendConfig, TrainConfig
+from distill.data.batches import StepShape
 from distill.evaluation.sets import EvaluationSet
 from distill.optim.schedules.linear import Linear
 
@@ -87,13 +89,8 @@ def test_same_weights_for_every_number_of_ranks(
     student = new_student()
     optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
     objective = tiny.make_objective(objective_config(), student, teacher)
-    ranks = [
-        copy.copy(Fit(tmp_path, tokenizer, rows, settings=TrainConfig(batch_size=1, accumulate=24 // size)).batches)
-        for _ in range(size)
-    ]
-    for rank, batches in enumerate(ranks):
-        object.__setattr__(batches, "rank", rank)
-        object.__setattr__(batches, "size", size)
+    batches = Fit(tmp_path, tokenizer, rows, settings=TrainConfig(batch_size=1, accumulate=24)).batches
+    ranks = [replace(batches, step_shape=StepShape(1, 24, rank, size)) for rank in range(size)]
     for step in range(3):
         optimizer.zero_grad()
         windows = [batches.window(step) for batches in ranks]

@@ -123,8 +123,8 @@ def test_a_slow_rank_is_found(shelf: Shelf, tmp_path: Path) -> None:
     ("argument", "words"),
     [
         ("steps=many", "steps=many: give a whole number"),
-        ("profile.stop_after=3", "profile.stop_after is what `distill profile` sets itself: give steps=N"),
-        ("profile=off", "profile is what `distill profile` sets itself: leave it out"),
+        ("profile.stop_after=3", "profile.stop_after is set by `distill profile`: give steps=N"),
+        ("profile=off", "profile is set by `distill profile`: leave it out"),
     ],
 )
 def test_what_the_command_refuses(argument: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,7 +160,7 @@ def test_the_command_line_of_a_stage_has_the_names_of_variables(monkeypatch: pyt
     assert chain is not None and chain.stages["run"].settings == ["student.api_key=${oc.env:MY_KEY}"]
 
 
-OWN = ["student=custom", "student._target_=own_models.service", "objective=mlm"]
+OWN = ["student=custom", "student._target_=own_models.service", "student.layers=null", "objective=mlm"]
 FROM_ENVIRONMENT = "+student.pat=${oc.env:MY_SECRET}"
 
 
