@@ -41,7 +41,7 @@ SYNONYMS = {
     "logging_steps": "train.log_every",
     "save_steps": "train.save_every",
     "save_total_limit": "train.keep",
-    "eval_steps": "evaluate.curve.points",
+    "eval_steps": "evaluate.every_steps",
     "max_length": "corpus.sequence_length",
     "max_seq_length": "corpus.sequence_length",
     "max_seq_len": "corpus.sequence_length",

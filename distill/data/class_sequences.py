@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from distill.data.tables import LabelledTexts
-from distill.data.text_pairs import TextEncoder, digest_of
+from distill.data.text_pairs import TextEncoder, digest_of, stacked
 from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
@@ -32,10 +32,7 @@ class ClassSequences:
 
     def with_unlabelled(self, others: Self) -> Self:
         """And behind them those of texts without labels."""
-        sequences, segments = (
-            np.concatenate([self.sequences, others.sequences]),
-            np.concatenate([self.segments, others.segments]),
-        )
+        sequences, segments = stacked((self.sequences, self.segments), (others.sequences, others.segments))
         digest = digest_of(sequences, segments, self.labels)
         return replace(self, sequences=sequences, segments=segments, cut=self.cut + others.cut, digest=digest)
 

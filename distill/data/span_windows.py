@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 
 from distill.data.tables.squad import Question, Questions
-from distill.data.text_pairs import Surroundings, TextEncoder, digest_of
+from distill.data.text_pairs import Surroundings, TextEncoder, digest_of, stacked
 from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
@@ -32,9 +32,8 @@ class SpanConfig:
 class ContextTokens:
     """The places of the tokens of windows in their contexts, which turn positions back into text."""
 
-    offsets: (
-        np.ndarray
-    )  # [W, S, 2] int32, characters [begin, end) without blanks around them; -1: no token of a context
+    # [W, S, 2] int32, characters [begin, end) without blanks around them; -1: no token of a context
+    offsets: np.ndarray
     fullest: np.ndarray  # [W, S] bool: the window in which this token of the context has most context on both sides
 
 
@@ -57,10 +56,7 @@ class SpanWindows:
 
     def with_unlabelled(self, others: Self) -> Self:
         """And behind them those of questions whose answers are not known, for training."""
-        sequences, segments = (
-            np.concatenate([self.sequences, others.sequences]),
-            np.concatenate([self.segments, others.segments]),
-        )
+        sequences, segments = stacked((self.sequences, self.segments), (others.sequences, others.segments))
         owners = np.concatenate([self.questions, others.questions + self.questions.max(initial=-1) + 1])
         digest = digest_of(sequences, segments, np.stack([self.starts, self.ends], axis=1), owners)
         return replace(self, sequences=sequences, segments=segments, questions=owners, digest=digest, context=None)

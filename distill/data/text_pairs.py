@@ -72,6 +72,12 @@ class TextEncoder:
         return Surroundings((start,), (separator,) if pairs else (), (separator,))
 
 
+def stacked(*arrays: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences and segments [N, S] of several sets, given in pairs, one set behind the other."""
+    sequences, segments = zip(*arrays, strict=True)
+    return np.concatenate(sequences), np.concatenate(segments)
+
+
 def digest_of(*arrays: np.ndarray) -> str:
     """sha256 of the arrays' contents, kinds and shapes."""
     digest = hashlib.sha256()
