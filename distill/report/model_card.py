@@ -11,6 +11,7 @@ from distill.report.use import CAUSAL, CHAT, CLASSES, MASKED, SPANS, Use, use_of
 from distill.report.words import number
 from distill.runs.facts import Student
 from distill.runs.record import Record
+from distill.runtime.version import pip_install
 
 # What transformers' classes are called behind the name of their family.
 OF_HEADS = re.compile(r"(?<=\w)(LMHeadModel|For[A-Z]\w*)$")
@@ -146,5 +147,5 @@ def _elsewhere(record: Record, use: Use) -> list[Block]:
         lines = f'model.push_to_hub("{target}")\ntokenizer.push_to_hub("{target}")'
         blocks += [FROM_PYTHON, Code(lines, language="python")]
     if use in (MASKED, CAUSAL, CHAT):
-        blocks += [ONNX, Code("pip install 'distill[onnx]'\ndistill export model=.", language="bash")]
+        blocks += [ONNX, Code(f"{pip_install('onnx')}\ndistill export model=.", language="bash")]
     return blocks
