@@ -23,7 +23,7 @@ from distill.config.settings import (
     NewStudentConfig,
     SourceConfig,
 )
-from distill.config.teacher import SavedConfig
+from distill.config.teacher import BundledConfig, SavedConfig
 from distill.config.weight_schedule import WeightSchedule
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
@@ -35,7 +35,7 @@ from distill.distributed.shard import plain_class
 from distill.evaluation.measures import Measure
 from distill.models.layer_choice import AUTO, choose_layers
 from distill.models.load import size
-from distill.models.teacher import AnyTeacher
+from distill.models.teacher import AnyTeacher, bundled_folder
 from distill.objective.objective import Objective
 from distill.optim.updates import peak_lr
 from distill.runs import facts
@@ -111,7 +111,9 @@ def teacher_facts(config: Config, pair: Pair, caches: dict[str, Cache]) -> facts
 
 
 def _published(settings: AnyTeacher) -> facts.Published:
-    """How a saved teacher is published; one of the package or of a class of the user's is nowhere."""
+    """How a teacher is published; one of a class of the user's is nowhere."""
+    if isinstance(settings, BundledConfig):
+        return published(bundled_folder(settings.kind))
     return published(settings.path, settings.revision) if isinstance(settings, SavedConfig) else facts.Published()
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import chats
 import pytest
 from chats import TEMPLATE, TOKENIZER, conversations, naive
 from transformers import PreTrainedTokenizerBase
@@ -23,8 +24,10 @@ def written(template: str | None, messages: list[dict[str, Any]], **options: Any
     return TOKENIZER.apply_chat_template(messages, chat_template=template, **options)
 
 
-def test_its_tokens_are_those_of_training() -> None:
-    template = chat_template([chat()], TOKENIZER.bos_token)
+def test_its_tokens_are_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no token can reach from what stands before a content into it; training cuts the text there."""
+    monkeypatch.setattr(chats, "TEMPLATE", "[PAD]{role}:[PAD]{content}[SEP]")
+    template = chat_template([chat(chats.TEMPLATE)], TOKENIZER.bos_token)
     plain = [each for each in conversations() if not any("[SEP]" in message["content"] for message in each)]
     assert len(plain) > 3
     for each in plain:
