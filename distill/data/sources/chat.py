@@ -12,7 +12,6 @@ from distill.runtime.errors import SettingError
 
 TEMPLATE = "<|{role}|>\n{content}\n"
 ROLE = "assistant"
-CONTENT = "\0"  # stands for a content while its template is filled in
 
 
 class Chat(FileSource):
@@ -53,7 +52,7 @@ class Chat(FileSource):
         parts: list[Part] = []
         for message in messages:
             role, content = self._role_and_content(message, name)
-            before, _, after = template.format(role=role, content=CONTENT).partition(CONTENT)
+            before, after = _around_content(template, role)
             counts = role == self.target_role
             parts += [Part(before, False, True), Part(content, counts), Part(after, counts, True)]
         return tuple(parts) if any(part.counts for part in parts) else ()
@@ -67,6 +66,18 @@ class Chat(FileSource):
                 'content: rewrite it to {"role": "user", "content": "..."}'
             )
         return role, content or ""
+
+
+def _around_content(template: str, role: str) -> tuple[str, str]:
+    """What a template puts before a content and behind it."""
+    around = [""]
+    for literal, name, _, _ in Formatter().parse(template):
+        around[-1] += literal
+        if name == "content":
+            around.append("")
+        elif name == "role":
+            around[-1] += role
+    return around[0], around[1]
 
 
 def template_of(settings: SourceConfig, setting: str) -> str:
