@@ -1,4 +1,4 @@
-"""The attacks of benchmarks/attacks: their cases follow from the seed, their judges see each problem, a few run."""
+"""The attacks of benchmarks/attacks: their cases follow from the seed, each problem is seen, a few run."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""One attack, the outcomes that it may have, and how a command that has ended is judged."""
+"""One attack, the outcomes that it may have, and how the end of a command is assessed."""
 
 import re
 from collections.abc import Callable, Collection
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """An attack with a name that is the only one of its subject; the attack judges what it has done."""
+    """An attack with a name that is the only one of its subject; the attack assesses what it has done."""
 
     subject: str
     name: str
