@@ -15,7 +15,7 @@ from distill.runtime.errors import SettingError
 
 TEMPLATE = "<|{role}|>\n{content}\n"
 ROLE = "assistant"
-CONTENT, ROLE_MARK = "\0", "\1"  # stand for a content and a role while a template is filled in
+ROLE_MARK = "\0role\0"  # stands for a role while a template is filled in
 NAMED_ROLE = "message['role']"  # in a template of Jinja
 
 
@@ -57,7 +57,7 @@ class Chat(FileSource):
         parts: list[Part] = []
         for message in messages:
             role, content = self._role_and_content(message, name)
-            before, _, after = template.format(role=role, content=CONTENT).partition(CONTENT)
+            before, after = _around_content(template, role)
             counts = role == self.target_role
             parts += [Part(before, False, True), Part(content, counts), Part(after, counts, True)]
         return tuple(parts) if any(part.counts for part in parts) else ()
@@ -71,6 +71,18 @@ class Chat(FileSource):
                 'content: rewrite it to {"role": "user", "content": "..."}'
             )
         return role, content or ""
+
+
+def _around_content(template: str, role: str) -> tuple[str, str]:
+    """What a template puts before a content and behind it."""
+    around = [""]
+    for literal, name, _, _ in Formatter().parse(template):
+        around[-1] += literal
+        if name == "content":
+            around.append("")
+        elif name == "role":
+            around[-1] += role
+    return around[0], around[1]
 
 
 def template_of(settings: SourceConfig, setting: str) -> str:
@@ -106,7 +118,7 @@ def chat_template(sources: Iterable[SourceConfig | Component], start: str | None
     if len(ways) != 1:
         return None
     template, role = ways.pop()
-    before, _, after = template.format(role=ROLE_MARK, content=CONTENT).partition(CONTENT)
+    before, after = _around_content(template, ROLE_MARK)
     turn = _expression(before, NAMED_ROLE) + "{{ message['content'] or '' }}" + _expression(after, NAMED_ROLE)
     prompt = "{% if add_generation_prompt %}" + _expression(before, _quoted(role)) + "{% endif %}"
     return _expression(start or "", NAMED_ROLE) + "{% for message in messages %}" + turn + "{% endfor %}" + prompt
