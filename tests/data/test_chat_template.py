@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import chats
 import pytest
 from chats import TEMPLATE, TOKENIZER, conversations, naive
 from transformers import PreTrainedTokenizerBase
@@ -24,15 +23,15 @@ def written(template: str | None, messages: list[dict[str, Any]], **options: Any
     return TOKENIZER.apply_chat_template(messages, chat_template=template, **options)
 
 
-def test_its_tokens_are_those_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_tokens_are_those_of_training() -> None:
     """Where no token can reach from what stands before a content into it; training cuts the text there."""
-    monkeypatch.setattr(chats, "TEMPLATE", "[PAD]{role}:[PAD]{content}[SEP]")
-    template = chat_template([chat(chats.TEMPLATE)], TOKENIZER.bos_token)
+    setting = "[PAD]{role}:[PAD]{content}[SEP]"
+    template = chat_template([chat(setting)], TOKENIZER.bos_token)
     plain = [each for each in conversations() if not any("[SEP]" in message["content"] for message in each)]
     assert len(plain) > 3
     for each in plain:
         ids = written(template, each, tokenize=True, return_dict=False)
-        assert ids == [id_ for id_, _ in naive(each)[:-1]]  # the last one ends the document
+        assert ids == [id_ for id_, _ in naive(each, setting)[:-1]]  # the last one ends the document
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, QUOTES, "{content}", None])
