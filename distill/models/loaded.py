@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -22,6 +21,7 @@ from distill.models.load import (
     model_folder,
     size,
 )
+from distill.runtime.bounded_yaml import read_yaml
 from distill.runtime.errors import SettingError, first_line
 
 KINDS = (SPANS, CLASSES, CAUSAL, MASKED, ORDERED)
@@ -174,8 +174,8 @@ def corpus_of(path: str | Path) -> dict[str, Any]:
         file = parent / "config.yaml"
         if file.is_file() and (parent / "metrics.jsonl").is_file():
             try:
-                settings = yaml.safe_load(file.read_text("utf-8"))
-            except (OSError, ValueError, yaml.YAMLError):
+                settings = read_yaml(file)
+            except (OSError, ValueError):
                 return {}
             corpus = settings.get("corpus") if isinstance(settings, dict) else None
             return corpus if isinstance(corpus, dict) else {}
