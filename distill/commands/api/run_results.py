@@ -13,6 +13,7 @@ from distill.runs.record import Record
 from distill.runtime.bounded_yaml import read_yaml
 from distill.runtime.errors import Damaged, first_line
 from distill.runtime.jsonl import LogLine, read_lines
+from distill.runtime.progress import counted
 
 if TYPE_CHECKING:
     from distill.report.chart import Chart
@@ -100,7 +101,7 @@ class RunResults:
     @property
     def _title(self) -> str:
         steps = self.record.training.steps
-        after = "" if steps is None else f" after {steps:,} steps"
+        after = "" if steps is None else f" after {counted(steps, 'step')}"
         return f"{self.record.recipe or 'run'} in {self.folder}{after}"
 
 
