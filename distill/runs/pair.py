@@ -12,6 +12,7 @@ from distill.config.settings import (
     Config,
     CustomStudentConfig,
     LayersStudentConfig,
+    NewStudentConfig,
     SavedStudentConfig,
     SeveralTeachersConfig,
 )
@@ -72,6 +73,7 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
     teacher_tokenizer: PreTrainedTokenizerBase | None  # where the teacher reads with another one
     kind: ModelKind  # of the student
+    trained_head: bool = True  # whether the student's head was trained, by a loss or before the run
 
     @property
     def student(self) -> Any:
@@ -92,7 +94,8 @@ class Pair:
     @property
     def comparable(self) -> bool:
         """Whether teacher and student can be scored on the same sequences: they read and predict the same tokens."""
-        return self.teacher_tokenizer is None and all(member.has_head for member in self.teachers)
+        has_heads = self.trained_head and all(member.has_head for member in self.teachers)
+        return self.teacher_tokenizer is None and has_heads
 
     @property
     def scored_teachers(self) -> list[Member]:
@@ -170,7 +173,21 @@ def resolve_layers(
         student = new_student(config, models.teachers[0].model, models.tokenizer, task, folder.ranks)
         # Whole models are needed to choose layers: only now are they sharded.
         built = BuiltStudent(student, search, shard_run_models(config, models.teachers, student, task, folder.ranks))
-    return config, Pair(models.teachers, built, models.tokenizer, models.teacher_tokenizer, models.kind)
+    head = has_trained_head(config, models)
+    return config, Pair(models.teachers, built, models.tokenizer, models.teacher_tokenizer, models.kind, head)
+
+
+def has_trained_head(config: Config, models: RunModels) -> bool:
+    """Whether a head of the student predicts something that was trained, by a loss of the run or before it.
+
+    A head that came with the student stays of use under losses that pair its hidden states with the teacher's; vectors
+    of whole sequences leave it behind.
+    """
+    terms = models.terms.values()
+    if models.kind.heads or any(isinstance(term, VocabularyTerm) or not term.needs_teacher for term in terms):
+        return True
+    is_new = isinstance(config.student, NewStudentConfig) or not all(member.has_head for member in models.teachers)
+    return not is_new and not all(term.across_tokenizers for term in terms)
 
 
 def find_start(
