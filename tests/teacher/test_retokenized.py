@@ -92,7 +92,7 @@ def test_a_run_across_tokenizers(done_pooled: Path, shelf: Shelf) -> None:
 
 @pytest.fixture(scope="module")
 def done_alone(shelf: Shelf, own: str) -> Path:
-    folder = shelf.root / "alone"
+    folder = shelf.root / "vectors_alone"
     assert shelf.run(folder, *BPE, TINY, *ALONE, own, "corpus.max_unknown=1") == 0
     return folder
 
