@@ -17,7 +17,7 @@ def test_the_wheel_carries_everything_and_runs_elsewhere(tmp_path: Path) -> None
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    teachers = [f"teacher/{kind}/model.safetensors" for kind in ("bundled", "bundled_deep")]
+    teachers = [f"teacher/{kind}/model.safetensors" for kind in ("bundled_small", "bundled_deep")]
     for name in ("conf/config.yaml", "recipes/smoke.yaml", *teachers, "report/templates/page.html", "py.typed"):
         assert (site / "distill" / name).is_file(), name
     elsewhere.mkdir()
