@@ -2,9 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # What is checked: modules that a user puts beside them, such as README's my_models.py, are the user's.
-CODE := distill tests benchmarks
+CODE := distill tests benchmarks docs/hooks
 
-.PHONY: demo test test-slow horovod lint clean
+.PHONY: demo test test-slow horovod lint docs clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -31,5 +31,13 @@ lint: .venv/ready
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
+# The manual in site/. Nothing is fetched while it is built; a dead link or a missing docstring ends it.
+.venv/docs: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch .venv/docs
+
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs site

@@ -1,6 +1,6 @@
-"""Pictures of pages that the README and recipes/README.md show: their tops, by a browser without a window.
+"""Pictures of pages that the README, the manual and recipes/README.md show: their tops, by a browser without a window.
 
-    python benchmarks/report_picture.py runs/distilbert_gutenberg benchmarks/report.png
+    python benchmarks/report_picture.py runs/distilbert_gutenberg docs/images/report.png
     python benchmarks/report_picture.py runs/distilbert_gutenberg-sweep recipes/sweep.png
 
 Needs Chromium or Chrome (Debian: apt-get install chromium). The colours are reduced to 64, which text and curves do not

@@ -94,7 +94,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         learner = Learner(trainable, sync, optimizer, schedule, config.optimizer)
         state = folder.load_or_init(learner.model, learner.optimizer, resolved)
         page.begin(state.step, state.seconds, None if steps == ENDLESS else steps)
-        notes = notes_of(config, recipe, pair, data, objective) + (baseline.remarks if baseline else [])
+        notes = notes_of(config, pair, data, objective) + (baseline.remarks if baseline else [])
         announce(config, recipe, pair, data, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, data.batches, objective, ranks, pair.tokenizers)
         evaluator = make_evaluator(run)

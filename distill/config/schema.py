@@ -105,7 +105,7 @@ def _open_groups(definitions: dict[str, Any]) -> None:
     objective, weight = definitions["ObjectiveConfig"], definitions.pop("TermConfig")["properties"]["weight"]
     shared = {"weight": weight, "kind": {"enum": kinds(TERMS)}, **TARGET}
     for kind in kinds(TERMS):
-        objective["properties"][kind] = {"type": "object", "properties": shared | _arguments(TERMS, kind)}
+        objective["properties"][kind] = {"type": "object", "properties": shared | arguments_of(TERMS, kind)}
     objective["additionalProperties"] = {"type": "object", "properties": shared}
     definitions["OptimizerConfig"] |= _by_kind(OPTIMIZERS, definitions["OptimizerConfig"]["properties"])
     definitions["Component"] = _by_kind(SCHEDULES, {})  # the only one that is left is the schedule
@@ -114,13 +114,13 @@ def _open_groups(definitions: dict[str, Any]) -> None:
 def _by_kind(package: str, properties: dict[str, Any]) -> dict[str, Any]:
     """A group whose `kind` names a file of a package, with the arguments of all of them."""
     for kind in kinds(package):
-        properties = _arguments(package, kind) | properties
+        properties = arguments_of(package, kind) | properties
     kind_of = {"enum": kinds(package), "description": f"A file of {package.replace('.', '/')}/."}
     properties = {"kind": kind_of, **TARGET, **properties}
     return {"type": "object", "properties": properties, "additionalProperties": True}
 
 
-def _arguments(package: str, kind: str) -> dict[str, Any]:
+def arguments_of(package: str, kind: str) -> dict[str, Any]:
     """The settings of what a kind names, by the signature of its class."""
     target = getattr(importlib.import_module(f"{package}.{kind}"), class_name(kind))
     assert f"{target.__module__}.{target.__name__}" == built_in(package, kind)

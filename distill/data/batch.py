@@ -22,20 +22,30 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch of sequences of tokens, with its targets."""
+    """One micro-batch of B sequences of S tokens, with its targets.
 
-    inputs: dict[str, torch.Tensor]  # what the models take besides masks: input_ids [B, S]
-    documents: torch.Tensor | None  # [B, S] int64, PADDING at padding, else 0 (one a sequence); None: no padding
-    labels: dict[str, Labels]  # by task, such as mlm; the tokens to predict come first
-    valid_positions: torch.Tensor | None  # [num_valid] int64, flat non-padding positions; None: all of them
-    row_ids: np.ndarray  # [B] int64, number of each sequence in the corpus
-    # [B]: names the stream of dropout of each sequence, another one in each pass over the corpus; empty: torch's own
-    # stream.
+    Attributes:
+        inputs: what the models take besides masks, such as `input_ids` [B, S].
+        documents: [B, S] int64, the number of the document that a position belongs to in its sequence, -1 at padding;
+            None: no padding, and one document a sequence.
+        labels: the targets, with `positions` and `targets`, by task, such as `mlm`; the tokens to predict come first.
+        valid_positions: [num_valid] int64, flat non-padding positions; None: all of them.
+        row_ids: [B] int64, the number of each sequence in the corpus.
+        dropout_keys: [B], the stream of dropout of each sequence, another one in each pass over the corpus; empty:
+            torch's own stream.
+        teacher_data: what `Teacher.read_ahead` has put here, such as cached entries of these sequences; only the
+            teacher reads it.
+        is_dummy: whether it only fills up a window, so that all ranks make as many forward passes: no term counts its
+            sequences.
+    """
+
+    inputs: dict[str, torch.Tensor]
+    documents: torch.Tensor | None
+    labels: dict[str, Labels]
+    valid_positions: torch.Tensor | None
+    row_ids: np.ndarray
     dropout_keys: tuple[int, ...] = ()
-    # What `Teacher.read_ahead` has put here, such as cached entries of these sequences; only the teacher reads it.
     teacher_data: dict[str, torch.Tensor] = field(default_factory=dict)
-    # Whether it only fills up a window, so that all ranks make as many forward passes: then no term counts its
-    # sequences.
     is_dummy: bool = False
 
     @property
@@ -54,12 +64,15 @@ class Batch:
         return self.ids.numel() if self.valid_positions is None else len(self.valid_positions)
 
     def with_teacher_data(self, **tensors: torch.Tensor) -> "Batch":
+        """A copy with this `teacher_data`."""
         return replace(self, teacher_data=tensors)
 
     def to(self, device: torch.device) -> "Batch":
+        """A copy with all tensors on a device."""
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> "Batch":
+        """A copy in page-locked memory, from which a GPU copies without the processor."""
         return self._mapped(torch.Tensor.pin_memory)
 
     def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":

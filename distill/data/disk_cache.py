@@ -62,21 +62,21 @@ def once(path: Path, is_made: Callable[[], bool] | None = None, quiet: bool = Fa
 def once_with_digest(path: Path, quiet: bool = False) -> Iterator[Path | None]:
     """A path to write a file to, which becomes `path` with its digest beside it; None where both are there and agree.
 
-    While one process makes it, others wait. A file of an earlier release, without a digest, is taken as it is.
+    While one process makes it, others wait. A file of an earlier release, which has no digest, is made again.
     """
     digest = path.with_name(f"{path.name}.sha256")
 
     def is_whole() -> bool:
-        if not path.is_file():
-            return False
-        return not digest.exists() or digest.read_text(errors="replace").strip() == sha256(path)
+        return path.is_file() and digest.is_file() and digest.read_text(errors="replace").strip() == sha256(path)
 
     with once(path, is_whole, quiet) as missing:
         if not missing:
             yield None
             return
-        if path.exists():
+        if path.exists() and digest.exists():
             logger.warning(f"{path} is damaged (its SHA-256 is another): making it again")
+        elif path.exists():
+            logger.info(f"{path} has no SHA-256 beside it, as files of earlier releases: making it again")
         with atomic(path) as new:
             yield new
             with atomic(digest) as written:

@@ -40,6 +40,7 @@ from distill.data.sources.prose import Prose
 from distill.data.stale import remove_stale, scratch_name
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import remove
+from distill.runtime.progress import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -370,8 +371,12 @@ def _no_sequences(meta: Meta, part: str, text: Text, corpus: CorpusConfig) -> Se
             "or leave `heldout` out of evaluate.sets"
         )
     count = sum(meta[part_name]["documents"] for part_name in PARTS)
-    invalid = f"; {len(meta['skipped'])} files could not be read, first {meta['skipped'][0]}" if meta["skipped"] else ""
+    invalid = (
+        f"; {counted(len(meta['skipped']), 'file')} could not be read, first {meta['skipped'][0]}"
+        if meta["skipped"]
+        else ""
+    )
     return SettingError(
-        f"{text.setting}.path={text.path}: not one sequence: {count} document{'s' * (count != 1)}, none long "
+        f"{text.setting}.path={text.path}: not one sequence: {counted(count, 'document')}, none long "
         f"enough{invalid}; check {text.setting}.kind and {text.setting}.fraction"
     )

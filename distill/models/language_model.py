@@ -41,18 +41,29 @@ HEADS = {
 
 
 class OutputSpec(NamedTuple):
-    """The outputs that a forward is to return."""
+    """The outputs that a forward is to return.
 
-    head: bool = False  # whether the head's input is
-    positions: Tensor | None = None  # flat positions [N] in B * S at which; None: all of them
-    layers: tuple[int, ...] = ()  # hidden states: 0 the embeddings, i the output of block i, LAST the encoder's output
-    qkv: tuple[int, ...] = ()  # blocks, from 1, whose queries, keys and values are
-    pooled: tuple[str, ...] = ()  # vectors of whole sequences: MEAN, CLS
-    extra: tuple[str, ...] = ()  # logits of other heads, by their names in HEADS
-    last_rows: bool = False  # whether the encoder's last hidden state at `positions` is
+    Attributes:
+        head: whether the head's input is returned.
+        positions: flat positions [N] in B * S at which it is; None: all of them.
+        layers: layers whose hidden states are: 0 the embeddings, i the output of block i, -1 the encoder's output.
+        qkv: blocks, from 1, whose queries, keys and values are.
+        pooled: vectors of whole sequences, `mean` or `cls`.
+        extra: other heads whose logits are: `sop`, `class` or `span`.
+        last_rows: whether the encoder's last hidden state at `positions` is.
+    """
+
+    head: bool = False
+    positions: Tensor | None = None
+    layers: tuple[int, ...] = ()
+    qkv: tuple[int, ...] = ()
+    pooled: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    last_rows: bool = False
 
     @property
     def is_empty(self) -> bool:
+        """Whether nothing is requested."""
         return not (self.head or self.layers or self.qkv or self.pooled or self.extra or self.last_rows)
 
 
@@ -69,14 +80,23 @@ def union(specs: Iterable[OutputSpec]) -> OutputSpec:
 
 
 class Outputs(NamedTuple):
-    """The outputs of a forward of the student or of a teacher."""
+    """The outputs of a forward of the student or of a teacher.
 
-    head_rows: Tensor | None  # [N, E], input of the output embedding at the selected positions
-    hidden: dict[int, Tensor]  # [B, S, H] by layer number, as in `OutputSpec.layers`
-    qkv: Mapping[int, QKV] = MappingProxyType({})  # by block number
-    pooled: Mapping[str, Tensor] = MappingProxyType({})  # [B, H] by kind
-    extra: Mapping[str, Tensor] = MappingProxyType({})  # logits of other heads, in at least fp32, by name
-    last_rows: Tensor | None = None  # [N, H], the last hidden state at the selected positions
+    Attributes:
+        head_rows: [N, E], input of the output embedding at the selected positions.
+        hidden: hidden states [B, S, H] by layer number, as in `OutputSpec.layers`.
+        qkv: queries, keys and values by block number.
+        pooled: vectors of sequences [B, H] by kind.
+        extra: logits of other heads, in at least fp32, by name.
+        last_rows: [N, H], the last hidden state at the selected positions.
+    """
+
+    head_rows: Tensor | None
+    hidden: dict[int, Tensor]
+    qkv: Mapping[int, QKV] = MappingProxyType({})
+    pooled: Mapping[str, Tensor] = MappingProxyType({})
+    extra: Mapping[str, Tensor] = MappingProxyType({})
+    last_rows: Tensor | None = None
 
     def of_sequences(self, sequences: slice) -> "Outputs":
         """The outputs of some sequences of the batch, without those at positions."""

@@ -59,6 +59,7 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
+        """The device that its weights are on."""
         device: torch.device = next(self.model.parameters()).device
         return device
 

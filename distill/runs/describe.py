@@ -13,7 +13,16 @@ import transformers
 
 from distill.config.component import Component
 from distill.config.folders import HERE
-from distill.config.settings import Config, CustomStudentConfig, LayersStudentConfig, NewStudentConfig
+from distill.config.paths import looks_local
+from distill.config.settings import (
+    Config,
+    CorpusConfig,
+    CustomStudentConfig,
+    LayersStudentConfig,
+    NewStudentConfig,
+    SourceConfig,
+)
+from distill.config.teacher import SavedConfig
 from distill.config.weight_schedule import WeightSchedule
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
@@ -23,6 +32,7 @@ from distill.distributed.shard import plain_class
 from distill.evaluation.measures import Measure
 from distill.models.layer_choice import AUTO, choose_layers
 from distill.models.load import size
+from distill.models.teacher import AnyTeacher
 from distill.objective.objective import Objective
 from distill.optim.updates import peak_lr
 from distill.runs import facts
@@ -30,12 +40,13 @@ from distill.runs.banner import cache_note
 from distill.runs.checkpoint import State
 from distill.runs.pair import Pair
 from distill.runs.parts import from_json, to_json
+from distill.runs.published import published
 from distill.runs.record import Record
 from distill.runs.run import Run
 from distill.runtime.jsonl import LogLine
 from distill.runtime.version import __version__
 from distill.teacher.cache import Cache
-from distill.teacher.members import ONLY, title_of
+from distill.teacher.members import ONLY, settings_by_member, title_of
 
 AnyModel = TypeVar("AnyModel", bound=facts.Model)
 
@@ -55,8 +66,8 @@ def describe(
         started_in=os.getcwd(),
         notes=notes + [cache_note(cache_facts(cache), name) for name, cache in caches.items()],
         identity=run.folder.identity,
-        corpus=corpus_facts(data.tokens, data.batches),
-        teacher=teacher_facts(pair, caches) if objective.needs_teacher and pair.teachers else None,
+        corpus=replace(corpus_facts(data.tokens, data.batches), hub=hub_datasets(config.corpus)),
+        teacher=teacher_facts(config, pair, caches) if objective.needs_teacher and pair.teachers else None,
         student=student_facts(config, pair),
         objective=objective_facts(objective),
         optimizer=optimizer_facts(config, data.batches),
@@ -74,18 +85,27 @@ def model_facts(kind: type[AnyModel], name: str, model: Any) -> AnyModel:
     return kind(name=name, parameters=parameters, bytes=num_bytes)
 
 
-def teacher_facts(pair: Pair, caches: dict[str, Cache]) -> facts.Teacher:
+def teacher_facts(config: Config, pair: Pair, caches: dict[str, Cache]) -> facts.Teacher:
     """The only teacher, or the mean of several with its members; `caches` by the name of the member, `ONLY` for one."""
     facts_by_name = {name: cache_facts(cache) for name, cache in caches.items()}
+    settings = settings_by_member(config)
     members = {
         member.name: replace(
-            model_facts(facts.Teacher, member.title, member.model), cache=facts_by_name.get(member.name)
+            model_facts(facts.Teacher, member.title, member.model),
+            cache=facts_by_name.get(member.name),
+            published=_published(settings[member.name].model),
         )
         for member in pair.teachers
         if member.name
     }
     together = model_facts(facts.Teacher, title_of(pair.teachers), pair.teacher)
-    return replace(together, members=members, cache=facts_by_name.get(ONLY))
+    alone = _published(settings[ONLY].model) if ONLY in settings else facts.Published()
+    return replace(together, members=members, cache=facts_by_name.get(ONLY), published=alone)
+
+
+def _published(settings: AnyTeacher) -> facts.Published:
+    """How a saved teacher is published; one of the package or of a class of the user's is nowhere."""
+    return published(settings.path, settings.revision) if isinstance(settings, SavedConfig) else facts.Published()
 
 
 def student_facts(config: Config, pair: Pair) -> facts.Student:
@@ -123,13 +143,14 @@ def _start(config: Config, pair: Pair) -> facts.Start:
     settings = config.student
     if not isinstance(settings, LayersStudentConfig):
         source = None if isinstance(settings, NewStudentConfig) else settings.path
-        return facts.Start(init=settings.init, source=source)
+        return facts.Start(init=settings.init, source=source, published=published(source))
     first_teacher, layers, search = pair.teachers[0], list[Any](), None
     if settings.layers != AUTO:  # else they were not recorded
         layers = choose_layers(settings.layers, settings.num_layers, first_teacher.model.config.num_hidden_layers)
     if pair.built.search:
         search = from_json(facts.LayerSearch, to_json(pair.built.search))
-    return facts.Start(init=settings.init, source=first_teacher.title, layers=layers, search=search)
+    of_teacher = _published(next(iter(settings_by_member(config).values())).model)
+    return facts.Start(settings.init, first_teacher.title, of_teacher, layers, search)
 
 
 def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
@@ -148,6 +169,14 @@ def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
         sources=_sources(tokens, order) if isinstance(order, Mixture) else {},
         preparation=facts.Preparation(tokens.seconds, tokens.tokens / tokens.seconds if tokens.seconds else None),
     )
+
+
+def hub_datasets(corpus: CorpusConfig) -> list[str]:
+    """The names of the data sets on the Hub that a corpus is read from, or from a copy of which."""
+    sources = [*corpus.sources.values()] or [corpus.source]
+    fields = [vars(source) if isinstance(source, SourceConfig) else source.arguments for source in sources]
+    names = [str(of_source["hub"]) for of_source in fields if of_source.get("hub") and of_source.get("path") is None]
+    return [name for name in dict.fromkeys(names) if not looks_local(name)]
 
 
 def _sources(tokens: Tokens, order: Mixture) -> dict[str, facts.Source]:

@@ -178,8 +178,12 @@ def test_a_file_that_computes_something_else_is_refused() -> None:
     assert convert.largest_difference(model, own) == 0
     with pytest.raises(SettingError, match="differ from the model's by"):
         convert.largest_difference(model, lambda ids, mask: own(ids, np.ones_like(mask)))
-    with pytest.raises(SettingError, match="differ from the model's by"):
+    with pytest.raises(
+        SettingError, match=r"differ from the model's by 0\.01, and 0\.0001 of the largest \(\S+\) is allowed"
+    ):
         convert.largest_difference(model, lambda ids, mask: own(ids, mask) + np.float32(1e-2))
+    with pytest.raises(SettingError, match="differ from the model's by nan"):
+        convert.largest_difference(model, lambda ids, mask: own(ids, mask) * np.float32(np.nan))
 
 
 def test_a_model_over_the_size_of_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,13 @@
 import json
 import multiprocessing
 import os
+import random
+import shutil
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +103,29 @@ def test_the_cache_is_bounded_whatever_is_read(
         sizes = [file.stat().st_size for file in files(tmp_path)]
         assert len(sizes) == 4 and sum(sizes) <= 4 * BLOCK_BYTES
         assert len(store._open) <= 5  # what is evicted is let go
+
+
+def test_a_block_that_is_evicted_while_it_comes_is_let_go(
+    places: dict[str | None, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(places["zstd"], tmp_path, blocks=2)
+    get, mapped, evicted = store.cache.get, threading.Event(), threading.Event()
+
+    def late(block: Block, *arguments: Any) -> memoryview:
+        view = get(block, *arguments)
+        if block.first == 0:
+            mapped.set()
+            assert evicted.wait(10)
+        return view
+
+    monkeypatch.setattr(store.cache, "get", late)
+    store.expect(np.array([0]))
+    assert mapped.wait(10)
+    for block in (1, 2):
+        store[np.array([block * BLOCK])]
+    evicted.set()
+    store.close()
+    assert set(store._open) == {1, 2}
 
 
 def test_what_was_used_last_stays(places: dict[str | None, Path], tmp_path: Path) -> None:
@@ -252,8 +278,44 @@ def test_damage_in_storage_is_found(rows: np.ndarray, tmp_path: Path) -> None:
     shard.write_bytes(content)
     store = open_store(tmp_path / "s", tmp_path)
     assert np.array_equal(store[np.arange(100)], rows[:100])
-    with pytest.raises(StorageFailed, match=r"failed 12 times.* are not those that were written"):
+    with pytest.raises(SettingError, match=DAMAGED):
         store[np.array([2 * BLOCK])]
+
+
+DAMAGED = r"/train-00000\.rows\.zst is damaged \(the [\d,]+ bytes from [\d,]+ are not .* came 6 times\): restore that"
+
+
+def test_damage_behind_a_url_is_named_by_its_file(places: dict[str | None, Path], tmp_path: Path) -> None:
+    """Status 2, whichever block of those on their way is found out first; a network that spoils bytes is status 74."""
+    pytest.importorskip("aiohttp")
+    shard = (tmp_path / "s") / "train-00000.rows.zst"
+    shutil.copytree(places["zstd"], shard.parent)
+    content = bytearray(shard.read_bytes())
+    index = read_index(str(shard.parent), "train")
+    for block in (2, 3, 4):
+        content[index.block(block).offset + 7] ^= 1
+    shard.write_bytes(content)
+    draw = random.Random(0)
+
+    def spoilt(data: bytes) -> bytes:
+        at = draw.randrange(len(data))
+        return data[:at] + bytes([data[at] ^ 255]) + data[at + 1 :]
+
+    with Faulty(folder_of_files(shard.parent)).serving() as url:
+        store = open_store(url, tmp_path)
+        store.expect(store.starts[:-1])
+        for _ in range(2):
+            with pytest.raises(SettingError, match=f"^{url}{DAMAGED}"):
+                store[np.arange(2 * BLOCK, 5 * BLOCK)]
+        store.close()
+    source = folder_of_files(places["zstd"])
+    server = Faulty(source)
+    with server.serving() as url:
+        store = open_store(url, tmp_path / "other")
+        server.source = lambda *request: (answer := source(*request))._replace(body=spoilt(answer.body))
+        with pytest.raises(StorageFailed, match=r"failed 12 times.* are not those that were written"):
+            store[np.array([2 * BLOCK])]
+        store.close()
 
 
 def test_a_full_cache_says_so(places: dict[str | None, Path], tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def test_dockerfile_installs_by_the_projects_own_commands_and_horovod_before_mpi
     assert horovod < mpi
     copied = [source for word, rest in instructions() if word == "COPY" for source in rest.split()[:-1]]
     # What the wheel is made of.
-    assert {"pyproject.toml", "README.md", "distill", "conf", "recipes"} <= set(copied)
+    assert {"pyproject.toml", "README.md", "LICENSE", "NOTICE", "distill", "conf", "recipes"} <= set(copied)
 
 
 # --- The command

@@ -97,7 +97,7 @@ def test_the_student_does_not_depend_on_the_number_of_ranks(shelf: Shelf, tmp_pa
         process = command(*arguments, *more)
         _, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
-        assert f"8 sequences (1 micro-batches of at most {4 if ranks == '2' else 3} on each of {ranks} ranks)" in errors
+        assert f"8 sequences (1 micro-batch of at most {4 if ranks == '2' else 3} on each of {ranks} ranks)" in errors
         assert_alike(tmp_path / "1", tmp_path / ranks)
         assert [line["tokens"] for line in metrics(tmp_path / ranks)] == [
             line["tokens"] for line in metrics(tmp_path / "1")

@@ -119,7 +119,8 @@ class Pair:
         for name, term in made.items():
             if term.task and term.task not in labels:
                 raise SettingError(
-                    f"objective.{name} predicts {term.task}, and the pair are {self.student.kind.noun}s: leave it out"
+                    f"objective.{name} predicts {term.task}, and the student is a "
+                    f"{self.student.kind.noun}: leave it out"
                 )
         made = bind_terms(made, self.student.model, self.teacher.model)
         weights = {name: term.weight for name, term in settings.terms.items()}

@@ -14,6 +14,7 @@ from distill.report.page import Table, render
 from distill.report.summary import comparison, findings
 from distill.runs.record import Record
 from distill.runtime.jsonl import LogLine, read_lines
+from distill.runtime.progress import counted
 
 if TYPE_CHECKING:
     from distill.report.chart import Chart
@@ -99,7 +100,7 @@ class RunResults:
     @property
     def _title(self) -> str:
         steps = self.record.training.steps
-        after = "" if steps is None else f" after {steps:,} steps"
+        after = "" if steps is None else f" after {counted(steps, 'step')}"
         return f"{self.record.recipe or 'run'} in {self.folder}{after}"
 
 

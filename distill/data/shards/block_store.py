@@ -13,7 +13,7 @@ from distill.data.shards.block_cache import BlockCache
 from distill.data.shards.fetch import Blocks
 from distill.data.shards.index import Block, ShardIndex
 from distill.data.shards.store import ShardStore
-from distill.runtime.errors import StorageFailed
+from distill.runtime.errors import SettingError, StorageFailed
 from distill.runtime.signals import Signals, in_force
 
 FETCHING = 8  # blocks at once that somebody waits for, where memory allows (`distill.data.shards.in_flight`)
@@ -43,7 +43,7 @@ class BlockStore(ShardStore):
         self._ahead = ThreadPoolExecutor(AHEAD, thread_name_prefix="blocks-ahead")
 
     def __getitem__(self, numbers: np.ndarray, /) -> np.ndarray:
-        """Raises StorageFailed where a block cannot be had."""
+        """Raises StorageFailed where a block cannot be had, SettingError where it is damaged."""
         numbers = np.asarray(numbers)
         blocks = self.index.block_of(numbers)
         within = numbers - self.index.first[blocks]
@@ -126,18 +126,25 @@ class BlockStore(ShardStore):
 
         try:
             view = self.cache.get(self.index.block(block), self.index.layout, fetch, ahead)
-            before = list(self._open)  # blocks that come while others are listed are none that have gone
-            cached = self.cache.digests()
+            with self._lock:
+                self._open[block] = view
+                coming.pop(block, None)
+            self._let_go_of_evicted()
         except BaseException as error:
             self._give_up(block, coming, error, failures)
             raise
-        with self._lock:
-            self._open[block] = view
-            coming.pop(block, None)
-            # The disk gets the room of evicted blocks back when no process has them mapped any more.
-            for gone in [other for other in before if self._digest(other) not in cached]:
-                self._open.pop(gone, None)
         return view
+
+    def _let_go_of_evicted(self) -> None:
+        """Unmap the blocks that the cache has no more: the disk gets their room back when no process has them mapped.
+
+        The block that has just come may be among them, as other threads evict; no later look need come.
+        """
+        before = list(self._open)  # blocks that come while others are listed are none that have gone
+        cached = self.cache.digests()
+        with self._lock:
+            for gone in [block for block in before if self._digest(block) not in cached]:
+                self._open.pop(gone, None)
 
     def _give_up(
         self, block: int, coming: dict[int, "Future[memoryview]"], error: BaseException, failures: int
@@ -150,7 +157,7 @@ class BlockStore(ShardStore):
             self._last_expected = None
             if coming is self._waited:
                 self._failures += 1
-                if isinstance(error, StorageFailed):
+                if isinstance(error, StorageFailed | SettingError):
                     self.blocks.give_up(error)
                 for future in [*self._waited.values(), *self._expected.values()]:
                     future.cancel()

@@ -4,6 +4,7 @@ import logging
 import mmap
 import time
 from asyncio import run_coroutine_threadsafe
+from collections import Counter
 from concurrent.futures import wait
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +19,7 @@ from distill.runtime.signals import in_force
 SECONDS = 60.0  # that one request may take, where the library can be stopped
 PIECE = 4 << 20  # bytes of a block in one request: libraries hold what they have received twice
 LOG_EVERY = 10.0  # seconds between two lines about storage that fails
+SAME_BYTES = 6  # times that the same wrong bytes come until they are what is stored: a network spoils others each time
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +37,11 @@ class Blocks:
     def __init__(self, place: str, layout: Layout) -> None:
         self.place, self.layout = place.rstrip("/"), layout
         self.failures = 0
-        self.last_error: StorageFailed | None = None
+        self.last_error: StorageFailed | SettingError | None = None
         self._logged = 0.0  # when the last line about failures was written
         self._lock = Lock()
 
-    def give_up(self, error: StorageFailed) -> None:
+    def give_up(self, error: StorageFailed | SettingError) -> None:
         """The last block could not be had."""
         self.last_error = error
 
@@ -51,7 +53,8 @@ class Blocks:
         """The sequences of a block, decompressed.
 
         Raises:
-            StorageFailed: it cannot be read, or is damaged whenever it is read again.
+            StorageFailed: it cannot be read, or other bytes come each time.
+            SettingError: the same bytes come each time, and they are not those that were written.
         """
         stored = self._stored(block, attempts)
         if self.layout.compression is None:
@@ -65,6 +68,7 @@ class Blocks:
         """The bytes of a block as they are stored, piece by piece; what has come stays for the next attempt."""
         # Memory of its own, which goes back to the system at once: malloc would keep a block for each thread.
         name, data, arrived = self.name(block), memoryview(mmap.mmap(-1, block.size)), 0
+        wrong: Counter[bytes] = Counter()
 
         def attempt() -> memoryview:
             nonlocal arrived
@@ -75,9 +79,15 @@ class Blocks:
                     raise OSError(f"{arrived + len(piece):,} of {block.size:,} bytes came")
                 data[arrived:end] = piece
                 arrived = end
-            if sha256(data).digest() != block.digest:
-                arrived = 0
-                raise OSError(f"the {block.size:,} bytes from {block.offset:,} are not those that were written")
+            if (digest := sha256(data).digest()) != block.digest:
+                arrived, wrong[digest] = 0, wrong[digest] + 1
+                problem = f"the {block.size:,} bytes from {block.offset:,} are not those that were written"
+                if wrong[digest] == SAME_BYTES:
+                    raise SettingError(
+                        f"{name} is damaged ({problem}, and the same ones came {SAME_BYTES} times): restore that file, "
+                        "or delete its folder, and the same command makes it again from the text"
+                    )
+                raise OSError(problem)
             self.last_error = None
             return data
 
