@@ -7,7 +7,7 @@ from typing import Any
 from distill.report.card_facts import before_publishing, metadata, model_name, shareable
 from distill.report.page import Block, Code, Section, facts_table, render
 from distill.report.summary import comparison, findings, sequences_of_step, setting
-from distill.report.use import CAUSAL, CLASSES, MASKED, SPANS, Use, use_of_student
+from distill.report.use import CAUSAL, CHAT, CLASSES, MASKED, SPANS, Use, use_of_student
 from distill.report.words import number
 from distill.runs.facts import Student
 from distill.runs.record import Record
@@ -85,7 +85,8 @@ def kind_of_run(record: Record) -> str:
 def use_of_run(record: Record) -> Use:
     """How the student is loaded and used."""
     student = record.student or Student()
-    return use_of_student(student.origin, student.name or record.recipe or "student")
+    use = use_of_student(student.origin, student.name or record.recipe or "student")
+    return CHAT if use is CAUSAL and record.corpus.chat_template is not None else use
 
 
 def _examples(record: Record) -> str:
@@ -145,6 +146,6 @@ def _elsewhere(record: Record, use: Use) -> list[Block]:
     if not use.custom_code or (origin is not None and origin.has_config):
         lines = f'model.push_to_hub("{target}")\ntokenizer.push_to_hub("{target}")'
         blocks += [FROM_PYTHON, Code(lines, language="python")]
-    if use in (MASKED, CAUSAL):
+    if use in (MASKED, CAUSAL, CHAT):
         blocks += [ONNX, Code(f"{pip_install('onnx')}\ndistill export model=.", language="bash")]
     return blocks

@@ -53,6 +53,12 @@ CAUSAL = Use(
     """generate = pipeline("text-generation", model=model, tokenizer=tokenizer)
 print(generate("It was a long time before", max_new_tokens=20))""",
 )
+CHAT = CAUSAL._replace(
+    does="It answers in a conversation.",
+    example="""generate = pipeline("text-generation", model=model, tokenizer=tokenizer)
+messages = [{"role": "user", "content": "Which colour has snow?"}]
+print(generate(messages, max_new_tokens=20)[0]["generated_text"][-1])""",
+)
 SPANS = Use(
     "question-answering",
     "extractive-question-answering",

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
+from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import Component
 from distill.config.folders import HERE
@@ -22,17 +23,19 @@ from distill.config.settings import (
     NewStudentConfig,
     SourceConfig,
 )
-from distill.config.teacher import SavedConfig
+from distill.config.teacher import BundledConfig, SavedConfig
 from distill.config.weight_schedule import WeightSchedule
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
+from distill.data.sequence_format import causal_format
+from distill.data.sources.chat import chat_template
 from distill.data.tokens import Tokens
 from distill.distributed import Ranks
 from distill.distributed.shard import plain_class
 from distill.evaluation.measures import Measure
 from distill.models.layer_choice import AUTO, choose_layers
 from distill.models.load import size
-from distill.models.teacher import AnyTeacher
+from distill.models.teacher import AnyTeacher, bundled_folder
 from distill.objective.objective import Objective
 from distill.optim.updates import peak_lr
 from distill.runs import facts
@@ -66,7 +69,11 @@ def describe(
         started_in=os.getcwd(),
         notes=notes + [cache_note(cache_facts(cache), name) for name, cache in caches.items()],
         identity=run.folder.identity,
-        corpus=replace(corpus_facts(data.tokens, data.batches), hub=hub_datasets(config.corpus)),
+        corpus=replace(
+            corpus_facts(data.tokens, data.batches),
+            hub=hub_datasets(config.corpus),
+            chat_template=template_of_chats(config.corpus, pair.tokenizer) if pair.kind.causal else None,
+        ),
         teacher=teacher_facts(config, pair, caches) if objective.needs_teacher and pair.teachers else None,
         student=student_facts(config, pair),
         objective=objective_facts(objective),
@@ -104,7 +111,9 @@ def teacher_facts(config: Config, pair: Pair, caches: dict[str, Cache]) -> facts
 
 
 def _published(settings: AnyTeacher) -> facts.Published:
-    """How a saved teacher is published; one of the package or of a class of the user's is nowhere."""
+    """How a teacher is published; one of a class of the user's is nowhere."""
+    if isinstance(settings, BundledConfig):
+        return published(bundled_folder(settings.kind))
     return published(settings.path, settings.revision) if isinstance(settings, SavedConfig) else facts.Published()
 
 
@@ -177,6 +186,13 @@ def hub_datasets(corpus: CorpusConfig) -> list[str]:
     fields = [vars(source) if isinstance(source, SourceConfig) else source.arguments for source in sources]
     names = [str(of_source["hub"]) for of_source in fields if of_source.get("hub") and of_source.get("path") is None]
     return [name for name in dict.fromkeys(names) if not looks_local(name)]
+
+
+def template_of_chats(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The chat template by which the student was trained; None without conversations, or with several ways of them."""
+    has_start = causal_format(tokenizer).document_start is not None
+    sources = [*corpus.sources.values()] or [corpus.source]
+    return chat_template(sources, str(tokenizer.bos_token) if has_start else None)
 
 
 def _sources(tokens: Tokens, order: Mixture) -> dict[str, facts.Source]:

@@ -45,6 +45,7 @@ class Corpus:
     duplicates: dict[str, int] = field(default_factory=dict, metadata=stored(sparse=True))
     sources: dict[str, Source] = field(default_factory=dict, metadata=stored(sparse=True))
     hub: list[str] = field(default_factory=list, metadata=stored(sparse=True))  # names of data sets on the Hub
+    chat_template: str | None = field(default=None, metadata=stored(sparse=True))  # of conversations, in Jinja
     preparation: Preparation = field(default_factory=Preparation)
 
 
