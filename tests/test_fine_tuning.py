@@ -71,6 +71,7 @@ def test_it_resumes_bitwise(shelf: Shelf, questions: Path, answerer: Path) -> No
     assert_same(folder, answerer)
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_same_scores(shelf: Shelf, questions: Path, answerer: Path) -> None:
     folder = shelf.root / "answerer-ranks"
     ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]

@@ -340,9 +340,15 @@ def _load(
     invalid.check(text.path, text.setting, corpus)
     if not meta[part_name]["rows"]:
         raise _no_sequences(meta, part, text, corpus)
+    counts = read_counts(folder.place, part_name, meta)
+    if len(counts) != packing.vocabulary:
+        raise SettingError(
+            f"{folder.place} was prepared with a tokenizer of {len(counts):,} tokens, and that of this run has "
+            f"{packing.vocabulary:,}: remove that folder, or take that tokenizer"
+        )
     return Tokens(
         sequences=open_sequences(folder.place, part_name, data, index_digest(part_name, meta)),
-        counts=read_counts(folder.place, part_name, meta),
+        counts=counts,
         digest=meta[part_name]["digest"],
         name=text.describe(),
         documents=meta[part_name]["documents"],

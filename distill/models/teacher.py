@@ -12,7 +12,7 @@ from distill.config.settings import MemberConfig, OneTeacherConfig
 from distill.config.teacher import BundledConfig, CustomConfig, SavedConfig
 from distill.models.check import check_model
 from distill.models.custom import custom_model
-from distill.models.kind import MASKED, ModelKind
+from distill.models.kind import MASKED, ModelKind, saved_class
 from distill.models.load import THE_NEWEST, HubOptions, hub_arguments, load_pretrained, load_tokenizer, model_folder
 from distill.runtime.errors import SettingError
 
@@ -83,7 +83,7 @@ def is_encoder_alone(settings: AnyTeacher, kind: ModelKind) -> bool:
         config = AutoConfig.from_pretrained(folder, **hub_arguments(folder, _hub(settings)))
     except Exception:  # whatever a folder holds: the loading of the model says what is wrong with it
         return False
-    return (getattr(config, "architectures", None) or [""])[0] == MODEL_MAPPING_NAMES.get(config.model_type)
+    return saved_class(config) == MODEL_MAPPING_NAMES.get(config.model_type)
 
 
 def teacher_tokenizer(

@@ -120,10 +120,10 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     teacher_only_tokenizer = None if shared is None or shared.get_vocab() == tokenizer.get_vocab() else shared
     if teacher_only_tokenizer is not None:
         _check_across_tokenizers(terms, config, teacher_only_tokenizer, tokenizer)
+    for member in teachers:
+        check_vocabulary(member.model, f"{member.setting} ({member.title})", teacher_only_tokenizer or tokenizer)
     student = new_student(config, first, tokenizer, task, ranks)
     check_vocabulary(student, "student", tokenizer)
-    for member in teachers:
-        check_vocabulary(member.model, member.setting, teacher_only_tokenizer or tokenizer)
     digests = _digests(config, teachers, shared, student)
     layers_are_open = isinstance(config.student, LayersStudentConfig) and config.student.layers == AUTO
     if layers_are_open and ranks.shards_student:
@@ -276,7 +276,9 @@ def load_baseline(config: Config, pair: Pair) -> Any:
     """The student of the run that `evaluate.baseline` names; of a callable of the user's it is of this run's class."""
     path = config.evaluate.baseline or ""
     if not isinstance(config.student, CustomStudentConfig):
-        return load_pretrained("evaluate.baseline", path, pair.kind)
+        model = load_pretrained("evaluate.baseline", path, pair.kind)
+        check_vocabulary(model, f"evaluate.baseline={path}", pair.tokenizer)
+        return model
     skeleton = pair.built.skeleton
     baseline = copy.deepcopy(pair.student) if skeleton is None else empty_copy(skeleton)
     load_weights(baseline, "evaluate.baseline", path)

@@ -173,7 +173,8 @@ def test_a_teacher_is_checked_as_in_a_run(shelf: Shelf, tmp_path: Path) -> None:
     assert said == "corpus.sequence_length=32 exceeds the 16 positions of teacher: lower it"
     poor = save_model(tmp_path / "poor", vocab_size=tokens - 1)
     said = refused([first], *shelf.corpus, f"teacher={poor}")
-    assert said.startswith(f"teacher: its vocabulary has {tokens - 1} tokens, but the tokenizer has {tokens}")
+    sizes = f"its vocabulary has {tokens - 1} tokens, but the tokenizer of {poor} has {tokens}"
+    assert said.startswith(f"teacher ({poor}): {sizes}")
 
 
 def test_models_that_mix_up_the_documents_of_a_row_are_refused(shelf: Shelf, tmp_path: Path) -> None:
@@ -205,7 +206,7 @@ def test_code_beside_a_model_is_never_asked_for(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("builtins.input", ask)
     config = {"model_type": "unheard_of", "auto_map": {"AutoConfig": "configuration.Own"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert "is neither a run folder" in refused([str(tmp_path)])
+    assert refused([str(tmp_path)]).startswith(f"model={tmp_path} does not load: it comes with code of its own; ")
     assert not questions
 
 
