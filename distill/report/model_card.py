@@ -50,7 +50,7 @@ def model_card(record: Record) -> str:
 
 
 def title_of_run(record: Record) -> str:
-    """What came out of which kind of run, such as `DistilBert distilled from the bundled teacher`."""
+    """What came out of which kind of run, such as `DistilBert distilled from the deep bundled teacher`."""
     student, members = record.student or Student(), record.teacher.members if record.teacher else {}
     family = OF_HEADS.sub("", student.name or "") or "Student"
     teacher = f"{len(members)} teachers" if members else model_name(record.teacher.name if record.teacher else None)

@@ -16,7 +16,7 @@ from distill.config.settings import (
     SavedStudentConfig,
     SeveralTeachersConfig,
 )
-from distill.config.teacher import CustomConfig
+from distill.config.teacher import BundledConfig, CustomConfig
 from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.distributed.gather import empty_copy, put_together
@@ -28,7 +28,7 @@ from distill.models.kind import ModelKind
 from distill.models.layer_choice import AUTO
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.student import make_student, tokenizer_of
-from distill.models.teacher import teacher_path, teacher_tokenizer
+from distill.models.teacher import STARTS, teacher_path, teacher_tokenizer
 from distill.objective.build import bind_terms
 from distill.objective.terms import Term, VocabularyTerm
 from distill.runs.layer_search import Prediction, find_layers
@@ -195,7 +195,8 @@ def find_start(
 ) -> tuple[Config, dict[str, Any] | None]:
     """Of student.layers=auto: the settings with the layers, and the outcome of the search for them, if there was one.
 
-    A run that resumes has the layers that it began with, which its folder keeps.
+    A run that resumes has the layers that it began with, which its folder keeps. For a bundled teacher nothing is
+    searched unless a number of layers is given.
     """
     settings, teacher = config.student, models.teachers[0].model  # of several the first one
     assert isinstance(settings, LayersStudentConfig)
@@ -203,12 +204,23 @@ def find_start(
     if not search and folder.start() is not None:
         logger.warning("student.layers=auto: the run resumes, and which layers it began with is not recorded any more")
         return config, None
+    if not search and (layers := _known_start(config, settings)) is not None:
+        logger.info(f"student.layers=auto: {layers}, known as the best of {models.teachers[0].title}")
+        search = {"layers": layers}
     if not search:
         prediction = Prediction(models.kind, task.labels[0], len(models.tokenizer), config.precision.student)
         search = find_layers(settings, teacher, prediction, batches, folder.ranks)
     folder.record_layers(search)
     config = config.changed(student=settings.changed(layers=search["layers"], num_layers=None))
     return config, search if "teacher" in search else None
+
+
+def _known_start(config: Config, settings: LayersStudentConfig) -> list[int] | None:
+    """The layers of a bundled teacher that are known to be the best; None where they are to be searched for."""
+    first = next(iter(settings_by_member(config).values())).model
+    if settings.num_layers is None and isinstance(first, BundledConfig):
+        return list(STARTS[first.kind])
+    return None
 
 
 def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
