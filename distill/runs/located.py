@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.config.paths import looks_local, refuse_missing
-from distill.config.renamed import renamed_tree
+from distill.config.renamed import refuse_old_teacher, renamed_tree
 from distill.config.teacher import BUNDLED
 from distill.models.kind import CAUSAL, CLASSES, ORDERED, SPANS, saved_class
 from distill.models.load import refuse_custom_class, saved_config
@@ -63,6 +63,8 @@ def _locate(name: str) -> Located:
     folder = Path(name).expanduser()
     if name in BUNDLED and not folder.exists():
         return Located(name, bundled_folder(name), None, _class_of(bundled_folder(name), name))
+    if not folder.exists():
+        refuse_old_teacher(SETTING, name)
     if looks_local(name):
         refuse_missing(SETTING, name)
     if (folder / "config.yaml").is_file() and not ((folder / "student").is_dir() or (folder / "config.json").is_file()):
