@@ -14,12 +14,12 @@ import re
 import sys
 from typing import Any
 
-ROOT = "distill"
+from distill.runtime.version import DISTRIBUTION
 
 
 def main() -> int:
-    found = installed(ROOT)
-    root = found.pop(ROOT)
+    found = installed(DISTRIBUTION)
+    root = found.pop(DISTRIBUTION)
     bill = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",

@@ -41,7 +41,7 @@ def tokens_of(config: Config, part: str = "train") -> Tokens:
     return prepare(corpus_text(*parts(config)), TOKENIZER, *parts(config), part, causal_format)
 
 
-def naive(conversation: list[dict[str, str]]) -> list[tuple[int, bool]]:
+def naive(conversation: list[dict[str, str]], template: str = TEMPLATE) -> list[tuple[int, bool]]:
     """The ids of a conversation, and whether each counts, from its beginning to its end-of-text token."""
     tokenizer, text = TOKENIZER.backend_tokenizer, Tokenizer.from_str(TOKENIZER.backend_tokenizer.to_str())
     text.encode_special_tokens = True
@@ -49,9 +49,9 @@ def naive(conversation: list[dict[str, str]]) -> list[tuple[int, bool]]:
     counts = False
     for message in conversation:
         counts = message["role"] == "assistant"
-        before, after = TEMPLATE.split("{content}")
+        before, after = (part.format(role=message["role"]) for part in template.split("{content}"))
         for said, stretch in (
-            (False, tokenizer.encode(before.format(role=message["role"]), add_special_tokens=False)),
+            (False, tokenizer.encode(before, add_special_tokens=False)),
             (counts, text.encode(message["content"], add_special_tokens=False)),
             (counts, tokenizer.encode(after, add_special_tokens=False)),
         ):

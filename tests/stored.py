@@ -113,11 +113,19 @@ class Faulty:
         share: of the answers that are spoilt, one kind of fault as often as another.
         rate: bytes a second of all answers together; None: as fast as it goes.
         faults: how often each kind was done.
+        kinds: of faults that are done; bytes are wrong or missing in parts of files only.
         last: answers to GET after which each one is refused.
     """
 
-    def __init__(self, source: Source, share: float = 0.0, rate: float | None = None, seed: int = 0) -> None:
-        self.source, self.share, self.rate = source, share, rate
+    def __init__(
+        self,
+        source: Source,
+        share: float = 0.0,
+        rate: float | None = None,
+        seed: int = 0,
+        kinds: tuple[str, ...] = FAULTS,
+    ) -> None:
+        self.source, self.share, self.rate, self.kinds = source, share, rate, kinds
         self.faults: Counter[str] = Counter()
         self.requests, self.last = 0, 1 << 60
         self._draw, self._lock, self._free = random.Random(seed), threading.Lock(), time.monotonic()
@@ -135,12 +143,13 @@ class Faulty:
             server.server_close()
 
     def draw(self, part: bool) -> str | None:
-        """The fault of the next answer, if there is to be one; bytes are wrong or missing in parts of files only."""
+        """The fault of the next answer, if there is to be one."""
+        kinds = [kind for kind in self.kinds if part or kind in FAULTS[:3]]
         with self._lock:
             self.requests += 1
-            if self.requests <= self.last and self._draw.random() >= self.share:
+            if self.requests <= self.last and (self._draw.random() >= self.share or not kinds):
                 return None
-            fault = self._draw.choice(FAULTS if part else FAULTS[:3]) if self.requests <= self.last else "refused"
+            fault = self._draw.choice(kinds) if self.requests <= self.last else "refused"
             self.faults[fault] += 1
             return fault
 

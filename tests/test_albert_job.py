@@ -70,6 +70,7 @@ def test_it_resumes_bitwise(student: Path, shelf: Shelf, albert: Path) -> None:
     assert_same(folder, student)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_it_alike(student: Path, shelf: Shelf, albert: Path) -> None:
     folder = shelf.root / "distilalbert-ranks"
     ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]

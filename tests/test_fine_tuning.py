@@ -71,6 +71,7 @@ def test_it_resumes_bitwise(shelf: Shelf, questions: Path, answerer: Path) -> No
     assert_same(folder, answerer)
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_same_scores(shelf: Shelf, questions: Path, answerer: Path) -> None:
     folder = shelf.root / "answerer-ranks"
     ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]
@@ -154,10 +155,10 @@ def test_random_weights_with_a_tokenizer_of_another(shelf: Shelf, reviews: list[
         (["corpus.heldout=0.1"], ("corpus.heldout=0.1", "labelled examples")),
         (["objective=distil_classes"], ("teacher.kind=none", "objective.soft_classes")),
         (
-            ["teacher=bundled", "+objective.cosine.weight=1", "+objective.cosine.positions=masked"],
+            ["teacher=bundled_small", "+objective.cosine.weight=1", "+objective.cosine.positions=masked"],
             ("objective.cosine.positions", "predicts none", "set it to all"),
         ),
-        (["teacher=bundled", "objective=distil_classes"], ("teacher.kind=bundled", "classes of texts")),
+        (["teacher=bundled_small", "objective=distil_classes"], ("teacher.kind=bundled_small", "classes of texts")),
     ],
 )
 def test_what_is_refused(

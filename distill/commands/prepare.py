@@ -73,13 +73,14 @@ def prepare(config: "Config") -> "dict[str, Tokens]":
 
 def describe(tokens: "Tokens") -> str:
     """Its shards, sequences, tokens and bytes, in a line."""
+    from distill.runtime.progress import counted
     from distill.runtime.storage import size
 
     stored = tokens.stored
     assert stored is not None
     count, length = tokens.sequences.shape
     line = (
-        f"{stored.shards:,} shard{'s' * (stored.shards != 1)}, {count:,} sequences of {length:,}, "
+        f"{counted(stored.shards, 'shard')}, {counted(count, 'sequence')} of {length:,}, "
         f"{tokens.tokens:,} tokens, {size(stored.bytes)} in {stored.place}"
     )
     if stored.compression is None or not stored.bytes:

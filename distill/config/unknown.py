@@ -8,6 +8,7 @@ from distill.config.renamed import OPTIONS, other_name, without_scale
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
+from distill.runtime.version import pip_install
 
 NO_TRIAL = "No trials are completed"  # what Optuna ends a search with where no run gave a number
 # Settings that an earlier release had, and what to do without them.
@@ -69,7 +70,7 @@ def _first_sentence(error: Exception, inner: BaseException, key: Any) -> str:
 def _no_such_option(missing: str, options: list[str]) -> str:
     """For an option of a group, such as `teacher/embeded`."""
     if missing in EXTRAS:
-        return f"{'='.join(missing.rsplit('/', 1))} is not installed: pip install 'distill[{EXTRAS[missing]}]'"
+        return f"{'='.join(missing.rsplit('/', 1))} is not installed: {pip_install(EXTRAS[missing])}"
     group, _, name = missing.rpartition("/")
     if missing in OPTIONS:
         return f"{group}={name} has another name now: give {group}={OPTIONS[missing]}"

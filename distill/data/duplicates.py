@@ -19,6 +19,7 @@ import numpy as np
 from distill.data.shards.destination import WORK, Destination, LocalFolder
 from distill.runtime.errors import Damaged
 from distill.runtime.files import atomic
+from distill.runtime.progress import counted
 
 DIGEST_BYTES = 16  # 10^12 documents have two of the same digest by chance with a probability of 10^-15
 DOCUMENT_ID = np.dtype([("unit", "<u4"), ("number", "<u4")])  # of the unit in the text, and of the document in its unit
@@ -140,7 +141,7 @@ def count_duplicates(folder: Destination, num_groups: int, scratch: Path) -> dic
 
 def describe_duplicates(counts: dict[str, int]) -> str:
     """Describe counts of duplicates, as `count_duplicates` and `FirstPass.find` give them."""
-    text = f"{counts['exact']:,} of {counts['documents']:,} documents have the text of an earlier one"
+    text = f"{counts['exact']:,} of {counted(counts['documents'], 'document')} have the text of an earlier one"
     if counts.get("near"):
         text += f", {counts['near']:,} further ones almost"
     if not counts["exact"] + counts.get("near", 0):

@@ -9,6 +9,7 @@ from distill.data.lines import InvalidFile, InvalidRecord
 from distill.data.shards.records import ReadCounts
 from distill.data.sources import Source
 from distill.runtime.errors import SettingError
+from distill.runtime.progress import counted
 
 MAX_NAMED = 10  # of files, and of invalid records
 
@@ -72,7 +73,8 @@ class Invalid:
 
     def bad_line(self) -> str:
         """How many records were left out, and why the first one was."""
-        return f"left out {self.bad:,} of {self.records:,} records ({self.fraction_bad:.2%}), first {self.first_bad[0]}"
+        of_all = f"{self.bad:,} of {counted(self.records, 'record')} ({self.fraction_bad:.2%})"
+        return f"left out {of_all}, first {self.first_bad[0]}"
 
     def require_fields(self) -> None:
         """Raises SettingError where a setting names a field that no record of a source has; call it for each source."""

@@ -20,6 +20,7 @@ from distill.config.corpus import NearConfig
 from distill.data.duplicates import DOCUMENT_ID, save
 from distill.runtime.errors import SettingError
 from distill.runtime.host import free_memory
+from distill.runtime.version import pip_install
 
 if TYPE_CHECKING:
     from datasketch import MinHash
@@ -39,7 +40,7 @@ def require_datasketch() -> None:
         import datasketch  # noqa: F401
     except ImportError as error:
         raise SettingError(
-            f"corpus.duplicates=near needs datasketch ({error}): pip install 'distill[near]', or set "
+            f"corpus.duplicates=near needs datasketch ({error}): {pip_install('near')}, or set "
             "corpus.duplicates=drop, which leaves out equal documents only"
         ) from error
 

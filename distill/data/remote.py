@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from distill.data.s3_options import limit_attempts, s3_options
 from distill.runtime.errors import SettingError, StorageFailed, first_line
 from distill.runtime.signals import Signals, in_force
+from distill.runtime.version import pip_install
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}  # by protocol
 WEB = ("http", "https")  # which have no folders but pages with links
@@ -70,7 +71,7 @@ def file_system(url: str, setting: str) -> tuple[Any, str]:
         system, path = url_to_fs(url, **options)
     except ImportError as error:
         extra = EXTRAS.get(protocol)
-        cure = f"pip install 'distill[{extra}]'" if extra else "install it"
+        cure = pip_install(extra) if extra else "install it"
         raise SettingError(f"{setting}={url}: {protocol}:// needs a package ({first_line(error)}): {cure}") from error
     except ValueError as error:
         raise SettingError(

@@ -35,10 +35,12 @@ from distill.data.shards.groups import work_of
 from distill.data.shards.open import open_sequences
 from distill.data.shards.records import META, PARTS, Meta
 from distill.data.sources import Source, find_source
+from distill.data.sources.bundled import Bundled
 from distill.data.sources.prose import Prose
 from distill.data.stale import remove_stale, scratch_name
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import remove
+from distill.runtime.progress import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -105,19 +107,25 @@ class Tokens:
 
 
 def corpus_text(corpus: CorpusConfig, data: DataConfig) -> Text:
-    """The text of the corpus, with the prose that joins it or stands in for it.
+    """The text of the corpus, or the bundled books that stand in for it, with the prose that joins it.
 
     Raises:
         SettingError: it is not available.
     """
     source = find_source(corpus.source, "corpus", data)
-    prose = Prose(data)
     if source is None and corpus.fallback:
-        return Text((prose,), "corpus", max_sequences=corpus.max_sequences)
+        source = Bundled.find(SourceConfig(kind="bundled"), "corpus", data)
     sources: tuple[Source, ...] = (_need(source, corpus.source, "corpus"),)
     if corpus.add_prose and not isinstance(source, Prose):
-        sources = (*sources, prose)
+        sources = (*sources, Prose(data))
     return Text(sources, "corpus", _path_of(corpus.source), corpus.max_sequences)
+
+
+def heldout_text(text: Text, data: DataConfig) -> Text | None:
+    """The whole books that are held out of the bundled ones; None of any other text, of which a part is held out."""
+    if not any(isinstance(source, Bundled) and source.settings.split == "train" for source in text.sources):
+        return None
+    return Text((Bundled.find(SourceConfig(kind="bundled", split="heldout"), text.setting, data),), text.setting)
 
 
 def corpus_texts(corpus: CorpusConfig, data: DataConfig) -> dict[str, Text]:
@@ -332,9 +340,15 @@ def _load(
     invalid.check(text.path, text.setting, corpus)
     if not meta[part_name]["rows"]:
         raise _no_sequences(meta, part, text, corpus)
+    counts = read_counts(folder.place, part_name, meta)
+    if len(counts) != packing.vocabulary:
+        raise SettingError(
+            f"{folder.place} was prepared with a tokenizer of {len(counts):,} tokens, and that of this run has "
+            f"{packing.vocabulary:,}: remove that folder, or take that tokenizer"
+        )
     return Tokens(
         sequences=open_sequences(folder.place, part_name, data, index_digest(part_name, meta)),
-        counts=read_counts(folder.place, part_name, meta),
+        counts=counts,
         digest=meta[part_name]["digest"],
         name=text.describe(),
         documents=meta[part_name]["documents"],
@@ -363,8 +377,12 @@ def _no_sequences(meta: Meta, part: str, text: Text, corpus: CorpusConfig) -> Se
             "or leave `heldout` out of evaluate.sets"
         )
     count = sum(meta[part_name]["documents"] for part_name in PARTS)
-    invalid = f"; {len(meta['skipped'])} files could not be read, first {meta['skipped'][0]}" if meta["skipped"] else ""
+    invalid = (
+        f"; {counted(len(meta['skipped']), 'file')} could not be read, first {meta['skipped'][0]}"
+        if meta["skipped"]
+        else ""
+    )
     return SettingError(
-        f"{text.setting}.path={text.path}: not one sequence: {count} document{'s' * (count != 1)}, none long "
+        f"{text.setting}.path={text.path}: not one sequence: {counted(count, 'document')}, none long "
         f"enough{invalid}; check {text.setting}.kind and {text.setting}.fraction"
     )

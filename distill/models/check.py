@@ -32,6 +32,8 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
     model.eval()
     ids = torch.arange(8, device=next(model.parameters()).device)[None]
     depth: int | None = getattr(config, "num_hidden_layers", None)
+    if depth is not None and depth < 1:
+        raise SettingError(f"{setting}: {_class(model)} has num_hidden_layers={depth}: give a model with layers")
     layers = (LAST,) if depth is None else (*range(depth), LAST)
     states = {} if depth is None else {"output_hidden_states": True}
     try:
@@ -152,7 +154,7 @@ def check_packing(model: Any, setting: str) -> None:
 
 
 def check_vocabulary(model: Any, setting: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a model whose vocabulary is smaller than the tokenizer's.
+    """Refuse a model whose vocabulary is smaller than the tokenizer's, whether or not a text has the ids beyond it.
 
     Raises:
         SettingError: an output embedding smaller than the vocabulary.
@@ -160,9 +162,10 @@ def check_vocabulary(model: Any, setting: str, tokenizer: PreTrainedTokenizerBas
     layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     size = (model.get_input_embeddings() if layer is None else layer).weight.shape[0]
     if size < len(tokenizer):
+        folder = f" of {tokenizer.name_or_path}" if tokenizer.name_or_path else ""
         raise SettingError(
-            f"{setting}: its vocabulary has {size} tokens, but the tokenizer has {len(tokenizer)}: "
-            "choose a fitting pair"
+            f"{setting}: its vocabulary has {size} tokens, but the tokenizer{folder} has {len(tokenizer)}: choose a "
+            "pair that fits, or save the tokenizer that the model was trained with beside it"
         )
 
 

@@ -76,13 +76,18 @@ CLASSES = ModelKind(
 )
 
 
+def saved_class(config: Any) -> str:
+    """The class that a model was saved as, by its configuration; empty where that names none."""
+    return str((getattr(config, "architectures", None) or [""])[0])
+
+
 def refuse_other_kind(setting: str, config: Any, kind: ModelKind) -> None:
     """Refuse a saved model of another kind, by its configuration: other classes would load, untrained.
 
     Raises:
         SettingError: it is of the other kind, or a sequence-to-sequence model.
     """
-    saved = (getattr(config, "architectures", None) or [""])[0]
+    saved = saved_class(config)
     if getattr(config, "is_encoder_decoder", False):
         raise SettingError(
             f"{setting}: {config.model_type} is a sequence-to-sequence model, which is not supported: choose a "
@@ -120,7 +125,7 @@ def _refuse_unfit(setting: str, config: Any, kind: ModelKind) -> None:
         raise SettingError(
             f"{setting} is a {config.model_type}, of which transformers has no {kind.noun}: choose another model"
         )
-    saved, needed = (getattr(config, "architectures", None) or [""])[0], len(kind.fields.get("id2label", ()))
+    saved, needed = saved_class(config), len(kind.fields.get("id2label", ()))
     _refuse_other_classes(setting, config, kind, saved in kind.classes(config.model_type))
     if needed and saved in kind.classes(config.model_type) and config.num_labels != needed:
         raise SettingError(

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from distill.runtime.errors import SettingError
+from distill.runtime.progress import counted
 
 # What one layer of a student starts from: a layer of the teacher, or several whose weights are averaged.
 Layer = int | Sequence[int]
@@ -90,7 +91,7 @@ def number_of_layers(count: int | None, available: int) -> int:
     num_layers = (available + 1) // 2 if count is None else count
     if not 1 <= num_layers <= available:
         raise SettingError(
-            f"student.num_layers={num_layers}: the teacher has {available} layers, take 1 to {available}"
+            f"student.num_layers={num_layers}: the teacher has {counted(available, 'layer')}, take 1 to {available}"
         )
     return num_layers
 

@@ -9,15 +9,26 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import torch
-from safetensors import SafetensorError
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from distill.models.check import check_model
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
-from distill.runtime.errors import SettingError, first_line
+from distill.runtime.errors import SettingError
+from distill.runtime.host import is_out_of_memory
 
+# Errors whose text is a sentence; the text of any other, such as a KeyError, needs its class in front of it.
+SENTENCES = (OSError, ValueError, ImportError, SafetensorError, StrictDataclassError)
+AS_SAVED = "give its files as they were saved together"  # the cure of a folder that does not load
+CODE = "trust_remote_code"  # in what transformers raises for a model with code of its own
+LONGEST_REASON = 240  # characters
+UNKNOWN = "a \U0010ffff"  # its last character is in no vocabulary
+JSON_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors names the formats in which a model is read
+ATTENTION = (None, "eager", "sdpa")  # that compute in fp32 on any device, as models are checked
 # Of any family: tokenizer.json, tokenizer.model, vocab.txt, spiece.model, merges.txt, dict.txt and the like.
 TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.model", "merges*", "dict*.txt", "*.tiktoken", "*.bpe")
 
@@ -102,30 +113,24 @@ def load_pretrained(
     """
     folder = model_folder(path)
     refuse_custom_class(setting, path)
-    try:
-        config = AutoConfig.from_pretrained(folder, **hub_arguments(folder, hub))
+    config = saved_config(setting, path, hub)
+    with loading(setting, path, f"does not load as a {kind.noun}", AS_SAVED):
         refuse_other_kind(f"{setting}={path}", config, kind)
+        _refuse_other_weights(setting, path, Path(folder))
         names = {}
         if config.model_type in DEBERTA:
             config.legacy, names = True, DEBERTA_HEAD
         for name, value in {**kind.fields, **(changes(config) if changes else {})}.items():
             setattr(config, name, value)
-        with _quietly():  # what is missing or of another shape is reported below
-            model, report = kind.auto_class.from_pretrained(
-                folder,
-                **hub_arguments(folder, hub),
-                config=config,
-                key_mapping=names or None,
-                use_safetensors=True,
-                dtype="auto" if mapped else torch.float32,
-                output_loading_info=True,
-            )
-    except SettingError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise SettingError(
-            f"{setting}={path} does not load as a {kind.noun}: {_reason(error)}{_no_folder(path, error)}"
-        ) from error
+        model, report = kind.auto_class.from_pretrained(
+            folder,
+            **hub_arguments(folder, hub),
+            config=config,
+            key_mapping=names or None,
+            use_safetensors=True,
+            dtype="auto" if mapped else torch.float32,
+            output_loading_info=True,
+        )
     missing = sorted(report["missing_keys"])  # transformers has filled them with random numbers
     encoder = f"{model.base_model_prefix}."
     if any(name.startswith(encoder) and not name.startswith(f"{encoder}pooler") for name in missing) or (
@@ -139,6 +144,96 @@ def load_pretrained(
     return model
 
 
+def _refuse_other_weights(setting: str, path: str, folder: Path) -> None:
+    """Refuse a folder whose weights are pickles, or numbers that transformers would take for floating-point ones."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files and any(folder.glob("*.bin")):
+        raise SettingError(
+            f"{setting}={path} has its weights as pickles, which can run code when they are read: write them as "
+            "model.safetensors, with save_pretrained of transformers"
+        )
+    for file in files:
+        with safe_open(file, "pt") as tensors:
+            formats = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys() if name.endswith("weight")}  # noqa: SIM118
+        if other := [f"{name} ({format})" for name, format in formats.items() if format not in FLOATS]:
+            raise SettingError(
+                f"{setting}={path} has weights in other formats than fp32, bf16 and fp16, such as {other[0]}: give the "
+                "model as it was before it was quantized"
+            )
+
+
+def saved_config(setting: str, path: str, hub: HubOptions = THE_NEWEST) -> Any:
+    """The configuration of a saved model.
+
+    Raises:
+        SettingError: there is none that loads, or its weights are quantized, or its attention is not computed here.
+    """
+    folder = model_folder(path)
+    with loading(setting, path, "does not load", "correct its config.json"):
+        config = AutoConfig.from_pretrained(folder, **hub_arguments(folder, hub))
+        if (quantization := getattr(config, "quantization_config", None)) is not None:
+            method = quantization.get("quant_method", "an unnamed method")
+            raise SettingError(
+                f"{setting}={path} has weights that are quantized ({method}), and models are read in fp32, bf16 or "
+                "fp16: give the model as it was before it was quantized"
+            )
+        if config.architectures is not None and not _is_list_of_names(config.architectures):
+            raise SettingError(
+                f"{setting}={path}: its config.json sets architectures={config.architectures}, which is no list of "
+                "names of classes: correct it"
+            )
+        if (attention := config._attn_implementation) not in ATTENTION:
+            raise SettingError(
+                f"{setting}={path}: its config.json sets attn_implementation={attention}, and models are computed with "
+                "sdpa or eager: delete that line"
+            )
+    return config
+
+
+@contextmanager
+def loading(setting: str, path: str, failure: str, cure: str) -> Iterator[None]:
+    """The boundary around the reading of a folder that somebody gave: whatever is raised in it becomes one line.
+
+    A folder can hold anything, and what transformers, tokenizers, safetensors and the packages that these import raise
+    for it has no class in common.
+
+    Args:
+        failure: what the line states of the folder, before the reason.
+        cure: what helps where the folder is there.
+
+    Raises:
+        SettingError: also one that was raised in it, unchanged.
+    """
+    try:
+        with _quietly():  # what transformers warns of is in that line
+            yield
+    except SettingError:
+        raise
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # of Rust, in tokenizers; it is no Exception
+        if not (isinstance(error, Exception) or is_panic) or is_out_of_memory(error):
+            raise
+        end = _no_folder(path, error) or f"; {_of_code(setting, error) or cure}"
+        reason = _damaged_json(Path(model_folder(path))) or _reason(error)
+        raise SettingError(f"{setting}={path} {failure}: {reason}{end}") from error
+
+
+def _damaged_json(folder: Path) -> str:
+    """What is wrong with the first file of JSON in a folder that holds no object; empty where all of them do."""
+    for file in filter(Path.is_file, (folder / name for name in JSON_FILES)):
+        try:
+            content = json.loads(file.read_text("utf-8"))
+        except Exception as error:  # of the file system, of JSON, of UTF-8, or of nesting too deep for Python
+            return f"{file.name} is damaged ({_reason(error)})"
+        if not isinstance(content, dict):
+            return f"{file.name} is damaged (it holds no object)"
+    return ""
+
+
+def _is_list_of_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Without transformers' table of the weights that a model lacks, has besides, or has in another shape."""
@@ -150,11 +245,26 @@ def _quietly() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-def _reason(error: Exception) -> str:
-    """Why a model does not load; of weights of other shapes transformers names a table that it has logged."""
+def _of_code(setting: str, error: BaseException) -> str:
+    """The cure where a model comes with code of its own, which only a teacher or a student may run; else empty."""
+    if CODE not in str(error):
+        return ""
+    group = setting.rpartition(".")[0]
+    allowed = group.startswith("teacher") or group == "student"
+    return f"set {group}.trust_remote_code=true if you trust it" if allowed else "this command runs no such code"
+
+
+def _reason(error: BaseException) -> str:
+    """Why something does not load; of weights of other shapes transformers names a table that it has logged."""
+    if CODE in str(error):
+        return "it comes with code of its own"
     if "ignore_mismatched_sizes" in str(error):
-        return "its weights have other shapes than its config.json names; give both as they were saved together"
-    return first_line(error)
+        return "its weights have other shapes than its config.json names"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    end = next((number for number, line in enumerate(lines) if not line.endswith(":")), len(lines))
+    text = " ".join(lines[: end + 1])  # a line that ends in a colon has its reason in the next one
+    text = text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
+    return text if text and isinstance(error, SENTENCES) else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
 def _is_generic(folder: Path) -> bool:
@@ -209,21 +319,42 @@ def load_tokenizer(
     folder = model_folder(path)
     refuse_unfinished(setting, path)
     _refuse_no_files(setting, path, Path(folder))
-    try:
+    with loading(setting, path, "has no tokenizer that loads", AS_SAVED):
         if _is_generic(Path(folder)):
             tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(folder)
         else:
             tokenizer = AutoTokenizer.from_pretrained(folder, **hub_arguments(folder, hub))
-    except (OSError, ValueError, KeyError) as error:
-        raise SettingError(
-            f"{setting}={path} has no tokenizer that loads: {first_line(error)}{_no_folder(path, error)}"
-        ) from error
-    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # transformers makes one up
-        raise SettingError(f"{setting}={path} has no tokenizer that loads: give a folder with its tokenizer.json")
-    if not tokenizer.is_fast or (tokenizer.mask_token_id is None and not kind.causal):
-        needs = "a fast tokenizer" if kind.causal else "a fast tokenizer with a mask token"
-        raise SettingError(f"{setting}={path}: a {kind.noun} needs {needs}")
+        if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # transformers makes one up
+            raise SettingError(f"{setting}={path} has no tokenizer that loads: give a folder with its tokenizer.json")
+        if not tokenizer.is_fast or (tokenizer.mask_token_id is None and not kind.causal):
+            needs = "a fast tokenizer" if kind.causal else "a fast tokenizer with a mask token"
+            raise SettingError(f"{setting}={path}: a {kind.noun} needs {needs}")
+        _check_ids(setting, path, tokenizer)
     return tokenizer
+
+
+def _check_ids(setting: str, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that gives ids beyond the number of its tokens, or that fails at a character it lacks.
+
+    Embeddings, counts and number formats of ids are sized by that number.
+    """
+    if not isinstance(length := tokenizer.model_max_length, int | float):
+        raise SettingError(
+            f"{setting}={path}: its tokenizer_config.json sets model_max_length={length}, which is no number: "
+            "correct it"
+        )
+    size, vocabulary = len(tokenizer), tokenizer.get_vocab()
+    largest = max(vocabulary, key=lambda token: vocabulary[token])
+    if vocabulary[largest] >= size:
+        raise SettingError(
+            f"{setting}={path}: its tokenizer has {size:,} tokens, but the id of {largest} is {vocabulary[largest]:,}: "
+            "number its tokens without gaps, from 0"
+        )
+    if beyond := [number for number in tokenizer.backend_tokenizer.encode(UNKNOWN).ids if number >= size]:
+        raise SettingError(
+            f"{setting}={path}: its tokenizer has {size:,} tokens, but puts the id {beyond[0]:,} around a text: "
+            "correct the post_processor in its tokenizer.json"
+        )
 
 
 def _no_folder(path: str, error: BaseException) -> str:

@@ -7,22 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from distill.models.check import max_positions
-from distill.models.kind import CAUSAL, CLASSES, MASKED, ORDERED, SPANS, ModelKind
-from distill.models.load import (
-    THE_NEWEST,
-    hub_arguments,
-    is_unreachable,
-    load_pretrained,
-    load_tokenizer,
-    model_folder,
-    size,
-)
-from distill.runtime.errors import SettingError, first_line
+from distill.models.check import check_vocabulary, max_positions
+from distill.models.kind import CAUSAL, CLASSES, MASKED, ORDERED, SPANS, ModelKind, saved_class
+from distill.models.load import load_pretrained, load_tokenizer, model_folder, saved_config, size
+from distill.runtime.bounded_yaml import read_yaml
+from distill.runtime.errors import SettingError
 
 KINDS = (SPANS, CLASSES, CAUSAL, MASKED, ORDERED)
 SETTING = "model"  # what error lines call the path of a model that is loaded by itself
@@ -52,6 +44,7 @@ class LoadedModel:
         config, name = getattr(model, "config", None), type(model).__name__
         for kind in KINDS:
             if name in kind.classes(getattr(config, "model_type", "")):
+                check_vocabulary(model, "model", tokenizer)
                 return cls(model, tokenizer, MASKED if kind is ORDERED else kind)
         raise SettingError(
             f"model: a {name} is no masked, causal, question answering or classification model of transformers"
@@ -103,9 +96,9 @@ def load_model(path: str | Path, device: str = "auto", setting: str = SETTING) -
     kind = kind_of(setting, str(path))
     with without_bars():
         model = load_pretrained(setting, str(path), kind).requires_grad_(False).eval()
-    return LoadedModel(
-        model.to(target_device), load_tokenizer(setting, str(path), kind), kind, str(path), corpus_of(path)
-    )
+    tokenizer = load_tokenizer(setting, str(path), kind)
+    check_vocabulary(model, f"{setting}={path}", tokenizer)
+    return LoadedModel(model.to(target_device), tokenizer, kind, str(path), corpus_of(path))
 
 
 @contextmanager
@@ -152,13 +145,8 @@ def kind_of(setting: str, path: str) -> ModelKind:
             f"{setting}={path} holds the weights of a module of your own without the code that makes it: load it as "
             "the README.md beside the weights shows, and call it yourself"
         )
-    try:
-        config = AutoConfig.from_pretrained(str(folder), **hub_arguments(str(folder), THE_NEWEST))
-    except (OSError, ValueError, KeyError) as error:
-        cure = "check the network" if is_unreachable(error) else "correct the name"
-        missing = "" if folder.exists() else f"; nor is there a folder {path} here: {cure}"
-        raise SettingError(f"{setting}={path} does not load: {first_line(error)}{missing}") from error
-    saved = (getattr(config, "architectures", None) or [""])[0]
+    config = saved_config(setting, path)
+    saved = saved_class(config)
     for kind in KINDS:
         if saved in kind.classes(config.model_type):
             return MASKED if kind is ORDERED else kind
@@ -175,8 +163,8 @@ def corpus_of(path: str | Path) -> dict[str, Any]:
         file = parent / "config.yaml"
         if file.is_file() and (parent / "metrics.jsonl").is_file():
             try:
-                settings = yaml.safe_load(file.read_text("utf-8"))
-            except (OSError, ValueError, yaml.YAMLError):
+                settings = read_yaml(file)
+            except (OSError, ValueError):
                 return {}
             corpus = settings.get("corpus") if isinstance(settings, dict) else None
             return corpus if isinstance(corpus, dict) else {}

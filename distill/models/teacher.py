@@ -1,4 +1,4 @@
-"""Load the frozen teacher: an bundled one, a saved model, or one by the user's callable."""
+"""Load the frozen teacher: a bundled one, a saved model, or one by the user's callable."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -12,13 +12,15 @@ from distill.config.settings import MemberConfig, OneTeacherConfig
 from distill.config.teacher import BundledConfig, CustomConfig, SavedConfig
 from distill.models.check import check_model
 from distill.models.custom import custom_model
-from distill.models.kind import MASKED, ModelKind
+from distill.models.kind import MASKED, ModelKind, saved_class
 from distill.models.load import THE_NEWEST, HubOptions, hub_arguments, load_pretrained, load_tokenizer, model_folder
 from distill.runtime.errors import SettingError
 
 AnyTeacher = OneTeacherConfig | MemberConfig  # the only one, or one of several
 
-TITLES = {"bundled": "the bundled teacher", "bundled_deep": "the deep bundled teacher"}
+TITLES = {"bundled_small": "the small bundled teacher", "bundled_deep": "the deep bundled teacher"}
+# The layers that student.layers=auto takes of a bundled teacher, as a search has found them once for so many.
+STARTS = {"bundled_small": [0, 1], "bundled_deep": [0, 1, 2]}
 
 
 def bundled_folder(kind: str) -> str:
@@ -81,7 +83,7 @@ def is_encoder_alone(settings: AnyTeacher, kind: ModelKind) -> bool:
         config = AutoConfig.from_pretrained(folder, **hub_arguments(folder, _hub(settings)))
     except Exception:  # whatever a folder holds: the loading of the model says what is wrong with it
         return False
-    return (getattr(config, "architectures", None) or [""])[0] == MODEL_MAPPING_NAMES.get(config.model_type)
+    return saved_class(config) == MODEL_MAPPING_NAMES.get(config.model_type)
 
 
 def teacher_tokenizer(

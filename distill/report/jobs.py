@@ -15,7 +15,7 @@ from distill.report import live, page
 from distill.report.live import PAGE, STATE
 from distill.report.live_logs import read_json
 from distill.report.page import Block, Link, Section, Table
-from distill.report.words import NONE, is_number, number, percent, time_of
+from distill.report.words import NONE, count_of, is_number, number, percent, time_of
 from distill.runs.record import Record
 from distill.runs.results_file import read_results
 from distill.runtime.errors import SettingError, first_line
@@ -123,7 +123,7 @@ def row_of(job: Job, folder: Path, runs: bool) -> list[str]:
     record = _record(job.folder)
     if record.finished and not runs:
         training = record.training
-        took = " in ".join(filter(None, [f"{number(training.steps)} steps", time_of(training.seconds)]))
+        took = " in ".join(filter(None, [count_of(training.steps, "step"), time_of(training.seconds)]))
         return [name, "finished", took, scores_of(record)]
     written = read_json(job.folder / STATE)
     live_state = written if is_number(written.get("written")) and is_number(written.get("every")) else {}

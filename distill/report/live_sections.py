@@ -69,10 +69,10 @@ class RunView:
 
 def title_of(run: RunView) -> str:
     """The title of the page, which a tab of a browser shows the beginning of."""
-    recipe = run.record.recipe
+    name = os.path.basename(run.folder.rstrip("/"))  # by which its user knows it; a recipe may be changed beyond itself
     if run.ending is not None:
-        return f"{recipe}: finished, without a report" if run.ending.status == 0 else f"{recipe}: stopped"
-    return f"{recipe}: under way" if run.fraction is None else f"{percent(run.fraction)} of {recipe}"
+        return f"{name}: finished, without a report" if run.ending.status == 0 else f"{name}: stopped"
+    return f"{name}: under way" if run.fraction is None else f"{percent(run.fraction)} of {name}"
 
 
 def sections(run: RunView) -> list[Section]:

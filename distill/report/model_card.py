@@ -2,32 +2,21 @@
 
 import json
 import re
-from pathlib import PurePath
 from typing import Any
 
+from distill.report.card_facts import before_publishing, metadata, model_name, shareable
 from distill.report.page import Block, Code, Section, facts_table, render
 from distill.report.summary import comparison, findings, sequences_of_step, setting
-from distill.report.use import CAUSAL, CLASSES, MASKED, SPANS, Use, use_of_student
+from distill.report.use import CAUSAL, CHAT, CLASSES, FEATURES, MASKED, SPANS, VECTORS, Use, encoding, use_of_student
 from distill.report.words import number
 from distill.runs.facts import Student
 from distill.runs.record import Record
+from distill.runtime.version import pip_install
 
 # What transformers' classes are called behind the name of their family.
 OF_HEADS = re.compile(r"(?<=\w)(LMHeadModel|For[A-Z]\w*)$")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-# The Hub's names of metrics by those of measures.
-METRICS = {
-    "perplexity": "perplexity",
-    "exact": "exact_match",
-    "f1": "f1",
-    "macro_f1": "f1",
-    "accuracy": "accuracy",
-    "matthews": "matthews_correlation",
-    "pearson": "pearsonr",
-    "spearman": "spearmanr",
-}
 KINDS = {"layers": "baseline", "pretrained": "continued", "random": "pre-trained", "neighbours": "pre-trained"}
-METADATA = "Before you publish it, add its licence and languages to the front matter of this card (license, language)."
 AS_IT_STANDS = "In this folder, with this card:"
 FROM_PYTHON = "Or from Python after the lines under Use, without this card:"
 ONNX = "As ONNX files in fp32 and int8, with the size and the speed of each:"
@@ -35,9 +24,8 @@ ONNX = "As ONNX files in fp32 and int8, with the size and the speed of each:"
 
 def model_card(record: Record) -> str:
     """README.md of the exported student: front matter of the Hugging Face Hub, use, evaluation, training, limits."""
+    record = shareable(record)
     use, title = use_of_run(record), title_of_run(record)
-    # Of a snapshot, which is saved before it is scored, there is none.
-    scored = [name for name in record.measures if name in METRICS and record.sets_of(name)]
     notes: list[Block] = [record.notes] if record.notes else []
     command: list[Block] = [Code(record.command, language="bash")] if record.command else []
     opening: list[Block] = [findings(record), setting(record)]
@@ -54,7 +42,7 @@ def model_card(record: Record) -> str:
         library="pytorch" if use.custom_code else "transformers",
         use=use,
         tags=dict.fromkeys(["distill", use.task, "distillation" if record.teacher else use.training]),
-        metrics=dict.fromkeys(METRICS[name] for name in scored),
+        metadata=metadata(record),
         quoted_title=json.dumps(title),
         title=title,
         sections=sections,
@@ -62,11 +50,11 @@ def model_card(record: Record) -> str:
 
 
 def title_of_run(record: Record) -> str:
-    """What came out of which kind of run, such as `DistilBert distilled from the bundled teacher`."""
+    """What came out of which kind of run, such as `DistilBert distilled from the deep bundled teacher`."""
     student, members = record.student or Student(), record.teacher.members if record.teacher else {}
     family = OF_HEADS.sub("", student.name or "") or "Student"
-    teacher = f"{len(members)} teachers" if members else _shown(record.teacher.name if record.teacher else None)
-    start = _shown(student.start.source)
+    teacher = f"{len(members)} teachers" if members else model_name(record.teacher.name if record.teacher else None)
+    start = model_name(student.start.source)
     match kind_of_run(record):
         case "fine-tuned":
             title = f"{family} fine-tuned on {_examples(record)}" + (f", learning from {teacher} too" * bool(teacher))
@@ -97,18 +85,10 @@ def kind_of_run(record: Record) -> str:
 def use_of_run(record: Record) -> Use:
     """How the student is loaded and used."""
     student = record.student or Student()
-    return use_of_student(student.origin, student.name or record.recipe or "student")
-
-
-def _shown(name: str | None) -> str:
-    """What a card calls a model: of a path the run or the folder alone, which means something elsewhere too."""
-    text = name or ""
-    if not text.startswith(("/", ".", "~")) and text.count("/") < 2:
-        return text  # a description, or OWNER/NAME of the Hub
-    parts = [part for part in PurePath(text).parts if part not in ("student", "snapshots", "/")]
-    if len(parts) > 1 and (step := parts[-1].removeprefix("step-")).isdecimal():
-        return f"{parts[-2]} after step {number(int(step))}"
-    return parts[-1] if parts else text
+    use = use_of_student(student.origin, student.name or record.recipe or "student")
+    if not use.custom_code and student.origin is not None and student.origin.encodes in VECTORS:
+        return encoding(use, student.origin.encodes)
+    return CHAT if use is CAUSAL and record.corpus.chat_template is not None else use
 
 
 def _examples(record: Record) -> str:
@@ -141,6 +121,8 @@ def _limits(record: Record, use: Use) -> list[str]:
     expected = (
         "Expect lower scores on other kinds of text."
         if kind_of_run(record) == "fine-tuned"
+        else "Expect vectors less like the teacher's on other kinds of text."
+        if use.task == FEATURES
         else "Expect higher perplexity on other kinds of text, and predictions that repeat the corpus's views."
     )
     limits = [
@@ -151,8 +133,8 @@ def _limits(record: Record, use: Use) -> list[str]:
         limits.append(f"It was trained on sequences of {length} tokens; longer inputs were not tested.")
     if record.teacher:
         limits.append("It imitates the teacher, mistakes included, and the teacher's licence applies to it.")
-    start = _shown(record.student.start.source if record.student else None)
-    if start and start != _shown(record.teacher.name if record.teacher else None):
+    start = model_name(record.student.start.source if record.student else None)
+    if start and start != model_name(record.teacher.name if record.teacher else None):
         limits.append(f"It began with weights of {start}, whose licence applies to it.")
     return limits
 
@@ -160,12 +142,14 @@ def _limits(record: Record, use: Use) -> list[str]:
 def _elsewhere(record: Record, use: Use) -> list[Block]:
     """How the student is published on the Hub, and how it becomes ONNX where that is possible."""
     recipe = record.recipe or ""
-    target = f"YOUR_NAME/{recipe if HUB_NAME.fullmatch(recipe) else 'MODEL'}"
-    blocks: list[Block] = [METADATA, AS_IT_STANDS, Code(f"hf auth login\nhf upload {target} .", language="bash")]
+    is_its_name = HUB_NAME.fullmatch(recipe) and not record.changed_groups
+    target = f"YOUR_NAME/{recipe if is_its_name else 'MODEL'}"
+    upload = Code(f"hf auth login\nhf upload {target} .", language="bash")
+    blocks: list[Block] = [before_publishing(record), AS_IT_STANDS, upload]
     origin = record.student.origin if record.student else None
     if not use.custom_code or (origin is not None and origin.has_config):
         lines = f'model.push_to_hub("{target}")\ntokenizer.push_to_hub("{target}")'
         blocks += [FROM_PYTHON, Code(lines, language="python")]
-    if use in (MASKED, CAUSAL):
-        blocks += [ONNX, Code("pip install 'distill[onnx]'\ndistill export model=.", language="bash")]
+    if use in (MASKED, CAUSAL, CHAT):
+        blocks += [ONNX, Code(f"{pip_install('onnx')}\ndistill export model=.", language="bash")]
     return blocks

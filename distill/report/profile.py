@@ -8,6 +8,7 @@ from distill.report.run_figures import machine_panels
 from distill.report.words import NONE, number, percent
 from distill.runs.facts import Profile
 from distill.runs.profile.phases import TITLES
+from distill.runtime.progress import counted
 
 FILES = (
     "The folder profile/ has the steps and samples of each rank, and traces of a few steps, operation by operation, "
@@ -39,7 +40,7 @@ def _phases(profile: Profile) -> Block:
         [TITLES.get(phase, phase), number(seconds), percent(seconds / total, 1), number(1000 * seconds / steps)]
         for phase, seconds in profile.phases.items()
     ]
-    note = f"Mean of {profile.ranks} rank(s), all {steps:,} steps."
+    note = f"Mean of {counted(profile.ranks or 1, 'rank')}, all {counted(steps, 'step')}."
     if (times := profile.step_seconds) is not None:
         median, p95, longest = (f"{1000 * (value or 0):,.1f} ms" for value in (times.median, times.p95, times.longest))
         note += (

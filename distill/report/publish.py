@@ -1,5 +1,6 @@
 """What a run gives to others: students as model folders with their cards, results.json, and the report."""
 
+import copy
 import logging
 import os
 import shlex
@@ -78,4 +79,8 @@ def _export(run: Run, student: Any, path: Path, record: Record, durable: bool = 
     """Write a folder that gives the student back when it is loaded as its card says."""
     use = use_of_run(record)
     auto_class = None if use.custom_code else use.auto_class
-    export(student, run.pair.tokenizer, path, model_card(record), durable, auto_class)
+    tokenizer = run.pair.tokenizer
+    if record.corpus.chat_template is not None:  # that of the teacher's tokenizer may be another one
+        tokenizer = copy.copy(tokenizer)
+        tokenizer.chat_template = record.corpus.chat_template
+    export(student, tokenizer, path, model_card(record), durable, auto_class)

@@ -7,11 +7,12 @@ from pathlib import Path
 from distill.data.duplicates import describe_duplicates
 from distill.report import page, run_figures
 from distill.report.history import history_blocks
+from distill.report.model_card import title_of_run
 from distill.report.page import Block, Code, Picture, Section, Table, Tiles, facts_table
 from distill.report.profile import profile_blocks
 from distill.report.run_figures import Metrics
 from distill.report.summary import comparison, findings, sequences_of_step, setting, tiles
-from distill.report.words import NONE, is_number, number, percent, time_of, with_unit
+from distill.report.words import NONE, count_of, is_number, number, percent, time_of, with_unit
 from distill.runs.facts import Fed, Training
 from distill.runs.record import Record, term_titles
 from distill.runtime.files import atomic
@@ -41,7 +42,7 @@ def write(folder: Path, record: Record, metrics: Metrics, config_yaml: str) -> N
         Section("Reproduce", _reproduce(record, config_yaml)),
     ]
     sections = [section for section in sections if section.blocks]
-    title = f"{record.recipe or 'Run'}: " + ("distillation report" if record.teacher else "report")
+    title = f"{title_of_run(record)}: report"
     for name, text in (("report.html", page.html(title, sections)), ("report.md", page.markdown(title, sections))):
         with atomic(folder / name) as new:
             new.write_text(text, encoding="utf-8")
@@ -134,7 +135,7 @@ def _training(record: Record, pictures: dict[str, Picture]) -> list[Block]:
         ("Snapshots", f"snapshots/step-N for N = {', '.join(map(str, snapshots))}" if snapshots else None),
         ("Skipped steps", _skipped(training.skipped_steps)),
         ("Skipped for the loss scale", _left_out(training.overflow_steps)),
-        ("Backend", ", ".join(filter(None, [backend.name, with_unit(backend.ranks, "rank(s)")]))),
+        ("Backend", ", ".join(filter(None, [backend.name, count_of(backend.ranks, "rank")]))),
         ("Collective", backend.collective),
         ("Sequences per step", sequences_of_step(backend)),
         ("Gradient syncs", number(backend.syncs)),
@@ -159,7 +160,7 @@ def _skipped(count: int | None) -> str | None:
 
 
 def _left_out(count: int | None) -> str | None:
-    return f"{number(count)} steps, whose gradient overflowed in fp16" if count else None
+    return f"{count_of(count, 'step')}, whose gradient overflowed in fp16" if count else None
 
 
 def _data(record: Record) -> list[Block]:

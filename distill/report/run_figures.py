@@ -8,7 +8,7 @@ from pathlib import Path
 
 from distill.report.figures import INK, MODELS, SERIES, DotPanel, Line, Panel, Sheet, picture
 from distill.report.page import Picture
-from distill.report.words import is_number
+from distill.report.words import count_of, is_number
 from distill.runs.facts import HistoryPoint, LearningCurve, Teacher
 from distill.runs.record import Record, term_titles
 from distill.runtime.jsonl import LogLine
@@ -202,7 +202,7 @@ def _with_curve(record: Record) -> tuple[Record, str]:
     baseline = record.baseline and replace(record.baseline, history=history(other if same else None))
     teacher = Teacher(scores={measure: {key: curve.teacher}})
     shown = replace(record, history=history(curve), teacher=teacher, baseline=baseline)
-    return shown, f"; on {curve.sequences} sequences, so that scoring is cheap"
+    return shown, f"; on {count_of(curve.sequences, 'sequence')}, so that scoring is cheap"
 
 
 def machine_panels(samples: dict[str, list[float]], seconds: list[float], axis: str) -> list[Panel]:

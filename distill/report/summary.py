@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from distill.report.page import Table
-from distill.report.words import MINUS, NONE, TIMES, is_number, listed, number, percent, ratio, short, time_of
+from distill.report.words import MINUS, NONE, TIMES, count_of, is_number, listed, number, percent, ratio, short, time_of
 from distill.runs.facts import Backend, Baseline, Measure, Model, Resampled
 from distill.runs.record import Record
+from distill.runtime.progress import counted
 
 NO_RECIPE = "default"  # what records call the lack of one
 SAME = "the same"
@@ -26,11 +27,12 @@ def findings(record: Record) -> str:
 def setting(record: Record) -> str:
     """Which recipe, corpus, teacher and start were used, and how long training took."""
     corpus, training = record.corpus, record.training
-    recipe = record.recipe
-    sentence = f"Recipe: {recipe}." if recipe and recipe != NO_RECIPE else "No recipe."
+    recipe, changed = record.recipe, record.changed_groups
+    others = f", with other settings of {listed(changed)}" if changed else ""
+    sentence = f"Recipe: {recipe}{others}." if recipe and recipe != NO_RECIPE else "No recipe."
     sentences = [sentence]
-    counted = {"documents": corpus.documents, "tokens": corpus.tokens}
-    counts = [f"{number(count)} {name}" for name, count in counted.items() if is_number(count)]
+    amounts = {"documents": corpus.documents, "tokens": corpus.tokens}
+    counts = [f"{number(count)} {name}" for name, count in amounts.items() if is_number(count)]
     if corpus.name:
         sentences.append(f"Corpus: {corpus.name}" + (f" ({', '.join(counts)})." if counts else "."))
     if record.teacher and record.teacher.name:
@@ -40,7 +42,7 @@ def setting(record: Record) -> str:
         epochs = f" ({training.epochs:.3g} epochs)" if is_number(training.epochs) else ""
         time = f" in {time_of(training.seconds)}" if is_number(training.seconds) else ""
         hardware = f" on {record.environment.device}" if record.environment.device else ""
-        sentences.append(f"Training took {number(training.steps)} steps{epochs}{time}{hardware}.")
+        sentences.append(f"Training took {counted(training.steps, 'step')}{epochs}{time}{hardware}.")
     return " ".join(filter(None, sentences))
 
 
@@ -226,8 +228,8 @@ def _steps_beside(steps: int | None, baseline: Baseline) -> tuple[bool, str]:
     """Whether a baseline took as many steps, and a phrase with the number."""
     same = is_number(steps) and steps == baseline.steps
     if is_number(steps) and is_number(baseline.steps) and not same:
-        return False, f" for {number(baseline.steps)} steps instead of {number(steps)}"
-    return same, f" for the same {number(steps)} steps" if same else ""
+        return False, f" for {count_of(baseline.steps, 'step')} instead of {number(steps)}"
+    return same, f" for the same {count_of(steps, 'step')}" if same else ""
 
 
 def _is_unclear(baseline: Baseline, measure: str, key: str) -> bool:
@@ -318,4 +320,4 @@ def sequences_of_step(backend: Backend) -> str | None:
         return None
     # Results of older releases have no such number.
     in_all = size * accumulate * ranks if backend.sequences_per_step is None else backend.sequences_per_step
-    return f"{number(in_all)} ({size} in a micro-batch, {accumulate} accumulated, {ranks} rank(s))"
+    return f"{number(in_all)} ({size} in a micro-batch, {accumulate} accumulated, {counted(ranks, 'rank')})"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-from distill.runtime.progress import duration
+from distill.runtime.progress import counted, duration
 
 NONE = "\u2013"  # en dash: stands where there is no number
 TIMES, MINUS = "\u00d7", "\u2212"
@@ -51,8 +51,13 @@ def time_of(seconds: Any) -> str | None:
 
 
 def with_unit(value: Any, unit: str) -> str | None:
-    """`12 rank(s)`; None where there is no number."""
+    """`12,300 tokens/s`; None where there is no number."""
     return f"{number(value)} {unit}" if is_number(value) else None
+
+
+def count_of(value: Any, noun: str) -> str | None:
+    """`12 ranks`; None where there is no number."""
+    return counted(value, noun) if is_number(value) else None
 
 
 def ratio(over: Any, under: Any) -> float | None:

@@ -14,43 +14,45 @@ from distill.optim.updates import peak_lr
 from distill.runs.checkpoint import State
 from distill.runs.facts import TeacherCache
 from distill.runs.pair import Pair
+from distill.runtime.progress import counted
 from distill.runtime.version import __version__
 from distill.tasks import Prepared
 from distill.teacher.members import settings_by_member, title_of
 
-PAPER = (
-    "The benchmark as published is +recipe=distilbert_paper: bert-base, six layers, 512 tokens, 3 epochs of the books."
-)
-BENCHMARK = ("distilbert_gutenberg", "distilbert_gutenberg_baseline")  # recipes of which that is true
 OTHER_TOKENIZER = (
     "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
+)
+UNTRAINED_HEAD = (
+    "No loss trains the head that predicts tokens, so student and teacher have no perplexity: the losses are scored."
 )
 WITHOUT_HEAD = "The teacher is an encoder without a head that predicts tokens, so it has no scores."
 
 logger = logging.getLogger(__name__)
 
 
-def notes_of(config: Config, recipe: str, pair: Pair, data: Prepared, objective: Objective) -> list[str]:
+def notes_of(config: Config, pair: Pair, data: Prepared, objective: Objective) -> list[str]:
     """Notes for the report besides corpus and teacher, which it names itself."""
-    notes = [*_notes(config, recipe, data.tokens, objective.needs_teacher), *data.left_out]
+    notes = [*_notes(config, data.tokens, objective.needs_teacher), *data.left_out]
     if pair.comparable or not objective.needs_teacher:
         return notes
+    if not pair.trained_head:
+        return [*notes, UNTRAINED_HEAD]
     return [*notes, WITHOUT_HEAD if pair.teacher_tokenizer is None else OTHER_TOKENIZER]
 
 
-def _notes(config: Config, recipe: str, tokens: Tokens, needs_teacher: bool) -> list[str]:
+def _notes(config: Config, tokens: Tokens, needs_teacher: bool) -> list[str]:
     """Those on the number format of the teacher and on the corpus.
 
     Args:
         needs_teacher: whether the student learns from the teacher, and does not only start from its layers.
     """
-    lines = [PAPER] if recipe in BENCHMARK else []
+    lines = list[str]()
     for name, member in settings_by_member(config).items() if needs_teacher else ():
         if member.precision.teacher == "int8":
             lines.append(f"In training {whose(name)} encoder ran in int8; its scores are those of the teacher itself.")
     skipped = tokens.invalid.skipped
     if skipped:
-        lines.append(f"{len(skipped)} files could not be read and were skipped: {', '.join(skipped[:5])}.")
+        lines.append(f"Skipped {counted(len(skipped), 'file')} that could not be read: {', '.join(skipped[:5])}.")
     if tokens.invalid.bad:
         lines.append(f"The preparation of the corpus {tokens.invalid.bad_line()}.")
     if tokens.duplicates and (tokens.duplicates["exact"] or tokens.duplicates.get("near")):
@@ -111,16 +113,18 @@ def banner(
     steps = total_steps(config.train, batches.steps_per_epoch)
     length = batches.sequences.shape[1]
     sizes = ", ".join(f"{name} {size(model)[0]:,} parameters" for name, model in models.items() if model is not None)
-    end = f"{steps:,} steps" if steps < ENDLESS else f"{config.train.minutes} minutes"
+    end = counted(steps, "step") if steps < ENDLESS else f"{config.train.minutes:g} min"
     return "\n".join(
         [
             f"distill {__version__}: {recipe}",
             f"  corpus   {tokens.name}",
             f"  teacher  {teacher_name or 'none'}",
             f"  models   {sizes}",
-            f"  data     {len(batches.order):,} sequences of {length} tokens from {tokens.documents:,} documents",
+            f"  data     {counted(len(batches.order), 'sequence')} of {length} tokens from "
+            f"{counted(tokens.documents, 'document')}",
             f"  steps    {_sequences_of_a_step(batches.step_shape)} = "
-            f"{batches.sequences_per_step * length:,} tokens a step; {batches.steps_per_epoch:,} steps an epoch; {end}",
+            f"{counted(batches.sequences_per_step * length, 'token')} a step; "
+            f"{counted(batches.steps_per_epoch, 'step')} an epoch; {end}",
             *_rate(config.optimizer, batches.sequences_per_step),
             *(f"  {note}" for note in notes),
         ]
@@ -130,10 +134,9 @@ def banner(
 def _sequences_of_a_step(shape: StepShape) -> str:
     """What a step consists of; its micro-batches may be uneven."""
     most = min(shape.batch_size, -(-shape.sequences // shape.size))
-    return (
-        f"{shape.sequences:,} sequences ({shape.micro_batches} micro-batches of at most {most} on each of "
-        f"{shape.size} ranks)"
-    )
+    parts = f"{counted(shape.micro_batches, 'micro-batch')} of at most {most}"
+    where = f" on each of {shape.size} ranks" if shape.size > 1 else ""
+    return f"{counted(shape.sequences, 'sequence')} ({parts}{where})"
 
 
 def _rate(settings: OptimizerConfig, sequences: int) -> list[str]:

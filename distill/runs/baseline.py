@@ -16,6 +16,7 @@ from distill.runs.facts import Baseline, Model, Resampled
 from distill.runs.record import Record
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
+from distill.runtime.progress import counted
 
 # Parts of a run's identity that a baseline shares with its student, with what they are called; the student's own
 # settings and the weights that it starts from come beside these.
@@ -100,7 +101,7 @@ def check_baseline(
     found += _other_start(before, identity)
     taken = baseline.training.steps
     if taken is not None and config.train.minutes is None and taken != steps:
-        found.append(f"it took {taken:,} steps, and this run takes {steps:,}")
+        found.append(f"it took {counted(taken, 'step')}, and this run takes {steps:,}")
     if found:
         more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
         alone = WITHOUT_TEACHER.get(config.objective.task, config.objective.task)

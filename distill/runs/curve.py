@@ -14,7 +14,7 @@ from distill.runs.parts import from_json
 from distill.runs.profile.phases import EVALUATION, phase
 from distill.runs.run_folder import RunFolder
 from distill.runs.step import StepResult
-from distill.runtime.progress import duration
+from distill.runtime.progress import counted, duration
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Curve:
         assert self.data is not None
         when = f"after {duration(state.seconds)} of training" if state.step else "before training"
         teacher = "" if self.teacher_score is None else f" (teacher {self.teacher_score:,.4g})"
-        scored = f"{self.data.num_sequences} sequences of {self.data.name}"
+        scored = f"{counted(self.data.num_sequences, 'sequence')} of {self.data.name}"
         return f"{when}: {self.measure.title.lower()} {score:,.4g}{teacher}, on {scored}"
 
 

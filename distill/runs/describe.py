@@ -10,19 +10,33 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
+from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import Component
 from distill.config.folders import HERE
-from distill.config.settings import Config, CustomStudentConfig, LayersStudentConfig, NewStudentConfig
+from distill.config.paths import looks_local
+from distill.config.settings import (
+    Config,
+    CorpusConfig,
+    CustomStudentConfig,
+    LayersStudentConfig,
+    NewStudentConfig,
+    SourceConfig,
+)
+from distill.config.teacher import BundledConfig, SavedConfig
 from distill.config.weight_schedule import WeightSchedule
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
+from distill.data.sequence_format import causal_format
+from distill.data.sources.chat import chat_template
 from distill.data.tokens import Tokens
 from distill.distributed import Ranks
 from distill.distributed.shard import plain_class
 from distill.evaluation.measures import Measure
+from distill.models.language_model import OutputSpec
 from distill.models.layer_choice import AUTO, choose_layers
 from distill.models.load import size
+from distill.models.teacher import AnyTeacher, bundled_folder
 from distill.objective.objective import Objective
 from distill.optim.updates import peak_lr
 from distill.runs import facts
@@ -30,12 +44,13 @@ from distill.runs.banner import cache_note
 from distill.runs.checkpoint import State
 from distill.runs.pair import Pair
 from distill.runs.parts import from_json, to_json
+from distill.runs.published import published
 from distill.runs.record import Record
 from distill.runs.run import Run
 from distill.runtime.jsonl import LogLine
 from distill.runtime.version import __version__
 from distill.teacher.cache import Cache
-from distill.teacher.members import ONLY, title_of
+from distill.teacher.members import ONLY, settings_by_member, title_of
 
 AnyModel = TypeVar("AnyModel", bound=facts.Model)
 
@@ -55,9 +70,13 @@ def describe(
         started_in=os.getcwd(),
         notes=notes + [cache_note(cache_facts(cache), name) for name, cache in caches.items()],
         identity=run.folder.identity,
-        corpus=corpus_facts(data.tokens, data.batches),
-        teacher=teacher_facts(pair, caches) if objective.needs_teacher and pair.teachers else None,
-        student=student_facts(config, pair),
+        corpus=replace(
+            corpus_facts(data.tokens, data.batches),
+            hub=hub_datasets(config.corpus),
+            chat_template=template_of_chats(config.corpus, pair.tokenizer) if pair.kind.causal else None,
+        ),
+        teacher=teacher_facts(config, pair, caches) if objective.needs_teacher and pair.teachers else None,
+        student=student_facts(config, pair, objective),
         objective=objective_facts(objective),
         optimizer=optimizer_facts(config, data.batches),
         measures=measure_facts(measures),
@@ -74,25 +93,37 @@ def model_facts(kind: type[AnyModel], name: str, model: Any) -> AnyModel:
     return kind(name=name, parameters=parameters, bytes=num_bytes)
 
 
-def teacher_facts(pair: Pair, caches: dict[str, Cache]) -> facts.Teacher:
+def teacher_facts(config: Config, pair: Pair, caches: dict[str, Cache]) -> facts.Teacher:
     """The only teacher, or the mean of several with its members; `caches` by the name of the member, `ONLY` for one."""
     facts_by_name = {name: cache_facts(cache) for name, cache in caches.items()}
+    settings = settings_by_member(config)
     members = {
         member.name: replace(
-            model_facts(facts.Teacher, member.title, member.model), cache=facts_by_name.get(member.name)
+            model_facts(facts.Teacher, member.title, member.model),
+            cache=facts_by_name.get(member.name),
+            published=_published(settings[member.name].model),
         )
         for member in pair.teachers
         if member.name
     }
     together = model_facts(facts.Teacher, title_of(pair.teachers), pair.teacher)
-    return replace(together, members=members, cache=facts_by_name.get(ONLY))
+    alone = _published(settings[ONLY].model) if ONLY in settings else facts.Published()
+    return replace(together, members=members, cache=facts_by_name.get(ONLY), published=alone)
 
 
-def student_facts(config: Config, pair: Pair) -> facts.Student:
+def _published(settings: AnyTeacher) -> facts.Published:
+    """How a teacher is published; one of a class of the user's is nowhere."""
+    if isinstance(settings, BundledConfig):
+        return published(bundled_folder(settings.kind))
+    return published(settings.path, settings.revision) if isinstance(settings, SavedConfig) else facts.Published()
+
+
+def student_facts(config: Config, pair: Pair, objective: Objective) -> facts.Student:
     student = model_facts(facts.Student, plain_class(pair.student).__name__, pair.student)
     make = config.student.custom if isinstance(config.student, CustomStudentConfig) else None
     call = None if make is None else call_of(make, config.corpus.sequence_length)
     origin = origin_of(pair.student, None if make is None else make.path, pair.kind.causal, call)
+    origin = replace(origin, encodes=None if pair.trained_head else encoded_by(objective))
     return replace(student, origin=origin, start=_start(config, pair))
 
 
@@ -105,6 +136,13 @@ def origin_of(model: Any, made_by: str | None, causal: bool, call: str | None = 
     kind = plain_class(model)
     name = f"{kind.__module__}.{kind.__qualname__}"
     return facts.Origin(name, made_by, causal, hasattr(model, "save_pretrained"), call)
+
+
+def encoded_by(objective: Objective) -> str:
+    """What of a text the terms read of the student: `mean` or `cls`, where that is all of them, else `states`."""
+    ways = {term.student_reads for term in objective.terms.values()}
+    pooled = {way.pooled for way in ways if way == OutputSpec(pooled=way.pooled)}
+    return next(iter(pooled))[0] if len(ways) == len(pooled) == 1 else "states"
 
 
 def call_of(make: Component, length: int) -> str:
@@ -123,13 +161,14 @@ def _start(config: Config, pair: Pair) -> facts.Start:
     settings = config.student
     if not isinstance(settings, LayersStudentConfig):
         source = None if isinstance(settings, NewStudentConfig) else settings.path
-        return facts.Start(init=settings.init, source=source)
+        return facts.Start(init=settings.init, source=source, published=published(source))
     first_teacher, layers, search = pair.teachers[0], list[Any](), None
     if settings.layers != AUTO:  # else they were not recorded
         layers = choose_layers(settings.layers, settings.num_layers, first_teacher.model.config.num_hidden_layers)
     if pair.built.search:
         search = from_json(facts.LayerSearch, to_json(pair.built.search))
-    return facts.Start(init=settings.init, source=first_teacher.title, layers=layers, search=search)
+    of_teacher = _published(next(iter(settings_by_member(config).values())).model)
+    return facts.Start(settings.init, first_teacher.title, of_teacher, layers, search)
 
 
 def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
@@ -148,6 +187,21 @@ def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
         sources=_sources(tokens, order) if isinstance(order, Mixture) else {},
         preparation=facts.Preparation(tokens.seconds, tokens.tokens / tokens.seconds if tokens.seconds else None),
     )
+
+
+def hub_datasets(corpus: CorpusConfig) -> list[str]:
+    """The names of the data sets on the Hub that a corpus is read from, or from a copy of which."""
+    sources = [*corpus.sources.values()] or [corpus.source]
+    fields = [vars(source) if isinstance(source, SourceConfig) else source.arguments for source in sources]
+    names = [str(of_source["hub"]) for of_source in fields if of_source.get("hub") and of_source.get("path") is None]
+    return [name for name in dict.fromkeys(names) if not looks_local(name)]
+
+
+def template_of_chats(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The chat template by which the student was trained; None without conversations, or with several ways of them."""
+    has_start = causal_format(tokenizer).document_start is not None
+    sources = [*corpus.sources.values()] or [corpus.source]
+    return chat_template(sources, str(tokenizer.bos_token) if has_start else None)
 
 
 def _sources(tokens: Tokens, order: Mixture) -> dict[str, facts.Source]:

@@ -9,6 +9,7 @@ import torch
 from distill.data.batch import Batch
 from distill.distributed import Ranks
 from distill.distributed.shard import local
+from distill.runtime.progress import counted
 
 # What the first loss of a term counts as at least: some start where they lose next to nothing, as a student that is a
 # copy of its teacher does, and lose more than three times that ever after.
@@ -70,7 +71,8 @@ class LossLevel:
                 "comes back, checkpoints do not count as good"
             )
         if before and not self.high_in_a_row:
-            return f"the loss has come back to {self.ratio:.3g} times that of the first step, after {before} steps"
+            times = f"{self.ratio:.3g} times that of the first step"
+            return f"the loss has come back to {times}, after {counted(before, 'step')}"
         return None
 
 

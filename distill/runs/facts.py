@@ -44,6 +44,8 @@ class Corpus:
     first_invalid: list[str] = field(default_factory=list, metadata=stored(earlier="first_bad"))
     duplicates: dict[str, int] = field(default_factory=dict, metadata=stored(sparse=True))
     sources: dict[str, Source] = field(default_factory=dict, metadata=stored(sparse=True))
+    hub: list[str] = field(default_factory=list, metadata=stored(sparse=True))  # names of data sets on the Hub
+    chat_template: str | None = field(default=None, metadata=stored(sparse=True))  # of conversations, in Jinja
     preparation: Preparation = field(default_factory=Preparation)
 
 
@@ -79,9 +81,18 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Published:
+    """How a model is published; a folder that states no licence has neither."""
+
+    hub: str | None = field(default=None, metadata=stored(sparse=True))  # its name on the Hub, NAME or OWNER/NAME
+    license: str | None = field(default=None, metadata=stored(sparse=True))  # as the Hub calls it, such as apache-2.0
+
+
+@dataclass(frozen=True)
 class Teacher(Model):
     """The teacher, or what several are together; these are the members."""
 
+    published: Published = field(default_factory=Published, metadata=stored(sparse=True))
     members: "dict[str, Teacher]" = field(default_factory=dict, metadata=stored(sparse=True))
     cache: TeacherCache | None = field(default=None, metadata=stored(sparse=True))
 
@@ -95,6 +106,8 @@ class Origin:
     causal: bool = False
     has_config: bool = True  # whether it was saved with a configuration, as transformers models are
     call: str | None = None  # the arguments of that callable, as they are written; None: not known
+    # What of a text was trained where no head was: `states` of its tokens, or one vector by `mean` or `cls`.
+    encodes: str | None = field(default=None, metadata=stored(sparse=True))
 
 
 @dataclass(frozen=True)
@@ -127,6 +140,7 @@ class Start:
 
     init: str | None = field(default=None, metadata=stored(earlier="kind"))
     source: str | None = field(default=None, metadata=stored("from"))
+    published: Published = field(default_factory=Published, metadata=stored(sparse=True))
     layers: list[Any] = field(default_factory=list, metadata=stored(sparse=True))
     search: LayerSearch | None = field(default=None, metadata=stored(sparse=True))
 

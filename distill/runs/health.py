@@ -10,6 +10,7 @@ from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.divergence import offending_sequences
 from distill.runs.step import StepResult
 from distill.runtime.errors import Diverged
+from distill.runtime.progress import counted
 
 logger = logging.getLogger(__name__)
 
@@ -65,13 +66,13 @@ class Health:
         settings, skipped, high = self.settings, state.skipped_in_a_row, state.level.high_in_a_row
         if skipped and (over or skipped >= settings.max_nonfinite):
             return (
-                f"loss or gradient was not finite in {skipped} steps in a row up to step {state.step} "
+                f"loss or gradient was not finite in {counted(skipped, 'step')} in a row up to step {state.step} "
                 f"(train.max_nonfinite={settings.max_nonfinite})"
             )
         if high and (over or high >= settings.max_spike):
             return (
                 f"the loss has been more than {settings.max_loss_ratio} times that of the first step in "
-                f"{high} steps in a row up to step {state.step} (train.max_loss_ratio, "
+                f"{counted(high, 'step')} in a row up to step {state.step} (train.max_loss_ratio, "
                 f"train.max_spike={settings.max_spike})"
             )
         return "no step was taken: each of them overflowed" if over and state.step == state.overflows > 0 else ""

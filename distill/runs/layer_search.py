@@ -35,6 +35,7 @@ from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.span import Span
 from distill.objective.trainable import Trainable
 from distill.runtime.errors import SettingError
+from distill.runtime.progress import counted
 from distill.teacher.output import TeacherOutput
 
 TOKENS = 32_768  # that the losses are taken over, padding and context included ...
@@ -97,8 +98,8 @@ class LayerSearch:
         how = f"all {self.tried}" if self.all_subsets else f"{self.tried}, one layer after another taken away"
         what = "perplexity" if self.perplexity else "loss"
         lines = [
-            f"student.layers=auto: {what} of the untrained student on {self.sequences:,} training sequences, of "
-            f"choices of {len(self.layers)} layers ({how}; {self.seconds:.0f} s)"
+            f"student.layers=auto: {what} of the untrained student on {counted(self.sequences, 'training sequence')}, "
+            f"of choices of {counted(len(self.layers), 'layer')} ({how}; {self.seconds:.0f} s)"
         ]
         lines.append(f"  {self._shown(self.teacher)}  the whole teacher")
         listed = {str(choice.layers): choice for choice in [*self.best, *self.by_rule]}

@@ -113,6 +113,16 @@ class Record:
             return self.command or ""
         return f"cd {shlex.quote(self.started_in)} && {self.command}"
 
+    @property
+    def changed_groups(self) -> list[str]:
+        """The groups of settings of text, models and loss that the command changes of its recipe."""
+        try:
+            names = [word.partition("=")[0].lstrip("+~") for word in shlex.split(self.command or "")]
+        except ValueError:  # a quotation mark that is never closed
+            return []
+        changed = {name.partition(".")[0] for name in names}
+        return [group for group in ("corpus", "teacher", "student", "objective") if group in changed]
+
     def redacted(self) -> "Record":
         """This record without secrets in its texts."""
         return Record.from_json(redacted(self.to_json()))

@@ -86,6 +86,12 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
 
 
+def counted(count: float, noun: str) -> str:
+    """`1 rank`, `1,200 ranks`, `2 micro-batches`."""
+    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{ending}"
+
+
 def amount(value: float) -> str:
     """`value` as a short count: `0.25`, `950`, `12,345`, `1.23M`, `4.56G`."""
     for size, letter in ((1e9, "G"), (1e6, "M")):

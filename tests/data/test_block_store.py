@@ -320,7 +320,9 @@ def test_damage_behind_a_url_is_named_by_its_file(places: dict[str | None, Path]
 
 def test_a_full_cache_says_so(places: dict[str | None, Path], tmp_path: Path) -> None:
     store = open_sequences(str(places["zstd"]), "train", settings(tmp_path, local_bytes=1000, shuffle_bytes=500))
-    with pytest.raises(StorageFailed, match=r"data\.cache=.*: no room for a block of 1\.\d+ kB.*data\.local_bytes="):
+    with pytest.raises(
+        StorageFailed, match=r"data\.cache=.*: no room for a block of 1\.\d+ kB.*data\.local_bytes=1000: raise data"
+    ):
         store[np.array([0])]
 
 

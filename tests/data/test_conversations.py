@@ -2,13 +2,16 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
 from job import distill, metrics, results
+from transformers import AutoTokenizer
 
 SMALL = ["data.cache=cache", "data.workers=1", "corpus.sequence_length=64", "corpus.heldout=0.2", "precision=fp32"]
 SMALL += ["train.steps=4", "evaluate=heldout", "evaluate.max_sequences=16"]
+MESSAGES = [{"role": "user", "content": "Repeat red"}]
 COLOURS = ["red", "blue", "green", "white", "brown"]
 
 
@@ -44,9 +47,11 @@ def scored(run: Path) -> tuple[int, int]:
     return described["positions"], described["tokens"]
 
 
-def test_distillation_on_conversations(capfd: pytest.CaptureFixture[str]) -> None:
+def test_distillation_on_conversations(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = ["+recipe=distilgpt2_gutenberg", "corpus=chat", "corpus.path=chats.jsonl", *SMALL]
-    command += ["student.layers=[0]", "hydra.run.dir=runs/chat"]
+    command += ["student.layers=[0]", "train.snapshots=[2]", "hydra.run.dir=runs/chat"]
     assert distill(*command) == 0
     run = Path("runs/chat")
     content = results(run)
@@ -55,6 +60,17 @@ def test_distillation_on_conversations(capfd: pytest.CaptureFixture[str]) -> Non
     positions, tokens = scored(run)
     assert 0 < positions < 0.6 * tokens
     assert all(line["loss/clm"] > 0 and line["loss/soft"] > 0 for line in metrics(run))
+    for student in (run / "student", run / "snapshots" / "step-2"):
+        tokenizer = AutoTokenizer.from_pretrained(student)
+        asked = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+        assert asked == "<|user|>\nRepeat red\n<|assistant|>\n"
+        card = (student / "README.md").read_text()
+        (code,) = re.findall(r"## Use\n\n```python\n(.*?)```", card, flags=re.DOTALL)
+        assert '{"role": "user"' in code and "It was a long time" not in card
+        monkeypatch.chdir(student)
+        exec(code, {})
+        assert "'role': 'assistant'" in capfd.readouterr().out
+        monkeypatch.chdir(folder)
     # Another template is another text: the run cannot go on with it. The same again is finished.
     capfd.readouterr()
     assert distill(*command, r'corpus.template="{role}> {content}\n"') == 2

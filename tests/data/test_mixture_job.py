@@ -65,6 +65,7 @@ def test_sources_are_counted_and_scored_one_by_one(alone: Path) -> None:
     assert "Fraction of sequences" in page and "heldout_notes" in page
 
 
+@pytest.mark.slow
 def test_it_goes_on_with_two_ranks_from_the_one_integer_of_a_checkpoint(
     arguments: list[str], alone: Path, shelf: Shelf
 ) -> None:

@@ -129,6 +129,9 @@ def test_a_conversation_is_written_by_the_template(tmp_path: Path) -> None:
     first, _ = documents_of(settings)
     assert first.text.startswith("{user} Hi {role}\n{assistant} Hello\n")
     assert "".join(part.text for part in first.parts if part.counts) == "Hi {role}\n\n"
+    write_lines(path, [{"messages": [{"role": "\0", "content": "Hi"}, *said]}])
+    first, *_ = documents_of(settings)
+    assert first.text.startswith("{\0} Hi\n{user} Hi {role}\n")  # no character stands for a content
     settings = settings.changed(target_role="gpt")
     errors: list[str] = []
     source = find_source(settings, "corpus", DataConfig())

@@ -108,7 +108,7 @@ def test_slurm_gives_settings_that_compose(tmp_path: Path) -> None:
 
 def test_slurm_takes_backend_and_recipe_from_the_environment(tmp_path: Path) -> None:
     config = settings(slurm(tmp_path, BACKEND="ddp", RECIPE="distilbert_gutenberg"))
-    assert (config.backend.name, config.teacher.kind) == ("ddp", "bundled")
+    assert (config.backend.name, config.teacher.kind) == ("ddp", "bundled_deep")
 
 
 def starts(tmp_path: Path, *statuses: int, **variables: str) -> list[bool]:
@@ -309,7 +309,7 @@ def test_dockerfile_installs_by_the_projects_own_commands_and_horovod_before_mpi
     assert horovod < mpi
     copied = [source for word, rest in instructions() if word == "COPY" for source in rest.split()[:-1]]
     # What the wheel is made of.
-    assert {"pyproject.toml", "README.md", "distill", "conf", "recipes"} <= set(copied)
+    assert {"pyproject.toml", "README.md", "LICENSE", "NOTICE", "distill", "conf", "recipes"} <= set(copied)
 
 
 # --- The command

@@ -80,6 +80,7 @@ def test_the_trial_passes_where_all_is_right(tmp_path: Path) -> None:
     assert engines == ["torch.distributed on gloo"] * 3
 
 
+@pytest.mark.slow
 def test_a_job_of_two_ranks_sends_all_through_the_plug_in(
     shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

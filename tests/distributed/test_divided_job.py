@@ -84,6 +84,7 @@ def test_one_process_goes_on_from_their_checkpoint(shelf: Shelf, divided: Path, 
     assert_alike(folder, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 def test_a_divided_teacher_beside_a_whole_student(
     start: Callable[..., Any], shelf: Shelf, alone: Path, tmp_path: Path
@@ -95,6 +96,7 @@ def test_a_divided_teacher_beside_a_whole_student(
     assert all((path / "model.safetensors").is_file() for path in (folder / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.slow
 def test_a_damaged_part_is_named_and_the_checkpoint_before_is_taken(shelf: Shelf, divided: Path, alone: Path) -> None:
     folder = shelf.root / "damaged"
     shutil.copytree(divided, folder)

@@ -139,6 +139,7 @@ def test_scores_do_not_depend_on_the_number_of_ranks(size: int, scores_alone: di
                 assert of_rank[name] == pytest.approx(value, rel=1e-5, nan_ok=True), name
 
 
+@pytest.mark.slow
 def test_two_ranks_diverge_alike(shelf: Shelf, tmp_path: Path) -> None:
     settings = ["backend=ddp", "backend.processes=2", "train.batch_size=4", "optimizer.lr=1e5", "schedule.warmup=0"]
     process = command(*shelf.arguments(tmp_path / "run", *settings))
@@ -148,6 +149,7 @@ def test_two_ranks_diverge_alike(shelf: Shelf, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "student").exists()
 
 
+@pytest.mark.slow
 def test_two_ranks_take_the_checkpoint_before_a_damaged_one(shelf: Shelf, alone: Path, tmp_path: Path) -> None:
     folder, ranks = tmp_path / "run", ["backend=ddp", "backend.processes=2", "train.batch_size=4"]
     run(shelf, folder, *ranks)

@@ -86,19 +86,23 @@ def test_what_is_not_read_is_refused(settings: list[str], message: str) -> None:
     composed("+recipe=distilbert_gutenberg", "train.batch_size=16", "train.sequences_per_step=16")
 
 
-def test_the_student_does_not_depend_on_the_number_of_ranks(shelf: Shelf, tmp_path: Path) -> None:
-    """The main job without a word on the size of a step, on one, two and three ranks."""
+def run_in(shelf: Shelf, folder: Path) -> list[str]:
+    """The main job without a word on the size of a step."""
     size = ["train.epochs=null", "train.steps=4", "train.log_every=1", "precision=fp32", "student.layers=[0,1]"]
     teacher = ["teacher=pretrained", f"teacher.path={shelf.teacher}", "evaluate.pseudo_perplexity.fraction=0"]
-    arguments = ["+recipe=distilbert_gutenberg", *shelf.corpus, *size, *teacher, "corpus.max_sequences=60"]
-    assert distill(*arguments, f"hydra.run.dir={tmp_path / '1'}") == 0
-    for ranks in ("2", "3"):
-        more = ["backend=ddp", f"backend.processes={ranks}", f"hydra.run.dir={tmp_path / ranks}"]
-        process = command(*arguments, *more)
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors
-        assert f"8 sequences (1 micro-batches of at most {4 if ranks == '2' else 3} on each of {ranks} ranks)" in errors
-        assert_alike(tmp_path / "1", tmp_path / ranks)
-        assert [line["tokens"] for line in metrics(tmp_path / ranks)] == [
-            line["tokens"] for line in metrics(tmp_path / "1")
-        ]
+    recipe = ["+recipe=distilbert_gutenberg", *shelf.corpus, *size, *teacher, "corpus.max_sequences=60"]
+    return [*recipe, f"hydra.run.dir={folder}"]
+
+
+@pytest.mark.parametrize(("ranks", "micro_batch"), [pytest.param(2, 4, marks=pytest.mark.slow), (3, 3)])
+def test_the_student_does_not_depend_on_the_number_of_ranks(
+    ranks: int, micro_batch: int, shelf: Shelf, tmp_path: Path
+) -> None:
+    one, several = tmp_path / "one", tmp_path / "several"
+    assert distill(*run_in(shelf, one)) == 0
+    process = command(*run_in(shelf, several), "backend=ddp", f"backend.processes={ranks}")
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert f"8 sequences (1 micro-batch of at most {micro_batch} on each of {ranks} ranks)" in errors
+    assert_alike(one, several)
+    assert [line["tokens"] for line in metrics(several)] == [line["tokens"] for line in metrics(one)]

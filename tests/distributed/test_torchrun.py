@@ -83,7 +83,7 @@ def test_torchrun_starts_ranks_again(shelf: Shelf, agents: Agents, tmp_path: Pat
     third = agents.start(tmp_path / "third.txt")
     said = tmp_path / "first.txt"
     assert first.wait(timeout=240) == 0 and third.wait(timeout=60) == 0, said.read_text()[-3000:]
-    assert "in 1 micro-batches of at most 4 on each of 2 ranks" in said.read_text()
-    assert "in 2 micro-batches of at most 4 on each of 1 ranks" in said.read_text()
+    assert "(1 micro-batch of at most 4 on each of 2 ranks)" in said.read_text()
+    assert "(2 micro-batches of at most 4)" in said.read_text()
     assert said.read_text().count("resuming after step") == 2
     assert_alike(folder, tmp_path / "alone")

@@ -55,6 +55,7 @@ def test_a_resumed_run_goes_on_with_it_bitwise(trained: Path, shelf: Shelf) -> N
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_it_alike(trained: Path, shelf: Shelf) -> None:
     folder = shelf.root / "own-term-ranks"
     ranks = ("backend=ddp", "backend.processes=2", "train.accumulate=1")

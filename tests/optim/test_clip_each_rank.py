@@ -83,6 +83,7 @@ ALBERTS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_it_is_a_setting_of_a_run(shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     """With all that the published run of ALBERT sets besides; the number of ranks then is a part of the run."""
     ranks = ("backend=ddp", "backend.processes=2", "train.accumulate=1", "backend.compression=fp16")

@@ -1,5 +1,6 @@
 """What the report says in sentences holds for every kind of run: made-up results, word by word."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,10 +9,13 @@ import pytest
 from sample import CONFIG, objective
 
 from distill.config.settings import BundledTeacherConfig, Config, PrecisionConfig
+from distill.data.batches import StepShape
 from distill.data.invalid import Invalid
 from distill.report import report, summary
-from distill.runs.banner import PAPER, notes_of
+from distill.runs.banner import _sequences_of_a_step as sequences_of_step_in_banner
+from distill.runs.banner import notes_of
 from distill.runs.record import Record
+from distill.runtime.progress import counted
 
 
 def baseline_scores(content: dict[str, Any], *scores: float) -> None:
@@ -157,19 +161,13 @@ def test_titles_inside_a_sentence(title: str, words: str) -> None:
     assert summary.in_a_sentence(title) == words
 
 
-def notes(recipe: str = "", int8: bool = False, needs_teacher: bool = True) -> list[str]:
+def notes(int8: bool = False, needs_teacher: bool = True) -> list[str]:
     data: Any = SimpleNamespace(tokens=SimpleNamespace(invalid=Invalid(), duplicates=None), left_out=[])
     pair: Any = SimpleNamespace(comparable=True)
     objective: Any = SimpleNamespace(needs_teacher=needs_teacher)
     precision = PrecisionConfig(teacher="int8" if int8 else "fp32")
     config = Config(teacher=BundledTeacherConfig(), precision=precision)
-    return notes_of(config, recipe, pair, data, objective)
-
-
-def test_the_published_benchmark_is_named_by_the_small_recipes_of_it_alone() -> None:
-    for recipe in ("distilbert_gutenberg", "distilbert_gutenberg_baseline"):
-        assert notes(recipe) == [PAPER]
-    assert notes("distilbert_paper") == notes("mixture") == notes("smoke") == notes("default") == []
+    return notes_of(config, pair, data, objective)
 
 
 def test_a_teacher_that_is_not_learned_from_ran_in_no_format() -> None:
@@ -184,3 +182,21 @@ def test_what_is_counted_of_a_set(results: dict[str, Any], tmp_path: Path) -> No
     report.write(tmp_path, Record.from_json(results), [], CONFIG)
     page = (tmp_path / "report.md").read_text()
     assert "| Scored |" in page and "Masked |" not in page
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "words"),
+    [(1, "micro-batch", "1 micro-batch"), (2, "micro-batch", "2 micro-batches"), (1200, "rank", "1,200 ranks")],
+)
+def test_one_of_a_kind_is_singular(count: int, noun: str, words: str) -> None:
+    assert counted(count, noun) == words
+
+
+def test_a_run_of_one_step_on_one_rank_is_written_in_the_singular(results: dict[str, Any], tmp_path: Path) -> None:
+    results["training"]["steps"] = results["baseline"]["steps"] = results["backend"]["ranks"] = 1
+    report.write(tmp_path, Record.from_json(results), [], CONFIG)
+    page = (tmp_path / "report.md").read_text()
+    assert "Training took 1 step (" in page and "for the same 1 step," in page
+    assert not re.search(r"\b1 (steps|ranks|sequences|micro-batches|documents)\b|\(s\)", page)
+    banner = sequences_of_step_in_banner(StepShape(16, 8, 0, 1, False))
+    assert banner == "8 sequences (1 micro-batch of at most 8)"

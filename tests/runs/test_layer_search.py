@@ -190,6 +190,7 @@ def test_layers_that_nobody_knows_any_more_are_not_made_up(
     assert sum("is not recorded any more" in line for line in lines) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("divided", ["true", "false"])
 def test_models_that_are_divided_between_ranks_are_searched_before(
     divided: str, shelf: Shelf, searched: Path, tmp_path: Path

@@ -122,6 +122,7 @@ def test_of_a_beginning_without_a_checkpoint_nothing_stays(shelf: Shelf) -> None
     assert results(folder)["snapshots"] == [1] and weights_file(folder / "snapshots" / "step-1")
 
 
+@pytest.mark.slow
 def test_one_of_two_ranks_writes(shelf: Shelf, kept: Path) -> None:
     folder, ranks = shelf.root / "two-snapshots", ("backend=ddp", "backend.processes=2", "train.accumulate=1")
     process = command(*shelf.arguments(folder, *CONSTANT, "train.steps=3", "train.snapshots=[2]", *ranks))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from distill.models.check import max_positions
 from distill.models.load import size
 from distill.runtime.errors import SettingError, first_line
+from distill.runtime.version import pip_install
 
 INPUTS = ("input_ids", "attention_mask")
 TOLERANCE = 1e-4  # between the logits of the model and of its fp32 file, in parts of the largest where that exceeds 1
@@ -46,7 +47,7 @@ def need_packages() -> None:
             __import__(name)
         except ImportError:
             raise SettingError(
-                f"format=onnx needs the package {name}, which is not installed: pip install 'distill[onnx]'"
+                f"format=onnx needs the package {name}, which is not installed: {pip_install('onnx')}"
             ) from None
 
 

@@ -6,43 +6,34 @@ from typing import Any, TypedDict
 
 import torch
 import transformers
-from safetensors import SafetensorError
 
 from distill.commands.onnx import convert, measure
-from distill.models.check import max_positions
-from distill.models.load import model_folder, size
-from distill.report.use import CAUSAL, CLASSES, SPANS, use_of
-from distill.runtime.errors import SettingError, first_line
+from distill.models.check import check_vocabulary, max_positions
+from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS
+from distill.models.load import load_pretrained, load_tokenizer, model_folder, size
+from distill.models.loaded import SETTING, kind_of
+from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic, refuse_overwriting
 
 FP32, INT8, REPORT = "model.onnx", "model_int8.onnx", "report.json"
 LENGTH = 128  # tokens, or as many as the model takes
 
 
-def load(path: str) -> tuple[Any, Path, bool]:
-    """The student of a run folder, or the model of a model folder, in fp32; its folder; whether it is causal.
+def load(path: str) -> tuple[Any, bool]:
+    """The student of a run folder, or the model of a model folder, in fp32; whether it is causal.
 
     Raises:
         SettingError: there is no language model that loads.
     """
-    folder = Path(model_folder(path))
-    if not (folder / "config.json").is_file():
+    if not (Path(model_folder(path)) / "config.json").is_file():
         raise SettingError(f"{path} is neither a run folder with a student nor a model folder: config.json is missing")
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder)
-        use = use_of((config.architectures or [""])[0])
-        if use in (SPANS, CLASSES):
-            raise SettingError(
-                f"{path} is a {config.architectures[0]}, and only language models become ONNX here: give the model "
-                "that it was fine-tuned from"
-            )
-        kind = getattr(transformers, use.auto_class)
-        model = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
-    except SettingError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise SettingError(f"{path} does not load as a language model: {first_line(error)}") from error
-    return model.eval(), folder, use is CAUSAL
+    kind = kind_of(SETTING, path)
+    if kind in (SPANS, CLASSES):
+        raise SettingError(
+            f"{SETTING}={path} is a {kind.noun}, and only language models become ONNX here: give the model that it was "
+            "fine-tuned from"
+        )
+    return load_pretrained(SETTING, path, kind).eval(), kind.causal
 
 
 class Format(TypedDict):
@@ -80,11 +71,12 @@ def write(path: str, text: Path | None, max_sequences: int, overwrite: bool = Fa
     target = Path(model_folder(path)) / "onnx"
     is_export = target.is_dir() and {file.name for file in target.iterdir()} == {FP32, INT8, REPORT}
     refuse_overwriting(target, f"model={path}", [] if text is None else [text], overwrite or is_export)
-    model, folder, causal = load(path)
+    model, causal = load(path)
     length = min(LENGTH, max_positions(model) or LENGTH)
     scored_text = None
     if text is not None:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer = load_tokenizer(SETTING, path, CAUSAL if causal else MASKED)
+        check_vocabulary(model, f"{SETTING}={path}", tokenizer)
         scored_text = measure.inputs_and_targets(
             measure.sequences_of(text, tokenizer, length, max_sequences), tokenizer, causal
         )

@@ -67,7 +67,7 @@ def _check_members(
 ) -> None:
     """Refuse teachers as a run does: they have to know the vocabulary, and to take and keep apart what a row holds."""
     for member in members:
-        check_vocabulary(member.model, member.setting, tokenizer)
+        check_vocabulary(member.model, f"{member.setting} ({member.title})", tokenizer)
         _check_rows(config, kind, member.model, member.setting)
 
 
@@ -95,12 +95,7 @@ def load_models(config: Config, kind: ModelKind, group: Group, ranks: Ranks) -> 
         yield TEACHER, group.teacher
     for located in group.models:
         model = load_pretrained(SETTING, located.path, kind).requires_grad_(False).eval()
-        known = model.get_input_embeddings().weight.shape[0]
-        if known < len(group.tokenizer):
-            raise SettingError(
-                f"model={located.name} knows {known:,} tokens, but its tokenizer has {len(group.tokenizer):,}: save "
-                "the tokenizer that it was trained with beside it"
-            )
+        check_vocabulary(model, f"{SETTING}={located.name}", group.tokenizer)
         _check_rows(config, kind, model, f"{SETTING}={located.name}")
         logger.info(f"model={located.name}: {type(model).__name__}, {size(model)[0]:,} parameters")
         yield located.name, model.to(ranks.device)

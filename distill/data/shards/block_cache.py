@@ -112,10 +112,11 @@ class BlockCache:
                 os.unlink(file.path)
             total, free = total - file.size, free + file.size
         if total + num_bytes > self.max_bytes or num_bytes + RESERVE > free:
+            small = num_bytes > self.max_bytes
+            cure = "raise data.local_bytes" if small else "make room, or give data.local=FOLDER on another disk"
             raise StorageFailed(
                 f"{self.setting}: no room for a block of {size(num_bytes)}, with {size(free)} free and "
-                f"data.local_bytes={self.max_bytes}: make room, or give data.local=FOLDER on another disk; the "
-                "same command then continues"
+                f"data.local_bytes={self.max_bytes}: {cure}; the same command then continues"
             )
 
     def _files(self) -> Iterator[_File]:

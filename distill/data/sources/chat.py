@@ -1,8 +1,11 @@
 """Conversations: lists of messages, each with a role and a content, of which those of one role are to be predicted."""
 
+import json
+from collections.abc import Iterable
 from string import Formatter
 from typing import Any, Self
 
+from distill.config.component import Component
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
 from distill.data.lines import Record
@@ -12,7 +15,8 @@ from distill.runtime.errors import SettingError
 
 TEMPLATE = "<|{role}|>\n{content}\n"
 ROLE = "assistant"
-CONTENT = "\0"  # stands for a content while its template is filled in
+ROLE_MARK = "\0role\0"  # stands for a role while a template is filled in
+NAMED_ROLE = "message['role']"  # in a template of Jinja
 
 
 class Chat(FileSource):
@@ -53,7 +57,7 @@ class Chat(FileSource):
         parts: list[Part] = []
         for message in messages:
             role, content = self._role_and_content(message, name)
-            before, _, after = template.format(role=role, content=CONTENT).partition(CONTENT)
+            before, after = _around_content(template, role)
             counts = role == self.target_role
             parts += [Part(before, False, True), Part(content, counts), Part(after, counts, True)]
         return tuple(parts) if any(part.counts for part in parts) else ()
@@ -67,6 +71,18 @@ class Chat(FileSource):
                 'content: rewrite it to {"role": "user", "content": "..."}'
             )
         return role, content or ""
+
+
+def _around_content(template: str, role: str) -> tuple[str, str]:
+    """What a template puts before a content and behind it."""
+    around = [""]
+    for literal, name, _, _ in Formatter().parse(template):
+        around[-1] += literal
+        if name == "content":
+            around.append("")
+        elif name == "role":
+            around[-1] += role
+    return around[0], around[1]
 
 
 def template_of(settings: SourceConfig, setting: str) -> str:
@@ -85,3 +101,34 @@ def template_of(settings: SourceConfig, setting: str) -> str:
             "brace that is no field twice"
         )
     return text
+
+
+def chat_template(sources: Iterable[SourceConfig | Component], start: str | None) -> str | None:
+    """How conversations are written, in Jinja, as tokenizers of transformers keep it; a prompt ends with a turn begun.
+
+    Args:
+        sources: of a corpus; those of other kinds do not count.
+        start: the token that a document begins with; None: it begins with none.
+
+    Returns:
+        None where there are no conversations, or some are written in another way than others.
+    """
+    chats = [source for source in sources if isinstance(source, SourceConfig) and source.kind == "chat"]
+    ways = {(template_of(source, "corpus"), source.target_role or ROLE) for source in chats}
+    if len(ways) != 1:
+        return None
+    template, role = ways.pop()
+    before, after = _around_content(template, ROLE_MARK)
+    turn = _expression(before, NAMED_ROLE) + "{{ message['content'] or '' }}" + _expression(after, NAMED_ROLE)
+    prompt = "{% if add_generation_prompt %}" + _expression(before, _quoted(role)) + "{% endif %}"
+    return _expression(start or "", NAMED_ROLE) + "{% for message in messages %}" + turn + "{% endfor %}" + prompt
+
+
+def _expression(text: str, role: str) -> str:
+    """A text as an expression of Jinja, so that it stands as it is, ends of lines too; `role` in place of its mark."""
+    return "{{ " + f" ~ {role} ~ ".join(map(_quoted, text.split(ROLE_MARK))) + " }}" if text else ""
+
+
+def _quoted(text: str) -> str:
+    """A text as Jinja reads it between quotation marks, which is as JSON writes it but for pairs of surrogates."""
+    return json.dumps(text, ensure_ascii=False)

@@ -11,6 +11,7 @@ import numpy as np
 
 from distill.data.find_files import data_folder, find_files
 from distill.runtime.errors import SettingError
+from distill.runtime.progress import counted
 
 # What the files of a split are usually called, before a dot, a dash or an underscore.
 SPLITS = {
@@ -68,7 +69,7 @@ class LabelledTexts:
 
     def describe(self) -> str:
         """For example `3,667 examples of MRPC (train); 1 left out: no label`."""
-        return f"{len(self):,} examples of {self.name}{counted(self.left_out, 'left out')}"
+        return f"{counted(len(self), 'example')} of {self.name}{reasons_listed(self.left_out, 'left out')}"
 
 
 @dataclass
@@ -106,7 +107,7 @@ class Split(TableConfig, ABC):
         """
 
 
-def counted(reasons: Counter[str], what: str) -> str:
+def reasons_listed(reasons: Counter[str], what: str) -> str:
     """For example `; 3 left out: no label (2), no text (1)`; nothing where there are none."""
     if not reasons:
         return ""

@@ -18,9 +18,10 @@ import numpy as np
 from distill.data import readers
 from distill.data.lines import Record
 from distill.data.readers import InvalidFile
-from distill.data.tables import Split, TableConfig, counted, describe, find_split, find_unlabelled
+from distill.data.tables import Split, TableConfig, describe, find_split, find_unlabelled, reasons_listed
 from distill.data.tables._rows import Row, kind_of, read_files, read_rows
 from distill.runtime.errors import SettingError
+from distill.runtime.progress import counted
 
 HUB = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
 SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".parquet")
@@ -80,19 +81,23 @@ class Questions:
 
     def describe(self) -> str:
         """For example `4,371 questions of train-v1.1.json (v1.1); 2 left out: no answer in its context`."""
-        moved = f"; {self.moved:,} answers found elsewhere in their context" if self.moved else ""
+        moved = f"; {counted(self.moved, 'answer')} found elsewhere in their context" if self.moved else ""
         lost = f"; {self.lost:,} without an answer in their context, scored all the same" if self.lost else ""
-        end = f"{moved}{lost}{counted(self.left_out, 'left out')}"
-        return f"{len(self):,} questions of {self.name} (v{self.version}){end}"
+        end = f"{moved}{lost}{reasons_listed(self.left_out, 'left out')}"
+        return f"{counted(len(self), 'question')} of {self.name} (v{self.version}){end}"
 
 
 @dataclass
 class Squad(Split):
-    """Questions of either version, and how their contexts are cut into windows."""
+    """Questions of either version, and how their contexts are cut into windows.
 
-    version: str = "1.1"  # or 2.0 with questions that the context does not answer
-    stride: int = 128  # tokens from the beginning of one window of a context to that of the next
-    max_query: int = 64  # tokens of a question; the rest is cut off
+    `version`: that of the data: 1.1, or 2.0 with questions that the context does not answer. `stride`: tokens from the
+    beginning of one window of a context to that of the next. `max_query`: tokens of a question; the rest is cut off.
+    """
+
+    version: str = "1.1"
+    stride: int = 128
+    max_query: int = 64
 
     def read(self, setting: str, training: bool, like: Any | None = None) -> Questions:
         return read(self.where, self.version, setting, training)
@@ -137,7 +142,7 @@ def read(table: TableConfig, version: str, setting: str, training: bool) -> Ques
         moved += elsewhere
         lost += bool(question.answers) and question.place is None
     if not questions:
-        reasons = counted(left_out, "left out") or "; it is empty"
+        reasons = reasons_listed(left_out, "left out") or "; it is empty"
         raise SettingError(f"{setting}: {describe(table, files)} has not one question to use{reasons}; check the files")
     unanswered = sum(not question.answers for question in questions)
     if version == "1.1" and unanswered:
@@ -173,7 +178,7 @@ def read_unlabelled(path: str, version: str, setting: str) -> Questions:
             questions.append(question)
     name = describe(TableConfig(), files)
     if not questions:
-        reasons = counted(left_out, "left out") or "; it is empty"
+        reasons = reasons_listed(left_out, "left out") or "; it is empty"
         raise SettingError(f"{setting}: {name} has not one question to use{reasons}; check the files")
     return Questions(name, version, tuple(questions), left_out=left_out)
 

@@ -1,0 +1,1 @@
+"""Attacks on whole commands, by subject, and what came of each: `python benchmarks/attacks`."""

@@ -1,0 +1,158 @@
+"""Prepared sequences that are damaged in every way, at rest and under training: made again, or refused by name."""
+
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from attacks.case import Case, Kind, Outcome, either, finished, problem_of
+from attacks.ground import Ground, student_of
+from attacks.ingredients import DAMAGES, damage, distilled
+from attacks.prepare import many_units
+
+NAMES = r"data\.(tokens|cache)=.*(is damaged|restore that file)"
+FILES = ["meta.json"] + [
+    f"{part}{end}" for part in ("train", "heldout") for end in ("-00000.rows", ".index", ".counts.npy")
+]
+
+
+class Place(NamedTuple):
+    """Where the sequences of the run lie."""
+
+    name: str
+    settings: tuple[str, ...] = ()  # `{}` stands for the folder
+    remade: bool = True  # what is damaged there is made again; else it is refused
+
+
+ZSTD = ("data.tokens={}/shared", "data.compression=zstd")
+PLACES = (
+    Place("cache"),
+    Place("tokens", ("data.tokens={}/shared",), remade=False),
+    Place("zstd", ZSTD, remade=False),
+    Place("blocks", (*ZSTD, "data.local_bytes=12500", "data.shuffle_bytes=6000"), remade=False),
+    Place("copies", ("data.local={}/local",)),
+)
+
+
+def command(ground: Ground, place: Place, stored: Path, folder: Path, *more: str) -> list[str]:
+    settings = [each.format(stored) for each in place.settings]
+    return distilled(ground, stored, folder, "data.shard_bytes=20000", *settings, *more)
+
+
+def stored_by(ground: Ground, place: Place, *more: str) -> tuple[str, Path]:
+    """The student of a run on sound sequences, and the folder of these, of which cases take copies."""
+
+    def make(folder: Path) -> tuple[str, Path]:
+        arguments = command(ground, place, folder / "stored", folder / "run", *more)
+        ended = ground.distill(*arguments, change=many_units)
+        assert ended.status == 0, ended.errors
+        return student_of(folder / "run"), folder / "stored"
+
+    return ground.shared.get(f"shards {place.name} {len(more)}", make)
+
+
+def folder_in(place: Place, stored: Path) -> Path:
+    """Where the files of the sequences lie."""
+    inside = {"cache": "tokens", "copies": "local/copies"}.get(place.name, "shared")
+    (meta,) = stored.glob(f"{inside}/*/meta.json")
+    return meta.parent
+
+
+def is_same(ground: Ground, student: str) -> Callable[[], bool]:
+    return lambda: student_of(ground.run) == student
+
+
+def at_rest(ground: Ground, place: Place, file: str, kind: str, seed: int) -> Outcome:
+    """A file is damaged before the run: its student is the same, or the file is refused by name."""
+    student, sound = stored_by(ground, place)
+    stored = Path(shutil.copytree(sound, ground.folder / "stored"))
+    folder = folder_in(place, stored)
+    path = folder / (f"{file}.zst" if "zstd" in "".join(place.settings) and file.endswith(".rows") else file)
+    hit(path, folder, kind, random.Random(seed))
+    ended = ground.distill(*command(ground, place, stored, ground.run), change=many_units)
+    if place.remade or (file, kind) == ("meta.json", "gone"):  # without it, they were never finished
+        return finished(ended, is_same(ground, student))
+    return either(ended, NAMES, ground.run, is_same(ground, student))
+
+
+def hit(path: Path, folder: Path, kind: str, draw: random.Random) -> None:
+    """Damage of the content as in `DAMAGES`, or of the entry in the folder."""
+    match kind:
+        case "of the other part":
+            part, other = ("train", "heldout") if path.name.startswith("train") else ("heldout", "train")
+            shutil.copyfile(folder / path.name.replace(part, other), path)
+        case "a folder":
+            path.unlink()
+            path.mkdir()
+        case "a link to nowhere":
+            path.unlink()
+            path.symlink_to("nowhere")
+        case "a link to itself":
+            path.unlink()
+            path.symlink_to(path.name)
+        case "unreadable":
+            path.chmod(0)
+        case _:
+            damage(path, kind, draw)
+
+
+def several(ground: Ground, place: Place, count: int, seed: int) -> Outcome:
+    """Several files are damaged at once, the stamps that show which ones were checked among them."""
+    draw, (student, sound) = random.Random(seed), stored_by(ground, place)
+    stored = Path(shutil.copytree(sound, ground.folder / "stored"))
+    paths = [path for path in sorted(stored.rglob("*")) if path.is_file() and path.name != ".lock"]
+    for path in draw.sample(paths, min(count, len(paths))):
+        damage(path, draw.choice([*DAMAGES]), draw)
+    ended = ground.distill(*command(ground, place, stored, ground.run), change=many_units)
+    return either(ended, NAMES, ground.run, is_same(ground, student))
+
+
+def in_training(ground: Ground, place: Place, kind: str, seed: int) -> Outcome:
+    """The training sequences are damaged while the run reads them: it ends by itself, and the same command mends it.
+
+    A file that is cut while it is mapped ends its reader with SIGBUS, which no program can turn into a line of its own.
+    """
+    draw, (_, sound) = random.Random(seed), stored_by(ground, place)
+    long = ("train.steps=40", "train.save_every=5")
+    student, _ = stored_by(ground, place, *long)
+    stored = Path(shutil.copytree(sound, ground.folder / "stored"))
+    process = ground.start(*command(ground, place, stored, ground.run, *long), change=many_units)
+    until = time.monotonic() + 30
+    while not (ground.run / "metrics.jsonl").exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    for path in folder_in(place, stored).glob("train-*"):
+        damage(path, kind, draw)
+    ended = ground.end(process)
+    if ended.status != -signal.SIGBUS and (problem := problem_of(ended, (0, 2, 74))):
+        return problem
+    again = ground.distill(*command(ground, place, stored, ground.run, *long), change=many_units)
+    outcome = either(again, NAMES, None, is_same(ground, student))
+    return Outcome(Kind.RESUMED) if ended.status and outcome.kind is Kind.FINISHED else outcome
+
+
+def cases(draw: random.Random) -> list[Case]:
+    """Those of this subject."""
+    attacks: dict[str, Callable[[Ground], Outcome]] = {}
+    for place in PLACES:
+        for file in FILES:
+            kinds = ["of the other part"] * (file != "meta.json") + [
+                "a folder",
+                "a link to nowhere",
+                "a link to itself",
+            ]
+            content = [*DAMAGES] if file.endswith(".rows") else draw.sample([*DAMAGES], 3)
+            for kind in [*content, *draw.sample(kinds, 1)]:
+                attack = partial(at_rest, place=place, file=file, kind=kind, seed=draw.randrange(1 << 30))
+                attacks[f"{place.name}: {file}: {kind}"] = attack
+        for number in range(4):
+            attack = partial(several, place=place, count=draw.randint(2, 9), seed=draw.randrange(1 << 30))
+            attacks[f"{place.name}: several {number}"] = attack
+    for place in PLACES:
+        for kind in ("cut", "gone", "all zeros"):
+            attack = partial(in_training, place=place, kind=kind, seed=draw.randrange(1 << 30))
+            attacks[f"{place.name}: training: {kind}"] = attack
+    return [Case("shards", name, attack) for name, attack in attacks.items()]

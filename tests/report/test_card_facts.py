@@ -1,0 +1,149 @@
+"""What a model card says of a run: that pair and that text, no path of a machine, and what the Hub reads of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard, ModelCardData
+
+from distill.config.settings import CorpusConfig, SourceConfig
+from distill.report import report, summary
+from distill.report.card_facts import without_paths
+from distill.report.model_card import model_card
+from distill.runs import published as of_hub
+from distill.runs.describe import hub_datasets
+from distill.runs.facts import Published
+from distill.runs.published import published
+from distill.runs.record import Record
+
+ME = "/home/me/my files"
+QWEN = {"hub": "Qwen/Qwen3-0.6B", "license": "apache-2.0"}
+
+
+def own_run(**changes: Any) -> dict[str, Any]:
+    """A pair and a text of the user's own, all under absolute paths, in the recipe that no recipe stands for."""
+    command = f"python -m distill '+recipe=distilbert_gutenberg' 'corpus.path={ME}/a.csv' teacher.path=/srv/big"
+    origin = {"model_class": "mine.Small", "made_by": "mine.small", "call": f"vocab='{ME}/vocab.txt'"}
+    content: dict[str, Any] = {
+        "recipe": "distilbert_gutenberg",
+        "command": f"{command} 'student.extra=[/srv/one,/srv/two]' corpus.cache=s3://bucket/tokens",
+        "notes": [f"Skipped 1 file that could not be read: {ME}/b.csv."],
+        "corpus": {"name": f"30.0% mine (csv file {ME}/a.csv) + 70.0% web (2 text files in ~/texts, after prompts)"},
+        "teacher": {"name": "/srv/models/big/student"},
+        "student": {
+            "name": "Small",
+            "origin": {**origin, "has_config": False},
+            "start": {"init": "pretrained", "from": "/srv/models/small"},
+        },
+    }
+    return content | changes
+
+
+def metadata_of(content: dict[str, Any]) -> dict[str, Any]:
+    """The front matter of a card, as the Hub's own parser reads it and gives it back."""
+    card = ModelCard(model_card(Record.from_json(content)))
+    assert isinstance(card.data, ModelCardData)
+    written = yaml.safe_load(model_card(Record.from_json(content)).split("---\n")[1])
+    assert card.data.to_dict() == written
+    return written
+
+
+def test_a_card_has_no_absolute_path() -> None:
+    card = model_card(Record.from_json(own_run()))
+    for private in ("/home", "my files/", "/srv", "~/", "models/big"):
+        assert private not in card
+    for shown in ("csv file a.csv", "text files in texts, after prompts", "distilled from big", "read: b.csv."):
+        assert shown in card, shown
+    assert "'student.extra=[one,two]'" in card and "s3://bucket/tokens" in card and "vocab='vocab.txt'" in card
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("in /a/b/c, and /d/e.", "in c, and e."),
+        ("and/or 5 / 3, s3://a/b, https://a.org/b", "and/or 5 / 3, s3://a/b, https://a.org/b"),
+        ("file:///a/b c/d.csv", "d.csv"),
+        ("runs/mine/student", "runs/mine/student"),
+        ("/a/b/", "b"),
+    ],
+)
+def test_of_a_path_the_last_part_is_left(text: str, shown: str) -> None:
+    assert without_paths(text) == shown
+
+
+def test_what_a_run_changed_of_its_recipe_is_named(tmp_path: Path) -> None:
+    record = Record.from_json(own_run())
+    words = summary.setting(record)
+    assert words.startswith("Recipe: distilbert_gutenberg, with other settings of corpus, teacher and student.")
+    report.write(tmp_path, record, [], "")
+    page = (tmp_path / "report.md").read_text()
+    assert page.startswith("# Small distilled from big: report") and "benchmark" not in page.lower()
+    assert "YOUR_NAME/MODEL" in model_card(record) and "YOUR_NAME/distilbert" not in model_card(record)
+    assert "YOUR_NAME/distilbert_gutenberg" in model_card(Record.from_json(own_run(command="python -m distill")))
+
+
+def test_the_hub_reads_what_the_models_are(results: dict[str, Any]) -> None:
+    results["teacher"] |= {"name": "Qwen/Qwen3-0.6B", "published": QWEN}
+    results["student"]["start"] = {"init": "layers", "from": "Qwen/Qwen3-0.6B", "published": QWEN}
+    results["corpus"]["hub"] = ["Salesforce/wikitext"]
+    written = metadata_of(results)
+    assert written["base_model"] == ["Qwen/Qwen3-0.6B"] and written["license"] == "apache-2.0"
+    assert written["datasets"] == ["Salesforce/wikitext"] and written["metrics"] == ["perplexity"]
+    assert written["library_name"] == "transformers" and written["pipeline_tag"] == "fill-mask"
+    card = model_card(Record.from_json(results))
+    assert "add its languages to the front matter" in card and "licence and languages" not in card
+
+
+def test_what_nobody_states_is_left_out_and_asked_for() -> None:
+    written = metadata_of(own_run())
+    assert not {"base_model", "license", "datasets", "metrics"} & written.keys()
+    card = model_card(Record.from_json(own_run()))
+    assert "set its licence and languages in the front matter of this card (license, language): no model" in card
+
+
+def test_licences_that_differ_are_named_and_none_is_chosen() -> None:
+    content = own_run()
+    content["teacher"]["published"] = QWEN
+    content["student"]["start"]["published"] = {"license": "mit"}
+    assert "license" not in metadata_of(content)
+    assert "some state mit and apache-2.0" in model_card(Record.from_json(content))
+    content["student"]["start"]["published"] = {}
+    assert "license" not in metadata_of(content) and "some state apache-2.0" in model_card(Record.from_json(content))
+    content["student"]["start"] = {"init": "random"}
+    assert metadata_of(content)["license"] == "apache-2.0"
+
+
+@pytest.mark.parametrize(
+    ("files", "stated"),
+    [
+        ({"README.md": "---\nlicense: MIT\n---\n# A model\n"}, "mit"),
+        ({"README.md": "# A model\n", "config.json": json.dumps({"license": "apache-2.0"})}, "apache-2.0"),
+        ({"README.md": "---\nlicense: other\n---\n"}, None),
+        ({"README.md": "---\nlicense: [\n---\n", "config.json": "{"}, None),
+        ({}, None),
+    ],
+)
+def test_the_licence_of_a_folder(files: dict[str, str], stated: str | None, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert published(str(tmp_path)) == Published(None, stated)
+
+
+def test_the_licence_of_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a card in the cache; without one and without a network none, and no error."""
+    monkeypatch.setattr(of_hub, "is_hub_reached", lambda: False)
+    assert published("someone/that-is-not-there") == Published("someone/that-is-not-there", None)
+    card = tmp_path / "README.md"
+    card.write_text("---\nlicense: apache-2.0\n---\n")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda path, name, revision: str(card))
+    assert published("Qwen/Qwen3-0.6B") == Published("Qwen/Qwen3-0.6B", "apache-2.0")
+    assert published(None) == Published()
+
+
+def test_the_data_sets_of_a_corpus() -> None:
+    of_hub, of_folder = SourceConfig(kind="hub", hub="a/b"), SourceConfig(kind="gutenberg", hub="c/d", path="books")
+    assert hub_datasets(CorpusConfig(source=of_hub)) == ["a/b"]
+    assert hub_datasets(CorpusConfig(source=of_folder)) == []
+    assert hub_datasets(CorpusConfig(sources={"one": of_hub, "other": of_folder, "third": of_hub})) == ["a/b"]
