@@ -1,4 +1,4 @@
-"""What the manual shows of recipes and pairs: commands and files as they stand there, each pair with a small model of its family."""
+"""What the manual shows of recipes and pairs: its commands and files, each pair with a small model of its family."""
 
 import re
 import shutil
