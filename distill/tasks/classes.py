@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.settings import Config
 from distill.data.class_sequences import ClassSequences, class_sequences
 from distill.data.collate import classes
-from distill.data.tables import LabelledTexts
+from distill.data.tables import LabelledTexts, Split
 from distill.data.tables.glue import Glue
 from distill.data.tables.table import Table
 from distill.evaluation.measures.classes import ClassSet, class_set, impossible_measures
@@ -66,7 +66,7 @@ class Classes(TableTask):
         return replace(data, collator=self.collator(sequences))
 
 
-def _label_setting(setting: str, split: Glue | Table) -> str:
+def _label_setting(setting: str, split: Split) -> str:
     """What names the column of labels; of GLUE's tasks none does."""
     return f"{setting}.label={split.label}" if isinstance(split, Table) else setting
 
