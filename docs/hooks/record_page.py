@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -77,6 +78,7 @@ def _type(hint: Any) -> str:
     return NAMES.get(hint, str(hint))
 
 
+@cache
 def _comments(cls: type) -> dict[str, str]:
     """What comments and docstrings of a class and its bases have of its fields, each as a sentence."""
     found: dict[str, str] = {}

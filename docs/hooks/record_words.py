@@ -129,6 +129,7 @@ WORDS = {
     "TeacherCache.kept_mass": "Mean probability of the entries that are kept exactly.",
     "TeacherCache.seconds": "How long the teacher ran for it.",
     "TeacherCache.precision": "The number format that the teacher ran in.",
+    "Origin.encodes": "What an encoder without a head gives.",
     "Origin.causal": "Whether it is a causal model.",
     "Start.init": "As `student.init`.",
     "Start.from": "Where the weights come from.",
