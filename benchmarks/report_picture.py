@@ -1,4 +1,4 @@
-"""Pictures of pages that the README, the manual and recipes/README.md show: their tops, by a browser without a window.
+"""Pictures of pages that README and manual show: their tops, by a browser without a window.
 
     python benchmarks/report_picture.py runs/distilbert_gutenberg docs/images/report.png
     python benchmarks/report_picture.py runs/distilbert_gutenberg-sweep recipes/sweep.png
