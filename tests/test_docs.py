@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import record_page
 import yaml
+from hydra.errors import HydraException
 from job import ROOT
 from settings_page import SettingsPage
 
@@ -84,6 +85,7 @@ def check(words: tuple[str, ...]) -> None:
 
 def check_settings(words: list[str]) -> None:
     """Compose and check the settings of a run; those of recipes and code of the user's as far as they are known."""
+    words = ["+recipe=smoke" if word == "+recipe=NAME" else word for word in words]
     line = CommandLine.of([word for word in words if not word.startswith(("--config-dir", "my_"))])
     check_overrides(line)
     if any(word.startswith("--config-dir") for word in words):
@@ -114,7 +116,7 @@ def test_a_page(page: Path) -> None:
     for words in commands(page):
         try:
             check(tuple(words))
-        except errors.SettingError as error:
+        except (errors.SettingError, HydraException) as error:
             pytest.fail(f"{shlex.join(['distill', *words])}: {error}")
 
 
