@@ -36,7 +36,7 @@ from distill.runtime import errors
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path != DOCS / "changelog.md")
 NAV = re.findall(r"^ *- (?:\w+: )?([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
-OURS = (["distill"], ["python", "-m", "distill"])
+STARTS = (["distill"], ["python", "-m", "distill"])
 ARGUMENTS = {"compare": CompareArguments, "export": ExportArguments, "report": ReportArguments}
 
 
@@ -47,7 +47,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The words of every command of ours in the shell blocks of a page, in whatever program starts it."""
+    """The words of every command of this package in the shell blocks of a page, in whatever program starts it."""
     for block in blocks(page, "sh", "bash", "console"):
         for line in block.replace("\\\n", " ").splitlines():
             lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
@@ -56,7 +56,7 @@ def commands(page: Path) -> Iterator[list[str]]:
             while ";" in words:
                 end = next(n for n, word in enumerate(words) if set(word) <= set("|&;<>"))
                 command, words = words[:end], words[end + 1 :]
-                for start in OURS:
+                for start in STARTS:
                     if command[: len(start)] == start:
                         yield command[len(start) :]
 
