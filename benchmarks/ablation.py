@@ -25,7 +25,7 @@ from typing import Any
 from machine import save, table, title
 from teacher_cache_runs import digest_of, execute
 
-BASE = ("objective=masked", "student.layers=[0,1]")
+BASE = ("teacher=bundled_small", "objective=masked", "student.layers=[0,1]")
 CACHED = ("objective.masking.static=true", "objective.cosine.weight=0")
 CHANGES: dict[str, tuple[str, ...]] = {
     "base": (),

@@ -146,7 +146,7 @@ def text_rates(folder: Path, counts: list[int], given: Path | None, megabytes: f
     """Text to rows of ids with the bundled teacher's tokenizer, once for every number of processes."""
     path = given or write_text(folder, megabytes)
     kind = "text" if given is None else "gutenberg"
-    _, tokenizer, _ = load_teacher(BundledTeacherConfig())
+    _, tokenizer, _ = load_teacher(BundledTeacherConfig(kind="bundled_small"))
     assert tokenizer is not None
     results = []
     for workers in counts:

@@ -50,7 +50,7 @@ def prepared(tokenizer: Any, path: Path, way: str) -> tuple[float, Tokens]:
 
 def in_turns(path: Path, rounds: int) -> dict[str, Any]:
     """The seconds of every way in every round, and the counts of duplicates by way."""
-    _, tokenizer, _ = load_teacher(BundledTeacherConfig())
+    _, tokenizer, _ = load_teacher(BundledTeacherConfig(kind="bundled_small"))
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     counts: dict[str, Any] = {}
     prepared(tokenizer, path, "keep")  # reads the file and loads what is loaded once

@@ -25,7 +25,7 @@ SETS = ["evaluate.sets=[books,wikitext2]", "evaluate.max_sequences=800", "evalua
 SEEDS = (0, 1)
 TEACHERS = {
     "gpt2": ["+recipe=gpt2_pretrain", "train.epochs=null", "train.minutes=40", "train.log_every=50", *SETS],
-    # The bundled teacher at home in reviews: it goes on with masked words of IMDB.
+    # The small bundled teacher at home in reviews: it goes on with masked words of IMDB.
     "reviews": [
         "+recipe=bert_pretrain",
         "corpus=imdb",
@@ -40,17 +40,18 @@ TEACHERS = {
     ],
 }
 # The weights, temperature and layers of the published table, whatever the recipe has by now.
+SMALL = "teacher=bundled_small"
 BUNDLED = ["+recipe=distilbert_gutenberg", "objective=masked", "student.layers=[0,1]", *SETS]
 CAUSAL = ["+recipe=distilgpt2_gutenberg", "teacher.path=TEACHER/gpt2", "corpus.max_sequences=4000", *SETS]
 CAUSAL_BASELINE = ["+recipe=distilgpt2_gutenberg_baseline", *CAUSAL[1:]]
 NARROW = [
-    *("+recipe=distilbert_gutenberg", "objective=masked", "student=bert", "student.init=neighbours"),
+    *("+recipe=distilbert_gutenberg", SMALL, "objective=masked", "student=bert", "student.init=neighbours"),
     "student.dropout=0",
     "student.config={hidden_size: 96, num_hidden_layers: 3, num_attention_heads: 4, intermediate_size: 384}",
     *("student.layers=null", "corpus.max_sequences=24000", "objective.cosine.weight=0", "optimizer.lr=2e-3", *SETS),
 ]
 MODERN = [
-    *("+recipe=distilbert_gutenberg", "objective=masked", "student=modernbert", "student.layers=null"),
+    *("+recipe=distilbert_gutenberg", SMALL, "objective=masked", "student=modernbert", "student.layers=null"),
     "student.dropout=0",
     "student.config={hidden_size: 192, num_hidden_layers: 2, num_attention_heads: 4, intermediate_size: 384}",
     *("corpus.max_sequences=6000", "optimizer.lr=1e-3", *SETS),
@@ -68,7 +69,7 @@ class Run:
 
 
 BOTH = [
-    *("teacher=several", "teacher.members.books={kind: bundled}"),
+    *("teacher=several", "teacher.members.books={kind: bundled_small}"),
     *("teacher.members.reviews={path: TEACHER/reviews}", "objective.cosine.weight=0"),
 ]
 REVIEWS = ["teacher=pretrained", "teacher.path=TEACHER/reviews", "objective.cosine.weight=0"]
@@ -80,9 +81,9 @@ GROUPS: dict[str, list[Run]] = {
         Run("evenly spread", [*CAUSAL, "student.layers=even"]),
     ],
     "hidden": [
-        Run("default mix", BUNDLED),
-        Run("+ hidden states (MSE)", [*BUNDLED, "objective.hidden_mse.weight=1"]),
-        Run("+ relations", [*BUNDLED, RELATIONS]),
+        Run("default mix", [*BUNDLED, SMALL]),
+        Run("+ hidden states (MSE)", [*BUNDLED, SMALL, "objective.hidden_mse.weight=1"]),
+        Run("+ relations", [*BUNDLED, SMALL, RELATIONS]),
     ],
     "narrow": [
         Run("soft + mlm", NARROW),
@@ -94,7 +95,7 @@ GROUPS: dict[str, list[Run]] = {
         Run("baseline: mlm", [*MODERN, *BASELINE]),
     ],
     "teachers": [
-        Run("the bundled teacher", [*BUNDLED, "objective.cosine.weight=0", IMDB]),
+        Run("the small bundled teacher", [*BUNDLED, SMALL, "objective.cosine.weight=0", IMDB]),
         Run("a teacher of reviews", [*BUNDLED, *REVIEWS, IMDB]),
         Run("both", [*BUNDLED, *BOTH, IMDB]),
     ],
@@ -107,7 +108,8 @@ def execute(folder: Path, arguments: list[str], teachers: Path) -> dict[str, Any
 
     if not (folder / "results.json").is_file():
         words = [
-            word.replace("TEACHER", str(teachers)).replace("BUNDLED", bundled_folder("bundled")) for word in arguments
+            word.replace("TEACHER", str(teachers)).replace("BUNDLED", bundled_folder("bundled_small"))
+            for word in arguments
         ]
         command = [sys.executable, "-m", "distill", *words, f"hydra.run.dir={folder}"]
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -77,7 +77,7 @@ class Problem:
 
     def __init__(self, case: Case, length: int, batch_size: int, device: str) -> None:
         torch.manual_seed(0)
-        teacher, self.tokenizer, _ = load_teacher(BundledTeacherConfig())
+        teacher, self.tokenizer, _ = load_teacher(BundledTeacherConfig(kind="bundled_small"))
         assert teacher is not None and self.tokenizer is not None
         self.model = {
             "bert-base": lambda: random_model("bert"),

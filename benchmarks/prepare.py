@@ -51,7 +51,7 @@ def packing_of(source: Source) -> Packing:
     from distill.data.tokens import Text, _packing
     from distill.models.load import load_tokenizer
 
-    tokenizer = load_tokenizer("teacher.path", bundled_folder("bundled"))
+    tokenizer = load_tokenizer("teacher.path", bundled_folder("bundled_small"))
     return _packing(Text((source,), "corpus"), tokenizer, CorpusConfig(), masked_format)
 
 

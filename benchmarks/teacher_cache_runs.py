@@ -58,7 +58,7 @@ def pair_settings(pair: str, teacher: str | None) -> list[str]:
     """The recipe of a pair without the terms that no cache can serve; `teacher`: run folder of the causal one."""
     if pair == "masked":
         # The weights, temperature and layers of the published table, whatever the recipe has by now.
-        fixed = ["objective=masked", "student.layers=[0,1]"]
+        fixed = ["teacher=bundled_small", "objective=masked", "student.layers=[0,1]"]
         return ["+recipe=distilbert_gutenberg", *fixed, "objective.masking.static=true", "objective.cosine.weight=0"]
     return [
         "+recipe=distilgpt2_gutenberg",

@@ -16,7 +16,7 @@ rows times seconds a row, and nobody waits for it.
 Targets are the example's final perplexity and the teacher's times 1.25, 1.1, 1.05 and 1.03; between two scores of a
 run the logarithm of perplexity is taken for a straight line. Finished runs are not run again.
 
-Expected before it was run, for the bundled pair: the example ends near 1.5 times the teacher after 6.4 million
+Expected before it was run, for the small bundled pair: the example ends near 1.5 times the teacher after 6.4 million
 tokens, since its student starts from layers 0 and 2; tuned, it is at 1.2 after 5,000 rows; Distill reaches the first
 of these after a few hundred rows at most, and 1.06 after 5,000. The plain step takes 3 to 4 times as long for a row.
 """
@@ -184,7 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--pair", choices=("masked", "causal"), default="masked")
-    parser.add_argument("--teacher", help="folder of a teacher; by default the bundled one (masked pairs alone)")
+    parser.add_argument("--teacher", help="folder of a teacher; by default the small bundled one (masked pairs alone)")
     parser.add_argument("--student-layers", type=int, help="by default half of the teacher's")
     parser.add_argument("--only", nargs="+", help="of the recipes, by names in which * stands for anything")
     parser.add_argument("--seeds", type=int, default=3)
@@ -197,7 +197,7 @@ def main() -> None:
     if options.pair == "causal" and options.teacher is None:
         parser.error("--pair causal needs --teacher")
     kind, seeds = options.pair, 1 if options.quick else options.seeds
-    common += [f"teacher.path={options.teacher}"] if options.teacher else []
+    common += [f"teacher.path={options.teacher}" if options.teacher else "teacher=bundled_small"]
     common += [f"student.num_layers={options.student_layers}"] if options.student_layers else []
     every = contestants(kind, 64 if options.quick else options.rows)
     if options.quick:
@@ -207,7 +207,7 @@ def main() -> None:
     chosen = [each for each in every if not options.only or any(fnmatch(each.name, name) for name in options.only)]
     score_rows = 4 if options.quick else options.score_rows
     courses: dict[str, list[Course]] = {}
-    folder = Path(options.teacher) if options.teacher else Path(__file__).parents[1] / "distill/teacher/bundled"
+    folder = Path(options.teacher) if options.teacher else Path(__file__).parents[1] / "distill/teacher/bundled_small"
     config = next(path for path in (folder / "student/config.json", folder / "config.json") if path.is_file())
     teacher = json.loads(config.read_text())
     layers = options.student_layers or (teacher.get("num_hidden_layers") or teacher["n_layer"]) // 2

@@ -42,6 +42,7 @@ from distill.runs.run_folder import RunFolder
 from distill.runs.setup import choose_precision, setup_student
 from distill.runs.snapshots import check_within
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
+from distill.runs.term_losses import loss_evaluator
 from distill.runtime.progress import configure_logging
 from distill.tasks import Task, find_task
 from distill.teacher.cache import Cache
@@ -188,7 +189,10 @@ def make_evaluator(run: Run) -> Evaluator:
         SettingError: `optimize` names a number that the results of this run will not have.
     """
     config, pair, sets = run.config, run.pair, run.data.sets
-    evaluator = run.task.evaluator(config, pair.tokenizer, sets, run.ranks)
+    if pair.trained_head:
+        evaluator = run.task.evaluator(config, pair.tokenizer, sets, run.ranks)
+    else:
+        evaluator = loss_evaluator(run)
     if (goal := Goal.of(config.optimize)) is not None:
         agrees = run.objective.needs_teacher and pair.comparable and pair.kind.vocabulary
         goal.check(evaluator.measures, [data.name for data in sets], run.objective.terms, agrees)

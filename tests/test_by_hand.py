@@ -35,8 +35,8 @@ def test_its_path_alone_makes_it_the_teacher(shelf: Shelf, done: Path, tmp_path:
 def test_what_the_path_stands_for_is_the_command_lines_to_say(tmp_path: Path) -> None:
     main = "+recipe=distilbert_gutenberg"
     assert composed(main, f"teacher.path={tmp_path}").teacher.kind == "pretrained"
-    assert composed(main, "teacher.path=null").teacher.kind == "bundled"
-    for chosen in ("teacher=bundled", "teacher.kind=bundled"):
+    assert composed(main, "teacher.path=null").teacher.kind == "bundled_deep"
+    for chosen in ("teacher=bundled_deep", "teacher.kind=bundled_small"):
         with pytest.raises(SettingError, match=r"choose teacher\.kind=pretrained"):
             check(composed(main, chosen, f"teacher.path={tmp_path}"))
     with pytest.raises(SettingError, match=r"is not read with teacher\.kind=none"):

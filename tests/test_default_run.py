@@ -28,7 +28,7 @@ def test_it_is_the_main_recipe(arguments: list[str]) -> None:
 def test_its_defaults_fit_each_other(tmp_path: Path) -> None:
     config = composed([f"corpus.path={tmp_path}"])
     check(config)
-    assert config.teacher.kind == "bundled"
+    assert config.teacher.kind == "bundled_deep"
     assert config.evaluate.missing.value == "skip"
     assert all(getattr(source, "hub", None) is None for source in config.evaluate.sources.values())
 
@@ -83,10 +83,9 @@ def test_it_runs_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     content = results(tmp_path / "runs" / MAIN_RECIPE)
     assert content["recipe"] == MAIN_RECIPE and list(content["evaluation"]) == ["heldout"]
     assert content["command"].startswith("python -m distill corpus.path=")
-    start = content["student"]["start"]
-    assert start.pop("search")["all_subsets"]
-    assert start == {"init": "layers", "from": "the bundled teacher", "layers": [0, 1]}
+    start = {"init": "layers", "from": "the deep bundled teacher", "layers": [0, 1, 2]}
+    assert content["student"]["start"] == start  # the best are known, so that nothing is searched for
     assert sum("is left out: it lies neither" in note for note in content["notes"]) == 2
     card = (tmp_path / "runs" / MAIN_RECIPE / "student" / "README.md").read_text()
-    assert "\n# DistilBert distilled from the bundled teacher\n" in card
-    assert any("teacher  the bundled teacher" in line for line in lines)
+    assert "\n# DistilBert distilled from the deep bundled teacher\n" in card
+    assert any("teacher  the deep bundled teacher" in line for line in lines)

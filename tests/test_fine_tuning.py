@@ -155,10 +155,10 @@ def test_random_weights_with_a_tokenizer_of_another(shelf: Shelf, reviews: list[
         (["corpus.heldout=0.1"], ("corpus.heldout=0.1", "labelled examples")),
         (["objective=distil_classes"], ("teacher.kind=none", "objective.soft_classes")),
         (
-            ["teacher=bundled", "+objective.cosine.weight=1", "+objective.cosine.positions=masked"],
+            ["teacher=bundled_small", "+objective.cosine.weight=1", "+objective.cosine.positions=masked"],
             ("objective.cosine.positions", "predicts none", "set it to all"),
         ),
-        (["teacher=bundled", "objective=distil_classes"], ("teacher.kind=bundled", "classes of texts")),
+        (["teacher=bundled_small", "objective=distil_classes"], ("teacher.kind=bundled_small", "classes of texts")),
     ],
 )
 def test_what_is_refused(

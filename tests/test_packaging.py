@@ -60,8 +60,12 @@ def run(env: Path, folder: Path, *command: str) -> str:
 
 
 def test_the_wheel_carries_everything(env: Path) -> None:
-    teachers = [f"teacher/{kind}/model.safetensors" for kind in ("bundled", "bundled_deep")]
-    for name in ("conf/config.yaml", "recipes/smoke.yaml", *teachers, "report/templates/page.html", "py.typed"):
+    teachers = [f"teacher/{kind}/model.safetensors" for kind in ("bundled_small", "bundled_deep")]
+    books = [
+        f"data/books/{name}"
+        for name in ("README.md", "train/austen_emma.txt.gz", "heldout/collins_the_moonstone.txt.gz")
+    ]
+    for name in ("conf/config.yaml", "recipes/smoke.yaml", *teachers, *books, "report/templates/page.html", "py.typed"):
         assert (site(env) / "distill" / name).is_file(), name
     assert not list((site(env) / "distill").rglob("test_*"))
 

@@ -104,7 +104,10 @@ def is_rank() -> bool:
     """Whether this process is one of several ranks."""
     from distill.distributed.rank import rank_from_env
 
-    info = rank_from_env()
+    try:
+        info = rank_from_env()
+    except SettingError:  # it is none of this run, which has ended by this error
+        return False
     return info is not None and info.size > 1
 
 

@@ -10,15 +10,15 @@ usage: distill evaluate model=MODEL [model=MODEL ...] [output=FOLDER] [+recipe=N
 
 Score models on evaluation sets without training, and compare them in a table.
 
-  model=MODEL      a run folder, its student/, a snapshot, any folder of transformers, a name on the Hub, bundled or
-                   bundled_deep; given again for each further one, or as model=[A,B]
+  model=MODEL      a run folder, its student/, a snapshot, any folder of transformers, a name on the Hub,
+                   bundled_small or bundled_deep; given again for each further one, or as model=[A,B]
   output=FOLDER    gets scores.json and scores.md (default: runs/evaluate)
   SETTING=VALUE    a setting of a run, of corpus, data, evaluate, precision, teacher and backend; what is not given
                    is as in the run that made the first model
   teacher=MODEL    adds a column for a teacher, and each model's top-1 agreement with it
 
   distill evaluate model=runs/distilbert_gutenberg model=runs/distilbert_gutenberg_baseline
-  distill evaluate model=RUN 'evaluate.sets=[wikitext2,imdb]' evaluate.max_sequences=1000 teacher=bundled
+  distill evaluate model=RUN 'evaluate.sets=[wikitext2,imdb]' evaluate.max_sequences=1000 teacher=bundled_deep
   distill evaluate model=MODEL 'evaluate.sets=[mine]' 'evaluate.sources.mine={kind: text, path: FILE}'
 """
 

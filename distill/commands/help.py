@@ -26,7 +26,8 @@ options:
   --multirun, -m        run every combination of the values that are given as A,B,C
   --cfg job             show the settings as YAML
   --schema              a JSON schema of all settings, by which editors complete recipes
-  --help, -h; --version
+  --help, -h            print this text
+  --version             print the version
 """
 WIDTH = 118
 LONGEST = 88  # characters of the summary of a recipe

@@ -101,9 +101,7 @@ class CorpusConfig(Settings):
     )
     near: NearConfig = setting(None, "When two documents are near duplicates.", factory=NearConfig)
     add_prose: bool = setting(False, "Add the docstrings of installed packages to the corpus.")
-    fallback: bool = setting(
-        False, "Train on the docstrings of installed packages when there is no path, no $DISTILL_DATA and no `hub`."
-    )
+    fallback: bool = setting(False, "Train on the bundled books when there is no path, no $DISTILL_DATA and no `hub`.")
     max_sequences: int | None = setting(
         None, "Train on at most this many sequences or labelled examples, a seeded choice; null is all.",
         unit="sequences",

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from distill.config.flat_settings import flatten
+from distill.runtime.errors import SettingError
 
 # By pattern, with the new name.
 SETTINGS = {
@@ -36,10 +37,12 @@ VALUES = {
     "student.kind": "config is random now",
     "student.start": "random and neighbours are values of it, in place of student.kind=config",
 }
-# Options of groups, and values of settings, by the old name.
+# Teachers that ship with this package, by the old name.
+OLD_TEACHERS = {"embedded": "bundled_small", "bundled": "bundled_small", "embedded_deep": "bundled_deep"}
+IS_TEACHER = re.compile(r"teacher\.(members\.\w+\.)?kind")
+# Options of groups by the old name.
 OPTIONS = {
-    "teacher/embedded": "bundled",
-    "teacher/embedded_deep": "bundled_deep",
+    **{f"teacher/{old}": new for old, new in OLD_TEACHERS.items()},
     "recipe/distilbert_gutenberg_twin": "distilbert_gutenberg_baseline",
     "recipe/distilgpt2_gutenberg_twin": "distilgpt2_gutenberg_baseline",
     "recipe/albert_milestones": "albert_snapshots",
@@ -82,10 +85,20 @@ def other_name(setting: str) -> str | None:
     return f"{setting} has another name now: give {name}{values}"
 
 
+def refuse_old_teacher(setting: str, name: str) -> None:
+    """Raises SettingError where a model is called as an earlier release called a teacher that ships with it."""
+    if name in OLD_TEACHERS:
+        raise SettingError(f"{setting}={name} has another name now: give {OLD_TEACHERS[name]}")
+
+
 def renamed(identity: dict[str, Any]) -> dict[str, Any]:
     """Settings by their dotted names, with the names and values of today."""
     kind, start = identity.get("student.kind"), identity.get("student.start", "random")
-    settings = {new_name(name) or name: value for name, value in identity.items() if name != "student.start"}
+    settings = {
+        new_name(name) or name: OLD_TEACHERS.get(str(value), value) if IS_TEACHER.fullmatch(name) else value
+        for name, value in identity.items()
+        if name != "student.start"
+    }
     return {**settings, "student.init": start} if kind == "config" else settings
 
 

@@ -158,7 +158,7 @@ def check_members(config: Config, terms: Terms, task: Any) -> None:
     for number, (name, member) in enumerate(settings.members.items()):
         setting = f"teacher.members.{name}"
         if isinstance(member, SavedMemberConfig) and member.path is None:
-            raise SettingError(f"{setting}.path=null: give a path, or kind=bundled")
+            raise SettingError(f"{setting}.path=null: give a path, or kind=bundled_deep")
         _check_cache(config, terms, task, member.cache or settings.cache, setting, first=number == 0)
     for name, term in terms.items() if len(settings.members) > 1 else ():
         if term.teacher_reads.extra or not task.kind.vocabulary:

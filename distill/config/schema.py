@@ -90,7 +90,7 @@ def _open_groups(definitions: dict[str, Any]) -> None:
     evaluate = definitions["EvaluateConfig"]["properties"]
     evaluate["sources"] = _named("SourceConfig", "Where the text of each set comes from, by its name.")
     evaluate["by_set"] = _named("SetConfig", "What of one set is scored, by its name.")
-    evaluate["measures"] = {"type": "object", "additionalProperties": {"type": "object", "properties": TARGET}}
+    evaluate["measures"] |= {"type": "object", "additionalProperties": {"type": "object", "properties": TARGET}}
     for kinds_of_model in (STUDENTS, TEACHERS, MEMBERS):
         for section in kinds_of_model.classes:
             if CUSTOM in section.model_fields:
@@ -143,7 +143,7 @@ def _sentence(target: type, name: str) -> str | None:
     """What the docstrings of a class say of an argument: `name`: a sentence."""
     for kind in inspect.getmro(target):
         for text in (kind.__dict__.get("__doc__"), getattr(kind.__dict__.get("__init__"), "__doc__", None)):
-            if match := re.search(rf"`{name}`: (.+?)\.(?:\s|$)", text or "", re.DOTALL):
+            if match := re.search(rf"`{name}`:\s+(.+?)\.(?:\s|$)", text or "", re.DOTALL):
                 sentence = " ".join(match[1].split())
                 return f"{sentence[0].upper()}{sentence[1:]}."
     return None

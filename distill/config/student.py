@@ -36,10 +36,13 @@ class LayersStudentConfig(BuiltInStudentConfig):
 
     init: Literal["layers"] = setting("layers", "Weights of layers of the teacher.")
     architecture: str = setting("same", "A transformers model type such as distilbert, or same (as the teacher).")
-    # `auto` takes those layers that cost least by the untrained student's loss; a list may hold lists, for the mean of
-    # their weights; rules are every_second, which is also null, even, first, last, ends and averaged.
+    # `auto` takes those layers that cost least by the untrained student's loss; of a bundled teacher they are known,
+    # and searched for where num_layers is given. A list may hold lists, for the mean of their weights; rules are
+    # every_second, which is also null, even, first, last, ends and averaged.
     layers: Any = setting(None, "Teacher layers to start from: auto, their numbers, or a rule.")
-    num_layers: int | None = setting(None, "Layers that a rule takes; null is half of the teacher's.", ge=1, le=10_000)
+    num_layers: int | None = setting(
+        None, "Layers that a rule takes; null is half, or with auto those known of a bundled teacher.", ge=1, le=10_000
+    )
 
 
 class NewStudentConfig(BuiltInStudentConfig):

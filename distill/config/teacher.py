@@ -12,7 +12,7 @@ from distill.config.component import Component
 from distill.config.model import SEEDS, Settings, setting
 from distill.config.unions import Kinds
 
-BUNDLED = ("bundled", "bundled_deep")  # kinds of teachers that ship with this package, in folders of these names
+BUNDLED = ("bundled_deep", "bundled_small")  # kinds of teachers that ship with this package, in folders of these names
 
 MICRO_BATCHES: dict[str, Any] = {"ge": 1, "le": 10_000}
 
@@ -60,7 +60,7 @@ class TeacherCacheConfig(Settings):
 class BundledConfig(Settings):
     """A model that ships with this package."""
 
-    kind: Literal["bundled", "bundled_deep"] = setting("bundled", "A model that ships with this package.")
+    kind: Literal["bundled_deep", "bundled_small"] = setting("bundled_deep", "A model that ships with this package.")
 
 
 class FrozenModelConfig(Settings):

@@ -35,6 +35,7 @@ from distill.data.shards.groups import work_of
 from distill.data.shards.open import open_sequences
 from distill.data.shards.records import META, PARTS, Meta
 from distill.data.sources import Source, find_source
+from distill.data.sources.bundled import Bundled
 from distill.data.sources.prose import Prose
 from distill.data.stale import remove_stale, scratch_name
 from distill.runtime.errors import Damaged, SettingError
@@ -106,19 +107,25 @@ class Tokens:
 
 
 def corpus_text(corpus: CorpusConfig, data: DataConfig) -> Text:
-    """The text of the corpus, with the prose that joins it or stands in for it.
+    """The text of the corpus, or the bundled books that stand in for it, with the prose that joins it.
 
     Raises:
         SettingError: it is not available.
     """
     source = find_source(corpus.source, "corpus", data)
-    prose = Prose(data)
     if source is None and corpus.fallback:
-        return Text((prose,), "corpus", max_sequences=corpus.max_sequences)
+        source = Bundled.find(SourceConfig(kind="bundled"), "corpus", data)
     sources: tuple[Source, ...] = (_need(source, corpus.source, "corpus"),)
     if corpus.add_prose and not isinstance(source, Prose):
-        sources = (*sources, prose)
+        sources = (*sources, Prose(data))
     return Text(sources, "corpus", _path_of(corpus.source), corpus.max_sequences)
+
+
+def heldout_text(text: Text, data: DataConfig) -> Text | None:
+    """The whole books that are held out of the bundled ones; None of any other text, of which a part is held out."""
+    if not any(isinstance(source, Bundled) and source.settings.split == "train" for source in text.sources):
+        return None
+    return Text((Bundled.find(SourceConfig(kind="bundled", split="heldout"), text.setting, data),), text.setting)
 
 
 def corpus_texts(corpus: CorpusConfig, data: DataConfig) -> dict[str, Text]:

@@ -13,7 +13,7 @@ from distill.data.batches import Collator
 from distill.data.sample import choose_sequences
 from distill.data.sequence_format import SequenceFormatOf, masked_format
 from distill.data.sequence_store import SequenceStore, sequence_bytes
-from distill.data.tokens import Tokens, corpus_texts, prepare, set_text
+from distill.data.tokens import Tokens, corpus_texts, heldout_text, prepare, set_text
 from distill.data.unknown_tokens import check_unknown
 from distill.runtime.errors import SettingError
 
@@ -132,9 +132,11 @@ def tokens_of_sets(
                 f"evaluate.sets: {name} has no source; choose from {names} or add evaluate.sources.{name}"
             )
         if not isinstance(source, Component) and source.kind == HELDOUT:
-            for part, text in corpus_texts(corpus, data).items():
-                tokens = prepare(text, tokenizer, corpus, data, HELDOUT, sequence_format, recheck)
-                yield "_".join(filter(None, (name, part))), tokens
+            for name_of_source, text in corpus_texts(corpus, data).items():
+                books = heldout_text(text, data)
+                part = HELDOUT if books is None else "all"
+                tokens = prepare(books or text, tokenizer, corpus, data, part, sequence_format, recheck)
+                yield "_".join(filter(None, (name, name_of_source))), tokens
             continue
         texts = set_text(source, f"evaluate.sources.{name}", data)
         yield name, None if texts is None else prepare(texts, tokenizer, corpus, data, "all", sequence_format, recheck)

@@ -122,8 +122,9 @@ def tokenizer_of(settings: StudentConfig, kind: ModelKind = MASKED) -> PreTraine
 def _from_layers(settings: LayersStudentConfig, teacher: Any | None, kind: ModelKind, mapped: bool) -> Any:
     if teacher is None:
         raise SettingError(
-            "student.init=layers takes layers of a teacher, but teacher.kind=none: name one, as in teacher=bundled or "
-            "teacher=pretrained teacher.path=FOLDER, or choose student.init=random, which starts from new weights"
+            "student.init=layers takes layers of a teacher, but teacher.kind=none: name one, as in "
+            "teacher=bundled_deep or teacher=pretrained teacher.path=FOLDER, or choose student.init=random, which "
+            "starts from new weights"
         )
     if not isinstance(teacher, PreTrainedModel):
         raise SettingError(

@@ -1,4 +1,4 @@
-"""Load the frozen teacher: an bundled one, a saved model, or one by the user's callable."""
+"""Load the frozen teacher: a bundled one, a saved model, or one by the user's callable."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -18,7 +18,9 @@ from distill.runtime.errors import SettingError
 
 AnyTeacher = OneTeacherConfig | MemberConfig  # the only one, or one of several
 
-TITLES = {"bundled": "the bundled teacher", "bundled_deep": "the deep bundled teacher"}
+TITLES = {"bundled_small": "the small bundled teacher", "bundled_deep": "the deep bundled teacher"}
+# The layers that student.layers=auto takes of a bundled teacher, as a search has found them once for so many.
+STARTS = {"bundled_small": [0, 1], "bundled_deep": [0, 1, 2]}
 
 
 def bundled_folder(kind: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from distill.report.card_facts import before_publishing, metadata, model_name, shareable
 from distill.report.page import Block, Code, Section, facts_table, render
 from distill.report.summary import comparison, findings, sequences_of_step, setting
-from distill.report.use import CAUSAL, CHAT, CLASSES, MASKED, SPANS, Use, use_of_student
+from distill.report.use import CAUSAL, CHAT, CLASSES, FEATURES, MASKED, SPANS, VECTORS, Use, encoding, use_of_student
 from distill.report.words import number
 from distill.runs.facts import Student
 from distill.runs.record import Record
@@ -50,7 +50,7 @@ def model_card(record: Record) -> str:
 
 
 def title_of_run(record: Record) -> str:
-    """What came out of which kind of run, such as `DistilBert distilled from the bundled teacher`."""
+    """What came out of which kind of run, such as `DistilBert distilled from the deep bundled teacher`."""
     student, members = record.student or Student(), record.teacher.members if record.teacher else {}
     family = OF_HEADS.sub("", student.name or "") or "Student"
     teacher = f"{len(members)} teachers" if members else model_name(record.teacher.name if record.teacher else None)
@@ -86,6 +86,8 @@ def use_of_run(record: Record) -> Use:
     """How the student is loaded and used."""
     student = record.student or Student()
     use = use_of_student(student.origin, student.name or record.recipe or "student")
+    if not use.custom_code and student.origin is not None and student.origin.encodes in VECTORS:
+        return encoding(use, student.origin.encodes)
     return CHAT if use is CAUSAL and record.corpus.chat_template is not None else use
 
 
@@ -119,6 +121,8 @@ def _limits(record: Record, use: Use) -> list[str]:
     expected = (
         "Expect lower scores on other kinds of text."
         if kind_of_run(record) == "fine-tuned"
+        else "Expect vectors less like the teacher's on other kinds of text."
+        if use.task == FEATURES
         else "Expect higher perplexity on other kinds of text, and predictions that repeat the corpus's views."
     )
     limits = [

@@ -59,6 +59,8 @@ CHAT = CAUSAL._replace(
 messages = [{"role": "user", "content": "Which colour has snow?"}]
 print(generate(messages, max_new_tokens=20)[0]["generated_text"][-1])""",
 )
+FEATURES = "feature-extraction"
+VECTORS = {"mean": "last_hidden_state.mean(1)", "cls": "last_hidden_state[:, 0]", "states": "last_hidden_state"}
 SPANS = Use(
     "question-answering",
     "extractive-question-answering",
@@ -105,6 +107,20 @@ def use_of_student(origin: Origin | None, name: str) -> Use:
         lines.append(made + ("  # with the settings of the run, see below" if "..." in made else ""))
         lines.append(f'load_model(model, "{FOLDER}/model.safetensors")')
     return use._replace(custom_code="\n".join([*imports, *lines]))
+
+
+def encoding(use: Use, encodes: str) -> Use:
+    """The use of a student of which no head was trained.
+
+    Args:
+        use: of its class.
+        encodes: as `Origin.encodes`.
+    """
+    of_text = "a state for each token of a text" if encodes == "states" else "a vector for a text"
+    example = f"""inputs = tokenizer("They stayed at an inn by the sea.", return_tensors="pt")
+print(model.base_model(**inputs).{VECTORS[encodes]})"""
+    does = f"It gives {of_text}; its head, which would predict tokens, was not trained."
+    return use._replace(task=FEATURES, does=does, example=example)
 
 
 def use_of(model_class: str) -> Use:

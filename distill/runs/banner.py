@@ -22,6 +22,9 @@ from distill.teacher.members import settings_by_member, title_of
 OTHER_TOKENIZER = (
     "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
 )
+UNTRAINED_HEAD = (
+    "No loss trains the head that predicts tokens, so student and teacher have no perplexity: the losses are scored."
+)
 WITHOUT_HEAD = "The teacher is an encoder without a head that predicts tokens, so it has no scores."
 
 logger = logging.getLogger(__name__)
@@ -32,6 +35,8 @@ def notes_of(config: Config, pair: Pair, data: Prepared, objective: Objective) -
     notes = [*_notes(config, data.tokens, objective.needs_teacher), *data.left_out]
     if pair.comparable or not objective.needs_teacher:
         return notes
+    if not pair.trained_head:
+        return [*notes, UNTRAINED_HEAD]
     return [*notes, WITHOUT_HEAD if pair.teacher_tokenizer is None else OTHER_TOKENIZER]
 
 

@@ -33,6 +33,7 @@ from distill.data.tokens import Tokens
 from distill.distributed import Ranks
 from distill.distributed.shard import plain_class
 from distill.evaluation.measures import Measure
+from distill.models.language_model import OutputSpec
 from distill.models.layer_choice import AUTO, choose_layers
 from distill.models.load import size
 from distill.models.teacher import AnyTeacher, bundled_folder
@@ -75,7 +76,7 @@ def describe(
             chat_template=template_of_chats(config.corpus, pair.tokenizer) if pair.kind.causal else None,
         ),
         teacher=teacher_facts(config, pair, caches) if objective.needs_teacher and pair.teachers else None,
-        student=student_facts(config, pair),
+        student=student_facts(config, pair, objective),
         objective=objective_facts(objective),
         optimizer=optimizer_facts(config, data.batches),
         measures=measure_facts(measures),
@@ -117,11 +118,12 @@ def _published(settings: AnyTeacher) -> facts.Published:
     return published(settings.path, settings.revision) if isinstance(settings, SavedConfig) else facts.Published()
 
 
-def student_facts(config: Config, pair: Pair) -> facts.Student:
+def student_facts(config: Config, pair: Pair, objective: Objective) -> facts.Student:
     student = model_facts(facts.Student, plain_class(pair.student).__name__, pair.student)
     make = config.student.custom if isinstance(config.student, CustomStudentConfig) else None
     call = None if make is None else call_of(make, config.corpus.sequence_length)
     origin = origin_of(pair.student, None if make is None else make.path, pair.kind.causal, call)
+    origin = replace(origin, encodes=None if pair.trained_head else encoded_by(objective))
     return replace(student, origin=origin, start=_start(config, pair))
 
 
@@ -134,6 +136,13 @@ def origin_of(model: Any, made_by: str | None, causal: bool, call: str | None = 
     kind = plain_class(model)
     name = f"{kind.__module__}.{kind.__qualname__}"
     return facts.Origin(name, made_by, causal, hasattr(model, "save_pretrained"), call)
+
+
+def encoded_by(objective: Objective) -> str:
+    """What of a text the terms read of the student: `mean` or `cls`, where that is all of them, else `states`."""
+    ways = {term.student_reads for term in objective.terms.values()}
+    pooled = {way.pooled for way in ways if way == OutputSpec(pooled=way.pooled)}
+    return next(iter(pooled))[0] if len(ways) == len(pooled) == 1 else "states"
 
 
 def call_of(make: Component, length: int) -> str:

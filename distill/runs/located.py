@@ -3,17 +3,19 @@
 import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from distill.config.paths import looks_local, refuse_missing
-from distill.config.renamed import renamed_tree
+from distill.config.renamed import refuse_old_teacher, renamed_tree
 from distill.config.teacher import BUNDLED
 from distill.models.kind import CAUSAL, CLASSES, ORDERED, SPANS, saved_class
 from distill.models.load import refuse_custom_class, saved_config
 from distill.models.loaded import SETTING
 from distill.models.teacher import bundled_folder
 from distill.runs.results_file import read_results
+from distill.runtime.bounded_yaml import bounded_text
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.nearest import did_you_mean
 
@@ -63,6 +65,8 @@ def _locate(name: str) -> Located:
     folder = Path(name).expanduser()
     if name in BUNDLED and not folder.exists():
         return Located(name, bundled_folder(name), None, _class_of(bundled_folder(name), name))
+    if not folder.exists():
+        refuse_old_teacher(SETTING, name)
     if looks_local(name):
         refuse_missing(SETTING, name)
     if (folder / "config.yaml").is_file() and not ((folder / "student").is_dir() or (folder / "config.json").is_file()):
@@ -105,7 +109,8 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     try:
-        content = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"), resolve=False)
+        file = StringIO(bounded_text(folder / "config.yaml"))
+        content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except Exception as error:  # of the file system, of YAML and of OmegaConf, which have no class in common
         raise SettingError(f"model={folder}: its config.yaml cannot be read: {first_line(error)}") from error
     if not isinstance(content, dict):

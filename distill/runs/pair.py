@@ -12,10 +12,11 @@ from distill.config.settings import (
     Config,
     CustomStudentConfig,
     LayersStudentConfig,
+    NewStudentConfig,
     SavedStudentConfig,
     SeveralTeachersConfig,
 )
-from distill.config.teacher import CustomConfig
+from distill.config.teacher import BundledConfig, CustomConfig
 from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.distributed.gather import empty_copy, put_together
@@ -27,7 +28,7 @@ from distill.models.kind import ModelKind
 from distill.models.layer_choice import AUTO
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.student import make_student, tokenizer_of
-from distill.models.teacher import teacher_path, teacher_tokenizer
+from distill.models.teacher import STARTS, teacher_path, teacher_tokenizer
 from distill.objective.build import bind_terms
 from distill.objective.terms import Term, VocabularyTerm
 from distill.runs.layer_search import Prediction, find_layers
@@ -72,6 +73,7 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
     teacher_tokenizer: PreTrainedTokenizerBase | None  # where the teacher reads with another one
     kind: ModelKind  # of the student
+    trained_head: bool = True  # whether the student's head was trained, by a loss or before the run
 
     @property
     def student(self) -> Any:
@@ -92,7 +94,8 @@ class Pair:
     @property
     def comparable(self) -> bool:
         """Whether teacher and student can be scored on the same sequences: they read and predict the same tokens."""
-        return self.teacher_tokenizer is None and all(member.has_head for member in self.teachers)
+        has_heads = self.trained_head and all(member.has_head for member in self.teachers)
+        return self.teacher_tokenizer is None and has_heads
 
     @property
     def scored_teachers(self) -> list[Member]:
@@ -170,7 +173,21 @@ def resolve_layers(
         student = new_student(config, models.teachers[0].model, models.tokenizer, task, folder.ranks)
         # Whole models are needed to choose layers: only now are they sharded.
         built = BuiltStudent(student, search, shard_run_models(config, models.teachers, student, task, folder.ranks))
-    return config, Pair(models.teachers, built, models.tokenizer, models.teacher_tokenizer, models.kind)
+    head = has_trained_head(config, models)
+    return config, Pair(models.teachers, built, models.tokenizer, models.teacher_tokenizer, models.kind, head)
+
+
+def has_trained_head(config: Config, models: RunModels) -> bool:
+    """Whether a head of the student predicts something that was trained, by a loss of the run or before it.
+
+    A head that came with the student stays of use under losses that pair its hidden states with the teacher's; vectors
+    of whole sequences leave it behind.
+    """
+    terms = models.terms.values()
+    if models.kind.heads or any(isinstance(term, VocabularyTerm) or not term.needs_teacher for term in terms):
+        return True
+    is_new = isinstance(config.student, NewStudentConfig) or not all(member.has_head for member in models.teachers)
+    return not is_new and not all(term.across_tokenizers for term in terms)
 
 
 def find_start(
@@ -178,7 +195,8 @@ def find_start(
 ) -> tuple[Config, dict[str, Any] | None]:
     """Of student.layers=auto: the settings with the layers, and the outcome of the search for them, if there was one.
 
-    A run that resumes has the layers that it began with, which its folder keeps.
+    A run that resumes has the layers that it began with, which its folder keeps. For a bundled teacher nothing is
+    searched unless a number of layers is given.
     """
     settings, teacher = config.student, models.teachers[0].model  # of several the first one
     assert isinstance(settings, LayersStudentConfig)
@@ -186,12 +204,23 @@ def find_start(
     if not search and folder.start() is not None:
         logger.warning("student.layers=auto: the run resumes, and which layers it began with is not recorded any more")
         return config, None
+    if not search and (layers := _known_start(config, settings)) is not None:
+        logger.info(f"student.layers=auto: {layers}, known as the best of {models.teachers[0].title}")
+        search = {"layers": layers}
     if not search:
         prediction = Prediction(models.kind, task.labels[0], len(models.tokenizer), config.precision.student)
         search = find_layers(settings, teacher, prediction, batches, folder.ranks)
     folder.record_layers(search)
     config = config.changed(student=settings.changed(layers=search["layers"], num_layers=None))
     return config, search if "teacher" in search else None
+
+
+def _known_start(config: Config, settings: LayersStudentConfig) -> list[int] | None:
+    """The layers of a bundled teacher that are known to be the best; None where they are to be searched for."""
+    first = next(iter(settings_by_member(config).values())).model
+    if settings.num_layers is None and isinstance(first, BundledConfig):
+        return list(STARTS[first.kind])
+    return None
 
 
 def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:

@@ -14,12 +14,8 @@ from distill.commands.help import HELP, OPTIONS
 def text() -> str:
     """All commands, as Markdown."""
     parts = ["## distill\n", *_formatted(HELP), *_formatted(OPTIONS)]
-    for name, (module, summary) in COMMANDS.items():
-        parts += [
-            f"\n## distill {name}\n",
-            f"{summary[0].upper()}{summary[1:]}.\n",
-            *_formatted(import_module(module).HELP),
-        ]
+    for name, (module, _) in COMMANDS.items():
+        parts += [f"\n## distill {name}\n", *_formatted(import_module(module).HELP)]
     return "\n".join(parts)
 
 
@@ -28,8 +24,8 @@ def _formatted(help_text: str) -> Iterator[str]:
     for block in help_text.strip().split("\n\n"):
         lines = block.splitlines()
         if block.startswith("usage: "):
-            usage = textwrap.dedent(block.replace("usage: ", "       ", 1))
-            yield f"```text\n{usage}\n```\n"
+            usage = textwrap.dedent(block.replace("usage: ", "       ", 1)).splitlines()
+            yield "``` { .text .usage }\n" + "\n".join(map(_example, usage)) + "\n```\n"
             continue
         prose = [line for line in lines if not line.startswith("  ")]
         indented = [line for line in lines if line.startswith("  ")]

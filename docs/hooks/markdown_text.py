@@ -6,11 +6,25 @@ from itertools import takewhile
 from pathlib import Path
 
 SIGNS = {"<": "&lt;", "{": "&#123;", "*": "\\*", "_": "\\_", "[": "\\["}
+SECTIONS = (
+    "backend|chain|corpus|data|evaluate|hydra|objective|optimizer|precision|profile|report|schedule|student|teacher|"
+    "tracker|train"
+)
+# What is code although no backticks say so: settings with or without a value, names with an underscore, variables.
+CODE = re.compile(
+    r"(?<![\w`./$])(?:"
+    rf"\+?(?:{SECTIONS})\.[\w.]*\w(?:=(?:'[^']*'|[^\s,;)]*[^\s,;.):]))?|'(?:{SECTIONS})\.[^']*'"
+    r"|[a-z][\w.]*=(?:\[[^\]]*\]|[\w.{]*[\w}])"
+    r"|\$DISTILL_DATA(?:[\w/.]*\w)?|\w+(?:/(?:\w|\{[\w,]+\})+)+(?:\.\w+)?/?"
+    r"|[a-z]{2,}(?:_[a-z]+)+|_target_)"
+)
 
 
 def escaped(text: str) -> str:
-    """The text with the signs that Markdown reads escaped, but for those in backticks."""
+    """The text with settings and names as code, and other signs that Markdown reads escaped."""
     parts = re.split(r"(`[^`]*`)", text)
+    coded = "".join(part if part.startswith("`") else CODE.sub(r"`\g<0>`", part) for part in parts)
+    parts = re.split(r"(`[^`]*`)", coded)
     return "".join(part if part.startswith("`") else re.sub(r"[<{*_\[]", lambda m: SIGNS[m[0]], part) for part in parts)
 
 

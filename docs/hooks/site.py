@@ -7,13 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import commands_page
+import record_page
 from docstring_check import missing_docstrings
 from mkdocs.structure.files import File, Files, InclusionLevel
+from settings_page import SettingsPage
 
 DOCS = Path(__file__).resolve().parent.parent
 # What stands in a page in place of the line `<!-- made by docs/hooks: NAME -->`, by that name.
-MADE: dict[str, Callable[[], str]] = {"commands": commands_page.text}
+MADE: dict[str, Callable[[], str]] = {
+    "commands": commands_page.text,
+    "record": record_page.text,
+    "settings": lambda: SettingsPage().text(),
+}
 MARK = re.compile(r"^<!-- made by docs/hooks: (\w+) -->$", re.M)
+
+MANY = 80  # entries below the sections of a page
 
 log = logging.getLogger("mkdocs.hooks.site")  # a warning there ends a strict build
 
@@ -38,6 +46,15 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put in what is made from the code."""
     return MARK.sub(lambda mark: MADE[mark[1]](), markdown)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Show sections alone beside a page of more entries than anybody would look through there."""
+    if sum(len(section.children) for item in page.toc for section in item.children) > MANY:
+        for item in page.toc:
+            for section in item.children:
+                section.children.clear()
+    return html
 
 
 def _existing(nav: list[Any]) -> list[Any]:

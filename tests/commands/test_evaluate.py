@@ -150,7 +150,9 @@ def test_settings_of_a_teacher_need_one(done: Path, shelf: Shelf) -> None:
     reason = f"teacher.path={shelf.teacher} is not read with teacher.kind=none"
     assert said == f"{reason}: choose teacher.kind=pretrained, or leave it out"
     assert "is not read with teacher.kind=none" in refused([str(done)], "+teacher.members.a.path=x")
-    assert "teacher.kind=bundled" in refused([str(done)], "teacher=bundled", f"teacher.path={shelf.teacher}")
+    assert "teacher.kind=bundled_small" in refused(
+        [str(done)], "teacher=bundled_small", f"teacher.path={shelf.teacher}"
+    )
 
 
 def test_an_output_that_cannot_be_is_refused_before_the_scoring(
@@ -253,8 +255,8 @@ def test_a_page_without_comparisons_shows_itself(done: Path) -> None:
 
 
 def test_models_from_scratch_need_no_run(shelf: Shelf) -> None:
-    """`bundled` is the teacher that comes with the package; a corpus gives the set."""
+    """`bundled_small` is a teacher that comes with the package; a corpus gives the set."""
     scores = evaluate_models(
-        ["bundled"], [*shelf.corpus[:5], "evaluate.max_sequences=2", "evaluate.pseudo_perplexity.fraction=0"]
+        ["bundled_small"], [*shelf.corpus[:5], "evaluate.max_sequences=2", "evaluate.pseudo_perplexity.fraction=0"]
     )
     assert scores.sets == ["heldout"] and scores.models[0].parameters == 3_028_032

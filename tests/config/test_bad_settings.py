@@ -80,12 +80,12 @@ student.init=random ;; student.architecture=bert ;; student.num_layers=2
 student.init=random ;; student.architecture=bert ;; student.layers=even
 student=pretrained ;; student.path=x ;; student.architecture=bert
 student=pretrained ;; student.path=x ;; student.layers=[0]
-teacher=bundled ;; teacher.path=x
-teacher=bundled ;; teacher.revision=main
-teacher=bundled ;; teacher.trust_remote_code=true
+teacher=bundled_small ;; teacher.path=x
+teacher=bundled_small ;; teacher.revision=main
+teacher=bundled_small ;; teacher.trust_remote_code=true
 teacher=none ;; objective=mlm ;; teacher.micro_batches=2
 teacher=none ;; objective=mlm ;; teacher.cache.top_k=8
-teacher=several ;; +teacher.members.a={kind: bundled, path: x} -> teacher.members.a.path
+teacher=several ;; +teacher.members.a={kind: bundled_deep, path: x} -> teacher.members.a.path
 student=bert ;; student.layers=[0,1]
 student.num_layers=0
 student=layers ;; student.num_layers=0
@@ -320,7 +320,7 @@ NEAREST = {
     "train.stepz=5": "train.steps",
     "trian.steps=5": "did you mean train",
     "steps=5": "train.steps",
-    "teacher=bundeld": "did you mean bundled",
+    "teacher=bundled_dep": "did you mean bundled_deep",
     "+recipe=smokee": "did you mean smoke",
     "optimizer.kind=adamm": "did you mean adamw",
     "student.architecture=brt": "did you mean bert",

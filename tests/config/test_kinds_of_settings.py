@@ -21,11 +21,11 @@ NOT_READ = {
     "student.path=x": (["student=layers"], "student.init=layers: choose student.init=pretrained"),
     "student.num_layers=2": (["student=bert"], "student.init=neighbours: choose student.init=layers"),
     "student.architecture=bert": (["student=pretrained", "student.path=x"], "student.init=pretrained: choose student"),
-    "teacher.path=x": (["teacher=bundled"], "teacher.kind=bundled: choose teacher.kind=pretrained"),
+    "teacher.path=x": (["teacher=bundled_small"], "teacher.kind=bundled_small: choose teacher.kind=pretrained"),
     "teacher.tokenizer=x": (["teacher=none", "objective=mlm"], "teacher.kind=none: choose teacher.kind=pretrained"),
     "teacher.revision=main": (["teacher=several"], "teacher.kind=several: set teacher.members.NAME.revision"),
-    "teacher.members.a.path=x": ([], "teacher.kind=bundled: choose teacher.kind=several"),
-    "teacher.cache.top_k=8": (["teacher=none", "objective=mlm"], "teacher.kind=none: choose teacher.kind=bundled"),
+    "teacher.members.a.path=x": ([], "teacher.kind=bundled_small: choose teacher.kind=several"),
+    "teacher.cache.top_k=8": (["teacher=none", "objective=mlm"], "teacher.kind=none: choose teacher.kind=bundled_deep"),
 }
 
 
@@ -62,8 +62,9 @@ def test_members_are_of_their_kinds() -> None:
     teacher = composed(["+recipe=smoke", "teacher=several", *members]).teacher
     assert isinstance(teacher, SeveralTeachersConfig)
     assert [member.kind for member in teacher.members.values()] == ["pretrained", "bundled_deep"]
-    with pytest.raises(SettingError, match=r"teacher.members.b.path=x is not read with teacher.members.b.kind=bundled"):
-        composed(["+recipe=smoke", "teacher=several", "teacher.members.b={kind: bundled, path: x}"])
+    not_read = r"teacher.members.b.path=x is not read with teacher.members.b.kind=bundled_small"
+    with pytest.raises(SettingError, match=not_read):
+        composed(["+recipe=smoke", "teacher=several", "teacher.members.b={kind: bundled_small, path: x}"])
 
 
 def test_settings_made_in_python_are_of_their_kinds() -> None:

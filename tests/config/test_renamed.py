@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from job import composed, distill
 
+from distill import load_pair
 from distill.config.renamed import OPTIONS, RECIPES_OF_SCALES, new_name, renamed, renamed_tree
+from distill.runs.located import locate
+from distill.runtime.errors import SettingError
 
 OLD = {
     "corpus.rows=10": "corpus.max_sequences",
@@ -60,7 +63,7 @@ def test_a_scale_is_refused_with_its_recipe(scale: str, capfd: pytest.CaptureFix
     assert distill("+recipe=distilbert_gutenberg", f"scale={scale}") == 2
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
     assert f"scale={scale} is a recipe now: give +recipe={RECIPES_OF_SCALES[scale]}," in line
-    assert composed(f"+recipe={RECIPES_OF_SCALES[scale]}").teacher.kind in ("bundled", "pretrained", "none")
+    assert composed(f"+recipe={RECIPES_OF_SCALES[scale]}").teacher.kind in ("bundled_deep", "pretrained", "none")
 
 
 @pytest.mark.parametrize("recipe", ["defaults: [override /scale: paper, _self_]", "scale: paper"])
@@ -116,3 +119,23 @@ def test_where_the_weights_came_from_is_one_setting_now(before: dict[str, str], 
 
 def test_a_student_of_a_callable_began_with_no_setting_of_ours() -> None:
     assert renamed({"student._target_": "mine.make", "student.start": "random"}) == {"student._target_": "mine.make"}
+
+
+@pytest.mark.parametrize(("before", "now"), [("bundled", "bundled_small"), ("embedded_deep", "bundled_deep")])
+def test_a_teacher_of_an_earlier_run_is_read_by_its_name_of_today(before: str, now: str) -> None:
+    members = {"a": {"kind": before, "weight": 2}, "b": {"kind": "pretrained"}}
+    settings = renamed_tree({"teacher": {"kind": before, "members": members}, "corpus": {"kind": "text"}})
+    assert settings["teacher"]["kind"] == settings["teacher"]["members"]["a"]["kind"] == now
+    assert settings["teacher"]["members"]["b"]["kind"] == "pretrained" and settings["corpus"]["kind"] == "text"
+
+
+@pytest.mark.parametrize("override", ["teacher.kind=bundled", "+teacher.members.a={kind: bundled}"])
+def test_a_teacher_by_its_old_name_is_refused_with_the_new_one(override: str, capfd: pytest.CaptureFixture) -> None:
+    setting = "teacher.kind" if "members" not in override else "teacher.members.a.kind"
+    several = ["teacher=several"] * ("members" in override)
+    assert distill("+recipe=smoke", *several, override) == 2
+    assert f"distill: {setting}=bundled has another name now: give bundled_small" in capfd.readouterr().err
+    with pytest.raises(SettingError, match=r"^model=bundled has another name now: give bundled_small"):
+        locate(["bundled"])
+    with pytest.raises(SettingError, match=r"^teacher=bundled has another name now: give bundled_small"):
+        load_pair("bundled")

@@ -48,7 +48,7 @@ def test_a_name_that_is_no_setting_is_found() -> None:
     mixed = {"student": {"layers": [0], "path": "x"}}  # of two kinds
     assert len(list(strangers(SCHEMA, mixed))) == 1
     assert not list(strangers(SCHEMA, {"student": {"_target_": "mine.make", "width": 3}}))
-    members = {"a": {"path": "x", "weight": 2.0}, "b": {"kind": "bundled"}}
+    members = {"a": {"path": "x", "weight": 2.0}, "b": {"kind": "bundled_small"}}
     assert list(strangers(SCHEMA, {"teacher": {"members": members}})) == []
 
 

@@ -30,7 +30,7 @@ BAD = {
     "smoke": "give +recipe=smoke",
     "--config-name=smoke": "+recipe=smoke",
     "~student": "choose one of albert, bert,",
-    "~teacher": "choose one of bert_base, bundled,",
+    "~teacher": "choose one of bert_base, bundled_deep,",
 }
 
 

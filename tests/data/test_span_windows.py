@@ -229,7 +229,7 @@ def test_batches(segments: bool) -> None:
 def test_real_questions_take_seconds() -> None:
     from distill.data.tables import TableConfig, squad
 
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "distill/teacher/bundled")
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "distill/teacher/bundled_small")
     questions = squad.read(TableConfig(split="train"), "2.0", "squad.train", True)
     began = time.perf_counter()
     windows = span_windows(questions, tokenizer, SpanConfig(), "squad", False)

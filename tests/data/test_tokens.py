@@ -230,7 +230,7 @@ def test_settings_that_cannot_work_are_refused(
         tokens_of(reviews, PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, cls_token="[CLS]"))
 
 
-# --- prose, joining or standing in
+# --- prose, joining or alone
 
 
 @pytest.fixture
@@ -243,17 +243,13 @@ def small_prose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_prose")
-def test_prose_stands_in_or_joins_and_is_named(
-    reviews: Config, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("DISTILL_DATA", raising=False)
-    alone = tokens_of(changed(reviews, kind="gutenberg", path=None, fallback=True, heldout=0.0), tokenizer)
+def test_prose_stands_alone_or_joins_and_is_named(reviews: Config, tokenizer: PreTrainedTokenizerFast) -> None:
+    alone = tokens_of(changed(reviews, kind="prose", path=None, heldout=0.0), tokenizer)
     assert alone.name.startswith("bundled prose") and alone.documents == 1
     both = tokens_of(changed(reviews, add_prose=True, heldout=0.0), tokenizer)
     assert both.name.startswith("2 JSONL files in ") and " + bundled prose" in both.name
     np.testing.assert_array_equal(both.sequences[-len(alone.sequences) :], alone.sequences)
     np.testing.assert_array_equal(both.sequences[: -len(alone.sequences)], naive(documents_of(reviews), tokenizer, 32))
-    assert tokens_of(changed(reviews, kind="prose", path=None, heldout=0.0), tokenizer).digest == alone.digest
 
 
 def test_a_folder_of_a_larger_tokenizer_is_refused(

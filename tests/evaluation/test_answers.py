@@ -117,7 +117,7 @@ def test_real_questions_whose_labels_are_known(version: str) -> None:
     """What is lost are answers of more than 30 tokens, and those that end inside a word."""
     assert os.environ["DISTILL_DATA"]
     questions = sample.real(version)
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "distill/teacher/bundled")
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "distill/teacher/bundled_small")
     windows = span_windows(questions, tokenizer, SpanConfig(), "squad", True)
     scores = score(questions, find_answers(questions, windows, *certain(windows), AnswerConfig()))
     assert 98.5 < scores.exact <= scores.f1 < 100

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from families import CAUSAL, MASKED, make_family, tokenizer_of
-from job import ROOT, Shelf, command
+from job import ROOT, Shelf, command, weights
 from own_models import adapted
 from transformers import BertForMaskedLM
 
@@ -60,6 +60,18 @@ def test_every_family_is_given_back(family: str, tmp_path: Path) -> None:
     export(make_family(family), tokenizer_of(family), tmp_path / "student", "")
     name = "AutoModelForMaskedLM" if family in MASKED else "AutoModelForCausalLM"
     export(make_family(family), tokenizer_of(family), tmp_path / "student", "", auto_class=name)
+
+
+def test_a_student_learns_by_adapters_alone(shelf: Shelf, tmp_path: Path) -> None:
+    """Its other weights stay those of its teacher, and its folder loads as any other."""
+    pytest.importorskip("peft")
+    models = ["student=custom", "student._target_=own_models.with_adapters", "student.layers=null"]
+    small = ["train.epochs=null", "train.steps=2", "train.accumulate=1", "objective=mlm", "optimizer.lr=1e-2"]
+    assert shelf.run(tmp_path / "run", *models, *small) == 0
+    before, after = weights(shelf.teacher), weights(tmp_path / "run")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert before.keys() == after.keys()
+    assert changed == {f"bert.encoder.layer.{number}.attention.self.query.weight" for number in range(4)}
 
 
 def test_adapters_of_peft_are_merged(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ SAVED = {"init": "pretrained", "from": "runs/albert_pretrain"}
     ("content", "title"),
     [
         (
-            run("DistilBertForMaskedLM", "the bundled teacher", LAYERS),
-            "DistilBert distilled from the bundled teacher",
+            run("DistilBertForMaskedLM", "the deep bundled teacher", LAYERS),
+            "DistilBert distilled from the deep bundled teacher",
         ),
         (run("GPT2LMHeadModel", "/a/runs/big", LAYERS), "GPT2 distilled from big"),
         (run("GPT2LMHeadModel", "runs/x/snapshots/step-2000", LAYERS), "GPT2 distilled from x after step 2,000"),

@@ -1,6 +1,7 @@
 """A teacher with a tokenizer of its own: it reads the same text, and only vectors of whole sequences are compared."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ from tiny import make_model, make_rows, make_tokenizer
 from distill.data.batch import Batch
 from distill.data.sequence_format import INNER, PROMPT
 from distill.models.language_model import LanguageModel, OutputSpec
+from distill.report.comparison.columns import columns_of
+from distill.report.summary import findings, tiles
+from distill.runs.record import Record
 from distill.teacher.retokenized import RetokenizedTeacher
 
 SPEC = OutputSpec(pooled=("mean",))
 BPE = ["student=bert", "student.init=random", "student.layers=null"]
 TINY = "student.config={hidden_size: 24, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32}"
+ALONE = ["objective.soft.weight=0", "objective.cosine.weight=0", "objective.mlm.weight=0", "objective.pooled.weight=1"]
 POOLED = ["objective.soft.weight=0", "objective.cosine.weight=0", "+objective.pooled.weight=1"]
 
 
@@ -83,6 +88,44 @@ def test_a_run_across_tokenizers(done_pooled: Path, shelf: Shelf) -> None:
     vocab = json.loads((done_pooled / "student" / "tokenizer.json").read_text())["model"]["vocab"]
     its_teachers = json.loads((shelf.teacher / "student" / "tokenizer.json").read_text())["model"]["vocab"]
     assert vocab != its_teachers and (done_pooled / "report.html").is_file()
+
+
+@pytest.fixture(scope="module")
+def done_alone(shelf: Shelf, own: str) -> Path:
+    folder = shelf.root / "vectors_alone"
+    assert shelf.run(folder, *BPE, TINY, *ALONE, own, "corpus.max_unknown=1") == 0
+    return folder
+
+
+def test_the_headline_of_vectors_alone_is_their_loss(done_alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has trained a head: no page, no card and no number of the comparison is about perplexity."""
+    content: dict[str, Any] = results(done_alone)
+    assert list(content["measures"]) == ["pooled_loss"] and content["student"]["pooled_loss"]["heldout"] > 0
+    assert any("No loss trains the head that predicts tokens" in note for note in content["notes"])
+    record = Record.from_json(content)
+    assert "Its loss of pooled vectors is" in findings(record) and "erplexity" not in findings(record)
+    assert ("loss of pooled vectors on heldout" in text for _, text in tiles(record))
+    for page in ("report.md", "report.html", "student/README.md"):
+        text = (done_alone / page).read_text().replace("pseudo_perplexity", "")  # a setting
+        assert "erplexity is" not in text and "erplexity |" not in text and "higher perplexity" not in text
+        assert "oss of pooled vectors" in text
+    names = [column.name for column in columns_of(record)]
+    assert "heldout.pooled_loss" in names and not any("perplexity" in name for name in names)
+    card = (done_alone / "student" / "README.md").read_text()
+    assert "pipeline_tag: feature-extraction" in card and "fill-mask" not in card and "metrics:" not in card
+    (code,) = re.findall(r"## Use\n\n```python\n(.*?)```", card, flags=re.DOTALL)
+    monkeypatch.chdir(done_alone / "student")
+    exec(code.replace("print(", "vector = ("), defined := dict[str, Any]())
+    inputs = {"input_ids": defined["inputs"]["input_ids"]}
+    expected = LanguageModel(defined["model"].eval())(inputs, None, SPEC).pooled["mean"]
+    torch.testing.assert_close(defined["vector"], expected)
+
+
+def test_settings_about_the_head_are_refused(shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own_measure = "evaluate.measures.hits._target_=own_metrics.Hits"
+    assert shelf.run(tmp_path / "run", *ALONE, own_measure) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "evaluate.measures" in line and "no loss of this objective trains the head" in line
 
 
 @pytest.mark.parametrize(

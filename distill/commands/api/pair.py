@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from distill.commands.api.texts import text_collator, text_sequences
 from distill.config.compose import objective_config
 from distill.config.errors import parse
+from distill.config.renamed import refuse_old_teacher
 from distill.config.settings import (
     BackendConfig,
     BundledTeacherConfig,
@@ -222,8 +223,8 @@ def load_pair(
     """A teacher and a student, masked or causal, for a training loop of your own.
 
     Args:
-        teacher: a run folder, a model folder or a name on the Hub; or `bundled` or `bundled_deep`, which come with
-            the package; or a model in memory as `LoadedModel.of(model, tokenizer)`.
+        teacher: a run folder, a model folder or a name on the Hub; or `bundled_small` or `bundled_deep`, which come
+            with the package; or a model in memory as `LoadedModel.of(model, tokenizer)`.
         student: the same of a saved student; None: a copy of some of the teacher's layers; or settings of
             any student, such as `LayersStudentConfig`.
         layers: of the teacher, by number or by rule, as in the setting student.layers but for `auto`, which needs
@@ -296,4 +297,6 @@ def _teacher(teacher: str | Path | LoadedModel) -> LoadedModel:
 def _settings_of(teacher: str) -> OneTeacherConfig:
     if teacher in BUNDLED:
         return parse(BundledTeacherConfig, {"kind": teacher}, "teacher")
+    if not Path(teacher).expanduser().exists():
+        refuse_old_teacher("teacher", teacher)
     return SavedTeacherConfig(path=teacher)

@@ -48,8 +48,8 @@ def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output:
     """Score models on evaluation sets, as `distill evaluate` does; the process is as before afterwards.
 
     Args:
-        models: run folders, students, snapshots or other model folders, names on the Hub, `bundled` or
-            `bundled_deep`.
+        models: run folders, students, snapshots or other model folders, names on the Hub, `bundled_small`
+            or `bundled_deep`.
         settings: as on the command line of a run, of corpus, data, evaluate, precision, teacher and backend. What
             is not given is as in the run that made the first model; of a model from elsewhere the books, WikiText-2 and
             IMDB under $DISTILL_DATA are scored, or, with a corpus, what is held out of it.

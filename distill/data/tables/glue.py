@@ -96,7 +96,7 @@ class Glue(Split):
         subset: str | None = None,
         split: str = "train",
     ) -> None:
-        """`task`: one of TASKS."""
+        """`task`: the task: sst2, mrpc, rte, cola, mnli, qnli, qqp or stsb."""
         super().__init__(path, hub, subset, split)
         self.task = find_task(task, "task")
 

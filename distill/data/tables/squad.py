@@ -89,11 +89,15 @@ class Questions:
 
 @dataclass
 class Squad(Split):
-    """Questions of either version, and how their contexts are cut into windows."""
+    """Questions of either version, and how their contexts are cut into windows.
 
-    version: str = "1.1"  # or 2.0 with questions that the context does not answer
-    stride: int = 128  # tokens from the beginning of one window of a context to that of the next
-    max_query: int = 64  # tokens of a question; the rest is cut off
+    `version`: that of the data: 1.1, or 2.0 with questions that the context does not answer. `stride`: tokens from the
+    beginning of one window of a context to that of the next. `max_query`: tokens of a question; the rest is cut off.
+    """
+
+    version: str = "1.1"
+    stride: int = 128
+    max_query: int = 64
 
     def read(self, setting: str, training: bool, like: Any | None = None) -> Questions:
         return read(self.where, self.version, setting, training)

@@ -15,13 +15,18 @@ from distill.runtime.errors import SettingError
 
 @dataclass
 class ColumnsConfig:
-    """What the columns of a table hold."""
+    """What the columns of a table hold.
+
+    `text`: the column of the text. `second`: the column of the other text, where the examples are pairs. `label`: the
+    column of the class or value. `regression`: whether the label is a value and not the name of a class. `quotes`:
+    whether fields may be in quotation marks; null: in CSV files, not in TSV files.
+    """
 
     text: str = "text"
-    second: str | None = None  # column of the other text, where the examples are pairs
+    second: str | None = None
     label: str = "label"
-    regression: bool = False  # the label is a value, not the name of a class
-    quotes: bool | None = None  # whether fields may be in quotation marks; null: in CSV files, not in TSV files
+    regression: bool = False
+    quotes: bool | None = None
 
 
 @dataclass
@@ -61,6 +66,7 @@ def read(
     """
     files = find_split(table, setting, SUFFIXES)
     names = Columns(columns.text, columns.second, columns.label, columns_setting)
+    names.check()
     rows = read_rows(table, setting, files, names.fields, quotes=columns.quotes)
     allowed = None if classes is None else set(classes)
 

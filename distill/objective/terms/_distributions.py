@@ -23,6 +23,9 @@ class TeacherDistribution(VocabularyTerm):
     """A loss between the distributions of student and teacher at one temperature, which its own class computes."""
 
     def __init__(self, temperature: float = 2.0, positions: SoftPositions = SoftPositions.all) -> None:
+        """`temperature`: the number by which the logits of both models are divided. `positions`: all that are not
+        padding, or those with a token to predict (masked or targets).
+        """
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature={temperature} must be above 0 and finite")
         self.temperature = temperature

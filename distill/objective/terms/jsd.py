@@ -19,7 +19,7 @@ class Jsd(TeacherDistribution):
     def __init__(
         self, temperature: float = 2.0, positions: SoftPositions = SoftPositions.all, beta: float = 0.5
     ) -> None:
-        """`beta`: the teacher's weight in the mixture."""
+        """`beta`: the teacher's weight in the mixture, from 0 to 1."""
         super().__init__(temperature, positions)
         if not 0 <= beta <= 1:
             raise ValueError(f"beta={beta} is the teacher's weight in the mixture: give a number from 0 to 1")

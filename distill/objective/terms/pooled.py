@@ -39,6 +39,10 @@ class Pooled(Term):
     across_tokenizers = True
 
     def __init__(self, pooling: Pooling = Pooling.mean, distance: Distance = Distance.l2) -> None:
+        """`pooling`: what stands for a sequence: the mean of its last hidden states, or that of its first position.
+
+        `distance`: between two vectors: the squared Euclidean one, or 1 - cos.
+        """
         self.kind, self.distance = pooling.value, distance
         self.reads_first_position = pooling is Pooling.cls
         self.student_reads = self.teacher_reads = OutputSpec(pooled=(self.kind,))

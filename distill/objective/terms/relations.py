@@ -37,7 +37,13 @@ class Relations(Term):
         key: float = 1.0,
         value: float = 1.0,
     ) -> None:
-        """`query`, `key` and `value` are the weights of the three; layers are blocks from 1, -1 the last."""
+        """What is compared, and how much each of the three counts.
+
+        `student_layer`: the block of the student, from 1, or -1 for the last. `teacher_layer`: the block of the
+        teacher, from 1, or -1 for the last. `relation_heads`: parts into which queries, keys and values are split, a
+        number that divides both widths. `query`: weight of the relations of queries. `key`: weight of the relations of
+        keys. `value`: weight of the relations of values.
+        """
         self.weights = {"query": query, "key": key, "value": value}
         for name, weight in self.weights.items():
             if not weight >= 0 or not math.isfinite(weight):

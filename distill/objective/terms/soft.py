@@ -16,7 +16,7 @@ class Soft(TeacherDistribution):
     def __init__(
         self, temperature: float = 2.0, positions: SoftPositions = SoftPositions.all, cutoff: float = 0.0
     ) -> None:
-        """`cutoff`: teacher probabilities below it share one tail bucket."""
+        """`cutoff`: teacher probabilities below it, from 0 to 1, share one tail bucket."""
         super().__init__(temperature, positions)
         if not 0 <= cutoff < 1:
             raise ValueError(f"cutoff={cutoff} must be at least 0 and below 1")

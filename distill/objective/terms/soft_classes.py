@@ -19,6 +19,7 @@ class SoftClasses(Term):
     student_reads = teacher_reads = OutputSpec(extra=("class",))
 
     def __init__(self, temperature: float) -> None:
+        """`temperature`: the number by which the logits of both models are divided."""
         self.temperature = temperature
 
     def count(self, batch: Batch) -> int:

@@ -17,6 +17,7 @@ class SoftSop(Term):
     student_reads = teacher_reads = OutputSpec(extra=("sop",))
 
     def __init__(self, temperature: float) -> None:
+        """`temperature`: the number by which the logits of both models are divided."""
         self.temperature = temperature
 
     def count(self, batch: Batch) -> int:

@@ -22,6 +22,7 @@ class SoftSpan(Term):
     student_reads = teacher_reads = OutputSpec(extra=("span",))
 
     def __init__(self, temperature: float) -> None:
+        """`temperature`: the number by which the logits of both models are divided."""
         self.temperature = temperature
 
     def count(self, batch: Batch) -> int:

@@ -8,9 +8,15 @@ from distill.optim.schedules import Decay
 
 @dataclass
 class Polynomial(Decay):
-    """Raises ValueError as its base does, and where the power is not above 0."""
+    """A fall as a power of what is left of the run.
 
-    power: float = 1.0  # 1 is a line, above 1 falls sooner, below 1 later
+    `power`: above 0; 1 is a line, above 1 the rate falls sooner, below 1 later.
+
+    Raises:
+        ValueError: as its base, and where the power is not above 0.
+    """
+
+    power: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,103 @@
+"""The losses of a run on its evaluation sets: the measures where no loss trains a head that predicts tokens.
+
+The perplexity of such a student, and of its teacher, would be that of heads which nobody has trained.
+"""
+
+import torch
+
+from distill.distributed import Ranks
+from distill.evaluation.evaluator import Evaluator
+from distill.evaluation.measures import NO_BYPRODUCTS, Byproducts, Measure, Pass, ProgressCallback, Scoring
+from distill.evaluation.readers import Readers
+from distill.evaluation.sets import EvaluationSet
+from distill.models.check import max_positions
+from distill.models.language_model import LanguageModel, idle_forward
+from distill.objective.objective import Objective
+from distill.objective.terms import Term
+from distill.runs.pair import Pair
+from distill.runs.run import Run
+from distill.runtime.errors import SettingError
+from distill.teacher.live import LiveTeacher
+from distill.teacher.output import Teacher
+from distill.teacher.retokenized import RetokenizedTeacher
+
+
+def loss_evaluator(run: Run) -> Evaluator:
+    """What scores the student of a run by its losses.
+
+    Raises:
+        SettingError: a setting is about logits, of a head that is not trained.
+    """
+    settings, ranks = run.config.evaluate, run.ranks
+    logits = {"evaluate.baseline": settings.baseline, "evaluate.measures": [*settings.measures]}
+    if named := next((name for name, value in logits.items() if value), None):
+        raise SettingError(
+            f"{named} is about predicted tokens, and no loss of this objective trains the head that predicts them: "
+            "leave it out, or give objective.mlm, objective.clm or objective.soft a weight"
+        )
+    scoring = run.task.scoring(run.config, run.pair.tokenizer, run.data.sets, ranks)
+    losses = LossPass(scoring, run.objective, run.pair, Readers(run.config.precision, ranks))
+    return Evaluator(scoring, [losses], run.config.precision)
+
+
+class LossPass(Pass):
+    """Each loss term between the student and its teacher, as in training: its sum over a set by its count."""
+
+    def __init__(self, scoring: Scoring, objective: Objective, pair: Pair, readers: Readers) -> None:
+        self.scoring, self.objective, self.pair, self.readers = scoring, objective, pair, readers
+        self.measures = tuple(_measure(name, term) for name, term in objective.terms.items())
+
+    def score(
+        self,
+        model: LanguageModel,
+        data: EvaluationSet,
+        on_progress: ProgressCallback,
+        byproducts: Byproducts = NO_BYPRODUCTS,
+    ) -> dict[str, float]:
+        with self.readers.opened(self.pair.teacher) as reader:
+            sums = self._sums(model, self._teacher(reader, data), reader, data, on_progress)
+        totals, counts = self.scoring.ranks.sum(sums).tolist()
+        return {
+            measure.name: total / max(count, 1)
+            for measure, total, count in zip(self.measures, totals, counts, strict=True)
+        }
+
+    def _teacher(self, reader: LanguageModel, data: EvaluationSet) -> Teacher:
+        if self.pair.tokenizers is None:
+            return LiveTeacher(reader)
+        return RetokenizedTeacher(reader, data.sequences, *self.pair.tokenizers, max_positions(reader.model))
+
+    def _sums(
+        self,
+        student: LanguageModel,
+        teacher: Teacher,
+        reader: LanguageModel,
+        data: EvaluationSet,
+        on_progress: ProgressCallback,
+    ) -> torch.Tensor:
+        """[2, T] float64: this rank's sums of the terms, and their counts."""
+        ranks, terms = self.scoring.ranks, list(self.objective.terms.values())
+        sums = torch.zeros(2, len(terms), dtype=torch.float64)
+        batches = self.scoring.batches(data, on_progress)
+        for _ in range(_most_batches(data, self.scoring.settings.batch_size, ranks)):
+            if (batch := next(batches, None)) is None:  # a sharded teacher computes on all ranks together
+                idle_forward(reader.model)
+                continue
+            batch = teacher.read_ahead(batch).to(ranks.device)
+            (output,) = teacher.outputs([batch], self.objective.teacher_spec)
+            outputs = student(batch.inputs, batch.documents, self.objective.student_spec(batch))
+            losses = [float(term.loss_sum(outputs, output, batch)) for term in terms]
+            sums += torch.tensor([losses, [term.count(batch) for term in terms]], dtype=torch.float64)
+        return sums
+
+
+def _most_batches(data: EvaluationSet, batch_size: int, ranks: Ranks) -> int:
+    """The batches of the rank that has the most of them."""
+    of_rank = -(-data.num_sequences // ranks.size)
+    return -(-of_rank // batch_size)
+
+
+def _measure(name: str, term: Term) -> Measure:
+    title = term.title or name
+    explanation = f"the mean of the loss `{name}` between student and teacher, as in training"
+    return Measure(f"{name}_loss", f"Loss of {title[:1].lower()}{title[1:]}", explanation)

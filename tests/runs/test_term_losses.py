@@ -1,0 +1,98 @@
+"""The losses as measures, of a run that trains no head: against single rows, whatever the batches and ranks."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import loss_of, make_masks, make_model, make_objective, make_rows, make_tokenizer, new_student, only
+
+from distill.config.settings import BackendConfig, Config, EvaluateConfig, LayersStudentConfig, NewStudentConfig
+from distill.distributed.single import Single
+from distill.evaluation.measures import Scoring
+from distill.evaluation.readers import Readers
+from distill.evaluation.sets import EvaluationSet
+from distill.models.kind import MASKED, ORDERED
+from distill.models.language_model import LanguageModel
+from distill.objective.build import make_terms
+from distill.runs.pair import has_trained_head
+from distill.runs.term_losses import LossPass
+
+TOKENIZER, ROWS = make_tokenizer(), make_rows(7, shortest=4)
+DATA = EvaluationSet("heldout", "made up", ROWS, 7)
+TEACHER = make_model("bert", 4).requires_grad_(False)
+TERMS: dict[str, Any] = {
+    "pooled": {"weight": 3.0},
+    "angle": {"kind": "pooled", "weight": 1.0, "pooling": "cls", "distance": "cosine"},
+    "hidden_mse": {"weight": 0.5},
+}
+
+
+class Rank(Single):
+    """One of several ranks, whose sums stay its own."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(BackendConfig(device="cpu"))
+        self.rank, self.size = rank, size
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+
+def scoring_of(batch_size: int, ranks: Any) -> Scoring:
+    masks = make_masks(TOKENIZER, ROWS, mlm_probability=0.3)
+    return Scoring(masks, TOKENIZER, EvaluateConfig(batch_size=batch_size), ranks)
+
+
+def loss_pass(student: Any, batch_size: int, ranks: Any) -> LossPass:
+    objective = make_objective(only(**TERMS), student, TEACHER)
+    pair: Any = SimpleNamespace(teacher=TEACHER, tokenizers=None)
+    return LossPass(scoring_of(batch_size, ranks), objective, pair, Readers(Config().precision, ranks))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7])
+def test_they_are_those_of_training_row_by_row(batch_size: int) -> None:
+    student, alone = make_model("distilbert", 2, seed=5), Rank(0, 1)
+    scores = loss_pass(student, batch_size, alone).score(LanguageModel(student), DATA, lambda _: None)
+    objective = make_objective(only(**TERMS), student, TEACHER)
+    rows = list(scoring_of(1, alone).batches(DATA, lambda _: None))
+    _, sums = loss_of(objective, student, TEACHER, rows)
+    counts = objective.by_name(objective.count(rows).tolist())
+    assert scores == {f"{name}_loss": pytest.approx(sums[name] / counts[name], rel=1e-4) for name in TERMS}
+    assert all(value > 0 for value in scores.values())
+
+
+def test_ranks_share_the_work_and_make_as_many_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    student, idle = new_student().eval(), []
+    monkeypatch.setattr("distill.runs.term_losses.idle_forward", idle.append)
+    sums = []
+    for rank in range(3):  # of 7 rows 3, 2 and 2, one at a time
+        run = loss_pass(student, 1, Rank(rank, 3))
+        with torch.no_grad():
+            teacher, reader = run._teacher(LanguageModel(TEACHER), DATA), LanguageModel(TEACHER)
+            sums.append(run._sums(LanguageModel(student), teacher, reader, DATA, lambda _: None))
+    assert len(idle) == 2
+    whole = loss_pass(student, 7, Rank(0, 1)).score(LanguageModel(student), DATA, lambda _: None)
+    totals, counts = np.sum([part.numpy() for part in sums], axis=0)
+    assert list(whole.values()) == pytest.approx((totals / counts).tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("terms", "student", "has_head", "kind", "trained"),
+    [
+        ({"mlm": 1.0, "pooled": {"weight": 1.0}}, NewStudentConfig(), True, MASKED, True),
+        ({"pooled": {"weight": 1.0}}, LayersStudentConfig(), True, MASKED, False),
+        ({"relations": {"weight": 1.0}}, NewStudentConfig(), True, MASKED, False),
+        ({"relations": {"weight": 1.0}}, LayersStudentConfig(), True, MASKED, True),
+        ({"relations": {"weight": 1.0}}, LayersStudentConfig(), False, MASKED, False),
+        ({"pooled": {"weight": 1.0}}, NewStudentConfig(), True, ORDERED, True),
+    ],
+)
+def test_which_runs_train_no_head(
+    terms: dict[str, Any], student: Any, has_head: bool, kind: Any, trained: bool
+) -> None:
+    models: Any = SimpleNamespace(
+        kind=kind, terms=make_terms(only(**terms)), teachers=[SimpleNamespace(has_head=has_head)]
+    )
+    assert has_trained_head(Config(student=student), models) is trained
