@@ -243,7 +243,7 @@ def _is_list_of_names(value: object) -> bool:
 def _quietly() -> Iterator[None]:
     """Without transformers' table of the weights that a model lacks, has besides, or has in another shape."""
     before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)  # it logs an error before it raises it
     try:
         yield
     finally:
@@ -355,7 +355,9 @@ def _check_ids(setting: str, path: str, tokenizer: PreTrainedTokenizerBase) -> N
             f"{setting}={path}: its tokenizer has {size:,} tokens, but the id of {largest} is {vocabulary[largest]:,}: "
             "number its tokens without gaps, from 0"
         )
-    if beyond := [number for number in tokenizer.backend_tokenizer.encode(UNKNOWN).ids if number >= size]:
+    special = [getattr(tokenizer, f"{name}_token_id") for name in ("unk", "bos", "eos", "pad", "cls", "sep", "mask")]
+    numbers = [*tokenizer.backend_tokenizer.encode(UNKNOWN).ids, *(number for number in special if number is not None)]
+    if beyond := [number for number in numbers if number >= size]:
         raise SettingError(
             f"{setting}={path}: its tokenizer has {size:,} tokens, but puts the id {beyond[0]:,} around a text: "
             "correct the post_processor in its tokenizer.json"
