@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cost_model.model_shape import ModelShape
 
 # Streams through memory of a step for each parameter, 4 bytes each: the gradient is measured and visited, the weight
-# and two moments are read and written. LAMB visits weights and updates twice (benchmarks/README.md).
+# and two moments are read and written. LAMB visits weights and updates twice (docs/explanation/benchmarks/index.md).
 STREAMS = {"adamw": 8, "lamb": 11}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from distill.commands.ending import end_rank, expected, is_rank, report_problem, until_interrupted
 from distill.runtime.errors import SettingError
-from distill.runtime.threads import keep_compiled_kernels, limit_spinning
+from distill.runtime.threads import keep_compiled_kernels, limit_spinning, quiet_libraries
 
 if TYPE_CHECKING:
     from distill.config.command_line import CommandLine
@@ -29,6 +29,7 @@ def run_command(arguments: list[str], signals: "Signals") -> int:
 
     limit_spinning()
     keep_compiled_kernels()
+    quiet_libraries()
     folder = ""
     try:
         line = CommandLine.of(arguments)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 READ_BY_ONE_RUN = ("hydra.run.dir", "hydra.searchpath")
 HYDRA = ("hydra.", "hydra/")
 MAX_DIGITS, MAX_DEPTH = 1000, 50  # of a value; what parses them ends in a traceback some way beyond
+MAX_NAME = 200  # characters
+MAX_CHARACTERS, MAX_ENTRIES = 10_000, 1000  # of an override: Hydra parses it a dozen times, long lists in squared time
 NEEDED = ("corpus", "objective", "student", "teacher")  # groups of which every run has an option
 SHORT = {"-c": "--cfg", "-cd": "--config-dir", "-m": "--multirun", "-i": "--info", "-p": "--package"}
 WITH_VALUE = ("--cfg", "--config-dir", "--package")
@@ -110,7 +113,6 @@ def check_overrides(line: CommandLine) -> None:
                 f"{secret} is named like a secret, and everybody on this machine can read the command line: set a "
                 f"variable and give {secret}='${{oc.env:NAME}}'"
             )
-    groups = {each.name for each in CONF.iterdir() if each.is_dir()} | {"recipe"}
     for override in line.parsed():
         if override.key_or_group == "scale":
             raise SettingError(without_scale(None if override.is_sweep_override() else override.value()))
@@ -122,7 +124,7 @@ def check_overrides(line: CommandLine) -> None:
             continue
         name, value = override.key_or_group, override.value()
         listed = value if isinstance(value, list) else []
-        if name in groups and (
+        if name in groups() and (
             not isinstance(value, str | list | dict) or not all(isinstance(entry, str) for entry in listed)
         ):
             raise SettingError(f"{name}={shown(value)} is no option: choose one of {', '.join(options_of(name))}")
@@ -133,9 +135,21 @@ def check_overrides(line: CommandLine) -> None:
 
 
 def _check_size(override: str) -> None:
-    """Raises SettingError for numbers and lists that Python's parsers cannot take."""
-    name = override.partition("=")[0][:80]
-    if re.search(rf"\d{{{MAX_DIGITS}}}", override):
+    """Raises SettingError for numbers, lists and texts that Python's parsers cannot take, or not in seconds."""
+    name = override.partition("=")[0]
+    if len(name) > MAX_NAME:  # Hydra looks for a file of that name
+        raise SettingError(f"{name[:80]}... is no setting: its name has {len(name):,} characters")
+    if len(override) > MAX_CHARACTERS:
+        raise SettingError(
+            f"{name} has {len(override):,} characters, and an override has {MAX_CHARACTERS:,} at most: write the "
+            "setting into a recipe"
+        )
+    if override.count(",") > MAX_ENTRIES:
+        raise SettingError(
+            f"{name} has more than {MAX_ENTRIES:,} entries: write the setting into a recipe, or name a range as in "
+            "seed=range(0,2000)"
+        )
+    if re.search(rf"(?<!\d)\d{{{MAX_DIGITS}}}", override):
         raise SettingError(f"{name} has a number of {MAX_DIGITS:,} digits or more: no setting takes such a number")
     depth = 0
     for sign in override:
@@ -147,6 +161,12 @@ def _check_size(override: str) -> None:
 def _recipe(name: str) -> str:
     """How a recipe is given, with the nearest name where there is none of this one."""
     return f"+recipe={name}{'' if name in (recipes := options_of('recipe')) else did_you_mean(name, recipes)}"
+
+
+@cache
+def groups() -> set[str]:
+    """The groups that have options."""
+    return {folder.name for folder in CONF.iterdir() if folder.is_dir()} | {"recipe"}
 
 
 def options_of(group: str) -> list[str]:

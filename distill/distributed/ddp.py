@@ -1,7 +1,6 @@
 """torch.distributed: Gloo on processors, NCCL on NVIDIA GPUs, or a plug-in on either."""
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -14,13 +13,12 @@ from torch import Tensor
 from distill.config.settings import BackendConfig
 from distill.distributed.collective import load_collective, parse_collective, try_out
 from distill.distributed.devices import choose_device
+from distill.distributed.heartbeat import Heartbeat
 from distill.distributed.rank import RankInfo, rank_from_env
 from distill.distributed.ranks import WIRE, Ranks
 from distill.distributed.rendezvous import open_store, wait_for_all
 from distill.distributed.rings import CANDIDATES, TorchRings, parse_rings
 from distill.runtime.errors import SettingError, first_line
-
-POLL = 0.05  # seconds between two looks at a barrier
 
 
 class Ddp(Ranks):
@@ -48,7 +46,8 @@ class Ddp(Ranks):
         if nccl and requested is not None and requested > 1:
             os.environ["NCCL_MIN_NCHANNELS"] = str(requested)  # read when the first communicator is made
         self._store = open_store(info, settings.timeout, "distill")
-        wait_for_all(self._store, self.size, settings.timeout)
+        wait_for_all(self._store, info, settings.timeout)
+        self._heartbeat = Heartbeat(self._store, self.rank, self.size, settings.timeout)
         self._join(self._choose_backend(), device if nccl else None)
         self._rings = TorchRings(1 if nccl or plug_in else requested or max(CANDIDATES), settings.timeout)
         if settings.collective is not None:
@@ -81,21 +80,14 @@ class Ddp(Ranks):
             raise SettingError(f"backend.collective={self.settings.collective} does not start: {reason}") from error
 
     def _barrier(self) -> None:
-        # Through the store and without a limit of time: some ranks may be preparing data for hours. When one dies its
-        # launcher ends the others.
+        # Through the store, since an exchange has a limit of time: some ranks may be preparing data for hours.
         self._barriers += 1
-        name = f"barrier/{self._barriers}"
-        self._store.add(name, 1)
-        while self._store.add(name, 0) < self.size:
-            time.sleep(POLL)
+        self._heartbeat.meet(f"barrier/{self._barriers}")
 
     def close(self) -> None:
         if self.size > 1:
             self.barrier()
-            # Rank 0 may hold the store, which the others read until all are there.
-            self._store.add("left", 1)
-            while self.rank == 0 and self._store.add("left", 0) < self.size:
-                time.sleep(POLL)
+            self._heartbeat.leave()
             dist.destroy_process_group()
 
     def choose_rings(self, trial: Tensor) -> None:

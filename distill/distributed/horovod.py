@@ -14,12 +14,13 @@ from torch import Tensor
 from distill.config.settings import BackendConfig
 from distill.distributed.devices import choose_device
 from distill.distributed.install_horovod import COMMAND
-from distill.distributed.rank import RankInfo, rank_from_env
+from distill.distributed.rank import RankInfo, number_of, rank_from_env
 from distill.distributed.ranks import Ranks
-from distill.distributed.rendezvous import meeting_point, open_store, wait_for_all
+from distill.distributed.rendezvous import meeting_point, open_store, wait_for_address, wait_for_all
 from distill.distributed.rings import CANDIDATES, TorchRings, parse_rings
 from distill.runtime.errors import SettingError
 
+RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_"  # of variables with the address of the launcher's server
 POLL = 0.0005  # seconds between two looks at an exchange
 
 
@@ -48,7 +49,11 @@ class Horovod(Ranks):
         _tune(settings, requested or 1, self._nccl)
         _join(self._hvd, info, settings.timeout)
         super().__init__(settings, info, device)
-        assert (self._hvd.rank(), self._hvd.size()) == (self.rank, self.size), "Horovod and its launcher disagree"
+        if (seat := (self._hvd.rank(), self._hvd.size())) != (self.rank, self.size):
+            raise SettingError(
+                f"{info.launcher}: this is rank {self.rank} of {self.size}, and Horovod has joined as {seat[0]} of "
+                f"{seat[1]}; start the ranks by horovodrun or torchrun"
+            )
         self._rings: TorchRings | None = None
         if self.size == 1:
             self.engine, self.rings = "none", 1
@@ -163,12 +168,29 @@ def _join(hvd: Any, info: RankInfo, timeout: float) -> None:
     """Start Horovod: with its own launcher or MPI as they are, else by playing its launcher's part here."""
     by_mpi = hvd.mpi_built() and info.launcher in ("Open MPI", "MPI", "Slurm")
     store = None
+    if info.size > 1 and info.launcher == "horovodrun":
+        _wait_for_launcher(timeout)
     if info.size > 1 and info.launcher != "horovodrun" and not by_mpi:
         store = _rendezvous(info, timeout)
     elif info.size == 1 and info.launcher != "horovodrun":
         os.environ.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
     hvd.init()
     del store  # not earlier: the others may still be reading from it
+
+
+def _wait_for_launcher(timeout: float) -> None:
+    """Wait until the launcher's server answers, without which Horovod aborts the process.
+
+    Raises SettingError where no launcher has set its address, or no host has it; RankLost where none answers.
+    """
+    address = os.environ.get(f"{RENDEZVOUS}ADDR")
+    if address is None or f"{RENDEZVOUS}PORT" not in os.environ:
+        raise SettingError(
+            f"HOROVOD_RANK={os.environ['HOROVOD_RANK']} without {RENDEZVOUS}ADDR and {RENDEZVOUS}PORT: horovodrun sets "
+            "all of them; start the ranks by it or by torchrun"
+        )
+    port = number_of(os.environ, f"{RENDEZVOUS}PORT", range(1, 65_536))
+    wait_for_address(address, port, timeout, RENDEZVOUS)
 
 
 def _rendezvous(info: RankInfo, timeout: float) -> dist.Store:
@@ -181,7 +203,7 @@ def _rendezvous(info: RankInfo, timeout: float) -> dist.Store:
 
     store = open_store(info, timeout, "horovod")
     store.set(str(info.rank), socket.gethostname())
-    wait_for_all(store, info.size, timeout)
+    wait_for_all(store, info, timeout)
     hosts = [store.get(str(rank)).decode() for rank in range(info.size)]
     # Counted here: a launcher can start a machine's ranks in several parts.
     seats = [(host, hosts[:rank].count(host)) for rank, host in enumerate(hosts)]

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import socket
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import IO, NoReturn
 from distill.config.settings import BackendConfig
 from distill.distributed.install_horovod import COMMAND
 from distill.distributed.processes import run_ranks
-from distill.distributed.rank import rank_from_env
+from distill.distributed.rank import rank_from_env, refuse_half_numbered
 from distill.runtime.errors import RankLost, SettingError
 from distill.runtime.files import make_folder
 from distill.runtime.progress import write_to
@@ -28,12 +29,17 @@ EXPORTED = re.compile(
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL")
 PORT = 29500  # where torchrun's ranks meet, on the first host
 GIVE_WAY = 2.0  # seconds
+LOGIN = 10  # seconds to connect to a host
 
 
 def should_launch(settings: BackendConfig) -> bool:
-    """Whether this process has to start the ranks, because no launcher has started it as one of them."""
+    """Whether this process has to start the ranks, because no launcher has started it as one of them.
+
+    Raises SettingError where a launcher has numbered it by half: it would be the only rank of a run.
+    """
     if settings.name == "single" or rank_from_env() is not None:
         return False
+    refuse_half_numbered()
     return bool(hosts_of(settings)) or num_processes(settings) > 1
 
 
@@ -105,15 +111,38 @@ def torchrun_commands(hosts: list[tuple[str, int]], command: list[str]) -> list[
     ]
 
 
-def _become_horovodrun(hosts: list[tuple[str, int]], command: list[str]) -> NoReturn:
-    """Let Horovod's launcher take the place of this process. Raises SettingError for a host without an address."""
-    for host, _ in hosts:
+def _refuse_unreachable(hosts: list[str]) -> None:
+    """Raises SettingError for a host without an address, or that Horovod's launcher cannot log in to.
+
+    That launcher would find it out after a minute, and end with a traceback.
+    """
+    from horovod.runner.util.network import filter_local_addresses
+    from horovod.runner.util.remote import get_remote_command
+
+    for host in hosts:
         try:
             socket.getaddrinfo(host, None)
         except OSError as error:
             raise SettingError(
                 f"backend.hosts: {host} has no address here ({error.strerror}); give names that this machine can reach"
             ) from None
+    for host in filter_local_addresses(hosts):
+        login = get_remote_command("true", host, timeout_s=LOGIN)
+        try:
+            done = subprocess.run(login, shell=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=3 * LOGIN)
+        except subprocess.TimeoutExpired:
+            problem = f"no answer in {3 * LOGIN} s"
+        else:
+            if done.returncode == 0:
+                continue
+            lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"]
+            problem = lines[-1]
+        raise SettingError(f"backend.hosts: {host} cannot be reached ({problem}); this has to work: {login}")
+
+
+def _become_horovodrun(hosts: list[tuple[str, int]], command: list[str]) -> NoReturn:
+    """Let Horovod's launcher take the place of this process. Raises SettingError for a host that cannot be reached."""
+    _refuse_unreachable([host for host, _ in hosts])
     secrets = sorted(filter(SECRET.search, os.environ))
     if secrets:
         write_to(

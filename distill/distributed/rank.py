@@ -4,6 +4,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from distill.runtime.errors import SettingError
+
 # Per launcher: the variables of rank, size, local rank and local size.
 VARIABLES = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -20,6 +22,7 @@ VARIABLES = {
     "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 }
 
+MAX_RANKS = 1 << 20
 BY_TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun alone, and not where its other variables are
 
 
@@ -35,18 +38,49 @@ class RankInfo:
 
 
 def rank_from_env(environment: Mapping[str, str] = os.environ) -> RankInfo | None:
-    """This process as a launcher has numbered it; None when it was started by hand."""
+    """This process as a launcher has numbered it; None when it was started by hand.
+
+    Raises SettingError where those are no numbers, or no rank of so many.
+    """
     for launcher, (rank, size, local_rank, local_size) in VARIABLES.items():
         if rank not in environment or size not in environment:
             continue
-        numbers = [int(environment[rank]), int(environment[size]), int(environment.get(local_rank, 0))]
+        num_ranks = number_of(environment, size, range(1, MAX_RANKS))
+        numbers = [number_of(environment, rank, range(num_ranks)), num_ranks]
+        # A launcher that gives no local size (one pod per rank, say) has one rank on each host.
+        numbers.append(number_of(environment, local_rank, range(MAX_RANKS)) if local_rank in environment else 0)
         if launcher == "Slurm":
             numbers.append(_tasks_here(environment))
         else:
-            # A launcher that gives no local size (one pod per rank, say) has one rank on each host.
-            numbers.append(int(environment.get(local_size, 1)))
+            numbers.append(number_of(environment, local_size, range(1, MAX_RANKS)) if local_size in environment else 1)
         return RankInfo(launcher, *numbers)
     return None
+
+
+def number_of(environment: Mapping[str, str], name: str, allowed: range) -> int:
+    """The number in a variable. Raises SettingError where it holds none, or one that is not allowed."""
+    text = environment[name]
+    if len(text) < 10 and text.strip().isdecimal() and (number := int(text)) in allowed:
+        return number
+    raise SettingError(
+        f"{name}={text}: a launcher of ranks sets it to a number from {allowed.start} to {allowed.stop - 1}; start "
+        "the ranks by torchrun, or unset it for a run of one process"
+    )
+
+
+def refuse_half_numbered(environment: Mapping[str, str] = os.environ) -> None:
+    """Raises SettingError where a launcher has set only one of a rank and the number of ranks.
+
+    The shell of a batch script of Slurm has a rank, too, and is none.
+    """
+    for launcher, names in VARIABLES.items():
+        here = [name for name in names[:2] if name in environment]
+        if launcher != "Slurm" and len(here) == 1:
+            (missing,) = set(names[:2]) - set(here)
+            raise SettingError(
+                f"{here[0]}={environment[here[0]]} without {missing}: a launcher of ranks sets both; start the ranks "
+                f"by torchrun, or unset {here[0]} for a run of one process"
+            )
 
 
 def _tasks_here(environment: Mapping[str, str]) -> int:

@@ -26,6 +26,8 @@ def naming_lost_rank() -> Iterator[None]:
     """Turn the error of a communication library whose rank is gone into RankLost, in one line."""
     try:
         yield
+    except RankLost:
+        raise
     except RuntimeError as error:
         # Without the line of the library's source, and without its advice.
         reason = re.sub(r"^\[\S+\] *", "", str(error).strip() or type(error).__name__).split(". ")[0].split("\n")[0]
@@ -176,7 +178,7 @@ class Ranks:
         yield
 
     def barrier(self) -> None:
-        """Wait until all ranks have come here, however long that takes."""
+        """Wait until all ranks have come here, however long that takes while they are alive."""
         if self.size > 1:
             self.traffic.num_collectives += 1
             with self.waiting():

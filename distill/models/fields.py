@@ -1,5 +1,8 @@
 """The families of transformers and the fields of their configurations, as the user may name and change them."""
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig
@@ -8,6 +11,10 @@ from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
 MAX_SIZE = 10**8  # of one size, such as the width of a layer or the length of a vocabulary
+# Numbers of what is made one by one, in Python: blocks, and names of classes. The deepest published models have 1,000.
+BLOCKS, MAX_BLOCKS = re.compile(r"(?:layers?|groups?|group_num|experts)$"), 1000
+LABELS, MAX_LABELS = "num_labels", 1_000_000
+MAX_HEADER = 25_000_000  # bytes that name the tensors of a file of weights: enough for 200,000 of them
 # Endings of whole numbers that are no sizes, and a size that may be 0.
 NO_SIZES = ("_id", "_ids", "type_vocab_size")
 
@@ -27,6 +34,36 @@ def field_names(config: Any) -> set[str]:
     kind = type(config)
     settable = {name for name in dir(kind) if getattr(getattr(kind, name), "fset", None) is not None}
     return {*config.to_dict(), *config.attribute_map, *settable}
+
+
+def max_size(name: str) -> int:
+    """The largest size that a field of this name may have."""
+    return MAX_LABELS if name == LABELS else MAX_BLOCKS if BLOCKS.search(name) else MAX_SIZE
+
+
+def check_saved_sizes(setting: str, path: str, folder: Path) -> None:
+    """Refuse a folder of a model by which more would be built than any model has, before anything of it is built.
+
+    Raises:
+        SettingError: its config.json has such a size, or the header of a file of weights is too long.
+    """
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as content:
+            length = int.from_bytes(content.read(8), "little")
+        if MAX_HEADER < length < file.stat().st_size:  # a longer one is a file that was cut, or is none
+            raise SettingError(
+                f"{setting}={path}: the names of tensors in {file.name} take {length / 1e6:,.0f} MB, and those of a "
+                f"model {MAX_HEADER / 1e6:,.0f} MB at most: save the model again"
+            )
+    try:
+        fields = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):  # whoever loads the model reports it
+        return
+    for name, value in fields.items() if isinstance(fields, dict) else ():
+        if isinstance(value, int) and value > (limit := max_size(name)) and limit < MAX_SIZE:
+            raise SettingError(
+                f"{setting}={path}: its config.json has {name}={value}, and a model has {limit:,} at most: correct it"
+            )
 
 
 def check_fields(config: Any, changes: dict[str, Any]) -> None:
@@ -54,9 +91,8 @@ def check_fields(config: Any, changes: dict[str, Any]) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise SettingError(f"{setting}={value} is not a number: give one such as {usual}")
-        if isinstance(usual, int) and usual > 0 and (not isinstance(value, int) or not 1 <= value <= MAX_SIZE):
-            raise SettingError(
-                f"{setting}={value} is not a size of a model: give a whole number from 1 to {MAX_SIZE:,}"
-            )
+        limit = max_size(name)
+        if isinstance(usual, int) and usual > 0 and (not isinstance(value, int) or not 1 <= value <= limit):
+            raise SettingError(f"{setting}={value} is not a size of a model: give a whole number from 1 to {limit:,}")
         if "dropout" in name and not 0 <= value < 1:
             raise SettingError(f"{setting}={value} is not a probability: give a number from 0 to below 1")

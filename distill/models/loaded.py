@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from distill.models.check import check_vocabulary, max_positions
 from distill.models.kind import CAUSAL, CLASSES, MASKED, ORDERED, SPANS, ModelKind, saved_class
 from distill.models.load import load_pretrained, load_tokenizer, model_folder, saved_config, size
+from distill.runtime.bounded_yaml import read_yaml
 from distill.runtime.errors import SettingError
 
 KINDS = (SPANS, CLASSES, CAUSAL, MASKED, ORDERED)
@@ -163,8 +163,8 @@ def corpus_of(path: str | Path) -> dict[str, Any]:
         file = parent / "config.yaml"
         if file.is_file() and (parent / "metrics.jsonl").is_file():
             try:
-                settings = yaml.safe_load(file.read_text("utf-8"))
-            except (OSError, ValueError, yaml.YAMLError):
+                settings = read_yaml(file)
+            except (OSError, ValueError):
                 return {}
             corpus = settings.get("corpus") if isinstance(settings, dict) else None
             return corpus if isinstance(corpus, dict) else {}

@@ -3,6 +3,7 @@
 import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from distill.models.load import refuse_custom_class, saved_config
 from distill.models.loaded import SETTING
 from distill.models.teacher import bundled_folder
 from distill.runs.results_file import read_results
+from distill.runtime.bounded_yaml import bounded_text
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.nearest import did_you_mean
 
@@ -107,7 +109,8 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     try:
-        content = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"), resolve=False)
+        file = StringIO(bounded_text(folder / "config.yaml"))
+        content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except Exception as error:  # of the file system, of YAML and of OmegaConf, which have no class in common
         raise SettingError(f"model={folder}: its config.yaml cannot be read: {first_line(error)}") from error
     if not isinstance(content, dict):

@@ -19,8 +19,13 @@ SECRET = re.compile(
     re.VERBOSE,
 )
 PIECE_OF_TEXT = re.compile(r"(?:^|_)(?:mask|pad|sep|cls|bos|eos|unk|eot|start|end|stop|image|per|new|max)_token$")
-# NAME=VALUE and NAME: VALUE in an override, whose VALUE is neither null nor the name of an environment variable.
-LITERAL = re.compile(r"""([\w.-]+)["']?\s*[=:]\s*+(?!["']?\$\{|["']?\s*(?:[,}\])]|$)|(?:null|true|false)\b)""", re.I)
+# NAME=VALUE and NAME: VALUE in an override, whose VALUE is neither null nor the name of an environment variable. A name
+# is tried from its first sign alone and as a whole, or a long word would be read once for each of its signs.
+LITERAL = re.compile(
+    r"""(?<![\w.-])([\w.-]++)["']?\s*[=:]\s*+"""
+    r"""(?!["']?\$\{|["']?\s*(?:[,}\])]|$)|(?:null|true|false)\b)""",
+    re.IGNORECASE,
+)
 # What opens a file by its URL alone.
 SIGNATURE = re.compile(r"(?i)(?<=[?&])((?:X-Amz-|X-Goog-)?(?:Signature|Credential|Security-Token)|sig)=[^&\s]+")
 BEARER = re.compile(r"\b(?<=[Bb]earer) +[\w.~+/=-]{8,}")

@@ -1,4 +1,4 @@
-"""Environment variables that torch reads when it is loaded: how threads wait, and where compiled kernels lie."""
+"""Environment variables that torch reads when it is loaded: how threads wait, where kernels lie, and what it logs."""
 
 import os
 from contextlib import suppress
@@ -27,3 +27,8 @@ def keep_compiled_kernels() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+
+
+def quiet_libraries() -> None:
+    """Leave out the warnings of torch's C++ parts: a connection that breaks is reported in one line, without frames."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -110,6 +110,21 @@ def test_texts_are_redacted(text: str, expected: str) -> None:
     assert redact(text) == expected and redacted({"a": [text]}) == {"a": [expected]}
 
 
+@pytest.mark.parametrize(
+    "part",
+    ["a", "a.", "a_", "token_1", "=a", "a ", " ", '"', "://", "://a", "&sig=", "Bearer ", "1", "a:'"],
+)  # fmt: skip
+def test_masking_is_linear_in_the_length_of_a_text(part: str) -> None:
+    """The square of these signs would be minutes."""
+    text = part * (200_000 // len(part))
+    begin = time.monotonic()
+    for last in ("", "x", "=b"):
+        literal_secret(text + last)
+        redact(text + last)
+        is_secret(text + last)
+    assert time.monotonic() - begin < 20
+
+
 def test_what_is_remembered_is_found_without_its_name() -> None:
     for secret in (KEY, "correct horse battery", "abc"):
         remember(secret)

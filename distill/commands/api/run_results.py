@@ -5,14 +5,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from distill.config.renamed import OLD_TEACHERS
 from distill.config.teacher import BUNDLED
 from distill.models.teacher import bundled_folder
 from distill.report.page import Table, render
 from distill.report.summary import comparison, findings
 from distill.runs.record import Record
+from distill.runtime.bounded_yaml import read_yaml
+from distill.runtime.errors import Damaged, first_line
 from distill.runtime.jsonl import LogLine, read_lines
 from distill.runtime.progress import counted
 
@@ -63,9 +63,12 @@ class RunResults:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings of the run, as in config.yaml."""
+        """All settings of the run, as in config.yaml. Raises Damaged where that cannot be read."""
         file = self.folder / "config.yaml"
-        settings = yaml.safe_load(file.read_text("utf-8")) if file.is_file() else {}
+        try:
+            settings = read_yaml(file) if file.is_file() else {}
+        except (OSError, ValueError) as error:
+            raise Damaged(file, first_line(error)) from None
         return settings if isinstance(settings, dict) else {}
 
     @cached_property

@@ -9,7 +9,8 @@ from typing import NotRequired, TypedDict
 import yaml
 
 from distill.config.sweep.names import readable_name
-from distill.runtime.errors import Damaged
+from distill.runtime.bounded_yaml import read_yaml
+from distill.runtime.errors import Damaged, first_line
 from distill.runtime.files import atomic
 
 INDEX = "sweep.yaml"
@@ -40,9 +41,9 @@ class SweepIndex:
         if not self.path.exists():
             return {}
         try:
-            entries = yaml.safe_load(self.path.read_text(encoding="utf-8")) or {}
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise Damaged(self.path, type(error).__name__) from None
+            entries = read_yaml(self.path) or {}
+        except (OSError, ValueError) as error:
+            raise Damaged(self.path, first_line(error)) from None
         if not isinstance(entries, dict) or not all(
             isinstance(entry, dict) and isinstance(entry.get("overrides"), list) for entry in entries.values()
         ):

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from distill.config.flat_settings import flatten
 from distill.config.renamed import renamed
 from distill.config.sweep.index import FAILED, INDEX, Entry, SweepIndex
 from distill.runs.record import Record
 from distill.runs.results_file import read_results
+from distill.runtime.bounded_yaml import read_yaml
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.jsonl import read_lines
 
@@ -159,8 +158,8 @@ def is_at_work(folder: Path) -> bool:
 def _settings(folder: Path) -> dict[str, Any]:
     file = folder / "config.yaml"
     try:
-        settings = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (OSError, ValueError, yaml.YAMLError):
+        settings = read_yaml(file) if file.is_file() else {}
+    except (OSError, ValueError):
         return {}
     return renamed(flatten(settings)) if isinstance(settings, dict) else {}
 

@@ -1,11 +1,11 @@
-"""What recipes/README.md shows: commands and files as they stand there, each pair with a small model of its family."""
+"""What the manual shows of recipes and pairs: its commands and files, each pair with a small model of its family."""
 
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from job import Shelf, composed, distill, metrics, results, save_model
+from job import ROOT, Shelf, composed, distill, metrics, results, save_model
 
 from distill.config.settings import RECIPES
 from distill.models.check import check_packing
@@ -15,7 +15,7 @@ from distill.models.teacher import load_teacher
 from distill.runs.check import check
 from distill.tasks import find_task
 
-README = (RECIPES / "README.md").read_text()
+MANUAL = "".join((ROOT / "docs" / "how-to" / page).read_text() for page in ("recipes.md", "students.md"))
 SMALL = [
     "data.cache=cache",
     "data.workers=1",
@@ -27,7 +27,7 @@ SMALL += ["train.steps=2", "evaluate.max_sequences=8", "evaluate.sets=[heldout]"
 
 
 def section(title: str) -> str:
-    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return MANUAL.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
 def commands(title: str) -> list[list[str]]:

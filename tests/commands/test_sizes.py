@@ -1,0 +1,146 @@
+"""Sizes are bounded before anything of that size is built: overrides, YAML, layers, names of tensors."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from job import save_model
+from made_runs import make_run, results_of, settings_of
+
+from distill.commands.api.run_results import RunResults
+from distill.commands.cli import main
+from distill.config.sweep.index import INDEX, SweepIndex
+from distill.models.fields import check_fields, family
+from distill.models.load import load_pretrained
+from distill.runs.located import settings_of_run
+from distill.runs.results_file import read_results
+from distill.runtime.bounded_yaml import MAX_BYTES, TooLargeYaml, read_yaml
+from distill.runtime.errors import Damaged, SettingError
+
+SECONDS = 30  # of a busy machine; what is refused here took minutes, or more memory than there is
+LAUGHS = "".join([
+    "a0: &a0 {x: [1, 2, 3, 4, 5, 6, 7, 8, 9]}\n",
+    *(f"a{n}: &a{n} {{x: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12)),
+])  # fmt: skip
+MERGED = "a0: &a0 {x: 1, y: 2}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12)
+)
+INSIDE = "a: &a [1, *a]\n"
+
+
+@pytest.fixture(autouse=True)
+def ends_soon() -> Any:
+    begin = time.monotonic()
+    yield
+    assert time.monotonic() - begin < SECONDS
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    assert main(list(arguments)) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("distill: ") and line.count("\n") == 1 and len(line) < 1000, line[:2000]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("corpus.path=" + "a" * 30_000, "corpus.path has 30,012 characters"),
+        ("corpus.path=" + "a " * 1_500_000, "corpus.path has 3,000,012 characters"),
+        ("+" + "a" * 3_000_000 + "=1", "a... is no setting: its name has 3,000,001 characters"),
+        ("+objective." + "a." * 1000 + "weight=1", "is no setting: its name has"),
+        ("student.layers=[" + ",".join(["1"] * 4000) + "]", "student.layers has more than 1,000 entries"),
+    ],
+    ids=["30 kB", "3 MB", "name", "deep name", "list"],
+)
+def test_a_long_override(override: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["settings"]):
+        assert words in refused(capsys, *command, override)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [LAUGHS, MERGED, INSIDE, "a: [" + "1, " * (MAX_BYTES // 3) + "1]\n", "[" * 5000],
+    ids=["aliases", "merged", "inside itself", "long", "deep"],
+)
+def test_yaml_that_stands_for_more_than_it_holds(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(TooLargeYaml):
+        read_yaml(tmp_path / "a.yaml")
+
+
+def test_other_yaml_is_read_as_ever(tmp_path: Path) -> None:
+    text = 'a: &a {x: [1, "2 & *3"]}\nb: *a\nc: {<<: *a, y: 1e-3}\nd: "*"\n'
+    (tmp_path / "a.yaml").write_text(text)
+    assert read_yaml(tmp_path / "a.yaml") == yaml.safe_load(text)
+    (tmp_path / "a.yaml").write_text("a: [&b *c")
+    with pytest.raises(ValueError, match="while"):
+        read_yaml(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize("text", [LAUGHS, INSIDE], ids=["aliases", "inside itself"])
+def test_run_folders(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "runs" / "one", settings_of(1), results_of({"heldout": 5.0}))
+    make_run(tmp_path / "runs" / "two", settings_of(2), results_of({"heldout": 6.0}))
+    (run / "config.yaml").write_text(text)
+    (tmp_path / "runs" / INDEX).write_text(text)
+    assert main(["compare", f"run={tmp_path / 'runs'}", f"output={tmp_path / 'out'}"]) == 0
+    assert main(["report", f"run={run}"]) == 0
+    capsys.readouterr()
+    with pytest.raises(SettingError, match=r"its config\.yaml cannot be read: (its aliases stand|an alias in it)"):
+        settings_of_run(run)
+    with pytest.raises(Damaged, match=r"sweep\.yaml is damaged \((its aliases stand|an alias in it)"):
+        SweepIndex(tmp_path / "runs").read()
+    with pytest.raises(Damaged, match=r"config\.yaml is damaged"):
+        _ = RunResults(run, read_results(run / "results.json")).settings
+    save_model(run / "student")
+    assert "config.yaml cannot be read" in refused(capsys, "evaluate", f"model={run}")
+
+
+def test_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text("# @package _global_\n" + LAUGHS)
+    line = refused(capsys, "--config-dir", str(tmp_path), "+recipe=mine")
+    assert f"{tmp_path}/recipe/mine.yaml: its aliases stand for more than" in line
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [("bert", "num_hidden_layers"), ("distilbert", "n_layers"), ("gpt2", "n_layer"), ("albert", "num_hidden_groups"),
+     ("bert", "num_labels")],
+)  # fmt: skip
+def test_a_student_of_a_million_layers(architecture: str, name: str) -> None:
+    message = rf"student\.config\.{name}=10000000 is not a size of a model: give a whole number from 1 to 1,000"
+    with pytest.raises(SettingError, match=message):
+        check_fields(family(architecture), {name: 10_000_000})
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_labels"])
+def test_a_saved_model_of_a_million_layers(name: str, tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "bert")
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, name: 10_000_000}))
+    with pytest.raises(SettingError, match=rf"teacher\.path={folder}: its config\.json has {name}=10000000, and a"):
+        load_pretrained("teacher.path", str(folder))
+
+
+def test_a_saved_model_that_memory_does_not_hold(tmp_path: Path) -> None:
+    """Else transformers makes up what the folder lacks."""
+    folder = save_model(tmp_path / "model", "bert")
+    fields = json.loads((folder / "config.json").read_text())
+    changed = {"num_hidden_layers": 900, "hidden_size": 16_384, "intermediate_size": 65_536}
+    (folder / "config.json").write_text(json.dumps({**fields, **changed}))
+    with pytest.raises(SettingError, match=rf"teacher\.path={folder}: .* take .* GB, and .* GB are free"):
+        load_pretrained("teacher.path", str(folder))
+
+
+def test_a_header_of_weights_that_is_too_long(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "bert")
+    header = json.dumps({"__metadata__": {"a": "b" * 30_000_000}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 8)
+    with pytest.raises(SettingError, match=r"the names of tensors in model\.safetensors take 30 MB"):
+        load_pretrained("teacher.path", str(folder))
