@@ -295,4 +295,4 @@ def unfit_field(field: str, names: list[str], name: str, setting: str) -> Settin
 
 def no_field(field: str, fields: list[str], name: str, setting: str) -> SettingError:
     """For a record or file of this name that lacks a field; `fields` are those that it has."""
-    return SettingError(f"{setting}={field}: {name} has no such field; it has {', '.join(map(str, fields))}")
+    return SettingError(f"{setting}={field}: {name} has no such field; it has {', '.join(map(str, fields)) or 'none'}")
