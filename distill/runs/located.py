@@ -11,7 +11,7 @@ from distill.config.paths import looks_local, refuse_missing
 from distill.config.renamed import refuse_old_teacher, renamed_tree
 from distill.config.teacher import BUNDLED
 from distill.models.kind import CAUSAL, CLASSES, ORDERED, SPANS, saved_class
-from distill.models.load import refuse_custom_class, saved_config
+from distill.models.load import model_folder, refuse_custom_class, saved_config
 from distill.models.loaded import SETTING
 from distill.models.teacher import bundled_folder
 from distill.runs.results_file import read_results
@@ -62,6 +62,7 @@ def locate(names: Sequence[str]) -> list[Located]:
 def _locate(name: str) -> Located:
     if not name.strip():
         raise SettingError("model= is empty (a shell variable that is not set?): give a folder or a name on the Hub")
+    model_folder(name)  # which refuses the path of no folder
     folder = Path(name).expanduser()
     if name in BUNDLED and not folder.exists():
         return Located(name, bundled_folder(name), None, _class_of(bundled_folder(name), name))
@@ -81,7 +82,22 @@ def _locate(name: str) -> Located:
             f"model={name} holds the weights of a module of your own, and this command scores models of transformers: "
             "the report of its run has its scores"
         ) from error
-    return Located(name, name, _run_of(folder), _class_of(name, name))
+    run = _run_of(folder)
+    _refuse_untrained_head(name, run)
+    return Located(name, name, run, _class_of(name, name))
+
+
+def _refuse_untrained_head(name: str, run: Path | None) -> None:
+    """Raises SettingError for the student of a run that trained no head, whose scores would be those of chance."""
+    try:
+        student = None if run is None else read_results(run / "results.json").student
+    except (OSError, SettingError):
+        return
+    if student is not None and student.origin is not None and student.origin.encodes is not None:
+        raise SettingError(
+            f"model={name}: no loss of its run trained the head that predicts tokens, by which this command scores: "
+            "the report of its run has its losses"
+        )
 
 
 def _run_of(folder: Path) -> Path | None:
