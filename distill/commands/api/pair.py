@@ -75,6 +75,8 @@ class Pair:
     """A frozen teacher and a student in training mode, which read with the teacher's tokenizer.
 
     Attributes:
+        teacher: in evaluation mode, and frozen.
+        student: the model to train.
         sequence_length: tokens of a sequence; longer texts fill several.
         seed: of the masks.
     """
