@@ -1,4 +1,4 @@
-"""No line of transformers stands between ours where a text is longer than a model reads."""
+"""No line of transformers stands between those of Distill where a text is longer than a model reads."""
 
 import logging
 from collections.abc import Callable, Iterator
