@@ -81,6 +81,8 @@ class Pair:
     teacher reads the text of each of the student's sequences.
 
     Attributes:
+        teacher: in evaluation mode, and frozen.
+        student: the model to train.
         sequence_length: tokens of a sequence; longer texts fill several.
         seed: of the masks.
     """
