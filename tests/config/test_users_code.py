@@ -73,6 +73,21 @@ def test_the_line_names_that_of_the_users_file(
     assert all(words in line for words in WRONG[setting]), line
 
 
+def needs_a_package() -> nn.Module:
+    import a_package_that_is_not_there
+
+    model: nn.Module = a_package_that_is_not_there.model()
+    return model
+
+
+def test_a_package_that_a_class_needs_is_one_line() -> None:
+    """As some classes of torchmetrics and PEFT import theirs when they are made."""
+    with pytest.raises(
+        SettingError, match=r"_target_=.*: ModuleNotFoundError: No module .*test_users_code\.py, line \d+:"
+    ):
+        custom_model(Component("student", f"{__name__}.needs_a_package"), None)
+
+
 class PeftModel(nn.Module):
     """As it is called there."""
 
