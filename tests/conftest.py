@@ -25,9 +25,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # The files that took most of a processor when they were measured one by one.
-LONGEST = ["test_recipes.py", "test_bad_settings.py", "test_ranks.py", "test_layer_search.py", "test_unlabelled_job.py"]
-LONGEST += ["test_main_job.py", "test_chain.py", "test_identity.py", "test_recipes_manual.py", "test_readme.py"]
-LONGEST += ["test_launch.py", "test_causal_job.py", "test_mixture_job.py", "test_fine_tuning.py", "test_albert_job.py"]
+LONGEST = ["test_docs.py", "test_recipes.py", "test_bad_settings.py", "test_ranks.py", "test_layer_search.py"]
+LONGEST += ["test_unlabelled_job.py", "test_main_job.py", "test_chain.py", "test_identity.py", "test_recipes_manual.py"]
+LONGEST += ["test_readme.py", "test_launch.py", "test_causal_job.py", "test_mixture_job.py", "test_fine_tuning.py"]
+LONGEST += ["test_albert_job.py"]
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
     python benchmarks/attacks                                 # all subjects
     python benchmarks/attacks shards s3 --cases 50            # at most 50 cases of each of two subjects
+    python benchmarks/attacks shards --part 2/5               # a fifth of its cases
     python benchmarks/attacks tables --name 'csv, a NUL'      # one case
 
 The cases of a subject follow from the seed. Commands run as processes that are forked from one that has imported what
@@ -98,13 +99,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, help="at most, of each subject")
     parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
+    parser.add_argument("--part", default="1/1", help="K/N: every N-th case, from the K-th on")
     parser.add_argument("--name", help="the case of this name alone")
     parser.add_argument("--json", type=Path, help="write the outcomes there")
     options = parser.parse_args()
     if unknown := {*options.subjects} - {*SUBJECTS}:
         parser.error(f"there is no subject {', '.join(sorted(unknown))}: choose of {', '.join(SUBJECTS)}")
     subjects = options.subjects or SUBJECTS
+    part, parts = map(int, options.part.split("/"))
     cases = [case for name in subjects for case in cases_of(name, options.seed, options.cases, options.name)]
+    cases = cases[part - 1 :: parts]
     with tempfile.TemporaryDirectory(prefix="attacks-") as folder, ExitStack() as stack:
         results = list(attacked(cases, Shared(Path(folder), stack), options.jobs))
     problems = [(case, outcome) for case, outcome in results if outcome.kind not in GOOD]

@@ -107,9 +107,15 @@ def finished(ended: Ended, is_same: Callable[[], bool] | None = None) -> Outcome
     return Outcome(Kind.FINISHED)
 
 
-def either(ended: Ended, names: str, folder: Path | None = None, is_same: Callable[[], bool] | None = None) -> Outcome:
+def either(
+    ended: Ended,
+    names: str,
+    folder: Path | None = None,
+    is_same: Callable[[], bool] | None = None,
+    statuses: Collection[int] = (2,),
+) -> Outcome:
     """The command may finish, then with the right result, or be refused."""
-    return finished(ended, is_same) if ended.status == 0 else refused(ended, names, folder)
+    return finished(ended, is_same) if ended.status == 0 else refused(ended, names, folder, statuses)
 
 
 def resumed(

@@ -17,7 +17,7 @@ from attacks.ingredients import DAMAGES, SHORT, gpt2, undisturbed
 from distill.data.packing import BLOCK
 from distill.data.sequence_format import IDS, PROMPT
 
-NAMES = r"corpus\.|chats\.jsonl"  # what a refusal has to name
+NAMES = r"corpus[.:]|chats\.jsonl"  # what a refusal has to name
 ASSISTANT = "assistant"
 CONTENTS = {
     "nothing": "", "null": None, "blanks": "  \t ", "ends of lines": "\n\r\n\n", "a carriage return": "a\rb",

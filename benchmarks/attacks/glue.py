@@ -13,7 +13,7 @@ from attacks.ground import Ground, student_of
 from attacks.ingredients import DAMAGES, SHORT, bert, undisturbed
 from distill.data.tables.glue import TASKS, GlueTask
 
-NAMES = r"corpus\.|evaluate\.|\.tsv|GLUE|glue"
+NAMES = r"corpus[.:]|evaluate[.:]|\.tsv|GLUE|glue"
 
 
 class Table(NamedTuple):

@@ -16,7 +16,7 @@ from attacks.ground import Ground, student_of
 from attacks.ingredients import DAMAGES, SHORT, bert, undisturbed
 from distill.data.mixture import quotas
 
-NAMES = r"corpus\.|data\.|sources|\.jsonl|\.txt"
+NAMES = r"corpus[.:]|data\.|sources|\.jsonl|\.txt"
 
 
 def lines(seed: int, count: int) -> bytes:

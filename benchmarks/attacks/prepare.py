@@ -30,8 +30,15 @@ def many_units(slowly: bool = False) -> None:
     _files.SHARD_BYTES, publish.BLOCK_BYTES = 1, 1000
     claims.STALE, host.POLL, host.FEW_BYTES = 1.0, 0.1, 0
     if slowly:
-        pack: Any = host.pack
-        host.pack = lambda *work: (time.sleep(0.1), pack(*work))[1]  # type: ignore[assignment]
+        host.pack = pack_slowly
+
+
+def pack_slowly(*work: Any) -> Any:
+    """A unit of work, which takes longer with real text."""
+    from distill.data.packing import pack
+
+    time.sleep(0.1)
+    return pack(*work)
 
 
 class Place(NamedTuple):

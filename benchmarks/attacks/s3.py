@@ -1,5 +1,6 @@
 """A real S3 server behind a proxy that fails, under training: the student is the same, or the run ends and resumes."""
 
+import logging
 import os
 import random
 import signal
@@ -68,6 +69,7 @@ def command(ground: Ground, url: str, folder: Path) -> list[str]:
 
 def bucket(ground: Ground) -> Bucket:
     """Made once, with the server."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # moto's server reports each request
     url = ground.shared.enter("server", serving)
 
     def make(folder: Path) -> Bucket:

@@ -9,12 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from shards import read_rows
+
 from attacks.case import Case, Kind, Outcome, either, finished, problem_of
 from attacks.ground import Ground, student_of
 from attacks.ingredients import DAMAGES, damage, distilled
 from attacks.prepare import many_units
+from distill.data.shards.records import PARTS
 
-NAMES = r"data\.(tokens|cache)=.*(is damaged|restore that file)"
+NAMES = r"data\.(tokens|cache)=.*(is damaged|restore that file)|\.rows\.zst"
 FILES = ["meta.json"] + [
     f"{part}{end}" for part in ("train", "heldout") for end in ("-00000.rows", ".index", ".counts.npy")
 ]
@@ -62,21 +65,34 @@ def folder_in(place: Place, stored: Path) -> Path:
     return meta.parent
 
 
+def rows_of(place: Place, stored: Path) -> list[bytes]:
+    """The sequences of each part."""
+    return [read_rows(folder_in(place, stored), part).tobytes() for part in PARTS]
+
+
 def is_same(ground: Ground, student: str) -> Callable[[], bool]:
     return lambda: student_of(ground.run) == student
 
 
 def at_rest(ground: Ground, place: Place, file: str, kind: str, seed: int) -> Outcome:
-    """A file is damaged before the run: its student is the same, or the file is refused by name."""
+    """A file is damaged: the sequences are the same afterwards, or the file is refused by name.
+
+    Where blocks are checked as they are read, a run has to read them, and its student is to be the same.
+    """
     student, sound = stored_by(ground, place)
     stored = Path(shutil.copytree(sound, ground.folder / "stored"))
     folder = folder_in(place, stored)
     path = folder / (f"{file}.zst" if "zstd" in "".join(place.settings) and file.endswith(".rows") else file)
     hit(path, folder, kind, random.Random(seed))
-    ended = ground.distill(*command(ground, place, stored, ground.run), change=many_units)
+    arguments = command(ground, place, stored, ground.run)
+    if place.name == "blocks":
+        ended = ground.distill(*arguments, change=many_units)
+        return either(ended, NAMES, None, is_same(ground, student), (2, 74))
+    ended = ground.distill("prepare", *arguments, change=many_units)
+    is_sound: Callable[[], bool] = lambda: rows_of(place, stored) == rows_of(place, sound)  # noqa: E731
     if place.remade or (file, kind) == ("meta.json", "gone"):  # without it, they were never finished
-        return finished(ended, is_same(ground, student))
-    return either(ended, NAMES, ground.run, is_same(ground, student))
+        return finished(ended, is_sound)
+    return either(ended, NAMES, ground.run, is_sound)
 
 
 def hit(path: Path, folder: Path, kind: str, draw: random.Random) -> None:

@@ -13,7 +13,7 @@ from attacks.case import Case, Outcome, either, finished, refused
 from attacks.ground import Ground, student_of
 from attacks.ingredients import DAMAGES, SHORT, bert, undisturbed
 
-NAMES = r"corpus\.|evaluate\.|train\.(csv|tsv|jsonl|parquet|txt)|validation\.|table"
+NAMES = r"corpus[.:]|evaluate[.:]|train\.(csv|tsv|jsonl|parquet|txt)|validation\.|table"
 TRAIN = [
     ("the cat of and", "yes"), ("the of it", "no"), ("and the cat in", "yes"), ("it was he", "no"),
     ("his with the", "no"), ("of of and", "yes"), ("in that was", "yes"), ("to the and", "no"),
@@ -71,13 +71,13 @@ def command(ground: Ground, files: Files, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def sound(ground: Ground, *more: str) -> str:
+def sound(ground: Ground) -> str:
     """The student of the undisturbed table."""
 
     def of(cache: Any, folder: Any) -> list[str]:
-        return [*command(ground, Files(), *more), f"data.cache={cache}", f"hydra.run.dir={folder}"]
+        return [*command(ground, Files()), f"data.cache={cache}", f"hydra.run.dir={folder}"]
 
-    return undisturbed(ground, f"table {more}", of)[0]
+    return undisturbed(ground, "table", of)[0]
 
 
 def same(ground: Ground, files: Files, *more: str) -> Outcome:

@@ -68,6 +68,10 @@ def expected(error: Exception, folder: str = "") -> Failure | None:
     """The error as one that ends a command in one line, with its exit status; None for a bug, which has a traceback.
 
     DISTILL_TRACEBACK=1 gives a traceback to all.
+
+    Raises:
+        Interrupted: the error only follows from a signal that came while a library was busy, such as OmegaConf, whose
+            cleaning up fails then.
     """
     from distill.config.unknown import setting_error
     from distill.runtime.storage import storage_failure
@@ -76,11 +80,24 @@ def expected(error: Exception, folder: str = "") -> Failure | None:
         return None
     if isinstance(error, Failure):
         return error
+    if not isinstance(error, OSError):
+        _raise_interruption(error)
     if (failure := setting_error(error) or storage_failure(error, folder)) is not None:
         return failure
     from distill.runtime.host import memory_failure
 
     return memory_failure(error)
+
+
+def _raise_interruption(error: BaseException) -> None:
+    """Raise the `Interrupted` in whose handling an error was raised, if there is one."""
+    seen: set[int] = set()
+    inner: BaseException | None = error
+    while inner is not None and id(inner) not in seen:
+        if isinstance(inner, Interrupted):
+            raise inner
+        seen.add(id(inner))
+        inner = inner.__cause__ or inner.__context__
 
 
 def is_rank() -> bool:

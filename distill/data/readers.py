@@ -128,7 +128,7 @@ def columns(
         # With a buffer a row group is read page by page, not all at once.
         with pyarrow.parquet.ParquetFile(_for_arrow(path), buffer_size=BUFFER) as file:
             names = file.schema_arrow.names
-            missing = [no_field(field, names, path.name, it) for it, field in fields.items() if field not in names]
+            missing = [error for it, field in fields.items() if (error := unfit_field(field, names, path.name, it))]
             if missing and strict:
                 raise missing[0]
             groups = range(start, file.num_row_groups if stop is None else stop)
@@ -281,6 +281,18 @@ def value_of(record: Record, field: str, name: str, setting: str, kind: type[Val
     return value
 
 
+def unfit_field(field: str, names: list[str], name: str, setting: str) -> SettingError | None:
+    """For columns of a file of this name among which the field is none, or is not the only one; else None."""
+    if field not in names:
+        return no_field(field, names, name, setting)
+    if (count := names.count(field)) > 1:
+        return SettingError(
+            f"{setting}={field}: {name} has {count} columns of this name, and which is meant is not known: rename or "
+            "remove the others"
+        )
+    return None
+
+
 def no_field(field: str, fields: list[str], name: str, setting: str) -> SettingError:
     """For a record or file of this name that lacks a field; `fields` are those that it has."""
-    return SettingError(f"{setting}={field}: {name} has no such field; it has {', '.join(map(str, fields))}")
+    return SettingError(f"{setting}={field}: {name} has no such field; it has {', '.join(map(str, fields)) or 'none'}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distill.data.lines import LONGEST, InvalidRecord, Record, sound_lines
-from distill.data.readers import no_field
+from distill.data.readers import unfit_field
 
 _PLAIN = (".csv", ".tsv")
 SUFFIXES = (*_PLAIN, *(f"{suffix}.gz" for suffix in _PLAIN))
@@ -43,8 +43,8 @@ def separated_rows(path: Path, fields: dict[str, str], encoding: str | None = No
         else:
             names += [name.strip() for name in row]
             for setting, field in fields.items():
-                if field not in names:
-                    raise no_field(field, names, path.name, setting)
+                if (error := unfit_field(field, names, path.name, setting)) is not None:
+                    raise error
 
 
 def _unquoted(path: Path, encoding: str | None, names: list[str]) -> Iterator[list[str] | InvalidRecord]:

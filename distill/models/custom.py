@@ -8,6 +8,7 @@ from safetensors.torch import load_model
 from torch import nn
 
 from distill.config.component import Component
+from distill.models.fields import check_saved_sizes
 from distill.models.load import model_folder
 from distill.runtime.errors import SettingError, first_line
 
@@ -43,6 +44,7 @@ def load_weights(model: nn.Module, setting: str, path: str) -> None:
         SettingError: there are none, or they are another model's.
     """
     file = Path(model_folder(path)) / WEIGHTS
+    check_saved_sizes(setting, path, file.parent)
     try:
         load_model(model, file)
     except (OSError, RuntimeError, SafetensorError) as error:

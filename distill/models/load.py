@@ -16,7 +16,9 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, Pre
 from transformers.utils import logging as transformers_logging
 
 from distill.models.check import check_model
+from distill.models.fields import check_saved_sizes
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
+from distill.models.memory import require_memory_for_weights
 from distill.runtime.errors import SettingError
 from distill.runtime.host import is_out_of_memory
 
@@ -122,6 +124,8 @@ def load_pretrained(
             config.legacy, names = True, DEBERTA_HEAD
         for name, value in {**kind.fields, **(changes(config) if changes else {})}.items():
             setattr(config, name, value)
+        if not (mapped or hub.trust_remote_code):
+            require_memory_for_weights(f"{setting}={path}", lambda: kind.auto_class.from_config(config))
         model, report = kind.auto_class.from_pretrained(
             folder,
             **hub_arguments(folder, hub),
@@ -169,6 +173,7 @@ def saved_config(setting: str, path: str, hub: HubOptions = THE_NEWEST) -> Any:
         SettingError: there is none that loads, or its weights are quantized, or its attention is not computed here.
     """
     folder = model_folder(path)
+    check_saved_sizes(setting, path, Path(folder))
     with loading(setting, path, "does not load", "correct its config.json"):
         config = AutoConfig.from_pretrained(folder, **hub_arguments(folder, hub))
         if (quantization := getattr(config, "quantization_config", None)) is not None:
@@ -238,7 +243,7 @@ def _is_list_of_names(value: object) -> bool:
 def _quietly() -> Iterator[None]:
     """Without transformers' table of the weights that a model lacks, has besides, or has in another shape."""
     before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)  # it logs an error before it raises it
     try:
         yield
     finally:
@@ -350,7 +355,9 @@ def _check_ids(setting: str, path: str, tokenizer: PreTrainedTokenizerBase) -> N
             f"{setting}={path}: its tokenizer has {size:,} tokens, but the id of {largest} is {vocabulary[largest]:,}: "
             "number its tokens without gaps, from 0"
         )
-    if beyond := [number for number in tokenizer.backend_tokenizer.encode(UNKNOWN).ids if number >= size]:
+    special = [getattr(tokenizer, f"{name}_token_id") for name in ("unk", "bos", "eos", "pad", "cls", "sep", "mask")]
+    numbers = [*tokenizer.backend_tokenizer.encode(UNKNOWN).ids, *(number for number in special if number is not None)]
+    if beyond := [number for number in numbers if number >= size]:
         raise SettingError(
             f"{setting}={path}: its tokenizer has {size:,} tokens, but puts the id {beyond[0]:,} around a text: "
             "correct the post_processor in its tokenizer.json"

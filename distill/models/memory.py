@@ -1,6 +1,9 @@
 """Checks before training that a step fits into memory."""
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from distill.distributed import Ranks
 from distill.models.kernels.precision import dtype_of
@@ -20,6 +23,29 @@ def available(ranks: Ranks) -> int | None:
         return None
     free = free_memory()
     return None if free is None else free // ranks.local_size
+
+
+def weights_bytes(build: Callable[[], Any]) -> int:
+    """Bytes in fp32 of the weights of the model that `build` makes; no memory is taken for them."""
+    with torch.device("meta"):
+        return sum(4 * parameter.numel() for parameter in build().parameters())
+
+
+def require_memory_for_weights(name: str, build: Callable[[], Any]) -> None:
+    """Raises SettingError where a saved model is sure to be too large for the memory of this host.
+
+    transformers makes up what a folder lacks of the weights that its configuration names.
+
+    Args:
+        name: of the model, for the message.
+        build: makes a model of that configuration.
+    """
+    least, free = weights_bytes(build), free_memory()
+    if free is not None and least > free:
+        raise SettingError(
+            f"{name}: the weights that its config.json names take {least / 1e9:.3g} GB, and {free / 1e9:.3g} GB are "
+            "free: correct it, choose a smaller model, or shard it over ranks with backend=fsdp"
+        )
 
 
 def require_memory_for_step(student: Any, precision: str, batch_size: int, length: int, ranks: Ranks) -> None:

@@ -27,6 +27,7 @@ from distill.models.initialisation import attend_to_neighbours
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.layer_choice import AUTO, RULES, Layer, are_layers, choose_layers, flat
 from distill.models.load import HubOptions, load_pretrained, load_tokenizer
+from distill.models.memory import weights_bytes
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.host import free_memory
 from distill.runtime.nearest import choose
@@ -225,8 +226,7 @@ def _in_memory(build: Callable[[], Any]) -> Any:
     Raises:
         SettingError: it has not.
     """
-    with torch.device("meta"):
-        least = sum(2 * parameter.nbytes for parameter in build().parameters())
+    least = 2 * weights_bytes(build)
     if (free := free_memory()) is not None and least > free and new_parameters_take_memory():
         raise SettingError(
             f"student.config makes a student whose weights and gradients take {least / 1e9:.3g} GB, and "

@@ -20,7 +20,8 @@ AGREEMENT: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 def findings(record: Record) -> str:
     """Size and speed, quality against teacher and baseline: one sentence each, where there are numbers."""
-    parts = [_size(record), _quality(record), against_baseline(record), _resampled(record), _unscored(record)]
+    parts = [_size(record), _quality(record), _gain(record)]
+    parts += [against_baseline(record), _resampled(record), _unscored(record)]
     return " ".join(filter(None, parts))
 
 
@@ -179,18 +180,31 @@ def _quality(record: Record) -> str:
     """The first measure on every set, against the teacher's where there is one."""
     measure, described = _first_measure(record)
     title = in_a_sentence(described.title)
-    relative, alone = [], []
+    whose = "its teachers'" if record.teacher and record.teacher.members else "its teacher's"
+    relative, alone = list[str](), list[str]()
     for key in record.sets_of(measure):
         student, teacher = ((model or Model()).score(measure, key) for model in (record.student, record.teacher))
         change, label = ratio(student, teacher), record.label_of(key)
         if change is not None:
-            relative.append(f"{_change(change)} on {label} ({number(student)}, teacher {number(teacher)})")
+            times = f"{change:.2f} times {whose}" if not relative else f"{change:.2f} times"
+            relative.append(f"{times} on {label} (student {number(student)}, teacher {number(teacher)})")
         elif is_number(student):
             alone.append(f"{number(student)} on {label}" + (f" (teacher {number(teacher)})" * is_number(teacher)))
-    whose = "teachers'" if record.teacher and record.teacher.members else "teacher's"
-    sentences = [f"Against the {whose}, its {title} is {listed(relative)}."] if relative else []
+    sentences = [f"Its {title} is {listed(relative)}."] if relative else []
     sentences += [f"Its {title} is {listed(alone)}."] if alone else []
     return " ".join(sentences)
+
+
+def _gain(record: Record) -> str:
+    """What the training has changed: the score before its first step and after its last, on the few of the curve."""
+    curve = record.curve
+    scores = [point.score for point in curve.student if is_number(point.score)] if curve else []
+    if curve is None or record.teacher is None or len(scores) < 2 or curve.measure not in record.measures:
+        return ""
+    title = in_a_sentence(record.measures[curve.measure].title)
+    teacher = f" (teacher {number(curve.teacher)})" if is_number(curve.teacher) else ""
+    few = f"{number(curve.sequences)} sequences of {record.label_of(curve.data)}"
+    return f"Training brought its {title} on {few} from {number(scores[0])} to {number(scores[-1])}{teacher}."
 
 
 def against_baseline(record: Record) -> str:

@@ -86,9 +86,9 @@ class Code:
 
     def _read_aliases(self, tree: ast.Module) -> None:
         for node in tree.body:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                if isinstance(node.value, ast.BinOp) and (named := self.named_in(node.value)):
-                    self.aliases[node.targets[0].id] = named
+            is_union = isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp)
+            if is_union and isinstance(node.targets[0], ast.Name) and (named := self.named_in(node.value)):
+                self.aliases[node.targets[0].id] = named
 
     def _read_attributes(self, node: ast.ClassDef) -> None:
         for inner in node.body:

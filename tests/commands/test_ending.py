@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from omegaconf.errors import ConfigKeyError
 
 from distill.commands.ending import status_of
 from distill.runtime.errors import SettingError, StorageFailed
@@ -29,6 +30,22 @@ def test_what_is_expected_is_one_line(error: Exception, status: int, capsys: pyt
 
 def test_a_signal_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of(lambda: os.kill(os.getpid(), signal.SIGTERM)) == 143
+    assert "stopped by SIGTERM" in capsys.readouterr().err
+
+
+def test_an_error_that_follows_from_a_signal_is_the_signal(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in OmegaConf, whose objects are not whole yet when it cleans up, and which wraps the error."""
+
+    def command() -> None:
+        try:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                failing(AttributeError("half-made"))
+        except AttributeError as error:
+            raise ConfigKeyError("'NoneType' object has no attribute") from error
+
+    assert status_of(command) == 143
     assert "stopped by SIGTERM" in capsys.readouterr().err
 
 

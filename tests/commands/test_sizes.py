@@ -1,5 +1,6 @@
 """Sizes are bounded before anything of that size is built: overrides, YAML, layers, names of tensors."""
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from distill.commands.api.run_results import RunResults
 from distill.commands.cli import main
 from distill.config.sweep.index import INDEX, SweepIndex
 from distill.models.fields import check_fields, family
+from distill.models.load import load_pretrained
 from distill.runs.located import settings_of_run
 from distill.runs.results_file import read_results
 from distill.runtime.bounded_yaml import MAX_BYTES, TooLargeYaml, read_yaml
@@ -115,3 +117,30 @@ def test_a_student_of_a_million_layers(architecture: str, name: str) -> None:
     message = rf"student\.config\.{name}=10000000 is not a size of a model: give a whole number from 1 to 1,000"
     with pytest.raises(SettingError, match=message):
         check_fields(family(architecture), {name: 10_000_000})
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_labels"])
+def test_a_saved_model_of_a_million_layers(name: str, tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "bert")
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, name: 10_000_000}))
+    with pytest.raises(SettingError, match=rf"teacher\.path={folder}: its config\.json has {name}=10000000, and a"):
+        load_pretrained("teacher.path", str(folder))
+
+
+def test_a_saved_model_that_memory_does_not_hold(tmp_path: Path) -> None:
+    """Else transformers makes up what the folder lacks."""
+    folder = save_model(tmp_path / "model", "bert")
+    fields = json.loads((folder / "config.json").read_text())
+    changed = {"num_hidden_layers": 900, "hidden_size": 16_384, "intermediate_size": 65_536}
+    (folder / "config.json").write_text(json.dumps({**fields, **changed}))
+    with pytest.raises(SettingError, match=rf"teacher\.path={folder}: .* take .* GB, and .* GB are free"):
+        load_pretrained("teacher.path", str(folder))
+
+
+def test_a_header_of_weights_that_is_too_long(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "bert")
+    header = json.dumps({"__metadata__": {"a": "b" * 30_000_000}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 8)
+    with pytest.raises(SettingError, match=r"the names of tensors in model\.safetensors take 30 MB"):
+        load_pretrained("teacher.path", str(folder))

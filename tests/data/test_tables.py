@@ -142,6 +142,7 @@ def test_what_is_no_table_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "open.csv").write_text('text,label\n"never closed,1\n')
     (tmp_path / "broken.jsonl").write_text('{"text": "a", "label": 1}\n{')
     (tmp_path / "number.jsonl").write_text('{"text": 3, "label": 1}')
+    (tmp_path / "nothing.jsonl").write_text("{}")
     (tmp_path / "latin.csv").write_bytes("text,label\ncaf\xe9,1\n".encode("latin-1"))
     (tmp_path / "a.xlsx").write_bytes(b"x")
     (tmp_path / "empty.csv").write_text("text,label\n")
@@ -152,6 +153,7 @@ def test_what_is_no_table_is_one_clear_line(tmp_path: Path) -> None:
         "open.csv": r"open\.csv: line 2: unexpected end of data; mend or remove that",
         "broken.jsonl": r"line 2: not JSON",
         "number.jsonl": r"data\.text=text: in number\.jsonl, row 1 it holds int, not text",
+        "nothing.jsonl": r"data\.text=text: nothing\.jsonl has no such field; it has none$",
         "latin.csv": "not UTF-8",
         "a.xlsx": "its name has none of the endings",
         "empty.csv": "not one row to use: it is empty",

@@ -79,11 +79,25 @@ def test_scores_that_have_no_ratio_are_given_as_they_are(results: dict[str, Any]
     for name, value in {"teacher": 4.0, "student": 6.0, "baseline": -2.0}.items():
         results[name]["matthews"] = {"heldout": value}
     words = summary.findings(Record.from_json(results))
-    assert "its Matthews correlation is 50.0% higher on heldout test (6.000, teacher 4.000)" in words
+    assert (
+        "Its Matthews correlation is 1.50 times its teacher's on heldout test (student 6.000, teacher 4.000)" in words
+    )
     assert "Learning from the teacher helped" in words and "is 6.000 instead of -2.000" in words
     results["teacher"]["matthews"]["heldout"] = -4.0
     words = summary.findings(Record.from_json(results))
-    assert "Its Matthews correlation is 6.000 on heldout test (teacher -4.000)" in words and "50.0%" not in words
+    assert (
+        "Its Matthews correlation is 6.000 on heldout test (teacher -4.000)" in words
+        and "times" not in words.partition("Its")[2]
+    )
+
+
+def test_what_the_training_has_brought(results: dict[str, Any]) -> None:
+    points = [{"step": 0, "score": 57.51}, {"step": 60, "score": None}, {"step": 123, "score": 39.2}]
+    results["curve"] = {"measure": "perplexity", "set": "heldout", "sequences": 64, "teacher": 31.3, "student": points}
+    brought = "Training brought its perplexity on 64 sequences of heldout test from 57.51 to 39.20 (teacher 31.30)."
+    assert brought in summary.findings(Record.from_json(results))
+    results["curve"]["student"] = points[:2]
+    assert "Training brought" not in summary.findings(Record.from_json(results))
 
 
 def test_a_set_without_a_scored_position_has_no_numbers(results: dict[str, Any], tmp_path: Path) -> None:
@@ -108,7 +122,7 @@ def test_several_teachers_are_compared_as_they_are_together(results: dict[str, A
     results["teacher"]["members"] = {name: dict(results["teacher"]) for name in ("one", "other")}
     words = summary.findings(Record.from_json(results))
     assert "80% of its teachers' parameters" in words and "1.25 times as fast as all of them together" in words
-    assert "Against the teachers', its perplexity" in words
+    assert "Its perplexity is 1.25 times its teachers' on" in words
     assert {"of the teachers' parameters", "the teachers' speed"} <= {
         text for _, text in summary.tiles(Record.from_json(results))
     }

@@ -76,6 +76,8 @@ def _write(
         max_new_tokens=max_new_tokens,
         do_sample=bool(settings.sample),
         num_beams=1,
+        output_hidden_states=False,  # as nothing reads them, whatever its generation_config.json asks for
+        bos_token_id=pad,  # nor is a prompt ever empty
         pad_token_id=pad,
         eos_token_id=eos,
         **drawing,

@@ -37,6 +37,16 @@ class Columns(NamedTuple):
         columns = {"text": self.first, "second": self.second, "label": self.label}
         return {f"{self.setting}.{name}": column for name, column in columns.items() if column is not None}
 
+    def check(self) -> None:
+        """Raises SettingError where one column is two of them, such as the text and its label."""
+        settings: dict[str, str] = {}  # by column
+        for setting, column in self.fields.items():
+            if column in settings:
+                raise SettingError(
+                    f"{setting}={column} is also {settings[column]}: name another column for one of them"
+                )
+            settings[column] = setting
+
 
 class Collected(NamedTuple):
     """What a table's rows hold, and how many were left out by reason."""
@@ -218,5 +228,5 @@ def _hub_rows(table: TableConfig, setting: str, fields: dict[str, str]) -> Itera
 
 def _check_fields(fields: dict[str, str], names: list[str], name: str) -> None:
     for setting, field in fields.items():
-        if field not in names:
-            raise readers.no_field(field, names, name, setting)
+        if (error := readers.unfit_field(field, names, name, setting)) is not None:
+            raise error

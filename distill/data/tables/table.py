@@ -66,6 +66,7 @@ def read(
     """
     files = find_split(table, setting, SUFFIXES)
     names = Columns(columns.text, columns.second, columns.label, columns_setting)
+    names.check()
     rows = read_rows(table, setting, files, names.fields, quotes=columns.quotes)
     allowed = None if classes is None else set(classes)
 

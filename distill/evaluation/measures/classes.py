@@ -13,6 +13,7 @@ from distill.data.class_sequences import ClassSequences
 from distill.data.tables import LabelledTexts
 from distill.evaluation.sets import EvaluationSet
 
+CORRELATIONS = ("matthews", "pearson", "spearman")
 OF_TABLES = {True: ("accuracy", "macro_f1"), False: ("pearson", "spearman")}  # whether it has classes -> its measures
 
 
@@ -52,6 +53,17 @@ def class_set(name: str, texts: LabelledTexts, sequences: ClassSequences, measur
         classes=texts.classes,
         measures=chosen,
     )
+
+
+def impossible_measures(data: ClassSet) -> list[str]:
+    """The measures of a set that no model has there, whatever it predicts: even the right labels have no value, or 0.
+
+    So it is with a correlation where all labels are the same, and with F1 where no example is of the class that is to
+    be detected. Of one text alone, however often it is there, a model predicts one thing, and that has no correlation.
+    """
+    by_labels = [name for name in data.measures if not measure(name, data.labels, data.labels) > 0]
+    is_one_text = bool((data.sequences == data.sequences[0]).all())
+    return [name for name in data.measures if name in by_labels or (is_one_text and name in CORRELATIONS)]
 
 
 def measure(name: str, predicted: np.ndarray, right: np.ndarray) -> float:

@@ -1,0 +1,110 @@
+"""Tables of which nothing can be learned, or on which no model has a score, are refused before the first step."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from job import composed
+from vocabularies import vocabulary_of
+
+from distill.data.separated import separated_rows
+from distill.data.tables import TableConfig, table
+from distill.data.tables.table import ColumnsConfig
+from distill.distributed.single import Single
+from distill.runtime.errors import SettingError
+from distill.tasks import Prepared, find_task
+
+WORDS = ["a river", "the house of the king", "an old letter", "winter", "the captain and a ship", "the quiet road"]
+VALUES = [1.0, 2.5, 3.0, 0.5, 4.0, 2.0]
+
+
+def write(path: Path, labels: list[Any], texts: list[str] = WORDS) -> Path:
+    rows = [f"{text}\t{label}\n" for text, label in zip(texts, labels, strict=False)]
+    path.write_text("text\tlabel\n" + "".join(rows))
+    return path
+
+
+def prepared(train: Path, dev: Path, *more: str) -> Prepared:
+    """What a run reads before it trains."""
+    config = composed(
+        "+recipe=table", "student.path=x", f"corpus.path={train}", f"evaluate.sources.dev.path={dev}",
+        "corpus.sequence_length=16", *more,
+    )  # fmt: skip
+    return find_task("classes").read(config).prepare(config, vocabulary_of("bert"), Single(config.backend))
+
+
+REGRESSION = "corpus.regression=true"
+
+
+@pytest.mark.parametrize("labels", [[3.0] * 6, [3.0]])
+def test_values_that_are_all_the_same_are_not_trained_on(labels: list[float], tmp_path: Path) -> None:
+    train, dev = write(tmp_path / "a.tsv", labels), write(tmp_path / "b.tsv", VALUES)
+    message = rf"^corpus\.label=label: {len(labels)} examples? of a\.tsv, and the only value is 3; two are needed"
+    with pytest.raises(SettingError, match=message):
+        prepared(train, dev, REGRESSION)
+
+
+@pytest.mark.parametrize(("labels", "texts"), [([3.0] * 6, WORDS), ([3.0], WORDS), (VALUES, ["winter"] * 6)])
+def test_sets_without_a_correlation(labels: list[float], texts: list[str], tmp_path: Path) -> None:
+    train = write(tmp_path / "a.tsv", VALUES, WORDS[::-1])
+    dev = write(tmp_path / "b.tsv", labels, texts)
+    with pytest.raises(SettingError) as error:
+        prepared(train, dev, REGRESSION)
+    examples = f"{len(labels)} example{'s' * (len(labels) > 1)} of b.tsv"
+    assert str(error.value) == (
+        f"evaluate.sources.dev.label=label: {examples}, all with one text or one label, so no model has a value of "
+        "pearson or spearman there: give examples with other texts and labels, or raise evaluate.max_sequences where "
+        "it leaves the others out"
+    )
+    assert len(prepared(train, write(tmp_path / "c.tsv", [9, 8], WORDS), REGRESSION).sets) == 1
+
+
+def test_a_sample_of_one_example(tmp_path: Path) -> None:
+    train, dev = write(tmp_path / "a.tsv", VALUES), write(tmp_path / "b.tsv", VALUES[::-1], WORDS[::-1])
+    with pytest.raises(SettingError, match=r"the only value is .*, or raise corpus\.max_sequences"):
+        prepared(train, dev, REGRESSION, "corpus.max_sequences=1")
+    with pytest.raises(SettingError, match=r"no model has a value of pearson.* raise evaluate\.max_sequences"):
+        prepared(train, dev, REGRESSION, "evaluate.max_sequences=1")
+
+
+def test_accuracy_is_there_for_one_class_and_other_measures_are_not(tmp_path: Path) -> None:
+    train, dev = write(tmp_path / "a.tsv", [0, 1] * 3), write(tmp_path / "b.tsv", [0] * 3, WORDS[::-1])
+    (data,) = prepared(train, dev).sets
+    assert data.num_sequences == 3
+    cola = [f"x\t{label}\t\t{text}\n" for label, text in zip([0, 1] * 3, WORDS, strict=True)]
+    (tmp_path / "train.tsv").write_text("".join(cola))
+    (tmp_path / "dev.tsv").write_text("".join(cola[::-2]))
+    config = composed("+recipe=glue", "corpus.task=cola", "student.path=x", f"corpus.path={tmp_path}")
+    with pytest.raises(SettingError, match=r"^evaluate\.sources\.dev: .*no model has a value of matthews there"):
+        find_task("classes").read(config).prepare(config, vocabulary_of("bert"), Single(config.backend))
+
+
+def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,other,other,label\na,1,2,x\nb,3,4,y\n")
+    where = TableConfig(path=str(tmp_path / "a.csv"))
+    assert len(table.read(ColumnsConfig(), where, "data", "data.train", True)) == 2  # nobody reads it
+    (tmp_path / "a.csv").write_text("text,label,label\na,1,2\nb,3,4\n")
+    with pytest.raises(SettingError, match=r"^data\.label=label: a\.csv has 2 columns of this name"):
+        table.read(ColumnsConfig(), where, "data", "data.train", True)
+    arrow = pyarrow.table([["a", "b"], ["x", "y"], ["x", "x"]], names=["text", "label", "label"])
+    pyarrow.parquet.write_table(arrow, tmp_path / "a.parquet")
+    with pytest.raises(SettingError, match=r"^data\.label=label: a\.parquet has 2 columns of this name"):
+        table.read(ColumnsConfig(), TableConfig(path=str(tmp_path / "a.parquet")), "data", "data.train", True)
+    with pytest.raises(SettingError, match=r"^corpus\.field=label: a\.csv has 2 columns of this name"):
+        list(separated_rows(tmp_path / "a.csv", {"corpus.field": "label"}))
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (ColumnsConfig("text", None, "text"), r"^data\.label=text is also data\.text: name another column"),
+        (ColumnsConfig("text", "label", "label"), r"^data\.label=label is also data\.second"),
+        (ColumnsConfig("text", "text", "label"), r"^data\.second=text is also data\.text"),
+    ],
+)
+def test_one_column_for_two_things(columns: ColumnsConfig, message: str, tmp_path: Path) -> None:
+    write(tmp_path / "a.tsv", VALUES)
+    with pytest.raises(SettingError, match=message):
+        table.read(columns, TableConfig(path=str(tmp_path / "a.tsv")), "data", "data.train", True)

@@ -1,0 +1,183 @@
+"""The manual: its code compiles, its commands have settings that exist, links resolve, the reference is whole."""
+
+import ast
+import importlib
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+import record_page
+import yaml
+from hydra.errors import HydraException
+from job import ROOT
+from settings_page import SettingsPage
+
+import distill
+from distill.commands.arguments import parse, split
+from distill.commands.cli import COMMANDS
+from distill.commands.compare import CompareArguments
+from distill.commands.evaluate import EvaluateArguments
+from distill.commands.export import ExportArguments
+from distill.commands.predict import Request as PredictRequest
+from distill.commands.prediction.settings import PredictConfig
+from distill.commands.profile import Request as ProfileRequest
+from distill.commands.report import ReportArguments
+from distill.config.command_line import CommandLine, check_overrides
+from distill.config.compose import build, chain_config, default_settings
+from distill.config.composition import compose
+from distill.runs.record import Record
+from distill.runtime import errors
+
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if path != DOCS / "changelog.md")
+NAV = re.findall(r"^ *- (?:\w+: )?([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+STARTS = (["distill"], ["python", "-m", "distill"])
+ARGUMENTS = {"compare": CompareArguments, "export": ExportArguments, "report": ReportArguments}
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """The fenced blocks of these languages, without the indentation of a list that they are in."""
+    found = re.findall(r"^( *)```(\w+)[^\n]*\n(.*?)^\1```$", page.read_text(), re.S | re.M)
+    return [re.sub(rf"^{space}", "", code, flags=re.M) for space, language, code in found if language in languages]
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every command of this package in the shell blocks of a page, in whatever program starts it."""
+    for block in blocks(page, "sh", "bash", "console"):
+        for line in block.replace("\\\n", " ").splitlines():
+            lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+            lexer.whitespace_split, lexer.commenters = True, "#"
+            words = [*lexer, ";"]
+            while ";" in words:
+                end = next(n for n, word in enumerate(words) if set(word) <= set("|&;<>"))
+                command, words = words[:end], words[end + 1 :]
+                for start in STARTS:
+                    if command[: len(start)] == start:
+                        yield command[len(start) :]
+
+
+@cache
+def check(words: tuple[str, ...]) -> None:
+    """Raises SettingError for a command that could not begin, whatever files there are."""
+    name = words[0] if words and re.fullmatch(r"[a-z]\w*", words[0]) else ""
+    rest = [word for word in words[bool(name) :] if not word.startswith("$")]  # what a variable holds is not known
+    if name:
+        assert name in COMMANDS, words
+    if "--help" in rest or rest in (["--schema"], ["--version"]):
+        return
+    if name in ARGUMENTS:
+        parse(ARGUMENTS[name], rest, name)
+    elif name == "predict":
+        parse(PredictConfig, split(PredictRequest, rest, name)[1], name, besides=PredictRequest)
+    elif name == "evaluate":
+        settings = split(EvaluateArguments, rest, name)[1]
+        check_settings(["teacher=pretrained" if word.startswith("teacher=") else word for word in settings])
+    elif name == "settings":
+        check_settings([word for word in rest if "=" in word or word.startswith("-")])
+    else:
+        check_settings(split(ProfileRequest, rest, name)[1] if name == "profile" else rest)
+
+
+def check_settings(words: list[str]) -> None:
+    """Compose and check the settings of a run; those of recipes and code of the user's as far as they are known."""
+    words = ["+recipe=smoke" if word == "+recipe=NAME" else word for word in words]
+    line = CommandLine.of([word for word in words if not word.startswith(("--config-dir", "my_"))])
+    check_overrides(line)
+    if any(word.startswith("--config-dir") for word in words):
+        return
+    composition = compose(line)
+    if chain_config(composition.settings, composition.overrides) is None:
+        build(_filled(composition.settings), composition.overrides)
+
+
+def _filled(settings: object) -> object:
+    """Settings whose open values, such as the path of a student, have one."""
+    from omegaconf import OmegaConf
+
+    for name in OmegaConf.missing_keys(settings):
+        OmegaConf.update(settings, name, "sst2" if name.endswith("task") else "SOMEWHERE", force_add=True)
+    return settings
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_a_page(page: Path) -> None:
+    """Its Python compiles and names what there is, its YAML and JSON can be read, its commands could begin."""
+    for code in blocks(page, "python"):
+        _check_python(ast.parse(code))
+    for code in blocks(page, "yaml"):
+        list(yaml.safe_load_all(code))
+    for code in blocks(page, "json"):
+        [json.loads(line) for line in code.splitlines()] if code.count("\n{") else json.loads(code)
+    for words in commands(page):
+        try:
+            check(tuple(words))
+        except (errors.SettingError, HydraException) as error:
+            pytest.fail(f"{shlex.join(['distill', *words])}: {error}")
+
+
+def _check_python(tree: ast.Module) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "distill":
+            assert node.attr in distill.__all__ or importlib.import_module(f"distill.{node.attr}"), node.attr
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("distill"):
+            module = importlib.import_module(str(node.module))
+            assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_resolve(page: Path) -> None:
+    """Those to files; `make docs` looks at what is behind a #, too."""
+    text = re.sub(r"^( *)```.*?^\1```$|`[^`\n]*`", "", page.read_text(), flags=re.S | re.M)
+    for target in re.findall(r"\]\(([^)\s#]+)[^)]*\)|(?:src|href)=\"([^\"#]+)", text):
+        link = target[0] or target[1]
+        if "://" not in link and not link.startswith("mailto:"):
+            path = (page.parent / link).resolve()
+            assert path.exists() or path.relative_to(DOCS).as_posix() in NAV, f"{page}: {link}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert pages <= set(NAV), sorted(pages - set(NAV))
+
+
+def test_the_reference_has_every_setting() -> None:
+    """With a sentence, and a module that reads it."""
+    page = SettingsPage()
+    text = page.text()
+    groups = {"student.config", "evaluate.sources", "evaluate.measures", "evaluate.by_set", "corpus.sources"}
+    groups |= {"teacher.members", "schedule"}
+    missing = [name for name in default_settings() if f"{{ #{name} }}" not in text and name not in groups]
+    assert not missing
+    assert len(page.entries) > 180
+    for entry in page.entries:
+        assert entry.node["description"].endswith("."), entry.name
+        assert page.modules_of(entry), f"nothing reads {entry.name}"
+
+
+def test_the_reference_has_every_key_of_the_record() -> None:
+    text = record_page.text()
+    for part in record_page.parts_of(Record):
+        for item in fields(part):
+            key = "MEASURE" if item.metadata.get("key") == "*" else item.metadata.get("key") or item.name
+            assert f"| `{key}` |" in text
+            meaning = record_page.meaning(part, item.name, key)
+            assert len(meaning) > 5, f"{part.__name__}.{key}: give it a comment, or words in docs/hooks/record_words.py"
+
+
+def test_the_reference_has_every_exit_status() -> None:
+    text = (DOCS / "reference" / "commands.md").read_text()
+    kinds = [errors.SettingError, errors.Diverged, errors.RankLost, errors.StorageFailed]
+    assert all(re.search(rf"^\| {kind.status} \|", text, re.M) for kind in kinds)
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = (DOCS / "reference" / "python.md").read_text()
+    names = [name for name in distill.__all__ if name != "__version__"]
+    assert re.findall(r"^::: distill\.(\w+)$", text, re.M) and not [
+        n for n in names if f"\n::: distill.{n}\n" not in text
+    ]
