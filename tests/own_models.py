@@ -116,3 +116,28 @@ def with_adapters(teacher: Any) -> nn.Module:
     student.load_state_dict(teacher.state_dict())
     adapted: nn.Module = peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["query"]), student)
     return adapted
+
+
+class NeedsWord(BertForMaskedLM):
+    """One whose constructor takes more than a configuration, as `from_pretrained` does not give it."""
+
+    def __init__(self, config: BertConfig, word: str) -> None:
+        super().__init__(config)
+
+
+def without_a_word(teacher: Any) -> Any:
+    return NeedsWord(teacher.config, "word")
+
+
+class Unsaved(Convolutions):
+    """A module that refuses to give its weights."""
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        raise TypeError("this one is not to be saved")
+
+
+def unsaved(tokenizer: Any) -> Any:
+    model = Unsaved()
+    model.head = nn.Linear(24, len(tokenizer))
+    model.base_model.words = nn.Embedding(len(tokenizer), 24)
+    return model

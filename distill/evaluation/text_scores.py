@@ -223,7 +223,7 @@ def _encoded(lm: LoadedModel, texts: list[str]) -> Iterator[Any]:
     if not lm.kind.causal:
         return TextEncoder(lm.tokenizer).encode(texts)
     # Causal tokenizers may lack the tokens that sequences of masked models need.
-    return iter(lm.tokenizer(texts, add_special_tokens=False).encodings or [] if texts else [])
+    return iter(lm.tokenizer(texts, add_special_tokens=False, verbose=False).encodings or [] if texts else [])
 
 
 def _padded(sequences: list[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor | None]:

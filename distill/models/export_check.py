@@ -11,7 +11,8 @@ from transformers.utils import logging as transformers_logging
 
 from distill.distributed.shard import plain_class
 from distill.models.check import UNFIT, alike
-from distill.runtime.errors import SettingError, first_line
+from distill.runtime.errors import SettingError
+from distill.runtime.users_code import mistake
 
 NUM_TOKENS = 8
 
@@ -39,7 +40,7 @@ def check_export(folder: Path, student: Any, weights: dict[str, torch.Tensor], a
     try:
         loaded, report = kind.from_pretrained(folder, dtype="auto", use_safetensors=True, output_loading_info=True)
     except (OSError, *UNFIT) as error:
-        raise SettingError(f"The student cannot be exported: its folder does not load ({first_line(error)})") from error
+        raise SettingError(f"The student cannot be exported: its folder does not load ({mistake(error)})") from error
     finally:
         transformers_logging.set_verbosity(before)
     same_class = type(loaded) is plain_class(student)  # else it lacks a head that is not used
@@ -72,7 +73,7 @@ def _refuse(wrong: dict[str, list[str]]) -> None:
     if kinds:
         raise SettingError(
             f"The student cannot be exported: what loads from its folder is another model ({'; '.join(kinds)}); build "
-            "it without wrappers that its class does not know. Its checkpoints are kept"
+            "it without wrappers that its class does not know"
         )
 
 

@@ -18,6 +18,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,7 +26,10 @@ from safetensors.torch import save_model
 from transformers import AutoTokenizer, PreTrainedModel
 
 from distill.models.export_check import check_export
+from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
+from distill.runtime.host import is_out_of_memory
+from distill.runtime.users_code import MISTAKES, mistake
 
 logger = logging.getLogger(__name__)
 
@@ -58,21 +62,48 @@ def export(
     Raises:
         SettingError: what loads from the folder is another model; then there is no folder.
     """
-    weights = _weights(student) if isinstance(student, PreTrainedModel) else student.state_dict()
     with atomic(folder, durable) as new:
-        if isinstance(student, PreTrainedModel):
-            # Files are made in memory before they are written: of a large model one after the other.
-            student.save_pretrained(new, state_dict=weights, max_shard_size=LARGEST_FILE)
-            _rewrite(new / "config.json", fields_for_both)
-        else:
-            new.mkdir()
-            save_model(student, str(new / "model.safetensors"))
+        weights = _write_weights(student, new)
         tokenizer.save_pretrained(new)
         if (new / "tokenizer.json").is_file():
             _rewrite(new / "tokenizer_config.json", lambda fields: _generic_tokenizer(fields, tokenizer, student))
         (new / "README.md").write_text(card, encoding="utf-8")
         check_export(new, student, weights, auto_class)
     _check_tokenizer(tokenizer, folder)
+
+
+def try_export(student: Any) -> None:
+    """Export the weights of a student of the user's class into a folder that is removed, before it is trained.
+
+    Raises:
+        SettingError: it cannot be saved, or what loads is another model; the message has the line of the user's file.
+    """
+    try:
+        with TemporaryDirectory(prefix="distill-") as parent, torch.random.fork_rng([]):
+            folder = Path(parent) / "student"
+            check_export(folder, student, _write_weights(student, folder), None)
+    except SettingError:
+        raise
+    except OSError as error:  # there is no room for it here, and may be where the run is
+        logger.warning(f"the export of the student is not tried before training: {first_line(error)}")
+    except (*MISTAKES, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise SettingError(f"The student cannot be exported: {mistake(error)}") from error
+
+
+def _write_weights(student: Any, folder: Path) -> dict[str, torch.Tensor]:
+    """Write weights and configuration into a new folder; gives the weights by their names in the student's class."""
+    if not isinstance(student, PreTrainedModel):
+        folder.mkdir()
+        save_model(student, str(folder / "model.safetensors"))
+        state: dict[str, torch.Tensor] = student.state_dict()
+        return state
+    weights = _weights(student)
+    # Files are made in memory before they are written: of a large model one after the other.
+    student.save_pretrained(folder, state_dict=weights, max_shard_size=LARGEST_FILE)
+    _rewrite(folder / "config.json", fields_for_both)
+    return weights
 
 
 def _weights(student: Any) -> dict[str, torch.Tensor]:

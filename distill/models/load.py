@@ -2,33 +2,25 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.utils import logging as transformers_logging
 
+from distill.models.boundary import loading
 from distill.models.check import check_model
 from distill.models.fields import check_saved_sizes
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.memory import require_memory_for_weights
-from distill.runtime.errors import SettingError
-from distill.runtime.host import is_out_of_memory
+from distill.runtime.errors import SettingError, first_line
 
-# Errors whose text is a sentence; the text of any other, such as a KeyError, needs its class in front of it.
-SENTENCES = (OSError, ValueError, ImportError, SafetensorError, StrictDataclassError)
 AS_SAVED = "give its files as they were saved together"  # the cure of a folder that does not load
-CODE = "trust_remote_code"  # in what transformers raises for a model with code of its own
-LONGEST_REASON = 240  # characters
 UNKNOWN = "a \U0010ffff"  # its last character is in no vocabulary
-JSON_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors names the formats in which a model is read
 ATTENTION = (None, "eager", "sdpa")  # that compute in fp32 on any device, as models are checked
 # Of any family: tokenizer.json, tokenizer.model, vocab.txt, spiece.model, merges.txt, dict.txt and the like.
@@ -47,8 +39,11 @@ DEBERTA_HEAD = {
 
 def model_folder(path: str) -> str:
     """A run folder stands for the student in it; anything else is taken as it is (a folder, or a name on the Hub)."""
-    student = Path(path).expanduser() / "student"
-    return str(student if student.is_dir() else Path(path).expanduser())
+    try:
+        folder = Path(path).expanduser()
+        return str(folder / "student" if (folder / "student").is_dir() else folder)
+    except (OSError, RuntimeError) as error:  # it is too long, or ~NAME is nobody here
+        raise SettingError(f"{path[:100]} is the path of no folder: {first_line(error)[:100]}") from error
 
 
 class HubOptions(NamedTuple):
@@ -116,7 +111,7 @@ def load_pretrained(
     folder = model_folder(path)
     refuse_custom_class(setting, path)
     config = saved_config(setting, path, hub)
-    with loading(setting, path, f"does not load as a {kind.noun}", AS_SAVED):
+    with loading(setting, path, folder, f"does not load as a {kind.noun}", AS_SAVED):
         refuse_other_kind(f"{setting}={path}", config, kind)
         _refuse_other_weights(setting, path, Path(folder))
         names = {}
@@ -174,7 +169,9 @@ def saved_config(setting: str, path: str, hub: HubOptions = THE_NEWEST) -> Any:
     """
     folder = model_folder(path)
     check_saved_sizes(setting, path, Path(folder))
-    with loading(setting, path, "does not load", "correct its config.json"):
+    if Path(folder).is_file():
+        raise SettingError(f"{setting}={path} is a file: give the folder that it lies in")
+    with loading(setting, path, folder, "does not load", "correct its config.json"):
         config = AutoConfig.from_pretrained(folder, **hub_arguments(folder, hub))
         if (quantization := getattr(config, "quantization_config", None)) is not None:
             method = quantization.get("quant_method", "an unnamed method")
@@ -195,81 +192,8 @@ def saved_config(setting: str, path: str, hub: HubOptions = THE_NEWEST) -> Any:
     return config
 
 
-@contextmanager
-def loading(setting: str, path: str, failure: str, cure: str) -> Iterator[None]:
-    """The boundary around the reading of a folder that somebody gave: whatever is raised in it becomes one line.
-
-    A folder can hold anything, and what transformers, tokenizers, safetensors and the packages that these import raise
-    for it has no class in common.
-
-    Args:
-        failure: what the line states of the folder, before the reason.
-        cure: what helps where the folder is there.
-
-    Raises:
-        SettingError: also one that was raised in it, unchanged.
-    """
-    try:
-        with _quietly():  # what transformers warns of is in that line
-            yield
-    except SettingError:
-        raise
-    except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"  # of Rust, in tokenizers; it is no Exception
-        if not (isinstance(error, Exception) or is_panic) or is_out_of_memory(error):
-            raise
-        end = _no_folder(path, error) or f"; {_of_code(setting, error) or cure}"
-        reason = _damaged_json(Path(model_folder(path))) or _reason(error)
-        raise SettingError(f"{setting}={path} {failure}: {reason}{end}") from error
-
-
-def _damaged_json(folder: Path) -> str:
-    """What is wrong with the first file of JSON in a folder that holds no object; empty where all of them do."""
-    for file in filter(Path.is_file, (folder / name for name in JSON_FILES)):
-        try:
-            content = json.loads(file.read_text("utf-8"))
-        except Exception as error:  # of the file system, of JSON, of UTF-8, or of nesting too deep for Python
-            return f"{file.name} is damaged ({_reason(error)})"
-        if not isinstance(content, dict):
-            return f"{file.name} is damaged (it holds no object)"
-    return ""
-
-
 def _is_list_of_names(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without transformers' table of the weights that a model lacks, has besides, or has in another shape."""
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity(transformers_logging.CRITICAL)  # it logs an error before it raises it
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)
-
-
-def _of_code(setting: str, error: BaseException) -> str:
-    """The cure where a model comes with code of its own, which only a teacher or a student may run; else empty."""
-    if CODE not in str(error):
-        return ""
-    group = setting.rpartition(".")[0]
-    allowed = group.startswith("teacher") or group == "student"
-    return f"set {group}.trust_remote_code=true if you trust it" if allowed else "this command runs no such code"
-
-
-def _reason(error: BaseException) -> str:
-    """Why something does not load; of weights of other shapes transformers names a table that it has logged."""
-    if CODE in str(error):
-        return "it comes with code of its own"
-    if "ignore_mismatched_sizes" in str(error):
-        return "its weights have other shapes than its config.json names"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    end = next((number for number, line in enumerate(lines) if not line.endswith(":")), len(lines))
-    text = " ".join(lines[: end + 1])  # a line that ends in a colon has its reason in the next one
-    text = text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
-    return text if text and isinstance(error, SENTENCES) else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
 def _is_generic(folder: Path) -> bool:
@@ -324,7 +248,7 @@ def load_tokenizer(
     folder = model_folder(path)
     refuse_unfinished(setting, path)
     _refuse_no_files(setting, path, Path(folder))
-    with loading(setting, path, "has no tokenizer that loads", AS_SAVED):
+    with loading(setting, path, folder, "has no tokenizer that loads", AS_SAVED):
         if _is_generic(Path(folder)):
             tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(folder)
         else:
@@ -362,23 +286,6 @@ def _check_ids(setting: str, path: str, tokenizer: PreTrainedTokenizerBase) -> N
             f"{setting}={path}: its tokenizer has {size:,} tokens, but puts the id {beyond[0]:,} around a text: "
             "correct the post_processor in its tokenizer.json"
         )
-
-
-def _no_folder(path: str, error: BaseException) -> str:
-    """The end of a message about a value that is no folder and so was looked up as a name on the Hub, with an error."""
-    if Path(path).expanduser().exists():
-        return ""
-    folder = Path(path).expanduser().absolute()
-    looked_up = f"; {path} was looked up on the Hugging Face Hub, since no folder {folder} exists"
-    if is_unreachable(error):
-        return f"{looked_up}, and the Hub is not reached from here: check the network, or give a folder"
-    return f"{looked_up}: correct the name"
-
-
-def is_unreachable(error: BaseException) -> bool:
-    """Whether transformers has failed since the Hub does not answer, or may not be asked (HF_HUB_OFFLINE=1)."""
-    text = str(error).lower()
-    return any(words in text for words in ("couldn't connect", "offline mode", "connection error", "cannot reach"))
 
 
 def _refuse_no_files(setting: str, path: str, folder: Path) -> None:

@@ -11,7 +11,7 @@ from distill.config.paths import looks_local, refuse_missing
 from distill.config.renamed import refuse_old_teacher, renamed_tree
 from distill.config.teacher import BUNDLED
 from distill.models.kind import CAUSAL, CLASSES, ORDERED, SPANS, saved_class
-from distill.models.load import refuse_custom_class, saved_config
+from distill.models.load import model_folder, refuse_custom_class, saved_config
 from distill.models.loaded import SETTING
 from distill.models.teacher import bundled_folder
 from distill.runs.results_file import read_results
@@ -62,6 +62,7 @@ def locate(names: Sequence[str]) -> list[Located]:
 def _locate(name: str) -> Located:
     if not name.strip():
         raise SettingError("model= is empty (a shell variable that is not set?): give a folder or a name on the Hub")
+    model_folder(name)  # which refuses the path of no folder
     folder = Path(name).expanduser()
     if name in BUNDLED and not folder.exists():
         return Located(name, bundled_folder(name), None, _class_of(bundled_folder(name), name))

@@ -23,6 +23,7 @@ from distill.distributed.gather import empty_copy, put_together
 from distill.evaluation.readers import MeanModel
 from distill.models.check import check_packing, check_tokenizers, check_vocabulary
 from distill.models.custom import load_weights
+from distill.models.export_folder import try_export
 from distill.models.identity import model_digest, saved_digest
 from distill.models.kind import ModelKind
 from distill.models.layer_choice import AUTO
@@ -127,6 +128,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
         check_vocabulary(member.model, f"{member.setting} ({member.title})", teacher_only_tokenizer or tokenizer)
     student = new_student(config, first, tokenizer, task, ranks)
     check_vocabulary(student, "student", tokenizer)
+    _check_export(config, student, ranks)
     digests = _digests(config, teachers, shared, student)
     layers_are_open = isinstance(config.student, LayersStudentConfig) and config.student.layers == AUTO
     if layers_are_open and ranks.shards_student:
@@ -155,6 +157,20 @@ def new_student(
     length = config.corpus.sequence_length
     with weights_on_disk(ranks, config.student):
         return make_student(config.student, teacher, tokenizer, length, task.kind, ranks.shards_student)
+
+
+def _check_export(config: Config, student: Any, ranks: Ranks) -> None:
+    """Raises SettingError, on all ranks, for a student of the user's class that its folder will not give back."""
+    if not isinstance(config.student, CustomStudentConfig):
+        return
+    problem = ""
+    if ranks.rank == 0:
+        try:
+            try_export(student)
+        except SettingError as error:
+            problem = str(error)
+    if problem := ranks.broadcast(problem):
+        raise SettingError(f"student._target_={config.student.custom.path}: {problem}")
 
 
 def shard_run_models(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:

@@ -78,16 +78,15 @@ class LossPass(Pass):
         """[2, T] float64: this rank's sums of the terms, and their counts."""
         ranks, terms = self.scoring.ranks, list(self.objective.terms.values())
         sums = torch.zeros(2, len(terms), dtype=torch.float64)
-        batches = self.scoring.batches(data, on_progress)
-        for _ in range(_most_batches(data, self.scoring.settings.batch_size, ranks)):
-            if (batch := next(batches, None)) is None:  # a sharded teacher computes on all ranks together
-                idle_forward(reader.model)
-                continue
-            batch = teacher.read_ahead(batch).to(ranks.device)
+        left = _most_batches(data, self.scoring.settings.batch_size, ranks)
+        for unread in self.scoring.batches(data, on_progress):
+            left, batch = left - 1, teacher.read_ahead(unread).to(ranks.device)
             (output,) = teacher.outputs([batch], self.objective.teacher_spec)
             outputs = student(batch.inputs, batch.documents, self.objective.student_spec(batch))
             losses = [float(term.loss_sum(outputs, output, batch)) for term in terms]
             sums += torch.tensor([losses, [term.count(batch) for term in terms]], dtype=torch.float64)
+        for _ in range(left):  # a sharded teacher computes on all ranks together
+            idle_forward(reader.model)
         return sums
 
 

@@ -43,7 +43,8 @@ class RetokenizedTeacher:
             self.student_tokenizer.decode(row[here].tolist(), skip_special_tokens=True)
             for row, here in zip(ids, in_vocabulary, strict=True)
         ]
-        encoded = self.teacher_tokenizer(texts, truncation=self.longest is not None, max_length=self.longest)
+        cuts = self.longest is not None
+        encoded = self.teacher_tokenizer(texts, truncation=cuts, max_length=self.longest, verbose=False)
         input_ids, documents = _padded(encoded["input_ids"])
         return batch.with_teacher_data(input_ids=input_ids, documents=documents)
 

@@ -12,7 +12,7 @@ SECTIONS = (
 )
 # What is code although no backticks say so: settings with or without a value, names with an underscore, variables.
 CODE = re.compile(
-    r"(?<![\w`./$])(?:"
+    r"(?<![\w`./$])(?:\$\{[^}]*\}|"
     rf"\+?(?:{SECTIONS})\.[\w.]*\w(?:=(?:'[^']*'|[^\s,;)]*[^\s,;.):]))?|'(?:{SECTIONS})\.[^']*'"
     r"|[a-z][\w.]*=(?:\[[^\]]*\]|[\w.{]*[\w}])"
     r"|\$DISTILL_DATA(?:[\w/.]*\w)?|\w+(?:/(?:\w|\{[\w,]+\})+)+(?:\.\w+)?/?"

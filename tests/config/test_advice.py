@@ -13,7 +13,8 @@ from distill.config.composition import composed
 from distill.config.settings import CustomStudentConfig, CustomTeacherConfig, SavedTeacherConfig
 from distill.data.document import Document
 from distill.data.heldout import fraction, held_out
-from distill.models.load import is_unreachable, load_pretrained
+from distill.models.boundary import is_unreachable
+from distill.models.load import load_pretrained
 from distill.models.student import make_student
 from distill.models.teacher import load_teacher
 from distill.runs.check import check

@@ -23,18 +23,27 @@ def test_a_student_that_its_class_does_not_give_back_is_not_published(tmp_path: 
     assert "\n" not in message and not (tmp_path / "student").exists()
 
 
-def test_a_run_of_it_ends_with_one_line(shelf: Shelf, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("own_models.adapted", "what loads from its folder is another model (8 weights missing, such as bert."),
+        ("own_models.without_a_word", "its folder does not load (TypeError: "),
+        ("own_models.unsaved", "TypeError: this one is not to be saved (own_models.py, line "),
+    ],
+)
+def test_a_run_of_it_ends_before_it_trains(target: str, words: str, shelf: Shelf, tmp_path: Path) -> None:
     small = ["train.epochs=null", "train.steps=1", "corpus.max_sequences=60", "precision=fp32"]
     models = ["teacher=pretrained", f"teacher.path={shelf.teacher}", "student=custom"]
-    models += ["student._target_=own_models.adapted"]
+    models += [f"student._target_={target}"]
     process = command(
         "+recipe=distilbert_gutenberg", *shelf.corpus, *small, *models, f"hydra.run.dir={tmp_path / 'run'}",
         path=ROOT / "tests",
     )  # fmt: skip
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2 and "Traceback" not in errors
-    assert errors.strip().splitlines()[-1].startswith("distill: The student cannot be exported")
-    assert not (tmp_path / "run" / "student").exists() and not (tmp_path / "run" / "results.json").exists()
+    line = errors.strip().splitlines()[-1]
+    assert line.startswith(f"distill: student._target_={target}: The student cannot be exported: ") and words in line
+    assert not (tmp_path / "run").exists(), "before its folder is made"
 
 
 def test_other_values_or_another_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from distill.models.load import load_tokenizer
 from distill.models.loaded import load_model
 from distill.models.student import make_student
 from distill.models.teacher import load_teacher
+from distill.runs.located import locate
 from distill.runtime.errors import SettingError
 
 LONGEST = 700  # characters of a line, with the name of the folder twice
@@ -245,3 +246,24 @@ def test_every_command_ends_with_status_2(
         shown = capsys.readouterr()
         assert shown.err.splitlines()[-1].startswith(f"distill: {start}"), shown.err
         assert "Traceback" not in shown.err and "[transformers]" not in shown.err
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "~nobody-here/model"])
+def test_a_path_that_no_folder_can_have(path: str) -> None:
+    for door in (
+        lambda: load_teacher(SavedTeacherConfig(path=path)),
+        lambda: make_student(SavedStudentConfig(path=path), None, make_tokenizer(), 8),
+        lambda: load_model(path, "cpu"),
+        lambda: load_tokenizer("teacher.tokenizer", path),
+        lambda: locate([path]),
+    ):
+        assert "is the path of no folder" in refusal(door, path[:100])
+
+
+def test_a_file_in_place_of_its_folder(folder: Path) -> None:
+    """transformers would read it as a pickle."""
+    for name in ("config.json", "model.safetensors"):
+        path = str(folder / name)
+        line = refusal(lambda path=path: load_teacher(SavedTeacherConfig(path=path)), f"teacher.path={path}")  # type: ignore[misc]
+        assert "is a file: give the folder" in line
+        refusal(lambda path=path: locate([path]), f"model={path} is a file")  # type: ignore[misc]

@@ -36,7 +36,8 @@ def continue_texts(model: LoadedModel, records: Sequence[Record], settings: Pred
         return []
     tokenizer, max_new_tokens = model.tokenizer, settings.max_new_tokens or MAX_NEW_TOKENS
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    prompts = [list(ids) or [first] for ids in tokenizer([record["text"] for record in records])["input_ids"]]
+    encoded = tokenizer([record["text"] for record in records], verbose=False)
+    prompts = [list(ids) or [first] for ids in encoded["input_ids"]]
     for number, prompt in enumerate(prompts, 1):
         check_length(model, f"text {number}", len(prompt) + max_new_tokens, f" with max_new_tokens={max_new_tokens}")
     outcomes = dict[int, Continuation]()

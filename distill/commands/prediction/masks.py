@@ -50,7 +50,7 @@ def fill_masks(model: LoadedModel, records: Sequence[Record], settings: PredictC
     mask_id, mask = tokenizer.mask_token_id, str(tokenizer.mask_token)
     texts = [MASKS.sub(lambda _: mask, record["text"]) for record in records]
     around = TextEncoder(tokenizer).surroundings(pairs=False)
-    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
     sequences = [[*around.before, *ids, *around.after] for ids in encoded]
     for number, sequence in enumerate(sequences, 1):
         check_length(model, f"text {number}", len(sequence))
