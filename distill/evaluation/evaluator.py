@@ -23,7 +23,7 @@ from distill.evaluation.readers import Readers
 from distill.evaluation.sets import EvaluationSet, SetContents
 from distill.evaluation.significance import SequenceLosses
 from distill.models.language_model import LanguageModel, idle_forward
-from distill.runtime.progress import Progress
+from distill.runtime.progress import Progress, in_a_sentence
 
 if TYPE_CHECKING:
     from distill.evaluation.measures.perplexity import SequenceLossSums
@@ -128,7 +128,7 @@ class Evaluator:
                     if not scoring_pass.applies_to(data) or not scoring_pass.measures:
                         continue
                     by_sequence = self._sequence_sums(data) if scoring_pass.by_sequence and losses is not None else None
-                    title = scoring_pass.measures[0].title.lower()
+                    title = in_a_sentence(scoring_pass.measures[0].title)
                     with self._progress(
                         f"{label}, {title} on {data.name}", scoring_pass.size(data), scoring_pass.unit
                     ) as on_progress:

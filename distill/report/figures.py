@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from distill.report.page import Picture, render
@@ -55,6 +56,7 @@ MAX_POINTS = 600  # of one curve; more would be drawn over each other
 MAX_MARKED = 30  # points of a curve that are marked each
 MAX_TICKS = 6  # values of a setting that are on its axis
 CROWDED = 20  # a largest value beyond so many medians, or smallest ones, makes the axis logarithmic
+LETTERS = 96  # of titles across a figure
 WIDTH, HEIGHT = 360, 198  # of a panel of SVG alone
 LEFT, RIGHT, TOP, BOTTOM = 48, 10, 36, 34  # its margins
 
@@ -144,7 +146,7 @@ def draw(sheet: Sheet, figure: Any = None) -> Any:
     with matplotlib.rc_context(STYLE):
         figure, axes = _grid(figure, len(sheet.panels), sheet.columns, sheet.height)
         for number, (area, panel) in enumerate(zip(axes, sheet.panels, strict=True)):
-            area.set_title(plain(panel.title))
+            area.set_title(plain(wrapped(panel.title, _letters(sheet))))
             if isinstance(panel, DotPanel):
                 _dots(area, panel, with_names=number % sheet.columns == 0)
                 continue
@@ -253,6 +255,17 @@ def _dots(axes: Any, panel: DotPanel, with_names: bool) -> None:
     axes.tick_params(axis="y", labelleft=with_names)
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.08)
+
+
+def _letters(sheet: Sheet) -> int:
+    """How many letters of a title stand above a panel, beside the names of rows where there are any."""
+    names = max((len(row) for panel in sheet.panels if isinstance(panel, DotPanel) for row in panel.rows), default=0)
+    return max(12, round((LETTERS - names) / sheet.columns) - 2)  # without the numbers of the axis
+
+
+def wrapped(text: str, letters: int) -> str:
+    """A text in lines of so many letters at most."""
+    return "\n".join("\n".join(wrap(line, letters)) for line in text.splitlines())
 
 
 def plain(text: str) -> str:

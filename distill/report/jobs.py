@@ -21,7 +21,7 @@ from distill.runs.results_file import read_results
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
 from distill.runtime.jsonl import is_metrics
-from distill.runtime.progress import duration
+from distill.runtime.progress import duration, in_a_sentence
 from distill.runtime.redaction import redact
 from distill.runtime.storage import storage_failure
 
@@ -160,7 +160,7 @@ def _record(folder: Path) -> Record:
 def scores_of(record: Record) -> str:
     """The first scores of the student, as text."""
     scores = [
-        f"{measure.title.lower()} {record.label_of(key)} {number(value)}"
+        f"{in_a_sentence(measure.title)} {record.label_of(key)} {number(value)}"
         for name, measure in record.measures.items()
         for key, value in (record.student.scores.get(name, {}) if record.student else {}).items()
         if is_number(value)

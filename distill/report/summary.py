@@ -7,11 +7,10 @@ from distill.report.page import Table
 from distill.report.words import MINUS, NONE, TIMES, count_of, is_number, listed, number, percent, ratio, short, time_of
 from distill.runs.facts import Backend, Baseline, Measure, Model, Resampled
 from distill.runs.record import Record
-from distill.runtime.progress import counted
+from distill.runtime.progress import counted, in_a_sentence
 
 NO_RECIPE = "default"  # what records call the lack of one
 SAME = "the same"
-NAMES = ("Matthews", "Pearson", "Spearman")  # first words of titles that keep their capital
 AGREEMENT: dict[str, tuple[str, Callable[[Any], str]]] = {
     "top1": ("Top-1 agreement with the teacher", lambda value: percent(value, 1)),
     "kl": ("KL divergence from the teacher (nats)", number),
@@ -277,7 +276,7 @@ def _resampled(record: Record) -> str:
         if by_set:
             parts = [_resampled_set(record.label_of(key), drawn) for key, drawn in by_set.items()]
             resamples = number(next(iter(by_set.values())).resamples)
-            title = measure.title.lower()
+            title = in_a_sentence(measure.title)
             return f"In {resamples} paired resamples of each set its {title} is the lower one {listed(parts)}."
     return ""
 
@@ -299,13 +298,6 @@ def _unscored(record: Record) -> str:
     """Sets of which no position was scored, so that they have no numbers."""
     empty = [record.label_of(key) for key in record.evaluation if not record.is_scored(key)]
     return f"Nothing was scored on {listed(empty)}, where no token is to be predicted." if empty else ""
-
-
-def in_a_sentence(title: str) -> str:
-    """The title of a measure inside a sentence: `perplexity`, but `F1` and `Matthews correlation`."""
-    first, space, rest = title.partition(" ")
-    keeps = first in NAMES or any(letter.isupper() or letter.isdigit() for letter in first[1:])
-    return title if keeps else f"{first.lower()}{space}{rest}"
 
 
 def _change(change: float) -> str:

@@ -14,7 +14,7 @@ from distill.runs.parts import from_json
 from distill.runs.profile.phases import EVALUATION, phase
 from distill.runs.run_folder import RunFolder
 from distill.runs.step import StepResult
-from distill.runtime.progress import counted, duration
+from distill.runtime.progress import counted, duration, in_a_sentence
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Curve:
         when = f"after {duration(state.seconds)} of training" if state.step else "before training"
         teacher = "" if self.teacher_score is None else f" (teacher {self.teacher_score:,.4g})"
         scored = f"{counted(self.data.num_sequences, 'sequence')} of {self.data.name}"
-        return f"{when}: {self.measure.title.lower()} {score:,.4g}{teacher}, on {scored}"
+        return f"{when}: {in_a_sentence(self.measure.title)} {score:,.4g}{teacher}, on {scored}"
 
 
 def _first_sequences(data: EvaluationSet, count: int) -> EvaluationSet:

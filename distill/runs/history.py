@@ -13,6 +13,7 @@ from distill.runs.checkpoint import State
 from distill.runs.run_folder import RunFolder
 from distill.runs.trackers import Tracker
 from distill.runtime.jsonl import LogLine
+from distill.runtime.progress import in_a_sentence
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ def history_line(line: LogLine, measures: list[Measure]) -> str:
     """One line of history in words."""
     losses = ", ".join(f"{name} {value:.4f}" for name, value in line["loss"].items())
     scores = [
-        f"{measure.title.lower()} {name} {value:.2f}"
+        f"{in_a_sentence(measure.title)} {name} {value:.2f}"
         for measure in measures
         for name, value in line.get(measure.name, {}).items()
     ]

@@ -82,7 +82,22 @@ def _locate(name: str) -> Located:
             f"model={name} holds the weights of a module of your own, and this command scores models of transformers: "
             "the report of its run has its scores"
         ) from error
-    return Located(name, name, _run_of(folder), _class_of(name, name))
+    run = _run_of(folder)
+    _refuse_untrained_head(name, run)
+    return Located(name, name, run, _class_of(name, name))
+
+
+def _refuse_untrained_head(name: str, run: Path | None) -> None:
+    """Raises SettingError for the student of a run that trained no head, whose scores would be those of chance."""
+    try:
+        student = None if run is None else read_results(run / "results.json").student
+    except (OSError, SettingError):
+        return
+    if student is not None and student.origin is not None and student.origin.encodes is not None:
+        raise SettingError(
+            f"model={name}: no loss of its run trained the head that predicts tokens, by which this command scores: "
+            "the report of its run has its losses"
+        )
 
 
 def _run_of(folder: Path) -> Path | None:

@@ -98,5 +98,5 @@ def _most_batches(data: EvaluationSet, batch_size: int, ranks: Ranks) -> int:
 
 def _measure(name: str, term: Term) -> Measure:
     title = term.title or name
-    explanation = f"the mean of the loss `{name}` between student and teacher, as in training"
+    explanation = f"the mean of objective.{name} between student and teacher, as in training"
     return Measure(f"{name}_loss", f"Loss of {title[:1].lower()}{title[1:]}", explanation)

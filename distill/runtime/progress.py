@@ -19,6 +19,8 @@ TERMINAL_EVERY = 0.1  # seconds between two drawings of the line on a terminal
 PLAIN_EVERY = 10.0  # seconds between two lines in a log file
 WIPE = "\r\x1b[K"
 
+NAMES = ("Matthews", "Pearson", "Spearman")  # first words of titles that keep their capital
+
 _open: list["Progress"] = []  # innermost last: only that one draws, so that nested work does not garble the line
 _quiet = False  # in this process
 _keepers: list[deque[str]] = []  # of what is logged, see `keeping`
@@ -90,6 +92,13 @@ def counted(count: float, noun: str) -> str:
     """`1 rank`, `1,200 ranks`, `2 micro-batches`."""
     ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
     return f"{count:,} {noun}{ending}"
+
+
+def in_a_sentence(title: str) -> str:
+    """The title of a measure inside a sentence: `perplexity`, but `F1` and `Matthews correlation`."""
+    first, space, rest = title.partition(" ")
+    keeps = first in NAMES or any(letter.isupper() or letter.isdigit() for letter in first[1:])
+    return title if keeps else f"{first.lower()}{space}{rest}"
 
 
 def amount(value: float) -> str:

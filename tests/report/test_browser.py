@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 from browser import BROWSER, look
+from made_runs import MEASURES, make_run, results_of, settings_of
 from pages import under_way
 
 from distill.report import live, page
+from distill.report.comparison.from_python import compare_runs
+from distill.report.figures import SERIES, Line, Panel, svg_picture
 from distill.report.live_run import ending_of
 from distill.report.live_sections import sections, title_of
+from distill.report.page import Section
 
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
 PAGES = ("live", "stopped", "report")
@@ -43,6 +47,80 @@ def test_nothing_is_wider_than_the_window(name: str, width: int, pages: Path) ->
     assert expected[name] in found["text"]
     if name == "report":
         assert not any("Parameters" in table for table in found["cut"]), found["cut"]
+
+
+def compared(folder: Path, num_settings: int = 0) -> Path:
+    """A page of twelve runs in six groups, with two measures, one of a long title, on three sets each.
+
+    So many settings more differ between the groups.
+    """
+    long = "Pseudo-perplexity, one masked position at a time"
+    for number in range(12):
+        seed, temperature, init = number % 2, float(1 + number // 4), ("layers", "random")[number // 2 % 2]
+        score = 40 + 3 * temperature + 5 * (init == "random") + 0.3 * seed
+        results = results_of({"heldout": score, "wikitext2": 1.7 * score, "imdb reviews": 2.1 * score})
+        results["measures"] = {**MEASURES, "pseudo_perplexity": {"title": long, "lower_is_better": True}}
+        results["student"]["pseudo_perplexity"] = results["student"]["perplexity"]
+        student = {"init": init, **{f"another_setting_{of}": init for of in range(num_settings)}}
+        make_run(folder / "runs" / str(number), settings_of(seed, temperature, student=student), results)
+    compare_runs(folder / "runs").write(folder)
+    return folder / "compare.html"
+
+
+CUT = """
+    found.cut = [].filter.call(page.document.querySelectorAll(".wide"), function (box) {
+      return box.scrollWidth > box.clientWidth + 1; }).length;
+    function visible(text) {
+      var walker = page.document.createTreeWalker(page.document.body, 4), node;
+      while ((node = walker.nextNode())) if (node.data.indexOf(text) >= 0) {
+        var range = page.document.createRange(), box;
+        range.selectNodeContents(node);
+        box = range.getBoundingClientRect();
+        if (box.bottom < page.innerHeight) if (box.right < page.innerWidth) return true;
+      }
+      return false;
+    }
+    found.score = visible("43.15");
+    var boxes = [].map.call(page.document.querySelectorAll("figure svg text"), function (text) {
+      return text.getBoundingClientRect(); });
+    var sheet = page.document.querySelector("figure svg").getBoundingClientRect();
+    found.beyond = boxes.filter(function (box) {
+      return box.right > sheet.right + 1 || sheet.left - 1 > box.left || sheet.top - 1 > box.top; }).length;
+    found.meeting = boxes.filter(function (one) { return boxes.some(function (other) {
+      return one !== other && Math.min(one.right, other.right) > Math.max(one.left, other.left) + 1 &&
+        Math.min(one.bottom, other.bottom) > Math.max(one.top, other.top) + 2; }); }).length;
+"""
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [400, 1100, 1200])
+def test_a_comparison_shows_its_scores(width: int, dark: bool, tmp_path: Path) -> None:
+    """On the first screen, in a table that takes the margins where it needs them, below titles that are not cut."""
+    found = look(compared(tmp_path), width, CUT, dark=dark)
+    assert found["inner"] == width and found["scroll"] <= width and found["dark"] == dark
+    assert found["score"]
+    assert found["beyond"] == found["meeting"] == 0
+    if width > 1000:
+        assert found["cut"] == 0
+
+
+@needs_browser
+def test_a_comparison_of_many_settings_shows_a_score_on_the_first_screen(tmp_path: Path) -> None:
+    assert look(compared(tmp_path, num_settings=20), 400, CUT)["score"]
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [400, 1100, 1200])
+def test_a_chart_alone_is_as_large_as_one_of_several(width: int, tmp_path: Path) -> None:
+    panel = Panel("Loss: total", "step", [Line([1.0, 2.0, 3.0], [3.0, 2.0, 1.5], SERIES[0])])
+    live.write(tmp_path / "live.html", "one chart", [Section("Curves", [svg_picture([panel], "The loss.")])], 60)
+    on_load = """
+        found.chart = page.document.querySelector(".panels svg").getBoundingClientRect().width;
+        found.type = page.document.querySelector(".panels .title").getBoundingClientRect().height;
+    """
+    found = look(tmp_path / "live.html", width, on_load)
+    assert min(width - 50, 300) < found["chart"] < 500 and found["type"] < 24
 
 
 @needs_browser

@@ -15,7 +15,7 @@ from distill.report import report, summary
 from distill.runs.banner import _sequences_of_a_step as sequences_of_step_in_banner
 from distill.runs.banner import notes_of
 from distill.runs.record import Record
-from distill.runtime.progress import counted
+from distill.runtime.progress import counted, in_a_sentence
 
 
 def baseline_scores(content: dict[str, Any], *scores: float) -> None:
@@ -172,7 +172,7 @@ def test_a_run_without_recipe(results: dict[str, Any]) -> None:
     ],
 )
 def test_titles_inside_a_sentence(title: str, words: str) -> None:
-    assert summary.in_a_sentence(title) == words
+    assert in_a_sentence(title) == words
 
 
 def notes(int8: bool = False, needs_teacher: bool = True) -> list[str]:

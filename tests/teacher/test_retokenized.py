@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from families import make_family
-from job import Shelf, results
+from job import Shelf, distill, results
 from tiny import make_model, make_rows, make_tokenizer
 
 from distill.data.batch import Batch
@@ -119,6 +119,13 @@ def test_the_headline_of_vectors_alone_is_their_loss(done_alone: Path, monkeypat
     inputs = {"input_ids": defined["inputs"]["input_ids"]}
     expected = LanguageModel(defined["model"].eval())(inputs, None, SPEC).pooled["mean"]
     torch.testing.assert_close(defined["vector"], expected)
+
+
+def test_evaluate_scores_no_head_that_nobody_trained(done_alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for model in (done_alone, done_alone / "student"):
+        assert distill("evaluate", f"model={model}") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"model={model}: no loss of its run trained the head" in line
 
 
 def test_settings_about_the_head_are_refused(shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from distill.distributed import Ranks
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.runtime.errors import SettingError
+from distill.runtime.progress import in_a_sentence
 from distill.runtime.seed import key
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def require_positions(passes: Sequence[Pass], sets: Sequence[EvaluationSet]) -> 
                 cure = "take a longer text, or models with a vocabulary of this language"
             raise SettingError(
                 f"evaluate.sets: {data.name} has {data.num_sequences:,} sequences and not one position that "
-                f"{measure.title.lower()} scores: {cure}"
+                f"{in_a_sentence(measure.title)} scores: {cure}"
             )
 
 

@@ -137,4 +137,5 @@ def _spread(comparison: Comparison) -> str:
 
 def _title(column: Column) -> str:
     better = "lower" if column.lower_is_better else "higher"
-    return f"{shorten(column.group, 40, placeholder=' …')}\n{column.label} ({better} is better)".strip()
+    group, label = (shorten(text, 80, placeholder=" …") for text in (column.group, column.label))
+    return f"{group}\n{label} ({better} is better)".strip()

@@ -4,18 +4,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 from statistics import fmean
+from textwrap import shorten
 from typing import Any
 
 from distill.report.comparison.columns import Column
 from distill.report.comparison.comparison import Comparison
 from distill.report.comparison.groups import Group, shown
-from distill.report.page import Table
+from distill.report.page import Table, Tiles
 from distill.report.words import NONE
 from distill.runs.facts import Model
 from distill.runs.record import Record
 
 MAX_SETTINGS = 5  # that are columns of the tables; more have a table of their own
 MAX_BEST = 8  # sentences on the best groups
+MAX_TILES, MAX_LABEL = 4, 60  # numbers to see first, and letters of the settings beside each
 
 
 def summary(comparison: Comparison) -> str:
@@ -28,7 +30,8 @@ def summary(comparison: Comparison) -> str:
         sentences.append(text + (f", {several} of them with several seeds." if several else "."))
     names = [name for group in groups[:1] for name in group.values]
     if names:
-        sentences.append(f"What differs: {', '.join(names)}.")
+        more = f" and {len(names) - MAX_SETTINGS} more" if len(names) > MAX_SETTINGS else ""
+        sentences.append(f"What differs: {', '.join(names[:MAX_SETTINGS])}{more}.")
     return " ".join(sentences)
 
 
@@ -51,6 +54,17 @@ def best_lines(comparison: Comparison) -> list[str]:
             line += ", and the ranges of their seeds overlap"
         lines.append(f"{line}.")
     return lines
+
+
+def best_tiles(comparison: Comparison) -> Tiles:
+    """The best number of each measure on its first set."""
+    firsts = {column.group: column for column in reversed(comparison.columns)}
+    tiles = []
+    for column in dict.fromkeys(firsts[column.group] for column in comparison.columns):
+        for group, values in comparison.best(column)[:1]:
+            label = shorten(group.label, MAX_LABEL, placeholder=" …")
+            tiles.append((column.form(fmean(values)), f"{column.title}: the best, with {label}"))
+    return Tiles(tiles[:MAX_TILES])
 
 
 def scores_table(comparison: Comparison) -> Table:

@@ -11,6 +11,7 @@ from distill.report.comparison.figures import NAME, draw
 from distill.report.comparison.runs import Run
 from distill.report.comparison.tables import (
     best_lines,
+    best_tiles,
     costs_table,
     runs_table,
     scores_table,
@@ -58,8 +59,8 @@ def sections_of(comparison: Comparison, folder: Path) -> list[Section]:
     scores = [table for table in (scores_table(comparison),) if comparison.columns]
     costs = [table for table in (costs_table(comparison),) if comparison.costs]
     sections = [
-        Section("", [summary(comparison), *([lines] if (lines := best_lines(comparison)) else [])]),
-        Section("Scores", [*draw(folder, comparison), *scores]),
+        Section("", [summary(comparison), *([tiles] if (tiles := best_tiles(comparison)).tiles else [])]),
+        Section("Scores", [*scores, *draw(folder, comparison), *filter(None, [best_lines(comparison)])]),
         Section("Size, speed and time", [*costs]),
         Section("Settings that differ", [table for table in (settings_table(comparison),) if table.rows]),
         Section("Runs", [runs_table(comparison)]),
