@@ -98,10 +98,11 @@ def test_a_model_of_peft_is_to_be_merged(monkeypatch: pytest.MonkeyPatch) -> Non
         custom_model(Component("student", f"{__name__}.PeftModel"), None)
 
 
-def test_what_the_readme_imports_is_public() -> None:
+def test_what_readme_and_manual_import_is_public() -> None:
     """So that it stays with every release."""
     imported = set[str]()
-    for code in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S):
+    text = "".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
+    for code in re.findall(r"```python\n(.*?)```", text, re.S):
         for node in ast.walk(ast.parse(code)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "distill":
                 assert node.module == "distill", ast.unparse(node)
