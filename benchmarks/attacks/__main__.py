@@ -47,6 +47,9 @@ SUBJECTS = (
     "clock",
     "links",
     "disks",
+    "sharing",
+    "sweeps",
+    "backends",
 )
 EVERY = 5.0  # seconds between two lines of progress
 

@@ -172,5 +172,5 @@ def full_after(size: int, errno: int, under: str) -> None:
             count(memoryview(content).nbytes)
         return real_write(number, content)
 
-    builtins.open = io.open = opened  # type: ignore[assignment]
+    builtins.open = io.open = opened
     os.write = written
