@@ -104,7 +104,7 @@ def _filled(settings: object) -> object:
     return settings
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page(page: Path) -> None:
     """Its Python compiles and names what there is, its YAML and JSON can be read, its commands could begin."""
     for code in blocks(page, "python"):

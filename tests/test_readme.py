@@ -1,4 +1,4 @@
-"""What the README shows of adding a pair, a loss and other parts, run as it stands there."""
+"""What README and manual show of adding a pair, a loss and other parts, run as it stands there."""
 
 import re
 import shutil
@@ -10,18 +10,24 @@ import torch
 from job import ROOT, Shelf, book, distill, metrics, results
 from safetensors.torch import load_file
 
-README = (ROOT / "README.md").read_text()
+README, HOW_TO = ROOT / "README.md", ROOT / "docs" / "how-to"
+EXTEND = HOW_TO / "extend.md"
+BOTH = pytest.mark.parametrize("page", [README, EXTEND], ids=["readme", "manual"])
 SMALL = ["data.cache=cache", "data.workers=1", "evaluate.max_sequences=8", "train.steps=2"]
 
 
-def section(title: str) -> dict[str, str]:
-    """The one block of each language in a section."""
-    text = README.split(f"### {title}\n")[1].split("\n### ")[0]
+def blocks(text: str) -> dict[str, str]:
+    """The one block of each language."""
     return {language: code for language, code in re.findall(r"```(\w+)\n(.*?)```", text, re.S)}
 
 
+def section(title: str, page: Path = EXTEND) -> dict[str, str]:
+    """The one block of each language in a section."""
+    return blocks(re.split(r"\n##+ ", re.split(rf"\n##+ {title}\n", page.read_text())[1])[0])
+
+
 def run(command: str, *more: str) -> None:
-    """A command of the README, in this process."""
+    """A command of the page, in this process."""
     words = [word.strip("'") for word in re.findall(r"'[^']*'|\S+", command.replace("\\\n", " ").strip())]
     assert words[:3] == ["python", "-m", "distill"]
     assert distill(*words[3:], *more, *SMALL, "hydra.run.dir=run") == 0
@@ -50,8 +56,19 @@ def test_fifteen_lines_are_enough(title: str) -> None:
     assert len(own.strip().splitlines()) <= 15 and "sh" in found
 
 
-def test_a_pair(shelf: Shelf) -> None:
-    found = section("Add a pair")
+@pytest.mark.parametrize("title", ["Add a pair", "Add a loss", "Add a source"])
+def test_the_readme_takes_twelve(title: str) -> None:
+    own = next(code for language, code in section(title, README).items() if language != "sh")
+    assert len(own.strip().splitlines()) <= 12
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 220
+
+
+@BOTH
+def test_a_pair(page: Path, shelf: Shelf) -> None:
+    found = section("Add a pair", page)
     Path("my_configs/recipe").mkdir(parents=True)
     Path("my_configs/recipe/my_pair.yaml").write_text(found["yaml"])
     shutil.copytree(shelf.teacher / "student", "my_teacher")
@@ -82,8 +99,9 @@ def test_a_model(shelf: Shelf) -> None:
     )
 
 
-def test_a_loss(shelf: Shelf) -> None:
-    found = section("Add a loss")
+@BOTH
+def test_a_loss(page: Path, shelf: Shelf) -> None:
+    found = section("Add a loss", page)
     Path("my_losses.py").write_text(found["python"])
     run(found["sh"], *small_pair(shelf))
     line = metrics(Path("run"))[-1]
@@ -92,8 +110,9 @@ def test_a_loss(shelf: Shelf) -> None:
     assert "total_variation" in Path("run/report.md").read_text()
 
 
-def test_a_source() -> None:
-    found = section("Add a source")
+@BOTH
+def test_a_source(page: Path) -> None:
+    found = section("Add a source", page)
     Path("my_sources.py").write_text(found["python"])
     Path("my_lines.txt").write_text("".join(book(number).replace("\n\n", "\n") for number in range(4)))
     run(found["sh"])
@@ -102,7 +121,7 @@ def test_a_source() -> None:
 
 
 def test_conversations_and_prompts() -> None:
-    found = section("Conversations and prompts")
+    found = blocks((HOW_TO / "conversations.md").read_text().split("\n## ")[0])
     Path("my_chats.jsonl").write_text("".join(found["json"].replace("snow", f"snow {n}") for n in range(200)))
     size = [
         "student.config={n_embd:32,n_layer:2,n_head:2}",

@@ -14,11 +14,17 @@ class Part(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A name for messages, and a text whose paragraphs are parted by blank lines."""
+    """A text with a name.
+
+    Attributes:
+        name: for messages.
+        text: its paragraphs are parted by blank lines.
+        parts: stretches that together are `text`; none where all of it counts.
+    """
 
     name: str
     text: str
-    parts: tuple[Part, ...] = ()  # stretches that together are `text`; none where all of it counts
+    parts: tuple[Part, ...] = ()
 
     @classmethod
     def of_parts(cls, name: str, parts: Iterable[Part]) -> "Document":

@@ -82,6 +82,7 @@ def _wait(ranks: list["subprocess.Popen[bytes]"], signals: Signals) -> int | Non
             terminated = True
             for rank in alive:
                 rank.terminate()
+                rank.send_signal(signal.SIGCONT)  # one that is stopped acts on SIGTERM only then
         if past > END_BY_ITSELF + LAST_END:
             for rank in alive:
                 rank.kill()

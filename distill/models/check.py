@@ -10,7 +10,7 @@ from distill.models.kind import CAUSAL, MASKED, ModelKind
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.runtime.errors import SettingError, first_line
 
-EXAMPLE = "'Add a model' in README.md"  # of what a model has to offer
+EXAMPLE = "'Add a model' in docs/how-to/extend.md"  # of what a model has to offer
 # What a forward of a module raises that is not made for it.
 UNFIT = (AttributeError, KeyError, TypeError, ValueError, AssertionError, NotImplementedError, IndexError, RuntimeError)
 COUNT_FROM_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "mpnet")

@@ -55,12 +55,23 @@ class Comparison:
 
 @dataclass(frozen=True, repr=False)
 class Scores:
-    """What `distill.evaluate` gives; `print(scores)`, an interpreter and a notebook show it as a table."""
+    """What `distill.evaluate` gives; `print(scores)`, an interpreter and a notebook show it as a table.
+
+    Attributes:
+        task: what the models predict, as `objective.task`.
+        models: each with its scores by measure and evaluation set as `.scores`; `scores["NAME"]` is one of them.
+        vocabularies: of the models, each with the sets as it cuts them up.
+        measures: by name.
+        comparisons: of each model with the first one, by the paired bootstrap.
+        notes: sentences for the reader.
+        command: that gives the same.
+        environment: versions and machine.
+    """
 
     task: str
     models: tuple[ModelScores, ...]
     vocabularies: tuple[Vocabulary, ...]
-    measures: dict[str, facts.Measure]  # by name
+    measures: dict[str, facts.Measure]
     comparisons: tuple[Comparison, ...] = ()
     notes: tuple[str, ...] = ()
     command: str = ""

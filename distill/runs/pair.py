@@ -15,6 +15,7 @@ from distill.config.settings import (
     NewStudentConfig,
     SavedStudentConfig,
     SeveralTeachersConfig,
+    StudentConfig,
 )
 from distill.config.teacher import BundledConfig, CustomConfig
 from distill.data.batches import Batches
@@ -288,12 +289,28 @@ def _check_across_tokenizers(
     """
     setting = "tokenizer" if config.student.tokenizer is not None else "path"
     student_setting = f"student.{setting}={getattr(config.student, setting)}"
-    sizes = f"({len(student_tokenizer)} tokens) than the teacher ({len(teacher_tokenizer)})"
-    differ = f"{student_setting} has another vocabulary {sizes}"
-    if isinstance(config.student, LayersStudentConfig):
+    differ = how_they_differ(student_setting, student_tokenizer, teacher_tokenizer)
+    refuse_layers(config.student, differ)
+    refuse_pairs_of_tokens(terms, differ)
+    if isinstance(config.teacher, SeveralTeachersConfig):
+        raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")
+
+
+def how_they_differ(student: str, one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> str:
+    """The part of a message that `student`, whose tokenizer is the first, reads other tokens than its teacher."""
+    return f"{student} has another vocabulary ({len(one)} tokens) than the teacher ({len(other)})"
+
+
+def refuse_layers(student: StudentConfig, differ: str) -> None:
+    """Raises SettingError for a student from layers of a teacher that reads other tokens, as `differ` states."""
+    if isinstance(student, LayersStudentConfig):
         raise SettingError(
             f"student.init=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"
         )
+
+
+def refuse_pairs_of_tokens(terms: dict[str, Term], differ: str) -> None:
+    """Raises SettingError for terms that compare single tokens of two models that read other ones."""
     if pairing := [name for name, term in terms.items() if term.needs_teacher and not term.across_tokenizers]:
         weights = [f"objective.{name}.weight=0" for name in pairing]
         raise SettingError(
@@ -301,8 +318,6 @@ def _check_across_tokenizers(
             f"{' '.join(weights)} objective.pooled.weight=1, which learns from vectors of whole sequences, or choose "
             "models with one tokenizer"
         )
-    if isinstance(config.teacher, SeveralTeachersConfig):
-        raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")
 
 
 def load_baseline(config: Config, pair: Pair) -> Any:

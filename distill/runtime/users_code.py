@@ -4,7 +4,16 @@ import traceback
 from pathlib import Path
 
 # What code raises that takes something for what it is not; memory, storage and signals are none of these.
-MISTAKES = (AttributeError, TypeError, LookupError, NameError, ValueError, AssertionError, NotImplementedError)
+MISTAKES = (
+    AttributeError,
+    TypeError,
+    LookupError,
+    NameError,
+    ValueError,
+    AssertionError,
+    NotImplementedError,
+    ImportError,
+)
 
 
 def is_users(module: str) -> bool:

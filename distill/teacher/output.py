@@ -12,10 +12,15 @@ Wanted = Callable[[Batch], OutputSpec]
 
 
 class TeacherOutput(NamedTuple):
-    """What a teacher gives for one micro-batch: `distribution` at the N requested positions, hidden states and more."""
+    """What a teacher gives for one micro-batch.
 
-    distribution: Distribution | None  # what losses over the vocabulary read; None: nothing
-    outputs: Outputs  # empty where none were requested
+    Attributes:
+        distribution: over the vocabulary at the N requested positions, for losses on logits; None: none was requested.
+        outputs: hidden states and more; empty where none were requested.
+    """
+
+    distribution: Distribution | None
+    outputs: Outputs
 
 
 class Teacher(Protocol):

@@ -57,11 +57,11 @@ def test_what_is_stored_is_of_one_run_of_all_cells_and_small() -> None:
     assert not re.search(r"/(tmp|home|root|work|Users)/", text), "a path of the machine that ran it"
 
 
-def test_the_loop_in_the_readme(
+def test_the_loop_in_the_manual(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    section = (ROOT / "README.md").read_text().split("## From Python\n")[1].split("\n## ")[0]
-    _, loop = re.findall(r"```python\n(.*?)```", section, re.S)
-    exec(compile(loop, "README.md", "exec"), {})
+    page = (ROOT / "docs" / "how-to" / "python.md").read_text()
+    _, loop = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(compile(loop, "python.md", "exec"), {})
     assert "'teacher': {'perplexity': {'mine':" in capsys.readouterr().out and Path("my_student/config.json").is_file()

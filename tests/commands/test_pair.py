@@ -194,3 +194,44 @@ def test_models_in_memory_are_a_pair(teacher: Path) -> None:
         load_pair(one.model)  # type: ignore[arg-type]
     with pytest.raises(SettingError, match=r"^model: a Linear is no masked"):
         LoadedModel.of(torch.nn.Linear(1, 1), one.tokenizer)
+
+
+def test_two_tokenizers_are_a_pair(teacher: Path, tmp_path: Path) -> None:
+    """By vectors of whole sequences, which are those of the text that both read."""
+    own = save_model(tmp_path / "student", "mpnet", 2)
+    pair = load_pair(teacher, own, sequence_length=24, device="cpu")
+    assert not pair.shares_tokenizer and len(pair.student.tokenizer) != len(pair.teacher.tokenizer)
+    objective = pair.objective({"pooled": 1.0, "mlm": 1.0})
+    losses = objective(TEXTS)
+    assert losses.counts["pooled"] == len(TEXTS)
+    losses.total.backward()
+    assert all(parameter.grad is None for parameter in pair.teacher.model.parameters())
+    batch = pair.batch(TEXTS)
+    alone = {"pooled": {"weight": 1.0, "distance": "l2"}}
+    pair.student.model.eval()
+    with torch.no_grad():
+        ids = [torch.tensor([pair.teacher.tokenizer(text)["input_ids"]]) for text in TEXTS]
+        expected = torch.stack([pair.teacher.model.base_model(one)[0][0].mean(0) for one in ids])
+        states = pair.student.model.base_model(batch.ids, batch.documents == 0 if batch.documents is not None else None)
+        valid = torch.ones_like(batch.ids) if batch.documents is None else (batch.documents == 0).long()
+        mean = (states[0] * valid[..., None]).sum(1) / valid.sum(1, keepdim=True)
+    made = pair.objective(alone)
+    if (module := made.objective.modules()) and len(list(module.parameters())):
+        mean = mean @ next(iter(module.parameters())).T
+    assert made(TEXTS).terms["pooled"] == pytest.approx((mean - expected).square().sum(1).mean().item(), rel=1e-3)
+    assert set(pair.evaluate({"mine": TEXTS})) == {"student"}
+    in_memory = load_pair(load_model(teacher, "cpu"), load_model(own, "cpu"), sequence_length=24)
+    assert not in_memory.shares_tokenizer and in_memory.objective(alone)(TEXTS).counts == {"pooled": len(TEXTS)}
+
+
+def test_what_two_tokenizers_do_not_allow(teacher: Path, tmp_path: Path) -> None:
+    own = save_model(tmp_path / "student", "mpnet", 2)
+    pair = load_pair(teacher, own, sequence_length=24, device="cpu")
+    with pytest.raises(SettingError) as error:
+        pair.objective({"soft": 1.0, "cosine": 1.0, "mlm": 1.0})
+    assert str(error.value).startswith("objective.soft and objective.cosine pair tokens, but the student has another")
+    assert "give objective.soft.weight=0 objective.cosine.weight=0 objective.pooled.weight=1" in str(error.value)
+    with pytest.raises(SettingError, match=r"^student\.init=layers takes the teacher's embeddings, but student\.tok"):
+        load_pair(teacher, LayersStudentConfig(tokenizer=str(own)), device="cpu")
+    with pytest.raises(SettingError, match=r"^student\.tokenizer=corpus: no corpus is here"):
+        load_pair(teacher, LayersStudentConfig(tokenizer="corpus"), device="cpu")

@@ -73,6 +73,21 @@ def test_the_line_names_that_of_the_users_file(
     assert all(words in line for words in WRONG[setting]), line
 
 
+def needs_a_package() -> nn.Module:
+    import a_package_that_is_not_there
+
+    model: nn.Module = a_package_that_is_not_there.model()
+    return model
+
+
+def test_a_package_that_a_class_needs_is_one_line() -> None:
+    """As some classes of torchmetrics and PEFT import theirs when they are made."""
+    with pytest.raises(
+        SettingError, match=r"_target_=.*: ModuleNotFoundError: No module .*test_users_code\.py, line \d+:"
+    ):
+        custom_model(Component("student", f"{__name__}.needs_a_package"), None)
+
+
 class PeftModel(nn.Module):
     """As it is called there."""
 
@@ -83,10 +98,11 @@ def test_a_model_of_peft_is_to_be_merged(monkeypatch: pytest.MonkeyPatch) -> Non
         custom_model(Component("student", f"{__name__}.PeftModel"), None)
 
 
-def test_what_the_readme_imports_is_public() -> None:
+def test_what_readme_and_manual_import_is_public() -> None:
     """So that it stays with every release."""
     imported = set[str]()
-    for code in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S):
+    text = "".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
+    for code in re.findall(r"```python\n(.*?)```", text, re.S):
         for node in ast.walk(ast.parse(code)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "distill":
                 assert node.module == "distill", ast.unparse(node)

@@ -68,7 +68,7 @@ def test_answers_are_mended_or_their_questions_left_out_in_training_alone(tmp_pa
     lost = [{"text": "nowhere", "answer_start": 0}]
     found = one(tmp_path, answers=lost)
     assert len(found) == 1 and found.left_out == {"no answer in its context": 1}
-    assert found.describe().endswith("1 questions of x.json (v2.0); 1 left out: no answer in its context")
+    assert found.describe().endswith("1 question of x.json (v2.0); 1 left out: no answer in its context")
     found = one(tmp_path, training=False, answers=lost)
     assert len(found) == 2 and found.lost == 1 and found.questions[1].answers[0].text == "nowhere"
     assert "1 without an answer in their context, scored all the same" in found.describe()

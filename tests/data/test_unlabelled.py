@@ -83,7 +83,7 @@ def test_rows_without_text_are_counted(tmp_path: Path) -> None:
         json.dumps(each) for each in ({"one": "a", "other": "b"}, {"one": "a", "other": " "}, {"one": "", "other": "b"})
     ]
     found = texts_of(pairs, write(tmp_path / "x.jsonl", *lines))
-    assert found.texts == [("a", "b")] and found.describe() == "1 examples of x.jsonl; 2 left out: no text"
+    assert found.texts == [("a", "b")] and found.describe() == "1 example of x.jsonl; 2 left out: no text"
 
 
 def test_what_holds_no_such_texts_is_one_clear_line(tmp_path: Path) -> None:

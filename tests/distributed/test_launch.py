@@ -210,6 +210,16 @@ def test_ranks_that_do_not_end_by_themselves_are_ended(tmp_path: Path, monkeypat
     assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
+def test_a_rank_that_is_stopped_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distill.distributed.processes.END_BY_ITSELF", 0.2)
+    monkeypatch.setattr("distill.distributed.processes.LAST_END", 60.0)
+    stopped = f'echo $$ >> {tmp_path}/pids; [ "$RANK" = 0 ] && sleep 1 && exit 4; kill -STOP $$; sleep 100'
+    began = time.monotonic()
+    assert run_ranks(2, ["sh", "-c", stopped]) == 4
+    assert time.monotonic() - began < 30
+    assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
 def test_a_signal_ends_a_rank_that_waits_for_the_others(tmp_path: Path) -> None:
     """Its library would wait where Python is not running."""
     program = (

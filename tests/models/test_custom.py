@@ -131,5 +131,5 @@ def test_a_causal_module_without_position_ids_keeps_to_one_document_a_row() -> N
 def test_what_is_no_language_model_is_refused() -> None:
     model = own_models.Blind()
     model.weight = torch.nn.Parameter(torch.zeros(1))
-    with pytest.raises(SettingError, match=r"base_model, get_output_embeddings.*README.md"):
+    with pytest.raises(SettingError, match=r"base_model, get_output_embeddings.*docs/how-to/extend\.md"):
         check_model(model, "student")

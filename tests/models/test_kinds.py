@@ -116,7 +116,7 @@ def test_models_that_are_not_read_right(family: str) -> None:
     model = make(kind.auto_class, family, **fields)
     with pytest.raises(SettingError) as error:
         check_model(model, "teacher.path=x", kind)
-    refusal(error, "teacher.path=x", type(model).__name__, "README.md")
+    refusal(error, "teacher.path=x", type(model).__name__, "docs/how-to/extend.md")
     assert "AssertionError" not in str(error.value) and "(-1)" not in str(error.value)
 
 

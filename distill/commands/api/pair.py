@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from distill.commands.api.texts import text_collator, text_sequences
 from distill.config.compose import objective_config
@@ -36,21 +37,23 @@ from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import MASKING, EvaluationSet
-from distill.models.check import check_model, check_tokenizers, check_vocabulary, max_positions
+from distill.models.check import check_model, check_vocabulary, max_positions
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel
 from distill.models.layer_choice import AUTO
 from distill.models.loaded import LoadedModel, device_of, kind_of, without_bars
-from distill.models.student import check_student, make_student
+from distill.models.student import check_student, make_student, tokenizer_of
 from distill.models.teacher import load_teacher, teacher_path
 from distill.objective.build import bind_terms, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
+from distill.runs.pair import how_they_differ, refuse_layers, refuse_pairs_of_tokens
 from distill.runtime.errors import SettingError
 from distill.runtime.seed import key
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
 from distill.teacher.output import NoTeacher, Teacher
+from distill.teacher.retokenized import RetokenizedTeacher
 
 USUAL_LENGTH = 128  # tokens of a sequence
 
@@ -72,9 +75,14 @@ class Losses:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Pair:
-    """A frozen teacher and a student in training mode, which read with the teacher's tokenizer.
+    """A frozen teacher and a student in training mode; mostly they read with one tokenizer, the teacher's.
+
+    Where the student reads with another one, terms compare vectors of whole sequences alone, as `pooled` does, and the
+    teacher reads the text of each of the student's sequences.
 
     Attributes:
+        teacher: in evaluation mode, and frozen.
+        student: the model to train.
         sequence_length: tokens of a sequence; longer texts fill several.
         seed: of the masks.
     """
@@ -86,8 +94,18 @@ class Pair:
 
     def batch(self, texts: Sequence[str], step: int = 0, masking: MaskingConfig | None = None) -> Batch:
         """The texts as one micro-batch with its targets; the masks of a masked model are drawn anew for each step."""
+        return self._collated(self._sequences(texts), step, masking)
+
+    @property
+    def shares_tokenizer(self) -> bool:
+        """Whether both read the same tokens."""
+        return self.student.tokenizer.get_vocab() == self.teacher.tokenizer.get_vocab()
+
+    def _sequences(self, texts: Sequence[str]) -> np.ndarray:
+        return text_sequences(texts, self.student.tokenizer, self.student.kind, self.sequence_length)
+
+    def _collated(self, sequences: np.ndarray, step: int, masking: MaskingConfig | None) -> Batch:
         tokenizer, kind = self.student.tokenizer, self.student.kind
-        sequences = text_sequences(texts, tokenizer, kind, self.sequence_length)
         collator = text_collator(tokenizer, kind, (masking or MaskingConfig()).changed(smoothing=0.0))
         numbers = np.arange(len(sequences))
         return collator.collate(sequences, key(self.seed, "texts", step, numbers), numbers).to(self.student.device)
@@ -122,6 +140,9 @@ class Pair:
                     f"objective.{name} predicts {term.task}, and the student is a "
                     f"{self.student.kind.noun}: leave it out"
                 )
+        if not self.shares_tokenizer:
+            tokenizers = (self.student.tokenizer, self.teacher.tokenizer)
+            refuse_pairs_of_tokens(made, how_they_differ("the student", *tokenizers))
         made = bind_terms(made, self.student.model, self.teacher.model)
         weights = {name: term.weight for name, term in settings.terms.items()}
         return PairObjective(self, Objective(made, weights, len(self.student.tokenizer)), masking)
@@ -137,7 +158,8 @@ class Pair:
 
         Returns:
             Of `teacher` and `student` each measure by set; of `agreement` by set `top1`, the fraction of equal first
-            choices, and `kl`, the mean KL(teacher || student) in nats.
+            choices, and `kl`, the mean KL(teacher || student) in nats. Of a pair that reads with two tokenizers the
+            student's alone: the teacher has no scores on its tokens.
 
         Raises:
             SettingError: a set without a token.
@@ -158,6 +180,8 @@ class Pair:
             scoring = Scoring(text_collator(tokenizer, kind, MASKING), tokenizer, settings, ranks, sets)
             passes = find_task("clm" if kind.causal else "mlm").passes(scoring)
             evaluator = Evaluator(scoring, passes, PrecisionConfig())
+            if not self.shares_tokenizer:
+                return {"student": evaluator.score(self.student.model, "student", sets)}
             scores = {name: evaluator.score(part.model, name, sets, keep=name) for name, part in self._models()}
             return {**scores, "agreement": evaluator.agree(self.student.model, self.teacher.model, sets)}
 
@@ -191,9 +215,7 @@ class PairObjective:
     def __init__(self, pair: Pair, objective: Objective, masking: MaskingConfig | None) -> None:
         self.pair, self.objective, self.masking = pair, objective, masking
         self.trainable = Trainable(LanguageModel(pair.student.model), objective.modules()).to(pair.student.device)
-        self.teacher: Teacher = (
-            LiveTeacher(LanguageModel(pair.teacher.model)) if objective.needs_teacher else NoTeacher()
-        )
+        self.teacher = LanguageModel(pair.teacher.model) if objective.needs_teacher else None
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What is trained: the student, and projections of terms that have one."""
@@ -201,13 +223,25 @@ class PairObjective:
 
     def __call__(self, texts: Sequence[str], step: int = 0) -> Losses:
         """The loss of these texts as one batch; `step` draws other masks."""
-        batch, objective = self.pair.batch(texts, step, self.masking), self.objective
+        sequences, objective = self.pair._sequences(texts), self.objective
+        teacher, device = self._reader(sequences), self.pair.student.device
+        batch = teacher.read_ahead(self.pair._collated(sequences, step, self.masking)).to(device)
         counts = objective.count([batch])
-        (output,) = self.teacher.outputs([batch], objective.teacher_spec)
-        total, sums = objective(self.trainable, output, batch, objective.scales(counts, self.pair.student.device))
+        (output,) = teacher.outputs([batch], objective.teacher_spec)
+        total, sums = objective(self.trainable, output, batch, objective.scales(counts, device))
         means = sums.double().cpu() / counts[: len(sums)].clamp(min=1)
         numbers = {name: int(count) for name, count in objective.by_name(counts.tolist()).items()}
         return Losses(total, objective.by_name(means.tolist()), {name: numbers[name] for name in objective.names})
+
+    def _reader(self, sequences: np.ndarray) -> Teacher:
+        """What gives the teacher's outputs for these sequences of the student."""
+        if self.teacher is None:
+            return NoTeacher()
+        pair = self.pair
+        if pair.shares_tokenizer:
+            return LiveTeacher(self.teacher)
+        tokenizers = (pair.student.tokenizer, pair.teacher.tokenizer)
+        return RetokenizedTeacher(self.teacher, sequences, *tokenizers, pair.teacher.longest)
 
 
 def load_pair(
@@ -242,7 +276,7 @@ def load_pair(
             "layers and num_layers are for a student from the teacher's layers: leave them or student out"
         )
     chosen_device, frozen = device_of(device), _teacher(teacher)
-    model, tokenizer, kind = frozen.model, frozen.tokenizer, frozen.kind
+    model, kind = frozen.model, frozen.kind
     if student is None:
         chosen = layers if layers is None or isinstance(layers, str) else list(layers)
         student = LayersStudentConfig(layers=chosen, num_layers=num_layers)
@@ -251,8 +285,8 @@ def load_pair(
     if isinstance(student, LayersStudentConfig) and student.layers == AUTO:
         raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
     length = sequence_length or min(USUAL_LENGTH, max_positions(model) or USUAL_LENGTH)
+    tokenizer = _student_tokenizer(student, frozen)
     if isinstance(student, LoadedModel):
-        check_tokenizers(tokenizer, student.tokenizer, "student")
         check_student(student.model, length, kind)
         made, path = student.model.float().train(), student.path
     else:
@@ -260,14 +294,34 @@ def load_pair(
             torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators
             made = make_student(student, model, tokenizer, length, kind)
         path = (student.path if isinstance(student, SavedStudentConfig | CustomStudentConfig) else None) or ""
-    check_vocabulary(model, "teacher", tokenizer)
+    check_vocabulary(model, "teacher", frozen.tokenizer)
     check_vocabulary(made, "student", tokenizer)
     return Pair(
-        LoadedModel(model.to(chosen_device), tokenizer, kind, frozen.path),
+        LoadedModel(model.to(chosen_device), frozen.tokenizer, kind, frozen.path),
         LoadedModel(made.to(chosen_device), tokenizer, kind, path),
         length,
         seed,
     )
+
+
+def _student_tokenizer(student: LoadedModel | StudentConfig, teacher: LoadedModel) -> PreTrainedTokenizerBase:
+    """The student's own tokenizer where it has one that differs from the teacher's; else the teacher's.
+
+    Raises:
+        SettingError: a student from the teacher's layers has another one, or it is to be trained on a corpus.
+    """
+    if isinstance(student, LoadedModel):
+        tokenizer = student.tokenizer
+    elif student.tokenizer == "corpus":
+        raise SettingError("student.tokenizer=corpus: no corpus is here to train a tokenizer on: name a folder of one")
+    else:
+        tokenizer = tokenizer_of(student, teacher.kind) or teacher.tokenizer
+    if tokenizer.get_vocab() == teacher.tokenizer.get_vocab():
+        return teacher.tokenizer
+    if not isinstance(student, LoadedModel):
+        named = f"student.tokenizer={student.tokenizer}"
+        refuse_layers(student, how_they_differ(named, tokenizer, teacher.tokenizer))
+    return tokenizer
 
 
 def _teacher(teacher: str | Path | LoadedModel) -> LoadedModel:

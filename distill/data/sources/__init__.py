@@ -23,13 +23,16 @@ OPTIONAL = ("prompt", "template", "target_role", "document", "encoding")
 class Shard(NamedTuple):
     """A unit of work: whole files, or the range [start, stop) of one file or Hub data set.
 
-    The range counts bytes of a plain file, row groups of a Parquet file, rows of a Hub data set.
+    Attributes:
+        paths: the files.
+        start, stop: the range, in bytes of a plain file, row groups of a Parquet file or rows of a Hub data set.
+        size: stored bytes (rows of a Hub data set), for progress.
     """
 
     paths: tuple[str, ...]
     start: int = 0
     stop: int | None = None
-    size: int = 0  # stored bytes (rows of a Hub data set), for progress
+    size: int = 0
 
     def parts(self) -> "list[Shard]":
         """The same work file by file: one that cannot be read does not take the others with it."""
@@ -39,12 +42,19 @@ class Shard(NamedTuple):
 
 
 class Source(ABC):
-    """Where documents come from. It is sent to the processes that prepare tokens, so it must pickle."""
+    """Where documents come from. It is sent to the processes that prepare tokens, so it must pickle.
 
-    fraction: float = 1.0  # seeded fraction of the documents that is used
-    prompts: bool = False  # whether its documents may have parts that do not count (`Document.of_parts`)
-    by_lines: bool = False  # whether what is left out as bad is lines of documents, not whole documents
-    made_from: Any = None  # the import path and settings of a user's own source; built-in ones have all in `identity`
+    Attributes:
+        fraction: seeded fraction of the documents that is used.
+        prompts: whether its documents may have parts that do not count (`Document.of_parts`).
+        by_lines: whether what is left out as bad is lines of documents, not whole documents.
+        made_from: the import path and settings of a user's own source; built-in ones have all in `identity`.
+    """
+
+    fraction: float = 1.0
+    prompts: bool = False
+    by_lines: bool = False
+    made_from: Any = None
 
     def made_by(self, settings: Component) -> Self:
         """A user's own source with what the settings say of it that its constructor need not know."""
