@@ -99,7 +99,7 @@ def cases(draw: random.Random) -> list[Case]:
     for clocks, some in ((WALL, JUMPS), (STEADY, SLEPT), (WALL + STEADY, SLEPT)):
         kind = "all clocks" if len(clocks) == len(WALL + STEADY) else f"{clocks[0]}()"
         for name, seconds in some.items():
-            jumps = Jumps(clocks, seconds, draw.choice((0.0, 0.05, 0.3)))
+            jumps = Jumps(clocks, seconds, draw.choice((0.001, 0.05, 0.3)))
             for state in draw.sample(("new", "stopped", "finished"), 2):
                 attacks[f"{kind} {name}, a {state} run"] = partial(jumping, state=state, jumps=jumps)
             if draw.random() < 0.4:
