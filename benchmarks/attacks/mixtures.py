@@ -26,6 +26,7 @@ def lines(seed: int, count: int) -> bytes:
     return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
 
 
+STEPS, SEQUENCES = 3, 8  # of a run, and of a step
 SOURCES = {"few": (lines(0, 12), 1.0), "many": (lines(1, 60), 3.0)}
 BAD_LINES = b'{"text": 5}\n{"text": "half\nnot JSON\n{"other": "x"}\n\xff\xfe\n[1]\n'
 
@@ -62,9 +63,12 @@ def has_fractions(folder: Path) -> bool:
     """Whether the sources have their fractions of an epoch, and all steps were made."""
     record = json.loads((folder / "results.json").read_text())
     sources = record["corpus"]["sources"]
-    counts = quotas([each["weight"] for each in sources.values()], record["corpus"]["sequences"]).tolist()
+    count = record["corpus"]["sequences"]
+    of_epoch = quotas([each["weight"] for each in sources.values()], count).tolist()
     fed = record["training"]["sources"]
-    return all(counts) and sum(each["sequences"] for each in fed.values()) == 3 * 8 and bool(student_of(folder))
+    epochs, steps = divmod(STEPS, -(-count // SEQUENCES))  # the last step of an epoch takes what is left
+    expected = epochs * count + min(steps * SEQUENCES, count)
+    return all(of_epoch) and sum(each["sequences"] for each in fed.values()) == expected and bool(student_of(folder))
 
 
 def must_be_refused(ground: Ground, sources: dict[str, tuple[bytes | None, str]], *more: str) -> Outcome:

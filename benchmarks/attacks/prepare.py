@@ -30,15 +30,8 @@ def many_units(slowly: bool = False) -> None:
     _files.SHARD_BYTES, publish.BLOCK_BYTES = 1, 1000
     claims.STALE, host.POLL, host.FEW_BYTES = 1.0, 0.1, 0
     if slowly:
-        host.pack = pack_slowly
-
-
-def pack_slowly(*work: Any) -> Any:
-    """A unit of work, which takes longer with real text."""
-    from distill.data.packing import pack
-
-    time.sleep(0.1)
-    return pack(*work)
+        pack: Any = host.pack
+        host.pack = lambda *work: (time.sleep(0.1), pack(*work))[1]  # type: ignore[assignment]
 
 
 class Place(NamedTuple):
@@ -103,7 +96,7 @@ def disturb(process: Any, number: int, draw: random.Random) -> None:
 def two_at_once(ground: Ground, place: Place, numbers: tuple[int, ...], seed: int) -> Outcome:
     """Two preparations, signals to the first ones at moments that are drawn, and a third one."""
     draw, expected = random.Random(seed), undisturbed(ground)
-    slow = partial(many_units, slowly=True)
+    slow = partial(many_units, slowly=place.workers == 1)  # the other processes import what is packed with
     processes = []
     for host in range(2):
         processes.append(ground.start(*command(ground, place, host), change=slow))
