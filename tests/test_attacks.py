@@ -14,6 +14,7 @@ sys.path.append(str(ROOT / "benchmarks"))  # last: some scripts there are called
 case: Any = import_module("attacks.case")
 Ended, Kind = case.Ended, case.Kind
 SUBJECTS = ("conversations", "mixtures", "glue", "tables", "prepare", "shards", "s3")
+SUBJECTS += ("limits", "clock", "links", "disks", "sharing", "sweeps", "backends")
 REFUSED = "some line\ndistill: corpus.path=x: it is not there; correct it\n"
 
 

@@ -35,7 +35,22 @@ from attacks.case import GOOD, Case, Kind, Outcome  # noqa: E402
 from attacks.ground import Shared, new_ground  # noqa: E402
 
 # Each is a module of this folder with a function `cases` that gives the cases of its subject for a random generator.
-SUBJECTS = ("conversations", "mixtures", "glue", "tables", "prepare", "shards", "s3")
+SUBJECTS = (
+    "conversations",
+    "mixtures",
+    "glue",
+    "tables",
+    "prepare",
+    "shards",
+    "s3",
+    "limits",
+    "clock",
+    "links",
+    "disks",
+    "sharing",
+    "sweeps",
+    "backends",
+)
 EVERY = 5.0  # seconds between two lines of progress
 
 

@@ -84,9 +84,9 @@ def expected(error: Exception, folder: str = "") -> Failure | None:
         _raise_interruption(error)
     if (failure := setting_error(error) or storage_failure(error, folder)) is not None:
         return failure
-    from distill.runtime.host import memory_failure
+    from distill.runtime.host import limit_failure, memory_failure
 
-    return memory_failure(error)
+    return limit_failure(error) or memory_failure(error)
 
 
 def _raise_interruption(error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""How much memory this host or container has left, and the error where that is too little."""
+"""How much memory this host or container has left, and the errors where its limits are too low."""
 
 import errno
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ GROUP_FILES = {
 }
 # Parts of the messages of torch and of the system where an allocation has failed.
 SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "Unable to allocate")
+ONEDNN = "could not create a primitive"  # its message where there is no memory, and only seldom another one
 
 
 def free_memory() -> int | None:
@@ -58,7 +59,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in (*SIGNS, ONEDNN))
     )
 
 
@@ -72,3 +73,22 @@ def memory_failure(error: BaseException) -> SettingError | None:
         "evaluate.pseudo_perplexity.batch_size where models are scored, or take a smaller model; the same "
         "command then resumes"
     )
+
+
+def limit_failure(error: BaseException) -> SettingError | None:
+    """An error of the limits on open files or on threads as a SettingError that names the limit; None for any other."""
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        if isinstance(current, OSError) and current.errno in (errno.EMFILE, errno.ENFILE):
+            return SettingError(
+                "too many open files: raise the limit on them (`ulimit -n 1024`); the same command then resumes"
+            )
+        if isinstance(current, RuntimeError) and str(current) == "can't start new thread":
+            return SettingError(
+                "the system starts no further thread: raise the limits on memory and processes (`ulimit -v`, `ulimit "
+                "-u`), or those of the container; the same command then resumes"
+            )
+        seen.append(current)
+        current = current.__cause__ or current.__context__
+    return None

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 from distill.runtime.errors import Interrupted
 
@@ -168,7 +168,9 @@ def _ending_at_the_second() -> Iterator[None]:
     """
     source, target = os.pipe()
     os.set_blocking(target, False)
-    threading.Thread(target=_watch, args=(source,), name="signals", daemon=True).start()
+    watcher = threading.Thread(target=_watch, args=(source,), name="signals", daemon=True)
+    with suppress(RuntimeError):  # no memory for a thread: the command ends for that, or goes on without this one
+        watcher.start()
     before = signal.set_wakeup_fd(target, warn_on_full_buffer=False)
     try:
         yield

@@ -20,6 +20,9 @@ def failing(error: BaseException) -> None:
         (SettingError("corpus.path=x: none"), 2),
         (StorageFailed("s3://a is gone"), 74),
         (OSError(28, "No space left on device", "/data/x"), 74),
+        (OSError(24, "Too many open files", "/data/x"), 2),
+        (RuntimeError("can't start new thread"), 2),
+        (RuntimeError("could not create a primitive"), 2),
     ],
 )
 def test_what_is_expected_is_one_line(error: Exception, status: int, capsys: pytest.CaptureFixture[str]) -> None:
