@@ -64,8 +64,9 @@ class TrainConfig(Settings):
         ge=1, le=1e9,
     )  # fmt: skip
     max_spike: int = setting(
-        1000, "Steps in a row with a higher loss than that before the run stops.", unit="steps", ge=1, le=10**9
-    )
+        1000, "Steps in a row with a loss above max_loss_ratio times the first step's before the run stops.",
+        unit="steps", ge=1, le=10**9,
+    )  # fmt: skip
     on_usr1: OnUsr1 = setting(
         OnUsr1.save, "SIGUSR1 writes a checkpoint; stop ends the run after it like SIGTERM, for batch systems."
     )
