@@ -61,7 +61,7 @@ def small(ground: Ground, state: str, size: int, place: str) -> Outcome:
     prepared = copied(ground, state)
     with mounted(ground.folder / "disk", 4 * KB * KB) as folder:
         words = list(on(prepared.arguments, ground, folder, place))
-        subprocess.run(["mount", "-o", f"remount,size={size + used(folder)}", folder], check=True)
+        subprocess.run(["mount", "-o", f"remount,size={max(size + used(folder), 4096)}", folder], check=True)
         ended = ground.distill(*words)
         subprocess.run(["mount", "-o", f"remount,size={8 * KB * KB}", folder], check=True)
         same = is_same(ground, prepared.student)
