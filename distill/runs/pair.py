@@ -218,12 +218,12 @@ def find_start(
     settings, teacher = config.student, models.teachers[0].model  # of several the first one
     assert isinstance(settings, LayersStudentConfig)
     search = folder.recorded_layers()
-    if not search and folder.start() is not None:
-        logger.warning("student.layers=auto: the run resumes, and which layers it began with is not recorded any more")
-        return config, None
     if not search and (layers := _known_start(config, settings)) is not None:
         logger.info(f"student.layers=auto: {layers}, known as the best of {models.teachers[0].title}")
         search = {"layers": layers}
+    if not search and folder.start() is not None:
+        logger.warning("student.layers=auto: the run resumes, and which layers it began with is not recorded any more")
+        return config, None
     if not search:
         prediction = Prediction(models.kind, task.labels[0], len(models.tokenizer), config.precision.student)
         search = find_layers(settings, teacher, prediction, batches, folder.ranks)
