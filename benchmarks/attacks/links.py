@@ -117,8 +117,10 @@ def path_of(ground: Ground, place: str, name: str) -> Path:
     folder = ground.run if place == "run" else ground.folder / "cache"
     parts: list[str] = []
     for part in Path(name).parts:
-        inside = sorted(path.name for path in folder.joinpath(*parts).iterdir() if path.is_dir())
-        parts.append({"NEWEST": inside[-1:], "PREPARED": inside[:1]}.get(part, [part])[0])
+        if part in ("NEWEST", "PREPARED"):
+            inside = sorted(path.name for path in folder.joinpath(*parts).iterdir() if path.is_dir())
+            part = inside[-1 if part == "NEWEST" else 0]
+        parts.append(part)
     return folder.joinpath(*parts)
 
 
