@@ -31,13 +31,13 @@ lint: .venv/ready
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
-# The manual in site/. Nothing is fetched while it is built; a dead link or a missing docstring ends it.
+# The manual in site/. Nothing is fetched while it is built; a dead link or a missing docstring ends it (not with --quiet).
 .venv/docs: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	touch .venv/docs
 
 docs: .venv/docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf .venv runs site

@@ -35,7 +35,7 @@ from distill.runtime import errors
 
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path != DOCS / "changelog.md")
-NAV = re.findall(r"^ *- (?:\w+: )?([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+NAV = re.findall(r"^ +- (?:.+: )?([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
 STARTS = (["distill"], ["python", "-m", "distill"])
 ARGUMENTS = {"compare": CompareArguments, "export": ExportArguments, "report": ReportArguments}
 
@@ -136,13 +136,12 @@ def test_links_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s#]+)[^)]*\)|(?:src|href)=\"([^\"#]+)", text):
         link = target[0] or target[1]
         if "://" not in link and not link.startswith("mailto:"):
-            path = (page.parent / link).resolve()
-            assert path.exists() or path.relative_to(DOCS).as_posix() in NAV, f"{page}: {link}"
+            assert (page.parent / link).exists(), f"{page}: {link}"
 
 
 def test_every_page_is_in_the_navigation() -> None:
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
-    assert pages <= set(NAV), sorted(pages - set(NAV))
+    assert sorted(pages) == sorted(NAV)
 
 
 def test_the_reference_has_every_setting() -> None:
