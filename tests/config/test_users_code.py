@@ -81,7 +81,7 @@ def needs_a_package() -> nn.Module:
 
 
 def test_a_package_that_a_class_needs_is_one_line() -> None:
-    """As some classes of torchmetrics and PEFT import theirs when they are made."""
+    """As some classes of torchmetrics and PEFT import what they need when they are made."""
     with pytest.raises(
         SettingError, match=r"_target_=.*: ModuleNotFoundError: No module .*test_users_code\.py, line \d+:"
     ):
