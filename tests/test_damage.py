@@ -280,3 +280,9 @@ def test_a_checkpoint_of_the_format_before_is_read(fit: Fit) -> None:
     assert state.step == 3 and state.level.first == {}
     saved = dict(fit.model.named_parameters())
     assert all(torch.equal(saved[name], weights[name]) for name in weights if name in saved)
+
+
+def test_a_lock_that_is_a_link_to_nothing_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to("nowhere/at/all")
+    with RunFolder(tmp_path, "auto", {"run": "tiny"}, 3, Single(BackendConfig(device="cpu"))):
+        assert (tmp_path / ".lock").is_file() and not (tmp_path / ".lock").is_symlink()

@@ -19,7 +19,7 @@ MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 CAPABILITY_VERSION_3 = 0x20080522
 
 
-def all_of(*changes: Callable[[], None]) -> None:
+def all_of(*changes: Callable[[], object]) -> None:
     """One after the other."""
     for change in changes:
         change()
@@ -159,13 +159,14 @@ def full_after(size: int, errno: int, under: str) -> None:
 
     def opened(file: Any, mode: str = "r", buffering: int = -1, *more: Any, **named: Any) -> Any:
         inside = isinstance(file, str | os.PathLike) and os.path.abspath(os.fspath(file)).startswith(under)
-        if not inside or not {*"wax+"} & {*mode} or named.get("opener") or more[3:]:
+        if not inside or not {*"wax+"} & {*mode} or more[3:] or {"opener", "closefd"} & {*named}:
             return real_open(file, mode, buffering, *more, **named)
         raw = Raw(os.fspath(file), mode.replace("t", "").replace("b", ""))
         if buffering == 0:
             return raw
         buffer: Any = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
-        return buffer if "b" in mode else io.TextIOWrapper(buffer, *more, **{"encoding": "utf-8"} | named)
+        text = dict(zip(("encoding", "errors", "newline"), more, strict=False)) | named
+        return buffer if "b" in mode else io.TextIOWrapper(buffer, **text)
 
     def written(number: int, content: Any) -> int:
         if os.readlink(f"/proc/self/fd/{number}").startswith(under):

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from attacks.case import Case, Outcome, resumed
+from attacks.case import Case, Ended, Outcome, resumed
 from attacks.conditions import IS_ROOT, fill, full_after
 from attacks.ground import Ground
 from attacks.stopped import copied, is_same, slow_steps, wait_for_step
@@ -61,7 +61,7 @@ def small(ground: Ground, state: str, size: int, place: str) -> Outcome:
     prepared = copied(ground, state)
     with mounted(ground.folder / "disk", 4 * KB * KB) as folder:
         words = list(on(prepared.arguments, ground, folder, place))
-        subprocess.run(["mount", "-o", f"remount,size={size + used(folder)}", folder], check=True)
+        subprocess.run(["mount", "-o", f"remount,size={max(size + used(folder), 4096)}", folder], check=True)
         ended = ground.distill(*words)
         subprocess.run(["mount", "-o", f"remount,size={8 * KB * KB}", folder], check=True)
         same = is_same(ground, prepared.student)
@@ -85,7 +85,7 @@ def on(arguments: list[str], ground: Ground, folder: Path, place: str) -> Iterat
         yield f"data.cache={folder / 'cache'}"
 
 
-def run_from(ground: Ground, folder: Path, place: str, words: list[str]) -> object:
+def run_from(ground: Ground, folder: Path, place: str, words: list[str]) -> Ended:
     """Run the command, and copy what it made to where it is compared."""
     ended = ground.distill(*words)
     if place == "run":

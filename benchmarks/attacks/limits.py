@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from attacks.case import Case, Ended, Kind, Outcome, finished, problem_of
 from attacks.conditions import (
@@ -38,7 +39,7 @@ COMMANDS = ("train", "train on prepared sequences", "prepare", "evaluate", "pred
 class Condition:
     """Under which a command runs."""
 
-    change: Callable[[], None] | None = None
+    change: Callable[[], Any] | None = None
     variables: tuple[tuple[str, str], ...] = ()  # `{}` stands for the folder of the case
     statuses: tuple[int, ...] = (2, 74)  # that it may end with, besides 0
     settings: tuple[str, ...] = ()

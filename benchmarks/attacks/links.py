@@ -115,10 +115,12 @@ WAYS: dict[str, Callable[[Path, Path], None]] = {
 def path_of(ground: Ground, place: str, name: str) -> Path:
     """Of a file in the copy of the run or of its cache."""
     folder = ground.run if place == "run" else ground.folder / "cache"
-    parts = []
+    parts: list[str] = []
     for part in Path(name).parts:
-        inside = sorted(path.name for path in folder.joinpath(*parts).iterdir() if path.is_dir())
-        parts.append({"NEWEST": inside[-1:], "PREPARED": inside[:1]}.get(part, [part])[0])
+        if part in ("NEWEST", "PREPARED"):
+            inside = sorted(path.name for path in folder.joinpath(*parts).iterdir() if path.is_dir())
+            part = inside[-1 if part == "NEWEST" else 0]
+        parts.append(part)
     return folder.joinpath(*parts)
 
 

@@ -315,7 +315,10 @@ class RunFolder:
                     quarantine(path)
 
     def _lock(self) -> None:
-        self._lock_file = (self.path / ".lock").open("w")
+        lock = self.path / ".lock"
+        if lock.is_symlink() and not lock.exists():
+            self._quarantine(Damaged(lock, "it is a link to nothing"), "making it anew")
+        self._lock_file = lock.open("w")
         until = time.monotonic() + (FORMER_RANK if may_follow_another() else 0)
         while not self._is_locked():
             if time.monotonic() >= until:
