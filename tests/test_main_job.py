@@ -1,5 +1,6 @@
 """The main job end to end: books in, student and report out; resumed, refused, repeated."""
 
+import json
 import signal
 import time
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 from forked import Forked
 from job import Shelf, assert_alike, assert_same, command, distill, environment, metrics, program, results, wait_for
+
+from distill.distributed.ranks import Ranks
 
 STEPS = 8  # of the distillation below: 2 epochs of 4 steps
 
@@ -55,6 +58,15 @@ def test_a_finished_run_says_so_and_changes_nothing(shelf: Shelf, done: Path, ca
     assert shelf.run(done) == 0
     assert "finished" in capfd.readouterr().err
     assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_ranks_hand_on_a_finished_run(
+    shelf: Shelf, done: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    """Rank 0 reads its results and gives them to the others, between which only JSON goes."""
+    monkeypatch.setattr(Ranks, "broadcast", lambda self, value: json.loads(json.dumps(value)))
+    assert shelf.run(done) == 0
+    assert "finished" in capfd.readouterr().err
 
 
 def test_the_incidental_groups_leave_the_student_the_same(shelf: Shelf, done: Path) -> None:

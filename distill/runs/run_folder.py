@@ -108,8 +108,13 @@ class RunFolder:
             SettingError: the folder holds the finished run of other settings, or one that has lost its student and its
                 checkpoints.
         """
-        record: Record | None = self._decide(lambda: self._load_finished_record(total_steps, length))
-        return record
+
+        def stored() -> dict[str, Any] | None:
+            record = self._load_finished_record(total_steps, length)
+            return None if record is None else record.to_json()
+
+        content = self._decide(stored)  # other ranks get it as JSON
+        return None if content is None else Record.from_json(content)
 
     def start(self) -> Path | None:
         """The checkpoint to resume from, if there is one; the same on all ranks.
