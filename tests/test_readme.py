@@ -110,6 +110,13 @@ def test_a_loss(page: Path, shelf: Shelf) -> None:
     assert "total_variation" in Path("run/report.md").read_text()
 
 
+def test_a_loss_with_settings(shelf: Shelf) -> None:
+    found = section("A loss with settings")
+    Path("my_softer_losses.py").write_text(found["python"])
+    run(found["sh"], *small_pair(shelf))
+    assert metrics(Path("run"))[-1]["loss/total_variation"] > 0
+
+
 @BOTH
 def test_a_source(page: Path) -> None:
     found = section("Add a source", page)
