@@ -75,6 +75,7 @@ def test_it_resumes_bitwise(student: Path, shelf: Shelf, causal_teacher: Path) -
     assert_same(folder, student)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_it_alike(student: Path, shelf: Shelf, causal_teacher: Path) -> None:
     folder = shelf.root / "distilgpt2-ranks"
     ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]

@@ -84,6 +84,7 @@ def test_it_runs_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert content["recipe"] == MAIN_RECIPE and list(content["evaluation"]) == ["heldout"]
     assert content["command"].startswith("python -m distill corpus.path=")
     start = {"init": "layers", "from": "the deep bundled teacher", "layers": [0, 1, 2]}
+    start["published"] = {"license": "apache-2.0"}
     assert content["student"]["start"] == start  # the best are known, so that nothing is searched for
     assert sum("is left out: it lies neither" in note for note in content["notes"]) == 2
     card = (tmp_path / "runs" / MAIN_RECIPE / "student" / "README.md").read_text()

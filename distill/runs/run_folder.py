@@ -109,7 +109,7 @@ class RunFolder:
                 checkpoints.
         """
 
-        def stored() -> dict[str, Any] | None:
+        def stored() -> Any:
             record = self._load_finished_record(total_steps, length)
             return None if record is None else record.to_json()
 

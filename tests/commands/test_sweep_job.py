@@ -55,6 +55,7 @@ def test_a_folder_of_other_settings_is_refused_in_words_of_a_sweep(
     assert "hydra.sweep.dir=DIR" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_folders_of_long_values_and_many_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Runs that are refused at once, so that only the folders are made; both had ended a sweep before its first run."""
     many = [f"train.{name}=1,2" for name in ("keep", "log_every")]

@@ -153,6 +153,7 @@ assert step == 99 and slow.reads == 4 * 93
 """
 
 
+@pytest.mark.slow
 def test_page_faults_leave_python_to_others_and_are_met_by_threads() -> None:
     """Sequences of a memory map whose pages come late: had a fault kept Python's lock, nobody could bring the page."""
     path = {"PYTHONPATH": f"{TESTS.parent}:{TESTS}", "PATH": ""}

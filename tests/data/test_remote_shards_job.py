@@ -60,6 +60,7 @@ def stored(shelf: Shelf, bucket: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_student_does_not_depend_on_where_rows_lie(shelf: Shelf, local: Path, bucket: str, proxy: Faulty) -> None:
     """Plain shards on a disk, compressed ones in storage, and the same behind storage that fails."""
     sound, broken = shelf.root / "sound", shelf.root / "broken"

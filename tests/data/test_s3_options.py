@@ -45,6 +45,7 @@ def test_a_request_that_fails_is_made_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert time.monotonic() - begun < 5
 
 
+@pytest.mark.slow
 def test_a_choice_of_the_user_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert s3_options("s3")["config_kwargs"] == {"retries": {"max_attempts": 0}} and s3_options("gs") == {}
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")

@@ -222,6 +222,7 @@ def test_scores_and_caches_of_two_ranks(two_ranks: list[Any], alone: dict[str, A
     assert_same_scores(two_ranks, alone)
 
 
+@pytest.mark.slow
 def test_scores_and_caches_of_three_ranks_with_uneven_shares(alone: dict[str, Any], tmp_path: Path) -> None:
     assert_same_scores(run_ranks(3, tmp_path / "out", on_a_rank, "fsdp", tmp_path), alone)
 

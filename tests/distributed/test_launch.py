@@ -23,6 +23,7 @@ from distill.runtime.errors import SettingError
 
 HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 NAMES = ["ddp", pytest.param("horovod", marks=HOROVOD)]
+QUICK_WITH_TORCH = ["ddp", pytest.param("horovod", marks=[HOROVOD, pytest.mark.slow])]
 LIMIT = 120  # seconds
 JOB = """
 import os, signal, sys, time
@@ -102,7 +103,7 @@ def test_ranks_meet_and_each_keeps_its_log(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "logs/rank1.log").read_text() == "rank 1 of 2, sum 3\nfrom the shell\n"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", QUICK_WITH_TORCH)
 def test_the_status_is_that_of_the_rank_that_failed_first(name: str, tmp_path: Path) -> None:
     status, _, errors = run(tmp_path, name, "status")
     assert status == 7
@@ -110,14 +111,14 @@ def test_the_status_is_that_of_the_rank_that_failed_first(name: str, tmp_path: P
     assert "one bad thing" in (tmp_path / "logs/rank1.log").read_text()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", QUICK_WITH_TORCH)
 def test_an_error_of_all_ranks_is_told_once(name: str, tmp_path: Path) -> None:
     status, _, errors = run(tmp_path, name, "all")
     assert status == 2
     assert errors.count("the same error") == 1 and "Traceback" not in errors
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", QUICK_WITH_TORCH)
 def test_a_killed_rank_ends_the_run(name: str, tmp_path: Path) -> None:
     began = time.monotonic()
     status, _, errors = run(tmp_path, name, "kill")
@@ -165,6 +166,7 @@ def children(process: int) -> list[int]:
     return [int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_asked_to_stop_by_itself_is_not_called_killed(tmp_path: Path) -> None:
     job = start_and_wait(tmp_path, "ddp")
     os.kill(children(job.pid)[0], signal.SIGTERM)

@@ -62,6 +62,7 @@ def test_two_ranks_end_as_one_process_does(
     assert sorted(path.name for path in (folder / "logs").iterdir()) == ["rank0.log", "rank1.log"]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_of_two_ranks_goes_on_in_one_process(shelf: Shelf, alone: Path) -> None:
     folder = shelf.root / "handed-over"
     process = command(*shelf.arguments(folder, "backend=ddp", "backend.processes=2", "train.accumulate=1"))
@@ -73,6 +74,7 @@ def test_a_stopped_run_of_two_ranks_goes_on_in_one_process(shelf: Shelf, alone: 
     assert_alike(folder, alone)
 
 
+@pytest.mark.slow
 def test_bad_settings_end_all_ranks_with_one_line(shelf: Shelf, tmp_path: Path) -> None:
     more = ["backend=ddp", "backend.processes=2", "student.layers=[0,9]"]
     process = command(*shelf.arguments(tmp_path / "run", *more))

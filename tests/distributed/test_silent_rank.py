@@ -45,9 +45,9 @@ def meet(name: str, silent: int | None, slow: int | None, folder: Path) -> tuple
     ("name", "silent", "words"),
     [
         ("ddp", 1, "rank 1 has not answered for 3 s (backend.timeout): its process is stopped"),
-        ("fsdp", 1, "rank 1 has not answered for 3 s"),
+        pytest.param("fsdp", 1, "rank 1 has not answered for 3 s", marks=pytest.mark.slow),
         ("ddp", 0, "the store of the ranks, which rank 0 or its launcher holds, has not answered for 3 s"),
-        pytest.param("horovod", 1, "another rank has ended or does not answer", marks=HOROVOD),
+        pytest.param("horovod", 1, "another rank has ended or does not answer", marks=[HOROVOD, pytest.mark.slow]),
     ],
 )
 def test_a_stopped_rank_is_named(name: str, silent: int, words: str, tmp_path: Path) -> None:
@@ -57,6 +57,7 @@ def test_a_stopped_rank_is_named(name: str, silent: int, words: str, tmp_path: P
     assert TIMEOUT <= seconds < 10 * TIMEOUT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp", pytest.param("horovod", marks=HOROVOD)])
 def test_a_rank_that_is_alive_may_take_longer_than_the_limit(name: str, tmp_path: Path) -> None:
     outcomes = run_ranks(3, tmp_path, meet, name, None, 1, tmp_path)

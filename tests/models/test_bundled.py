@@ -46,7 +46,9 @@ def test_they_read_the_same_tokens() -> None:
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("bundled_small", 2), ("bundled_deep", 3)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("bundled_small", 2), pytest.param("bundled_deep", 3, marks=pytest.mark.slow)]
+)
 def test_its_lower_layers_are_where_a_student_starts_best(kind: str, count: int) -> None:
     """By a long way: what is above them refines what they predict, and every second layer breaks it."""
     teacher, tokenizer, _ = load_teacher(BundledTeacherConfig(kind=kind))

@@ -144,6 +144,7 @@ def test_naming_the_layers_that_were_found_gives_the_same_student(shelf: Shelf, 
     assert_same(folder, searched)
 
 
+@pytest.mark.slow
 def test_several_ranks_find_the_same(shelf: Shelf, searched: Path) -> None:
     folder = shelf.root / "auto-ranks"
     ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]

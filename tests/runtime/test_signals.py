@@ -173,6 +173,7 @@ def test_a_closed_terminal_ends_a_run_with_a_checkpoint(shelf: Shelf, tmp_path: 
     assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == f"step-{steps:08d}"
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_no_run(shelf: Shelf, tmp_path: Path) -> None:
     """As of `python -m distill ... 2>&1 | head`."""
     outside, inside = os.pipe()

@@ -118,6 +118,7 @@ def test_it_resumes_bitwise_and_not_with_other_texts(
     assert_same(folder, student)
 
 
+@pytest.mark.slow
 def test_unlabelled_texts_alone(desk: Desk, tmp_path: Path) -> None:
     """The labelled examples name the classes, and not one of them is trained on: the teacher alone knows any label."""
     alone = ["corpus.max_sequences=0", "objective.classes.weight=0", "train.epochs=6"]
