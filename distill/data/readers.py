@@ -260,6 +260,14 @@ def hub_revision(hub: str) -> str:
         return hub
 
 
+def has_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def value_of(record: Record, field: str, name: str, setting: str, kind: type[Value]) -> Value:
     """A field of a record, which has to be of this kind; nothing of it where it is null.
 

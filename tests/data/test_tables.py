@@ -125,6 +125,23 @@ def test_classes_of_an_evaluation_set_are_those_of_training(tmp_path: Path) -> N
     assert read(path, ColumnsConfig(), training=False, classes=("x", "y", "z")).labels.tolist() == [2]
 
 
+def test_half_a_surrogate_pair_is_a_reason(tmp_path: Path) -> None:
+    """JSON can write it, and no tokenizer reads it."""
+    path = tmp_path / "a.jsonl"
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}, {"text": "c \ud800", "label": "x"}]
+    path.write_text("\n".join(json.dumps(row) for row in [*rows, {"text": "d", "label": "\ud800"}]))
+    reasons = {"half a surrogate pair in its text": 1, "half a surrogate pair in its label": 1}
+    assert read(path, ColumnsConfig()).left_out == reasons
+    with pytest.raises(SettingError, match=r"row 3: half a surrogate pair in its text"):
+        read(path, ColumnsConfig(), training=False)
+
+
+def test_values_whose_square_is_no_number_are_a_reason(tmp_path: Path) -> None:
+    rows = [["text", "label"], ["a", "1e30"], ["b", "2"]]
+    with pytest.raises(SettingError, match=r"its label is beyond 1e\+15, whose square fp32 cannot hold: scale the"):
+        read(write_tsv(tmp_path / "a.tsv", rows), ColumnsConfig(regression=True), training=False)
+
+
 def test_values(tmp_path: Path) -> None:
     columns = ColumnsConfig(regression=True)
     rows = [["text", "label"], ["a", "3.5"], ["b", "-1e-2"], ["c", "nan"], ["d", "much"], ["e", ""]]

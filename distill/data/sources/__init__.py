@@ -13,6 +13,7 @@ from distill.data.document import Part as Part
 from distill.data.heldout import fraction
 from distill.data.lines import InvalidFile as InvalidFile
 from distill.data.lines import InvalidRecord as InvalidRecord
+from distill.data.readers import has_utf8
 from distill.data.remote import file_state, path_of
 from distill.runtime.errors import SettingError
 
@@ -106,20 +107,12 @@ def read(
                     if counts(str(document)):
                         invalid(document)
                 elif counts(document.text):
-                    if _has_utf8(document.text):
+                    if has_utf8(document.text):
                         yield document
                     else:
                         invalid(InvalidRecord(document.name, "half a surrogate pair in it"))
         except InvalidFile as error:
             invalid(error)
-
-
-def _has_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def find_source(settings: SourceConfig | Component, setting: str, data: DataConfig) -> Source | None:

@@ -164,6 +164,8 @@ def _parsed(row: Row, columns: Columns, parse: Callable[[Any], Any], training: b
     )
     if training and not (text.strip() and (columns.second is None or other.strip())):
         raise ValueError("no text")  # in evaluation a model has to answer all the same
+    if not (readers.has_utf8(text) and readers.has_utf8(other)):
+        raise ValueError("half a surrogate pair in its text")
     return text, other, None if columns.label is None else parse(row.values[columns.label])
 
 

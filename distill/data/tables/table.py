@@ -7,10 +7,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from distill.data.readers import has_utf8
 from distill.data.tables import LabelledTexts, Split, TableConfig, describe, find_split, find_unlabelled
 from distill.data.tables._rows import SUFFIXES, Columns, collect, read_rows
 from distill.data.tables._unlabelled import TEXT_SUFFIXES, unlabelled_texts
 from distill.runtime.errors import SettingError
+
+LARGEST = 1e15  # of a value: the squared error of a batch has to be a number in fp32
 
 
 @dataclass
@@ -98,6 +101,8 @@ def number(value: Any) -> float:
         raise ValueError("its label is no number") from None
     if not math.isfinite(parsed):
         raise ValueError("its label is not finite")
+    if abs(parsed) > LARGEST:
+        raise ValueError(f"its label is beyond {LARGEST:.0e}, whose square fp32 cannot hold: scale the column")
     return parsed
 
 
@@ -108,6 +113,8 @@ def class_of(value: Any) -> str:
     name = "" if value is None or value != value else str(value).strip()
     if not name:
         raise ValueError("no label")
+    if not has_utf8(name):
+        raise ValueError("half a surrogate pair in its label")
     return name
 
 
