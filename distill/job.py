@@ -212,7 +212,7 @@ def make_followers(
     """
     config, pair, data, folder = run.config, run.pair, run.data, run.folder
     settings = config.tracker if folder.writes else TrackerConfig()
-    tracker = trackers.build(settings, folder.path, config.given, record.recipe or "")
+    tracker = trackers.build(settings, folder.path, config.written, record.recipe or "")
     log = RunLog(folder, tracker, page, state.step, steps)
     examination = Examination(evaluator, data.sets, by_sequence=config.evaluate.baseline is not None)
     points = Points.of(config.evaluate)

@@ -100,6 +100,15 @@ def distill(*arguments: str) -> int:
         sys.argv = before
 
 
+def refused_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line with which a command is refused; no override is shown in it at length."""
+    capsys.readouterr()
+    assert main(list(arguments)) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("distill: ") and line.count("\n") == 1 and len(line) < 1000, line[:2000]
+    return line
+
+
 def environment(path: Path | None = None) -> dict[str, str]:
     """That of a process of its own; `path` is a folder to import from besides."""
     folders = os.pathsep.join(str(folder) for folder in (ROOT, path) if folder)

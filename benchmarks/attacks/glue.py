@@ -146,7 +146,9 @@ def cases(draw: random.Random) -> list[Case]:
     for name, changed in BAD.items():
         for task in ("sst2", "cola"):
             table = table_of(task)
-            attacks[f"{task}: {name}"] = partial(must_be_refused, table=table._replace(train=changed(table.train)))
+            # A file of CoLA has no header, so what would be one alone is an example.
+            expected = taken_or_refused if (task, name) == ("cola", "a header alone") else must_be_refused
+            attacks[f"{task}: {name}"] = partial(expected, table=table._replace(train=changed(table.train)))
             dev = table._replace(dev=changed(table.dev))
             attacks[f"{task}: scored on {name}"] = partial(must_be_refused, table=dev)
     for name, more in {"no such task": "corpus.task=wnli", "mnli without its sets": "corpus.task=mnli"}.items():

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, component, kinds
 from distill.config.errors import all_of, parse, shown
 from distill.config.flat_settings import flatten
-from distill.config.layers import REPLACED, asked_names
+from distill.config.layers import REPLACED, named_settings
 from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
 from distill.config.model import Settings
 from distill.config.renamed import without_scale
@@ -48,7 +48,7 @@ from distill.config.written import without_environment, written_and_compared
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
-WHOLE = ("given", "compared")  # of Config: all settings together
+WHOLE = ("written", "compared")  # of Config: all settings together
 # Settings whose entries have names of the user's, or of transformers: the command line needs no plus for them.
 NAMED = (*REPLACED, "evaluate.by_set", "evaluate.sources", "evaluate.measures", "objective", "teacher.members")
 # Settings of a corpus that are none of its source.
@@ -98,7 +98,7 @@ def _schema() -> Any:
     """The defaults of every setting, by the names of the command line."""
     from omegaconf import OmegaConf
 
-    schema = plain(Config().changed(given={}, compared={}))
+    schema = plain(Config().changed(written={}, compared={}))
     for name in WHOLE:
         del schema[name]
     # null: the source's own default, which may be that of a user's own class.
@@ -145,46 +145,46 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     except OmegaConfBaseException as error:
         raise SettingError(explain(error)) from error
     assert isinstance(container, dict)
-    given = {str(name): value for name, value in container.items()}
-    as_given, compared = written_and_compared(composed, given)
+    values = {str(name): value for name, value in container.items()}
+    written, compared = written_and_compared(composed, values)
     names = [name for name in Config.model_fields if name not in WHOLE]
-    if "scale" in given:
-        raise SettingError(without_scale(given["scale"]))
-    for name in given:
+    if "scale" in values:
+        raise SettingError(without_scale(values["scale"]))
+    for name in values:
         if name not in names:
             raise SettingError(
                 f"{name} is no setting of Distill{suggestion(name, [*names, 'recipe'])}: a recipe is +recipe=NAME, "
                 "and --cfg job shows the rest"
             )
-    groups = {name: group_of(name, given.get(name)) for name in names if isinstance(getattr(Config(), name), GROUP)}
-    made, refusals = _sections(groups, asked := asked_names(overrides or []))
-    rest = {name: value for name, value in (given | groups).items() if name not in SECTIONS}
+    groups = {name: group_of(name, values.get(name)) for name in names if isinstance(getattr(Config(), name), GROUP)}
+    made, refusals = _sections(groups, named := named_settings(overrides or []))
+    rest = {name: value for name, value in (values | groups).items() if name not in SECTIONS}
     try:
-        config = parse(Config, rest | made | {"given": as_given, "compared": compared}, "")
+        config = parse(Config, rest | made | {"written": written, "compared": compared}, "")
     except SettingError as error:
         refusals.append(str(error))
     if refusals:
         raise SettingError(all_of(refusals))
-    config.train.refuse_unread(asked["train"])
+    config.train.refuse_unread(named["train"])
     return config
 
 
-def _sections(groups: dict[str, Group], asked: dict[str, set[str]]) -> tuple[Group, list[str]]:
+def _sections(groups: dict[str, Group], named: dict[str, set[str]]) -> tuple[Group, list[str]]:
     """Those of `SECTIONS` that their settings make, and the lines that refuse the others."""
     made, refusals = Group(), list[str]()
     for name, make in SECTIONS.items():
         try:
-            made[name] = make(groups[name], asked[name])
+            made[name] = make(groups[name], named[name])
         except SettingError as error:
             refusals.append(str(error))
     return made, refusals
 
 
-def group_of(name: str, given: Any) -> dict[str, Any]:
+def group_of(name: str, values: Any) -> dict[str, Any]:
     """The settings of a group. Raises SettingError where one value stands in place of them."""
-    if not isinstance(given, dict):
-        raise SettingError(f"{name}={shown(given)}: {name} is a group of settings, give {name}.NAME=VALUE")
-    return {str(key): value for key, value in given.items()}
+    if not isinstance(values, dict):
+        raise SettingError(f"{name}={shown(values)}: {name} is a group of settings, give {name}.NAME=VALUE")
+    return {str(key): value for key, value in values.items()}
 
 
 def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
@@ -197,142 +197,144 @@ def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
 
     if composed.get("chain") is None:
         return None
-    own = ("chain.", "recipe", "hydra.")
-    if others := [each for each in overrides if not each.lstrip("+~").startswith(own)]:
+    chains = ("chain.", "recipe", "hydra.")
+    if others := [override for override in overrides if not override.lstrip("+~").startswith(chains)]:
         raise SettingError(
             f"{others[0]}: this recipe is a chain, whose stages have settings of their own: give chain.given.NAME, or "
             "write it into chain.stages.NAME.settings"
         )
     try:
         # A variable's value would stand on the command line of the stage, for everybody on this machine to read.
-        given = group_of("chain", without_environment(composed)["chain"])
+        values = group_of("chain", without_environment(composed)["chain"])
     except OmegaConfBaseException as error:
         raise SettingError(explain(error)) from error
-    if left_open := [name for name, value in flatten(given).items() if value == "???"]:
+    if left_open := [name for name, value in flatten(values).items() if value == "???"]:
         raise SettingError(f"chain.{left_open[0]} is missing: give it a value")
-    return parse(ChainConfig, {name: value for name, value in given.items() if name != "given"}, "chain")
+    return parse(ChainConfig, {name: value for name, value in values.items() if name != "given"}, "chain")
 
 
-def _take(given: dict[str, Any], cls: type[Settings]) -> dict[str, Any]:
-    """Remove the keys that are fields of `cls` from `given`, and give them with their values."""
-    return {name: given.pop(name) for name in cls.model_fields if name in given}
+def _take(values: dict[str, Any], cls: type[Settings]) -> dict[str, Any]:
+    """Remove the keys that are fields of `cls` from `values`, and give them with their values."""
+    return {name: values.pop(name) for name in cls.model_fields if name in values}
 
 
-def corpus_config(given: dict[str, Any]) -> CorpusConfig:
+def corpus_config(values: dict[str, Any]) -> CorpusConfig:
     """The group `corpus` as it is written on the command line, with the settings of its source among its own."""
-    source = {name: value for name, value in given.items() if name not in CORPUS}
-    settings = {name: value for name, value in given.items() if name in CORPUS}
+    source = {name: value for name, value in values.items() if name not in CORPUS}
+    settings = {name: value for name, value in values.items() if name in CORPUS}
     sources = settings.pop("sources", None) or {}
-    if given.get("kind") == MIXTURE:
+    if values.get("kind") == MIXTURE:
         mixed, weights = mixture(sources, source, _source)
         parts = {"source": SourceConfig(kind=MIXTURE), "sources": mixed, "weights": weights}
         return parse(CorpusConfig, settings | parts, "corpus")
     if sources:
-        raise SettingError(f"corpus.sources is for a mixture, and corpus.kind={given.get('kind')}: set corpus=mixture")
+        raise SettingError(f"corpus.sources is for a mixture, and corpus.kind={values.get('kind')}: set corpus=mixture")
     return parse(CorpusConfig, settings | {"source": _source("corpus", source)}, "corpus")
 
 
-def _source(setting: str, given: Any) -> SourceConfig | Component:
-    if not isinstance(given, dict):
-        raise SettingError(f"{setting}={shown(given)} is no source of text: write {{kind: text, path: FILE}}")
-    if given.get("_target_") is not None:
-        return component(setting, given, SOURCES, optional=tuple(SourceConfig.model_fields))
-    kind = str(given.get("kind"))
+def _source(setting: str, values: Any) -> SourceConfig | Component:
+    if not isinstance(values, dict):
+        raise SettingError(f"{setting}={shown(values)} is no source of text: write {{kind: text, path: FILE}}")
+    if values.get("_target_") is not None:
+        return component(setting, values, SOURCES, optional=tuple(SourceConfig.model_fields))
+    kind = str(values.get("kind"))
     if kind in kinds(TABLES):
-        arguments = {name: value for name, value in given.items() if value is not None}
+        arguments = {name: value for name, value in values.items() if value is not None}
         return component(setting, arguments, TABLES)
-    if kind != HELDOUT and kind not in (known := [*kinds(SOURCES), *kinds(TABLES)]):
+    if kind != HELDOUT and kind not in (choices := [*kinds(SOURCES), *kinds(TABLES)]):
         raise SettingError(
-            f"{setting}.kind={kind} is not known{did_you_mean(kind, known)}: choose one of {', '.join(known)}, or name "
-            f"a class of your own as {setting}._target_"
+            f"{setting}.kind={kind} is not known{did_you_mean(kind, choices)}: choose one of {', '.join(choices)}, or "
+            f"name a class of your own as {setting}._target_"
         )
-    return parse(SourceConfig, {name: value for name, value in given.items() if value is not None}, setting)
+    return parse(SourceConfig, {name: value for name, value in values.items() if value is not None}, setting)
 
 
-def student_config(given: dict[str, Any], asked: set[str]) -> StudentConfig:
+def student_config(values: dict[str, Any], named: set[str]) -> StudentConfig:
     """The group `student`: built-in settings, or those of the callable that `_target_` names.
 
     Args:
-        asked: the names that the command line gives.
+        named: the settings that the command line names.
     """
-    if given.get("_target_") is None:
-        return cast(StudentConfig, STUDENTS.parse(given, "student", asked))
-    arguments = {name: value for name, value in given.items() if name not in ("init", "tokenizer")}  # it gets it loaded
-    make = component("student", arguments, "", optional=STUDENTS.optional(CustomStudentConfig, given, asked))
-    settings = {"init": CUSTOM, "path": given.get("path"), "tokenizer": given.get("tokenizer"), CUSTOM: make}
+    if values.get("_target_") is None:
+        return cast(StudentConfig, STUDENTS.parse(values, "student", named))
+    arguments = {
+        name: value for name, value in values.items() if name not in ("init", "tokenizer")
+    }  # it gets it loaded
+    make = component("student", arguments, "", optional=STUDENTS.optional(CustomStudentConfig, values, named))
+    settings = {"init": CUSTOM, "path": values.get("path"), "tokenizer": values.get("tokenizer"), CUSTOM: make}
     return parse(CustomStudentConfig, settings, "student")
 
 
-def teacher_config(given: dict[str, Any], asked: set[str]) -> TeacherConfig:
+def teacher_config(values: dict[str, Any], named: set[str]) -> TeacherConfig:
     """The group `teacher`: built-in settings, or those and further ones of the callable that `_target_` names.
 
     Args:
-        asked: the names that the command line gives.
+        named: the settings that the command line names.
     """
-    members = group_of("teacher.members", given.get("members", {}))
+    members = group_of("teacher.members", values.get("members", {}))
     made = {name: _member(name, member) for name, member in members.items()}
-    if given.get("_target_") is not None:
-        return _custom_teacher(CustomTeacherConfig, TEACHERS, given, "teacher", asked)
-    if given.get("kind") == SEVERAL:
-        for name in sorted(asked):
-            if name in FrozenModelConfig.model_fields and TEACHERS.is_given(name, given[name]):
+    if values.get("_target_") is not None:
+        return _custom_teacher(CustomTeacherConfig, TEACHERS, values, "teacher", named)
+    if values.get("kind") == SEVERAL:
+        for name in sorted(named):
+            if name in FrozenModelConfig.model_fields and TEACHERS.is_given(name, values[name]):
                 raise SettingError(
-                    f"teacher.{name}={shown(given[name])} is not read with teacher.kind=several: set "
+                    f"teacher.{name}={shown(values[name])} is not read with teacher.kind=several: set "
                     f"teacher.members.NAME.{name}"
                 )
-        given = given | {"members": made}
-    return cast(TeacherConfig, TEACHERS.parse(given, "teacher", asked))
+        values = values | {"members": made}
+    return cast(TeacherConfig, TEACHERS.parse(values, "teacher", named))
 
 
-def _member(name: str, given: Any) -> MemberConfig:
-    if not isinstance(given, dict):
-        raise SettingError(f"teacher.members.{name}={shown(given)} is no teacher: write {{path: {shown(given)}}}")
-    setting, given = f"teacher.members.{name}", {"kind": "pretrained", **given}
-    if given.get("_target_") is not None:
-        return _custom_teacher(CustomMemberConfig, MEMBERS, given, setting, set(given))
-    return cast(MemberConfig, MEMBERS.parse(given, setting, set(given)))
+def _member(name: str, values: Any) -> MemberConfig:
+    if not isinstance(values, dict):
+        raise SettingError(f"teacher.members.{name}={shown(values)} is no teacher: write {{path: {shown(values)}}}")
+    setting, values = f"teacher.members.{name}", {"kind": "pretrained", **values}
+    if values.get("_target_") is not None:
+        return _custom_teacher(CustomMemberConfig, MEMBERS, values, setting, set(values))
+    return cast(MemberConfig, MEMBERS.parse(values, setting, set(values)))
 
 
 def _custom_teacher(
-    section: type[Custom], kinds: Kinds, given: dict[str, Any], setting: str, asked: set[str]
+    section: type[Custom], kinds: Kinds, values: dict[str, Any], setting: str, named: set[str]
 ) -> Custom:
     """The only teacher or one of several, by a callable of the user's."""
-    shared = {name: value for name, value in given.items() if name in section.model_fields}
-    make = component(setting, given, "", optional=kinds.optional(section, given, asked))
+    shared = {name: value for name, value in values.items() if name in section.model_fields}
+    make = component(setting, values, "", optional=kinds.optional(section, values, named))
     return parse(section, shared | {"kind": CUSTOM, CUSTOM: make}, setting)
 
 
-def objective_config(given: dict[str, Any]) -> ObjectiveConfig:
+def objective_config(values: dict[str, Any]) -> ObjectiveConfig:
     """The group `objective`: settings of the objective itself; every other key is a loss term with its settings."""
-    given = dict(given)
-    flags = _take(given, ObjectiveFlags)
-    temperature = _number("objective.temperature", given.pop("temperature", 2.0))
-    terms = {name: _term(f"objective.{name}", term, temperature) for name, term in given.items()}
+    values = dict(values)
+    flags = _take(values, ObjectiveFlags)
+    temperature = _number("objective.temperature", values.pop("temperature", 2.0))
+    terms = {name: _term(f"objective.{name}", term, temperature) for name, term in values.items()}
     return parse(ObjectiveConfig, flags | {"temperature": temperature, "terms": terms}, "objective")
 
 
-def _term(setting: str, given: Any, shared: float | WeightSchedule) -> TermConfig:
+def _term(setting: str, values: Any, shared: float | WeightSchedule) -> TermConfig:
     """A loss term; one that takes a temperature and has none of its own gets `shared`, that of the objective."""
     name = setting.rpartition(".")[2]
     if not name.isidentifier():
         raise SettingError(f"{setting}: the name of a loss term has to be letters, digits and underscores")
-    if not isinstance(given, dict):
+    if not isinstance(values, dict):
         nearest = suggestion(setting, [*ObjectiveFlags.model_fields, "temperature"], "objective.")
         raise SettingError(
-            f"{setting}={shown(given)} is neither a setting of the objective nor a loss term with a weight{nearest}: "
+            f"{setting}={shown(values)} is neither a setting of the objective nor a loss term with a weight{nearest}: "
             f"give {setting}.weight"
         )
-    arguments = dict(given)
+    arguments = dict(values)
     weight = _number(f"{setting}.weight", arguments.pop("weight", 1.0))
-    own = "temperature" in arguments
+    has_temperature = "temperature" in arguments
     temperature = arguments.setdefault("temperature", shared)
     if isinstance(temperature, dict):
         temperature = _number(f"{setting}.temperature", temperature)
     schedule = temperature if isinstance(temperature, WeightSchedule) else None
     if schedule is not None:
         arguments["temperature"] = schedule.start
-    make = component(setting, arguments, TERMS, kind=name, optional=() if own else ("temperature",))
-    follows = schedule is not None and (own or "temperature" in make.takes())
+    make = component(setting, arguments, TERMS, kind=name, optional=() if has_temperature else ("temperature",))
+    follows = schedule is not None and (has_temperature or "temperature" in make.takes())
     return parse(TermConfig, {"weight": weight, "make": make, "temperature": schedule if follows else None}, setting)
 
 
@@ -348,53 +350,51 @@ def _number(setting: str, value: Any) -> float | WeightSchedule:
     return float(value)
 
 
-def optimizer_config(given: dict[str, Any]) -> OptimizerConfig:
+def optimizer_config(values: dict[str, Any]) -> OptimizerConfig:
     """The group `optimizer`: learning rate and clipping, and the settings of the optimizer itself."""
-    given = dict(given)
-    flags = _take(given, OptimizerFlags)
-    made = component("optimizer", given, OPTIMIZERS, kind="adamw")
+    values = dict(values)
+    flags = _take(values, OptimizerFlags)
+    made = component("optimizer", values, OPTIMIZERS, kind="adamw")
     return parse(OptimizerConfig, flags | {"make": made}, "optimizer")
 
 
-def schedule_config(given: dict[str, Any]) -> Component:
+def schedule_config(values: dict[str, Any]) -> Component:
     """The group `schedule`: the settings of what gives the learning rate over the run."""
-    given = {name: value for name, value in given.items() if value is not None or name not in NOT_GIVEN}
-    return component("schedule", given, SCHEDULES, kind="linear")
+    values = {name: value for name, value in values.items() if value is not None or name not in NOT_GIVEN}
+    return component("schedule", values, SCHEDULES, kind="linear")
 
 
-def evaluate_config(given: dict[str, Any]) -> EvaluateConfig:
+def evaluate_config(values: dict[str, Any]) -> EvaluateConfig:
     """The group `evaluate`, whose sources and measures may be classes of the user's."""
-    own = {name: group_of(f"evaluate.{name}", given.get(name, {})) for name in ("sources", "measures", "by_set")}
-    sources = {name: _source(f"evaluate.sources.{name}", source) for name, source in own["sources"].items()}
-    measures = {name: _measure(f"evaluate.measures.{name}", measure) for name, measure in own["measures"].items()}
-    settings = parse(EvaluateConfig, given | {"sources": sources, "measures": measures, "by_set": {}}, "evaluate")
-    return settings.changed(by_set={name: _of_set(settings, name, one) for name, one in own["by_set"].items()})
+    groups = {name: group_of(f"evaluate.{name}", values.get(name, {})) for name in ("sources", "measures", "by_set")}
+    sources = {name: _source(f"evaluate.sources.{name}", source) for name, source in groups["sources"].items()}
+    measures = {name: _measure(f"evaluate.measures.{name}", measure) for name, measure in groups["measures"].items()}
+    settings = parse(EvaluateConfig, values | {"sources": sources, "measures": measures, "by_set": {}}, "evaluate")
+    return settings.changed(by_set={name: _of_set(settings, name, one) for name, one in groups["by_set"].items()})
 
 
-def _of_set(settings: EvaluateConfig, name: str, given: Any) -> SetConfig:
+def _of_set(settings: EvaluateConfig, name: str, values: Any) -> SetConfig:
     """What is set of one evaluation set; what is not is as for all of them."""
     setting = f"evaluate.by_set.{name}"
-    own = group_of(setting, {} if given is None else given)
-    share = group_of(f"{setting}.pseudo_perplexity", own.get("pseudo_perplexity") or {})
-    shared = {"fraction": settings.pseudo_perplexity.fraction}
-    return parse(
-        SetConfig, {"max_sequences": settings.max_sequences, **own, "pseudo_perplexity": shared | share}, setting
-    )
+    of_set = group_of(setting, {} if values is None else values)
+    pseudo = group_of(f"{setting}.pseudo_perplexity", of_set.get("pseudo_perplexity") or {})
+    of_set["pseudo_perplexity"] = {"fraction": settings.pseudo_perplexity.fraction} | pseudo
+    return parse(SetConfig, {"max_sequences": settings.max_sequences} | of_set, setting)
 
 
-def _measure(setting: str, given: Any) -> Component:
-    if not isinstance(given, dict) or given.get("_target_") is None:
+def _measure(setting: str, values: Any) -> Component:
+    if not isinstance(values, dict) or values.get("_target_") is None:
         raise SettingError(f"{setting} names no measure: give a class of your own as {setting}._target_")
-    return component(setting, given, "")
+    return component(setting, values, "")
 
 
 # Groups whose settings may be those of the user's callables, and what makes them; the names are the command line's.
 SECTIONS: dict[str, Callable[[Group, set[str]], Any]] = {
-    "corpus": lambda given, _: corpus_config(given),
-    "evaluate": lambda given, _: evaluate_config(given),
-    "objective": lambda given, _: objective_config(given),
-    "optimizer": lambda given, _: optimizer_config(given),
-    "schedule": lambda given, _: schedule_config(given),
+    "corpus": lambda values, _: corpus_config(values),
+    "evaluate": lambda values, _: evaluate_config(values),
+    "objective": lambda values, _: objective_config(values),
+    "optimizer": lambda values, _: optimizer_config(values),
+    "schedule": lambda values, _: schedule_config(values),
     "student": student_config,
     "teacher": teacher_config,
 }

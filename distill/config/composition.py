@@ -198,7 +198,7 @@ def _composition(settings: Any, hydra: Any, folder: Path) -> Composition:
 def run_of(composition: Composition) -> ComposedRun:
     """The run that was composed."""
     config = build(composition.settings, composition.overrides)
-    return ComposedRun(config, composition.folder, composition.recipe, _command(composition), as_yaml(config.given))
+    return ComposedRun(config, composition.folder, composition.recipe, _command(composition), as_yaml(config.written))
 
 
 def _command(composition: Composition) -> str:

@@ -97,13 +97,13 @@ def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _members(annotation: Any) -> dict[str, Any]:
     """The members of a union by what pydantic calls them in a location."""
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for member in get_args(annotation) if get_origin(annotation) in (Union, UnionType, Annotated) else ():
-        found |= {marker.tag: member for marker in getattr(member, "__metadata__", ()) if isinstance(marker, Tag)}
+        members |= {marker.tag: member for marker in getattr(member, "__metadata__", ()) if isinstance(marker, Tag)}
         if isinstance(member, type) and issubclass(member, BaseModel):
-            found[member.__name__] = member
-        found |= _members(member)
-    return found
+            members[member.__name__] = member
+        members |= _members(member)
+    return members
 
 
 def _line(error: ErrorDetails, place: Place, entries: list[Any] | None) -> str:
@@ -166,13 +166,13 @@ def shown(value: Any) -> str:
 def options_of(field: FieldInfo | None) -> list[str]:
     """The words that a field takes."""
     kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
-    found: list[str] = []
+    options: list[str] = []
     for kind in kinds:
         if get_origin(kind) is Literal:
-            found += [str(option) for option in get_args(kind)]
+            options += [str(option) for option in get_args(kind)]
         elif isinstance(kind, type) and issubclass(kind, Enum):
-            found += [str(option.value) for option in kind]
-    return found
+            options += [str(option.value) for option in kind]
+    return options
 
 
 class Range(NamedTuple):

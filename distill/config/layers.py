@@ -134,15 +134,15 @@ def apply_overrides(settings: Any, overrides: list[str], hydra: Any) -> None:
     OmegaConf.set_struct(settings, struct)
 
 
-def asked_names(overrides: list[str]) -> dict[str, set[str]]:
-    """The settings that the command line gives, by group: `teacher.cache.top_k=8` is `cache.top_k` of `teacher`."""
-    asked: dict[str, set[str]] = defaultdict(set)
+def named_settings(overrides: list[str]) -> dict[str, set[str]]:
+    """The settings that the command line names, by group: `teacher.cache.top_k=8` is `cache.top_k` of `teacher`."""
+    named: dict[str, set[str]] = defaultdict(set)
     for override in _parsed(overrides):
         if not override.is_delete() and not override.is_sweep_override():
             for name in flatten({override.key_or_group: override.value()}):
                 group, _, rest = name.partition(".")
-                asked[group].add(rest)
-    return asked
+                named[group].add(rest)
+    return named
 
 
 def _merge_again(settings: Any, chosen_layers: list[Layer]) -> None:

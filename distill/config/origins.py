@@ -52,11 +52,11 @@ def explained(line: CommandLine) -> tuple[str, list[Setting]]:
     if not OmegaConf.missing_keys(settings):
         build(settings)  # which refuses what cannot be
     layers, values, schema = files_of(composition), _values(settings), settings_schema()
-    found = [
+    listed = [
         Setting(name, value, *described(schema, name), origin)
         for name, value, origin in _with_origins(values, layers, line)
     ]
-    return composition.recipe, found
+    return composition.recipe, listed
 
 
 def _values(settings: Any) -> dict[str, Any]:

@@ -212,8 +212,8 @@ def _check_cache(config: Config, terms: Terms, task: Any, cache: TeacherCacheCon
             )
     temperatures = {name: term.top_k_temperature for name, term in readers.items()}
     if len(set(temperatures.values())) > 1:
-        found = ", ".join(f"objective.{name}.temperature={value}" for name, value in temperatures.items())
-        raise SettingError(f"{where} is kept at one temperature, but there are {found}: give them the same")
+        listed = ", ".join(f"objective.{name}.temperature={value}" for name, value in temperatures.items())
+        raise SettingError(f"{where} is kept at one temperature, but there are {listed}: give them the same")
 
 
 def check_training(config: Config) -> None:
@@ -294,12 +294,12 @@ def check_evaluation(config: Config, reads_text: bool) -> None:
                 f"{', '.join(sorted(settings.sources))} or add evaluate.sources.{name}"
             )
     parts = [f"heldout_{name}" for name in config.corpus.sources]  # what a mixture holds out of each source
-    known = [*settings.sources, *settings.sets, *parts]
+    set_names = [*settings.sources, *settings.sets, *parts]
     for name in settings.by_set:
-        if name not in known:
+        if name not in set_names:
             raise SettingError(
-                f"evaluate.by_set.{name} is for a set that is not known{did_you_mean(name, known)}: name one of "
-                f"{', '.join(dict.fromkeys(known))}"
+                f"evaluate.by_set.{name} is for a set that is not known{did_you_mean(name, set_names)}: name one of "
+                f"{', '.join(dict.fromkeys(set_names))}"
             )
     if "heldout" in settings.sets and config.corpus.heldout == 0:
         raise SettingError("corpus.heldout=0, but evaluate.sets names heldout: hold a share out, or name other sets")

@@ -26,7 +26,7 @@ DEFINITIONS = "#/$defs/{model}"
 TARGET = {"_target_": {"type": "string", "description": "Import path of a callable of yours, in place of kind."}}
 REFERENCE = {"type": "string", "pattern": r"^\$\{"}  # to another setting, whose value it takes
 PASSED = ("self", "params", "lr", "total_steps", "peak_lr")  # arguments that the run gives to what a kind names
-INTERNAL = ("custom", "make", "terms", "source", "weights", "given", "compared")
+INTERNAL = ("custom", "make", "terms", "source", "weights", "written", "compared")
 
 
 def settings_schema() -> dict[str, Any]:
@@ -124,19 +124,19 @@ def arguments_of(package: str, kind: str) -> dict[str, Any]:
     """The settings of what a kind names, by the signature of its class."""
     target = getattr(importlib.import_module(f"{package}.{kind}"), class_name(kind))
     assert f"{target.__module__}.{target.__name__}" == built_in(package, kind)
-    hints, found = get_type_hints(target.__init__), {}
+    hints, arguments = get_type_hints(target.__init__), {}
     for name, parameter in inspect.signature(target).parameters.items():
         if name in PASSED:
             continue
         try:
-            found[name] = TypeAdapter(hints.get(name, Any)).json_schema()
+            arguments[name] = TypeAdapter(hints.get(name, Any)).json_schema()
         except PydanticUserError:
-            found[name] = {}
+            arguments[name] = {}
         if parameter.default is not parameter.empty:
-            found[name]["default"] = to_jsonable_python(parameter.default)
+            arguments[name]["default"] = to_jsonable_python(parameter.default)
         if (sentence := _sentence(target, name)) is not None:
-            found[name]["description"] = sentence
-    return found
+            arguments[name]["description"] = sentence
+    return arguments
 
 
 def _sentence(target: type, name: str) -> str | None:

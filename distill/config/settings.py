@@ -87,5 +87,5 @@ class Config(Settings):
         None, "Of a sweep: the number of a run's results that matters, such as perplexity or heldout.perplexity."
     )
     # The same settings, nested by the names of the command line.
-    given: dict[str, Any] = setting(None, "As they are written down, by the names of variables.", factory=dict)
+    written: dict[str, Any] = setting(None, "As they are written down, by the names of variables.", factory=dict)
     compared: dict[str, Any] = setting(None, "As a resumed run compares them, by digests of those.", factory=dict)

@@ -81,11 +81,11 @@ class TrainConfig(Settings):
             return self.batch_size * self.accumulate * ranks
         return self.sequences_per_step or self.batch_size
 
-    def refuse_unread(self, asked: set[str]) -> None:
+    def refuse_unread(self, named: set[str]) -> None:
         """Refuse what the command line gives of the size of a step where the run would not read it.
 
         Args:
-            asked: the names that the command line gives.
+            named: the settings that the command line names.
 
         Raises:
             SettingError: both sizes, or a micro-batch that is more than a step.
@@ -93,12 +93,12 @@ class TrainConfig(Settings):
         size = self.sequences_per_step
         if size is None:
             return
-        if self.accumulate is not None and "sequences_per_step" in asked:
+        if self.accumulate is not None and "sequences_per_step" in named:
             raise SettingError(
                 f"train.sequences_per_step={size} is not read with train.accumulate={self.accumulate}, the "
                 "micro-batches of each rank: leave one of them out, or set it to null"
             )
-        if self.accumulate is None and "batch_size" in asked and self.batch_size > size:
+        if self.accumulate is None and "batch_size" in named and self.batch_size > size:
             raise SettingError(
                 f"train.batch_size={self.batch_size} is more than a step has: set train.sequences_per_step="
                 f"{self.batch_size} too, or train.batch_size to at most {size}"

@@ -38,19 +38,19 @@ class Kinds:
         """Whether a setting has another value than its default."""
         return value not in (None, self.defaults().get(name))
 
-    def parse(self, values: dict[str, Any], setting: str, asked: Collection[str]) -> Any:
+    def parse(self, values: dict[str, Any], setting: str, named: Collection[str]) -> Any:
         """The section of the kind that is chosen.
 
         Args:
             setting: what the command line calls the section.
-            asked: dotted names that are refused where the kind does not read them; others were set for any kind, by a
+            named: dotted names that are refused where the kind does not read them; others were set for any kind, by a
                 recipe say, and are left out.
 
         Raises:
-            SettingError: there is no such kind, or it does not read what was asked for, or refuses a value.
+            SettingError: there is no such kind, or it does not read what was named, or refuses a value.
         """
         chosen = self._chosen(values, setting)
-        for dotted in sorted(asked):
+        for dotted in sorted(named):
             name = dotted.partition(".")[0]
             if name in self.fields and name not in chosen.model_fields and self.is_given(name, values.get(name)):
                 raise SettingError(
@@ -60,13 +60,13 @@ class Kinds:
         read = {name: value for name, value in values.items() if name in chosen.model_fields or name not in self.fields}
         return parse(chosen, read, setting)
 
-    def optional(self, section: type[Settings], values: dict[str, Any], asked: Collection[str]) -> tuple[str, ...]:
+    def optional(self, section: type[Settings], values: dict[str, Any], named: Collection[str]) -> tuple[str, ...]:
         """The names that a callable of the user's gets only where it takes them.
 
         Those are what its section reads itself, and what a recipe, say, has set for any kind.
         """
         used_names = {
-            name for name in (dotted.partition(".")[0] for dotted in asked) if self.is_given(name, values.get(name))
+            name for name in (dotted.partition(".")[0] for dotted in named) if self.is_given(name, values.get(name))
         }
         return tuple(name for name in self.fields if name in section.model_fields or name not in used_names)
 

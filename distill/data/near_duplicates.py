@@ -120,8 +120,8 @@ def find_near(groups: Sequence[Candidates], exact: np.ndarray, settings: NearCon
     duplicates = [np.empty(0, DOCUMENT_ID)]
     for is_held_out in (True, False):
         for number, group in enumerate(groups):
-            places = np.flatnonzero((group.held == is_held_out) & stays[number])
-            gone = [row for row in places.tolist() if index.has_near(number, row)]
+            candidates = np.flatnonzero((group.held == is_held_out) & stays[number])
+            gone = [row for row in candidates.tolist() if index.has_near(number, row)]
             duplicates.append(group.document_ids[gone])
     return np.concatenate(duplicates)
 

@@ -179,14 +179,14 @@ def _trimmed(offsets: list[tuple[int, int]], text: str) -> np.ndarray:
 
     A token of blanks alone gets an empty stretch.
     """
-    places = np.asarray(offsets, np.int32).reshape(-1, 2)
+    spans = np.asarray(offsets, np.int32).reshape(-1, 2)
     blank = np.fromiter((character.isspace() for character in text), bool, len(text))
     indices = np.arange(len(text) + 1, dtype=np.int32)
     solid = np.append(~blank, True)
     following = np.minimum.accumulate(np.where(solid, indices, len(text))[::-1])[::-1]  # the next that is no blank
     preceding = np.maximum.accumulate(np.append(0, np.where(~blank, indices[1:], 0)))  # the end of the last such before
-    begins = np.minimum(following[places[:, 0]], places[:, 1])
-    return np.stack([begins, np.maximum(preceding[places[:, 1]], begins)], axis=1).astype(np.int32)
+    begins = np.minimum(following[spans[:, 0]], spans[:, 1])
+    return np.stack([begins, np.maximum(preceding[spans[:, 1]], begins)], axis=1).astype(np.int32)
 
 
 def _fullest(windows: list[_Window], offsets: np.ndarray) -> np.ndarray:

@@ -45,10 +45,10 @@ def _scores(record: Record) -> Panel:
     axis, lines = record.history_by, list[Line]()
     for key, colour in zip(record.sets_of(measure), cycle(SERIES), strict=False):
         points = [point for point in record.history if is_number(point.score(measure, key))]
-        places = [float((point.step if axis == "step" else point.epoch) or 0) for point in points]
+        progress = [float((point.step if axis == "step" else point.epoch) or 0) for point in points]
         scores = [float(point.score(measure, key) or 0) for point in points]
         label = record.label_of(key)
-        lines.append(Line(places, scores, colour, f"student, {label}", marker="o"))
+        lines.append(Line(progress, scores, colour, f"student, {label}", marker="o"))
         if record.teacher and is_number(level := record.teacher.score(measure, key)):
             lines.append(Line([], [], colour, f"teacher, {label}", level=level))
     return Panel(described.title, axis, lines, whole=True)

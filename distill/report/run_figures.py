@@ -171,8 +171,8 @@ def _scores_panel(record: Record, measure: str, key: str, axis: str) -> Panel:
     baseline = record.baseline.history if record.baseline else []
     lines = []
     for (name, points), marker in zip({"student": record.history, "baseline": baseline}.items(), "od", strict=True):
-        places = [{"x": _place(point, axis), "y": point.score(measure, key)} for point in points]
-        lines.append(Line(*points_of(places, "x", "y"), MODELS[name], name, marker=marker))
+        score_points = [{"x": _place(point, axis), "y": point.score(measure, key)} for point in points]
+        lines.append(Line(*points_of(score_points, "x", "y"), MODELS[name], name, marker=marker))
     level = record.teacher.score(measure, key) if record.teacher else None
     if is_number(level):
         lines.append(Line([], [], MODELS["teacher"], "teacher", level=level))

@@ -154,23 +154,23 @@ class Scores:
     def _compared(self) -> Iterator[list[str]]:
         yield ["", "against", "measure and set", "ratio", "95 % interval", "better in", "drawn"]
         for comparison in self.comparisons:
-            found = comparison.bootstrap
+            bootstrap = comparison.bootstrap
             title = self.measures[comparison.measure].title
             cells = [
                 f"{title}, {comparison.set}",
-                f"{found.ratio:.3f}",
-                interval(found.low, found.high),
-                percent(found.better, 1),
+                f"{bootstrap.ratio:.3f}",
+                interval(bootstrap.low, bootstrap.high),
+                percent(bootstrap.better, 1),
             ]
-            yield [comparison.model, comparison.against, *cells, f"{number(found.num_units)} {found.units}"]
+            yield [comparison.model, comparison.against, *cells, f"{number(bootstrap.num_units)} {bootstrap.units}"]
 
     def _scored(self) -> Iterator[list[str]]:
         yield ["", "text", "documents", "sequences", "tokens", "scored positions", "masked one at a time"]
         for vocabulary in self.vocabularies:
             size = f" ({number(vocabulary.tokens)} tokens)" if len(self.vocabularies) > 1 else ""
-            for name, found in vocabulary.sets.items():
-                sizes = (found.documents, found.sequences, found.tokens, found.positions, found.pseudo_positions)
-                yield [f"{name}{size}", str(found.description), *map(number, sizes)]
+            for name, scored in vocabulary.sets.items():
+                sizes = (scored.documents, scored.sequences, scored.tokens, scored.positions, scored.pseudo_positions)
+                yield [f"{name}{size}", str(scored.description), *map(number, sizes)]
 
 
 def check_folder(output: str | Path) -> None:

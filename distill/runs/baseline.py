@@ -91,23 +91,23 @@ def check_baseline(
     """
     before = baseline.identity
     learned_from = ", ".join(baseline.objective.terms)
-    found = [f"it learned from a teacher ({learned_from})"] if baseline.teacher else []
-    found += [
+    differences = [f"it learned from a teacher ({learned_from})"] if baseline.teacher else []
+    differences += [
         f"its {words} {'are' if words.startswith('sequences') else 'is'} "
         f"{_pair(name, before.get(name), identity.get(name))}"
         for name, words in SHARED.items()
         if _known(name, before) and before.get(name) != identity.get(name)
     ]
-    found += _other_start(before, identity)
+    differences += _other_start(before, identity)
     taken = baseline.training.steps
     if taken is not None and config.train.minutes is None and taken != steps:
-        found.append(f"it took {counted(taken, 'step')}, and this run takes {steps:,}")
-    if found:
-        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        differences.append(f"it took {counted(taken, 'step')}, and this run takes {steps:,}")
+    if differences:
+        more = f" and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
         alone = WITHOUT_TEACHER.get(config.objective.task, config.objective.task)
         raise SettingError(
             f"evaluate.baseline={config.evaluate.baseline} is no baseline of this run: "
-            f"{'; '.join(found[:MOST_NAMED])}{more}; name "
+            f"{'; '.join(differences[:MOST_NAMED])}{more}; name "
             f"a run of these settings with objective={alone} in another folder, or leave evaluate.baseline out"
         )
     return _remarks(before, identity, terms, baseline)

@@ -54,8 +54,8 @@ def setup_teachers(config: Config, members: list[Member], ranks: Ranks) -> dict[
     """The teachers as training runs them, by name."""
     settings = settings_by_member(config)
     return {
-        member.name: setup_teacher(member.model, own.precision, ranks, own.precision_setting)
-        for member, own in ((member, settings[member.name]) for member in members)
+        member.name: setup_teacher(member.model, settings_of.precision, ranks, settings_of.precision_setting)
+        for member, settings_of in ((member, settings[member.name]) for member in members)
     }
 
 

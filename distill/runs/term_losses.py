@@ -83,8 +83,9 @@ class LossPass(Pass):
             left, batch = left - 1, teacher.read_ahead(unread).to(ranks.device)
             (output,) = teacher.outputs([batch], self.objective.teacher_spec)
             outputs = student(batch.inputs, batch.documents, self.objective.student_spec(batch))
-            losses = [float(term.loss_sum(outputs, output, batch)) for term in terms]
-            sums += torch.tensor([losses, [term.count(batch) for term in terms]], dtype=torch.float64)
+            losses = torch.stack([term.loss_sum(outputs, output, batch).double() for term in terms])
+            sums[0] += losses.cpu()  # one wait for the device, whatever the number of terms
+            sums[1] += torch.tensor([term.count(batch) for term in terms], dtype=torch.float64)
         for _ in range(left):  # a sharded teacher computes on all ranks together
             idle_forward(reader.model)
         return sums

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from families import make_family, tokenizer_of
-from job import Shelf, save_model
+from job import Shelf, refused_line, save_model
 from made_runs import make_run, results_of, settings_of
 
 from distill.commands.cli import main
@@ -21,14 +21,6 @@ from distill.runtime.errors import SettingError
 from distill.runtime.files import make_folder
 
 LONG, DEEP = "9" * 100_000, "[" * 3000 + "1" + "]" * 3000
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    assert main(list(arguments)) == 2
-    line = capsys.readouterr().err
-    assert line.startswith("distill: ") and line.count("\n") == 1 and len(line) < 1000, line[:2000]
-    return line
 
 
 @contextmanager
@@ -57,20 +49,20 @@ def test_an_export_onto_a_full_disk_is_a_failure_of_storage(
 @pytest.mark.parametrize("argument", [f"seed={LONG}", f"train.snapshots={DEEP}", f"+objective.x.weight=[{LONG}]"])
 def test_sizes_that_no_parser_takes(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ([], ["settings"], ["prepare"]):
-        assert argument.partition("=")[0] in refused(capsys, *command, argument)
+        assert argument.partition("=")[0] in refused_line(capsys, *command, argument)
 
 
 @pytest.mark.parametrize("text", [f"seed: {LONG}", f"train: {{snapshots: {DEEP}}}"])
 def test_a_recipe_with_such_sizes(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe" / "mine.yaml").write_text(f"# @package _global_\n{text}\n")
-    assert "correct it" in refused(capsys, "--config-dir", str(tmp_path), "+recipe=mine")
+    assert "correct it" in refused_line(capsys, "--config-dir", str(tmp_path), "+recipe=mine")
 
 
 def test_a_recipe_with_the_name_of_a_packaged_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe" / "smoke.yaml").write_text("# @package _global_\nseed: 7\n")
-    line = refused(capsys, "--config-dir", str(tmp_path), "+recipe=smoke")
+    line = refused_line(capsys, "--config-dir", str(tmp_path), "+recipe=smoke")
     assert str(tmp_path / "recipe" / "smoke.yaml") in line and "another name" in line
 
 
@@ -79,21 +71,21 @@ def test_seeds_and_texts_of_predictions(
 ) -> None:
     model = f"model={save_model(tmp_path / 'model')}"
     for seed in (str(2**64), str(-1), "9" * 5000):
-        assert "seed=" in refused(capsys, "predict", model, "text=a", "sample=true", f"seed={seed}")[:20]
-    assert "UTF-8" in refused(capsys, "predict", model, "text=caf\udce9")
+        assert "seed=" in refused_line(capsys, "predict", model, "text=a", "sample=true", f"seed={seed}")[:20]
+    assert "UTF-8" in refused_line(capsys, "predict", model, "text=caf\udce9")
     for content, lenient in ((b"caf\xe9\n", False), (b"caf\xe9\n", True), (b'"\\ud800"\n', False)):
         errors = "surrogateescape" if lenient else "strict"
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", errors=errors))
-        assert "convert it" in refused(capsys, "predict", model)
+        assert "convert it" in refused_line(capsys, "predict", model)
 
 
 def test_folders_that_cannot_be_made(shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shelf.run(Path("/proc/x")) == 2
     assert "hydra.run.dir=/proc/x: no folder" in capsys.readouterr().err
     make_run(tmp_path / "run", settings_of(1), results_of({"heldout": 5.0}))
-    assert "/proc/x" in refused(capsys, "compare", f"run={tmp_path / 'run'}", "output=/proc/x")
+    assert "/proc/x" in refused_line(capsys, "compare", f"run={tmp_path / 'run'}", "output=/proc/x")
     model = f"model={save_model(tmp_path / 'model')}"
-    assert "/proc/x" in refused(capsys, "predict", model, "text=a", "output=/proc/x.jsonl")
+    assert "/proc/x" in refused_line(capsys, "predict", model, "text=a", "output=/proc/x.jsonl")
     with pytest.raises(SettingError, match="mine=/proc/a/b: no folder"):
         make_folder(Path("/proc/a/b"), "mine=/proc/a/b")
 
@@ -128,7 +120,7 @@ def test_a_report_of_a_damaged_run(
         os.mkfifo(run / name)
     elif isinstance(content, bytes):
         (run / name).write_bytes(content)
-    assert name in refused(capsys, "report", f"run={run}")
+    assert name in refused_line(capsys, "report", f"run={run}")
 
 
 def test_comparing_a_whole_disk_ends_soon(
@@ -138,7 +130,7 @@ def test_comparing_a_whole_disk_ends_soon(
     for number in range(30):
         make_run(tmp_path / "runs" / str(number), settings_of(number), results_of({"heldout": 5.0}))
         (tmp_path / "others" / str(number)).mkdir(parents=True)
-    assert "nearer to the runs" in refused(capsys, "compare", f"run={tmp_path}")
+    assert "nearer to the runs" in refused_line(capsys, "compare", f"run={tmp_path}")
     assert len(compared.find_runs([str(tmp_path / "runs")])) == 30, "runs do not count"
 
 

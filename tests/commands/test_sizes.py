@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from job import save_model
+from job import refused_line, save_model
 from made_runs import make_run, results_of, settings_of
 
 from distill.commands.api.run_results import RunResults
@@ -38,14 +38,6 @@ def ends_soon() -> Any:
     assert time.monotonic() - begin < SECONDS
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    assert main(list(arguments)) == 2
-    line = capsys.readouterr().err
-    assert line.startswith("distill: ") and line.count("\n") == 1 and len(line) < 1000, line[:2000]
-    return line
-
-
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -59,7 +51,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 )
 def test_a_long_override(override: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ([], ["settings"]):
-        assert words in refused(capsys, *command, override)
+        assert words in refused_line(capsys, *command, override)
 
 
 @pytest.mark.parametrize(
@@ -98,13 +90,13 @@ def test_run_folders(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     with pytest.raises(Damaged, match=r"config\.yaml is damaged"):
         _ = RunResults(run, read_results(run / "results.json")).settings
     save_model(run / "student")
-    assert "config.yaml cannot be read" in refused(capsys, "evaluate", f"model={run}")
+    assert "config.yaml cannot be read" in refused_line(capsys, "evaluate", f"model={run}")
 
 
 def test_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe" / "mine.yaml").write_text("# @package _global_\n" + LAUGHS)
-    line = refused(capsys, "--config-dir", str(tmp_path), "+recipe=mine")
+    line = refused_line(capsys, "--config-dir", str(tmp_path), "+recipe=mine")
     assert f"{tmp_path}/recipe/mine.yaml: its aliases stand for more than" in line
 
 

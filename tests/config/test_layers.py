@@ -34,7 +34,7 @@ def test_an_option_that_is_named_wins_over_the_recipe_and_leaves_the_rest_to_it(
     assert (recipe.optimizer.lr, recipe.optimizer.clip) == (5e-4, 1.0)
     named = composed(["+recipe=albert_pretrain", "optimizer=lamb"])
     assert (named.optimizer.lr, named.optimizer.make.path) == (1.76e-3, "distill.optim.optimizers.lamb.Lamb")
-    assert named.changed(optimizer=recipe.optimizer, given={}, compared={}) == recipe.changed(given={}, compared={})
+    assert named.changed(optimizer=recipe.optimizer, written={}, compared={}) == recipe.changed(written={}, compared={})
     for order in (["optimizer=lamb", "+recipe=albert_pretrain"], ["+recipe=albert_pretrain", "optimizer=lamb"]):
         assert composed(order).optimizer == named.optimizer
 

@@ -148,10 +148,10 @@ def test_what_is_written_has_the_names_of_variables(monkeypatch: pytest.MonkeyPa
         "+objective.mine.other=${train.keep}",
     )  # fmt: skip
     assert config.seed == 17 and config.objective.terms["mine"].make.arguments["same"] == KEY
-    mine = config.given["objective"]["mine"]
+    mine = config.written["objective"]["mine"]
     assert mine["thing"] == mine["same"] == "${oc.env:MY_KEY}" and mine["other"] == config.train.keep
-    assert mine["url"] == "s3://***@${seed}" and config.given["seed"] == "${oc.decode:${oc.env:MY_SEED}}"
-    assert KEY not in str(config.given) and KEY not in str(config.compared)
+    assert mine["url"] == "s3://***@${seed}" and config.written["seed"] == "${oc.decode:${oc.env:MY_SEED}}"
+    assert KEY not in str(config.written) and KEY not in str(config.compared)
 
 
 def test_settings_from_the_environment_are_compared_by_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def test_no_rank_has_a_secret_on_its_command_line(
 def test_a_secret_of_a_recipe_is_masked(tmp_path: Path) -> None:
     write_recipe(tmp_path, KEY)
     run = composed_run(["--config-dir", str(tmp_path), "+recipe=mine"])
-    assert yaml.safe_load(run.resolved)["objective"]["mine"]["api_key"] == MASK and KEY not in str(run.config.given)
+    assert yaml.safe_load(run.resolved)["objective"]["mine"]["api_key"] == MASK and KEY not in str(run.config.written)
     assert redact(f"no such key: {KEY}") == "no such key: ***"
 
 

@@ -32,8 +32,8 @@ class Times:
 
     def seconds(self, rank: int, phases: Iterable[str]) -> list[float]:
         """Of these phases together, by step."""
-        places = [PHASES.index(phase) for phase in phases]
-        return [sum(step[step_index] for step_index in places) for step in self._steps[rank]]
+        phase_indices = [PHASES.index(phase) for phase in phases]
+        return [sum(step[step_index] for step_index in phase_indices) for step in self._steps[rank]]
 
     def without(self, *phases: str) -> list[list[float]]:
         """Seconds of all other phases but evaluation, by rank and step."""
