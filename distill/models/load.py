@@ -1,5 +1,6 @@
 """Reads models and tokenizers from folders or the Hub, and refuses what does not fit the task."""
 
+import itertools
 import json
 import logging
 from collections.abc import Callable
@@ -139,8 +140,18 @@ def load_pretrained(
     if missing:
         logger.info(f"{setting}={path}: its head for this task is new ({', '.join(missing)})")
     if not mapped:
+        _own_weights(model)
         check_model(model, f"{setting}={path}", kind)
     return model
+
+
+def _own_weights(model: Any) -> None:
+    """Move weights into memory of their own: transformers gives windows on their file.
+
+    They would change with it, or end the process where it is cut.
+    """
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def _refuse_other_weights(setting: str, path: str, folder: Path) -> None:

@@ -21,7 +21,7 @@ from distill.data.sequence_store import SequenceStore, starts_of
 from distill.data.shards.block_store import BlockStore
 from distill.data.shards.fetch import Blocks
 from distill.data.shards.index import Block
-from distill.data.shards.mapped import MappedShards
+from distill.data.shards.plain import PlainShards
 from distill.data.shards.open import open_sequences, read_index
 from distill.runtime.errors import Damaged, SettingError, StorageFailed
 
@@ -72,10 +72,10 @@ def test_every_kind_of_store_gives_the_rows(rows: np.ndarray, places: dict[str |
     cache = settings(tmp_path)
     small = settings(tmp_path, shuffle_bytes=rows.nbytes, local_bytes=2 * rows.nbytes)
     stores: list[tuple[SequenceStore, type]] = [
-        (open_sequences(str(places[None]), "train", cache), MappedShards),
+        (open_sequences(str(places[None]), "train", cache), PlainShards),
         (open_sequences(str(places["zstd"]), "train", cache), BlockStore),
-        (open_sequences(str(tmp_path / "one"), "train", cache), MappedShards),
-        (open_sequences(str(tmp_path / "one"), "train", small), np.memmap),
+        (open_sequences(str(tmp_path / "one"), "train", cache), PlainShards),
+        (open_sequences(str(tmp_path / "one"), "train", small), PlainShards),
     ]
     for store, kind in stores:
         assert isinstance(store, kind) and store.shape == rows.shape and len(store) == COUNT
