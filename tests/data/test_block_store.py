@@ -21,8 +21,8 @@ from distill.data.sequence_store import SequenceStore, starts_of
 from distill.data.shards.block_store import BlockStore
 from distill.data.shards.fetch import Blocks
 from distill.data.shards.index import Block
-from distill.data.shards.plain import PlainShards
 from distill.data.shards.open import open_sequences, read_index
+from distill.data.shards.plain import PlainShards
 from distill.runtime.errors import Damaged, SettingError, StorageFailed
 
 COUNT, BLOCK = 1003, 50  # sequences; 21 blocks in 3 shards

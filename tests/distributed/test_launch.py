@@ -107,7 +107,9 @@ def test_ranks_meet_and_each_keeps_its_log(name: str, tmp_path: Path) -> None:
 def test_the_status_is_that_of_the_rank_that_failed_first(name: str, tmp_path: Path) -> None:
     status, _, errors = run(tmp_path, name, "status")
     assert status == 7
-    assert "distill: rank 1 ended with status 7; its output is in logs/rank1.log" in errors and "Traceback" not in errors
+    assert (
+        "distill: rank 1 ended with status 7; its output is in logs/rank1.log" in errors and "Traceback" not in errors
+    )
     assert "one bad thing" in (tmp_path / "logs/rank1.log").read_text()
 
 

@@ -53,9 +53,7 @@ class BlockCache:
         self.folder.mkdir(exist_ok=True)
         (self.folder.parent / "locks").mkdir(exist_ok=True)
 
-    def get(
-        self, block: Block, layout: Layout, fetch: Callable[[Block], memoryview], ahead: bool = False
-    ) -> FileInUse:
+    def get(self, block: Block, layout: Layout, fetch: Callable[[Block], memoryview], ahead: bool = False) -> FileInUse:
         """The file of the plain bytes of a block; fetched unless they are here, while other processes of the node wait.
 
         Args:

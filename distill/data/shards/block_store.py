@@ -109,9 +109,7 @@ class BlockStore(ShardStore):
     ) -> "Future[FileInUse]":
         return pool.submit(self._fetch, block, coming, self._failures, in_force())
 
-    def _fetch(
-        self, block: int, coming: dict[int, "Future[FileInUse]"], failures: int, signals: Signals
-    ) -> FileInUse:
+    def _fetch(self, block: int, coming: dict[int, "Future[FileInUse]"], failures: int, signals: Signals) -> FileInUse:
         """Open a block, and have it fetched where it is not here.
 
         Args:
@@ -147,9 +145,7 @@ class BlockStore(ShardStore):
             for gone in [block for block in before if self._digest(block) not in cached]:
                 self._open.pop(gone, None)
 
-    def _give_up(
-        self, block: int, coming: dict[int, "Future[FileInUse]"], error: BaseException, failures: int
-    ) -> None:
+    def _give_up(self, block: int, coming: dict[int, "Future[FileInUse]"], error: BaseException, failures: int) -> None:
         """A block cannot be fetched. That ends the run if a thread waits for it, and then no other is needed."""
         with self._lock:
             if failures != self._failures:  # the waiting thread has the error already, and may have begun anew
