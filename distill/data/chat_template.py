@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from distill.data.document import Part
+from distill.data.lines import Record
 from distill.runtime.errors import SettingError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = dict[str, Any]  # `role`, `content`, and what else a template may read, such as `reasoning_content`
+Message = Record  # `role`, `content`, and what else a template may read, such as `reasoning_content`
 Spans = list[tuple[int, int]]  # [begin, end) in characters
 
 ASSISTANT = "assistant"
@@ -167,11 +168,12 @@ class ChatTemplate:
         return spans
 
     def _rendered(self, messages: Sequence[Message], prompt: bool = False, spans: bool = False) -> tuple[str, Spans]:
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from transformers.utils import chat_template_utils
 
+        render: Any = chat_template_utils.render_jinja_template  # whose annotations are those of one text
         dated = "strftime_now" in self.text
         try:
-            texts, places = render_jinja_template(
+            texts, places = render(
                 conversations=[list(messages)],
                 chat_template=(FIXED_DATE if dated else "") + self.text,
                 add_generation_prompt=prompt,

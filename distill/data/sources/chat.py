@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from distill.config.component import Component
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
-from distill.data.chat_template import ASSISTANT, COLUMNS, ChatTemplate, is_jinja, message_of
+from distill.data.chat_template import ASSISTANT, COLUMNS, ChatTemplate, Message, is_jinja, message_of
 from distill.data.lines import Record
 from distill.data.sources import Part
 from distill.data.sources._files import Content, FileSource
@@ -94,7 +94,7 @@ class Chat(FileSource):
         columns = [*columns]
         return self.settings.field or next((column for column in COLUMNS if column in columns), self.field)
 
-    def _message(self, item: Any, name: str) -> dict[str, Any]:
+    def _message(self, item: Any, name: str) -> Message:
         if (message := message_of(item)) is None:
             raise SettingError(
                 f"{self.setting}.field={self.field}: a message in {name} is {str(item)[:80]!r}, not a role and a "
