@@ -177,7 +177,7 @@ def component(
     return Component(setting, built_in(package, kind), arguments, optional)
 
 
-def by_name(group: str, noun: str, values: dict[str, Any]) -> dict[str, Component]:
+def by_name(group: str, noun: str, values: Mapping[str, Any]) -> dict[str, Component]:
     """Callables of the user's by the names that the user gives them, in a group that has no built-in ones.
 
     Raises:

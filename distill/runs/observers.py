@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from distill.config.component import Component
 from distill.data.batches import Batches
@@ -101,7 +100,7 @@ class Observer:
 class UserObservers(Follower):
     """Calls the user's observers; other ranks than rank 0 have none of them."""
 
-    observers: dict[str, Any]  # by name: objects with some of `METHODS`
+    observers: Mapping[str, object]  # by name: objects with some of `METHODS`
     objective: Objective
     batches: Batches
 
@@ -151,7 +150,7 @@ def check_observers(components: dict[str, Component]) -> None:
             raise SettingError(f"{component.setting}._target_={component.path} is no observer: {CURE}")
 
 
-def make_observers(components: dict[str, Component], folder: Path, ranks: Ranks) -> dict[str, Any]:
+def make_observers(components: dict[str, Component], folder: Path, ranks: Ranks) -> dict[str, object]:
     """The observers by name, on rank 0; all ranks call it.
 
     Args:
@@ -160,7 +159,7 @@ def make_observers(components: dict[str, Component], folder: Path, ranks: Ranks)
     Raises:
         SettingError: on all ranks, where one cannot be made.
     """
-    made, problem = dict[str, Any](), ""
+    made, problem = dict[str, object](), ""
     if ranks.rank == 0:
         try:
             made = {name: _make(component, folder) for name, component in components.items()}
@@ -171,7 +170,7 @@ def make_observers(components: dict[str, Component], folder: Path, ranks: Ranks)
     return made
 
 
-def _make(component: Component, folder: Path) -> Any:
+def _make(component: Component, folder: Path) -> object:
     made = component(folder=folder)
     if _observes(made):
         return made
