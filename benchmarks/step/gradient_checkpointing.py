@@ -1,12 +1,12 @@
 """Steps of a student with and without student.gradient_checkpointing: their time, and the memory that they take.
 
-    python benchmarks/gradient_checkpointing.py
-    python benchmarks/gradient_checkpointing.py --layers 24 --width 1024 --batch 8 --length 128 --precision bf16
+    python benchmarks/step/gradient_checkpointing.py
+    python benchmarks/step/gradient_checkpointing.py --layers 24 --width 1024 --batch 8 --length 128 --precision bf16
 
 A BERT learns masked tokens, with dropout, by the parts of a run: forward, backward, AdamW. Each variant has a process
-of its own, and both take turns. The memory is the peak of a process above what it has after a step of one sequence, when
-weights, gradients and the optimizer's state are there. Beside it stands what the check before a run takes to be sure
-(`distill.models.memory.least_bytes`), by which it refuses a micro-batch.
+of its own, and both take turns. The memory is the peak of a process above what it has after a step of one sequence,
+when weights, gradients and the optimizer's state are there. Beside it stands what the check before a run takes to be
+sure (`distill.models.memory.least_bytes`), by which it refuses a micro-batch.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import save, table, title
-from step_models import Shape, batches
 from transformers import BertConfig, BertForMaskedLM
 
+from benchmarks.common import save, table, title
+from benchmarks.step.models import Shape, batches
 from distill.config.compose import objective_config
 from distill.config.settings import BackendConfig, OptimizerConfig, PrecisionConfig
 from distill.data.batch import Batch
