@@ -1,7 +1,7 @@
 """student.gradient_checkpointing: blocks whose inner activations are computed again in the backward pass.
 
 Torch's non-reentrant checkpoint around the forward of each block: what is read of a block's inside has its gradient,
-and hooks, ours and those that gather a sharded block's weights, stay outside of what is computed again.
+and hooks, also those that gather a sharded block's weights, stay outside of what is computed again.
 """
 
 from collections.abc import Iterator, Sequence
