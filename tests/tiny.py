@@ -46,7 +46,10 @@ from distill.teacher.live import LiveTeacher
 from distill.teacher.output import NoTeacher
 from distill.train import Learner, Training, train
 
-WORDS = "the of and to in that was he his it with as had for at on be him is all said not so out one".split()
+WORDS = [
+    "the", "of", "and", "to", "in", "that", "was", "he", "his", "it", "with", "as", "had",
+    "for", "at", "on", "be", "him", "is", "all", "said", "not", "so", "out", "one",
+]  # fmt: skip
 PIECES = [f"##{piece}" for piece in ["ing", "ed", "s", "ly", "er", "est", "ness", "ful", "less", "able"]]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PAD, UNK, CLS, SEP, MASK = range(5)
