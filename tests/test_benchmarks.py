@@ -349,6 +349,15 @@ def test_step_of_a_causal_pair(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_gradient_checkpointing(tmp_path: Path) -> None:
+    """Of a student whose blocks keep most of what a step takes, it saves more than half."""
+    sizes = [f"--{name}={value}" for name, value in {"layers": 16, "width": 64, "batch": 128, "length": 128}.items()]
+    printed, (kept, again) = script("step/gradient_checkpointing.py", tmp_path, *sizes, "--rounds=1")
+    assert again["peak"] < kept["peak"] / 2 and again["least"] < kept["least"] / 2
+    assert kept["least"] < kept["peak"] and again["least"] < again["peak"] and "of the memory" in printed
+
+
+@pytest.mark.slow
 def test_precision_ladder(tmp_path: Path) -> None:
     small = ("--size", "tiny", "--rows", "2", "--tokens", "16", "--rounds", "1", "--formats", "bf16,fp16")
     printed, results = script("step/precision_ladder.py", tmp_path, *small)
