@@ -1,5 +1,6 @@
 """Every recipe that ships: composes, passes the checks, runs."""
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 CHAINS = {"albert_chain", "albert_snapshots", "seeds"}
-BENCHMARKS = RECIPES.parent / "benchmarks"
+BENCHMARKS = RECIPES.parent / "benchmarks" / "albert"
 MEASURED = {path.stem for path in (BENCHMARKS / "recipe").glob("*.yaml")}
 SEARCHES = {"search"}  # of an optional package; run by test_sweep_job.py
 NAMES = sorted({path.stem for path in RECIPES.glob("*.yaml")} - CHAINS - SEARCHES)
@@ -73,7 +74,7 @@ def test_a_recipe_that_sets_nothing_is_for_the_machine_at_hand(tmp_path: Path) -
 def test_every_stage_of_a_chain_passes_the_checks(name: str, tmp_path: Path) -> None:
     (tmp_path / "snapshots" / "step-1").mkdir(parents=True)  # of the stages before
     file = (BENCHMARKS / "recipe" if name in MEASURED else RECIPES) / f"{name}.yaml"
-    command = f"python -m distill {'--config-dir benchmarks ' * (name in MEASURED)}+recipe={name}"
+    command = f"python -m distill {'--config-dir benchmarks/albert ' * (name in MEASURED)}+recipe={name}"
     assert any(command in line for line in file.read_text().splitlines())
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -132,13 +133,19 @@ def test_published_trainings_of_albert(name: str, tmp_path: Path) -> None:
 
 
 def test_every_option_of_every_group_composes() -> None:
-    for group in sorted(path for path in CONF.iterdir() if path.is_dir()):
-        for option in sorted(group.glob("*.yaml")):
-            extra = ["corpus.hub=x"] if option.stem == "hub" else []
-            extra += ["teacher.path=x"] if group.name == "teacher" and option.stem == "pretrained" else []
-            extra += ["student.path=x"] if group.name == "student" and option.stem == "pretrained" else []
-            extra += [f"{group.name}._target_=x.y"] if option.stem == "custom" else []
-            assert isinstance(composed(f"{group.name}={option.stem}", *extra), Config), option
+    """Those of groups that do not depend on each other are composed together."""
+    options = {path: sorted(path.glob("*.yaml")) for path in CONF.iterdir() if path.is_dir()}
+    independent = [options.pop(CONF / name) for name in ("backend", "optimizer", "precision", "profile", "tracker")]
+    alone = [(option,) for group in options.values() for option in group]
+    for together in [*alone, *zip_longest(*independent)]:
+        arguments: list[str] = []
+        for option in filter(None, together):
+            group = option.parent.name
+            arguments += [f"{group}={option.stem}"]
+            arguments += ["corpus.hub=x"] if option.stem == "hub" else []
+            arguments += [f"{group}.path=x"] if group in ("teacher", "student") and option.stem == "pretrained" else []
+            arguments += [f"{group}._target_=x.y"] if option.stem == "custom" else []
+        assert isinstance(composed(*arguments), Config), arguments
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - OF_TABLES - OF_SOURCES - LARGE))

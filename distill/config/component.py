@@ -18,7 +18,7 @@ from distill.config.model import EMPTY
 from distill.config.renamed import other_name
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
-from distill.runtime.nearest import MAX_NAMES, did_you_mean
+from distill.runtime.nearest import did_you_mean
 from distill.runtime.users_code import MISTAKES, is_users, mistake
 
 # The packages that hold what settings name by `kind`.
@@ -177,6 +177,18 @@ def component(
     return Component(setting, built_in(package, kind), arguments, optional)
 
 
+def by_name(group: str, noun: str, values: Mapping[str, Any]) -> dict[str, Component]:
+    """Callables of the user's by the names that the user gives them, in a group that has no built-in ones.
+
+    Raises:
+        SettingError: an entry has no `_target_`; the line calls it a `noun`.
+    """
+    for name, settings in values.items():
+        if not isinstance(settings, dict) or settings.get("_target_") is None:
+            raise SettingError(f"{group}.{name} names no {noun}: give a class of your own as {group}.{name}._target_")
+    return {name: component(f"{group}.{name}", settings, "") for name, settings in values.items()}
+
+
 def _check_values(setting: str, value: Any) -> None:
     """Refuse numbers that are not finite or larger than any setting has, and an empty path."""
     if isinstance(value, dict):
@@ -197,14 +209,6 @@ def kinds(package: str) -> list[str]:
     """The built-in choices of a package: its modules, sorted; those that begin with an underscore are none."""
     folder = importlib.import_module(package).__path__
     return sorted(module.name for module in pkgutil.iter_modules(folder) if not module.name.startswith("_"))
-
-
-def takers(package: str, setting: str) -> str:
-    """As `did_you_mean`: the setting of this very name that built-in choices take, `objective.jsd.beta` of a `beta`."""
-    group, _, name = setting.rpartition(".")
-    choices = [kind for kind in kinds(package) if name in Component(setting, built_in(package, kind)).takes()]
-    nearest = [f"{group}.{kind}.{name}" for kind in choices[:MAX_NAMES]]
-    return f" (did you mean {' or '.join(nearest)}?)" if nearest else ""
 
 
 def built_in(package: str, kind: str) -> str:

@@ -90,7 +90,7 @@ class BlockStore(ShardStore):
             self._waited[block] = self._submit(self._now, block, self._waited)
         return self._waited[block]
 
-    def _wait(self, block: int, future: "Future[FileInUse]") -> memoryview:
+    def _wait(self, block: int, future: "Future[FileInUse]") -> FileInUse:
         name, begun, signals = self.blocks.name(self.index.block(block)), time.monotonic(), in_force()
         logged = begun
         while not wait([future], NAP).done:
