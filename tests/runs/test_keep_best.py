@@ -149,6 +149,7 @@ def killing(owner: Any, name: str, at: Callable[..., bool], before: bool) -> Any
     return last
 
 
+@pytest.mark.slow
 def test_killed_at_every_point_around_an_evaluation(
     shelf: Shelf, kept: Path, center: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
