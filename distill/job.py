@@ -19,6 +19,7 @@ from distill.models.memory import require_memory_for_step
 from distill.objective.build import build_objective, make_terms
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
+from distill.objective.trainable import Trainable
 from distill.optim import updates as optim
 from distill.optim.schedule import ENDLESS, Schedule, length_in_steps, make_schedule, total_steps
 from distill.report.comparison.goal import Goal
@@ -34,6 +35,7 @@ from distill.runs.describe import describe
 from distill.runs.history import Examination, Points, StudentHistory
 from distill.runs.identity import run_identity
 from distill.runs.metrics import Metrics, RunLog
+from distill.runs.observers import UserObservers, make_observers
 from distill.runs.outcome import complete_record
 from distill.runs.pair import load_models, resolve_layers
 from distill.runs.record import Record
@@ -88,8 +90,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         run = Run(config, task, pair, data, objective, folder, ranks)
         # Build everything that trains.
         caches = choose_caches(run, models.digests)
-        require_memory_for_step(pair.student, config.precision.student, *data.batches.shape, ranks)
-        trainable = setup_student(pair.student, objective, config.precision, ranks)
+        trainable = make_trainable(run)
         frozen = setup_teachers(config, pair.teachers if objective.needs_teacher else [], ranks)
         sync, optimizer = gradient_sync(ranks, trainable), optim.build(trainable, config.optimizer)
         learner = Learner(trainable, sync, optimizer, schedule, config.optimizer)
@@ -165,6 +166,13 @@ def make_objective(
     return build_objective(terms, config.objective, config.precision, vocab, num_positions, ranks.device)
 
 
+def make_trainable(run: Run) -> Trainable:
+    """What is trained, on this rank's device. Raises SettingError where memory is sure not to hold a micro-batch."""
+    student, precision, checkpoints = run.pair.student, run.config.precision, run.config.student.gradient_checkpointing
+    require_memory_for_step(student, precision.student, *run.data.batches.shape, run.ranks, checkpoints)
+    return setup_student(student, run.objective, precision, run.ranks, checkpoints)
+
+
 def choose_caches(run: Run, digests: dict[str, str | None]) -> dict[str, Cache]:
     """The caches of teachers that the settings request, by the name of the teacher.
 
@@ -222,6 +230,7 @@ def make_followers(
         Metrics(run.objective, data.batches, config.train.log_every, log, state),
         Curve(config.evaluate.curve, folder, evaluator, (pair.student, teacher), data.sets, steps),
         make_snapshots(run, record),
+        UserObservers(make_observers(config.observers, folder.path, run.ranks), run.objective, data.batches),
         StudentHistory(points, examination, pair.student, steps, data.batches.steps_per_epoch, folder, tracker),
     )
 
@@ -232,7 +241,7 @@ def train_profiled(run: Run, training: Training, followers: Followers, record: R
     recording = profiling.recorder(config, run.folder.path, batches, ranks)
     with saved_when_a_rank_is_lost(training), recording as recorder:
         followers.curve.begin(training.state)
-        ended_by = train(training, run.objective, followers.observers, followers.history)
+        ended_by = train(training, run.objective, followers.in_order, followers.history)
     followers.log.close()
     profile = profiling.gather_profile(recorder, config, batches, ranks, record.identity)
     return replace(record, training=replace(record.training, ended_by=ended_by), profile=profile)

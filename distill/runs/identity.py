@@ -24,6 +24,7 @@ RESUME_IGNORES = (
     "tracker",
     "profile",
     "report",
+    "observers",
     "resume",
     "optimize",
 )
@@ -39,6 +40,7 @@ SETTINGS_IGNORED = {
     "train.snapshots",
     "train.snapshot_every",
     "objective.kernel",
+    "student.gradient_checkpointing",
     "student.path",
     "student.trust_remote_code",
 }
