@@ -142,15 +142,14 @@ class Runs:
         teacher = str(self.run(f"{name}-teacher", makes)[1]) if makes else ""
         both = [f"+recipe={row.recipe}", f"seed={seed}", *(w.replace("TEACHER", teacher) for w in row.both.split())]
         if row.measure == "perplexity":
-            sets = ["evaluate.sets=[books,wikitext2,imdb]"] if "DISTILL_DATA" in os.environ else []
-            both += ["evaluate.max_sequences=null", "evaluate.pseudo_perplexity.fraction=0", *sets]
+            both += ["evaluate.max_sequences=null", "evaluate.pseudo_perplexity.fraction=0"]
+            both += ["evaluate.sets=[books,wikitext2,imdb]"] * ("DISTILL_DATA" in os.environ)
         student, _ = self.run(f"{name}-student-{seed}", [*both, *row.student.split()])
         baseline, _ = self.run(f"{name}-baseline-{seed}", [*both, *row.baseline.split()])
         return student, baseline
 
 
 def lines_of(name: str, pairs: list[tuple[Record, Record]]) -> Iterator[Line]:
-    """The lines of a row, one for each evaluation set."""
     for data in pairs[0][0].sets_of(measure := ROWS[name].measure) if pairs else ():
         scores: list[list[float]] = []
         for record, other in pairs:
