@@ -18,7 +18,7 @@ def seconds_to_wait() -> float:
 
 @cache
 def is_hub_reached() -> bool:
-    """Whether the Hub answers: one request, where transformers and datasets try each of theirs for 20 seconds and more.
+    """Whether the Hub answers one request; transformers and datasets repeat a request for 20 seconds and more.
 
     It is not where HF_HUB_OFFLINE=1 forbids requests.
     """
