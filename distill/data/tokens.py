@@ -38,6 +38,7 @@ from distill.data.sources import Source, find_source
 from distill.data.sources.bundled import Bundled
 from distill.data.sources.prose import Prose
 from distill.data.stale import remove_stale, scratch_name
+from distill.data.token_ids import tokenizer_of_numbers
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import remove
 from distill.runtime.progress import counted
@@ -66,6 +67,11 @@ class Text:
     def prompts(self) -> bool:
         """Whether some of it may be there to be read only."""
         return any(source.prompts for source in self.sources)
+
+    @property
+    def token_ids(self) -> bool:
+        """Whether it is token ids already."""
+        return any(source.token_ids for source in self.sources)
 
     @property
     def identity(self) -> list[Any]:
@@ -315,7 +321,7 @@ def _packing(
             f"{format.shortest + format.body} ids"
         )
     return Packing(
-        tokenizer=_plain(backend.to_str()),
+        tokenizer=_plain(tokenizer_of_numbers(text.sources, tokenizer) if text.token_ids else backend.to_str()),
         vocabulary=len(tokenizer),
         format=format,
         sequence_length=corpus.sequence_length,
