@@ -144,6 +144,8 @@ def _inputs(model: "LoadedModel", request: Request) -> Iterator[tuple[str, Any]]
     """The inputs, and where each stands."""
     from distill.commands.prediction.predict import ANSWERS
     from distill.commands.prediction.records import read_inputs, read_pipe
+    from distill.data.chat_template import COLUMNS
+    from distill.models.kind import CAUSAL
 
     if request.second is not None:
         yield "text", {"text": request.text[0], "second": request.second}
@@ -154,7 +156,7 @@ def _inputs(model: "LoadedModel", request: Request) -> Iterator[tuple[str, Any]]
     elif request.input is not None and request.input != "-":
         columns = [str(model.corpus.get(name) or name) for name in ANSWERS[model.kind.noun][1]]
         columns += [str(model.corpus["second"])] if model.corpus.get("second") else []
-        yield from read_inputs(request.input, tuple(columns))
+        yield from read_inputs(request.input, tuple(columns), COLUMNS if model.kind is CAUSAL else ())
     elif request.input is None and sys.stdin.isatty():
         raise SettingError("nothing to answer: give text=TEXT or input=FILE, or pipe texts into the command")
     else:

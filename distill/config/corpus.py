@@ -57,7 +57,8 @@ class SourceConfig(Settings):
         None, "File, folder or glob of the text; null reads the usual folder under $DISTILL_DATA, then `hub`."
     )
     field: str | None = setting(
-        None, "Column of JSONL, CSV, Parquet and Hub data sets; null reads `text`, or `messages` of conversations."
+        None,
+        "Column of JSONL, CSV, Parquet and Hub data sets; null reads `text`, or `messages` or `conversations` of them.",
     )
     encoding: str | None = setting(None, "Encoding of plain text, JSONL and CSV files; null is UTF-8.")
     document: DocumentUnit | None = setting(
@@ -66,7 +67,11 @@ class SourceConfig(Settings):
     prompt: str | None = setting(
         None, "Column of a text that a causal model reads before `field` and does not predict."
     )
-    template: str | None = setting(None, "How one message of a conversation is written, by its {role} and {content}.")
+    template: str | None = setting(
+        None,
+        "How conversations are written: a message by its {role} and {content}, or a chat template in Jinja or a file "
+        "of one, *.jinja; null is the tokenizer's own, else `<|{role}|>`, a line's end, the content, a line's end.",
+    )
     target_role: str | None = setting(
         None, "The role whose messages a causal model learns to write; null is assistant."
     )

@@ -11,6 +11,7 @@ class Part(NamedTuple):
     text: str
     counts: bool = True  # whether its tokens are to be predicted; those of a prompt are only read
     special: bool = False  # whether the name of a special token in it, such as <|im_end|>, stands for that token
+    rendered: bool = False  # by a chat template, which also writes how a document begins: tokenized with its neighbours
 
 
 class Document(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -252,10 +252,34 @@ def _pack_document(document: Document, writers: Sequence[SequenceWriter | PairWr
 
 def _pack_stretch(stretch: Document, writer: SequenceWriter, packing: Packing) -> None:
     parts = stretch.parts or (Part(stretch.text),)
+    if parts[0].rendered:
+        _pack_rendered(parts, writer, packing)
+        return
     writer.begin_document()
     for number, part in enumerate(parts):
         _pack_part(part, number > 0, writer, packing)
     writer.end_document(parts[-1].counts)
+
+
+def _pack_rendered(parts: Sequence[Part], writer: SequenceWriter, packing: Packing) -> None:
+    """What a chat template has written is tokenized as `apply_chat_template` does: all of it at once.
+
+    A token counts where one of its characters does. The end of the document is the end-of-text token that the template
+    has put last; else it is added, and counts where the text before it does.
+    """
+    tokenizer = load_tokenizer(packing.tokenizer)
+    tokenizer.encode_special_tokens = False
+    encoding = tokenizer.encode("".join(part.text for part in parts), add_special_tokens=False)
+    counting = np.repeat([part.counts for part in parts], [len(part.text) for part in parts])
+    tokens = [
+        (id_, bool(counting[begin:end].any())) for id_, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True)
+    ]
+    last = tokens[-1] if tokens else (None, False)
+    if last[0] == packing.format.document_end:
+        tokens.pop()
+    for counts, stretch in groupby(tokens, key=lambda token: token[1]):
+        writer.add([id_ for id_, _ in stretch], counts)
+    writer.end_document(last[1])
 
 
 def _sentences(text: str, packing: Packing) -> Iterator[list[int]]:

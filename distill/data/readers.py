@@ -179,6 +179,17 @@ def _rows(batch: Any, name: str, number: int) -> Iterator[Record | InvalidRecord
             yield row
 
 
+def column_names(path: Path) -> list[str]:
+    """The columns of a Parquet file; none where it cannot be read, so that the reader reports the error."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return [str(name) for name in pyarrow.parquet.read_schema(_for_arrow(path)).names]
+    except (pyarrow.ArrowException, OSError):
+        return []
+
+
 def num_row_groups(path: Path) -> int:
     """The row groups of a Parquet file; 1 where it cannot be read, so that the reader reports the error."""
     import pyarrow

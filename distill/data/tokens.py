@@ -201,6 +201,7 @@ def prepare(
         raise SettingError(f"corpus.heldout={corpus.heldout}: no text is held out to evaluate on; set it to 0.02 or so")
     if part == "all":  # an evaluation set, which stays as it was published
         corpus = corpus.changed(heldout=0.0, duplicates=Duplicates.keep)
+    text = replace(text, sources=tuple(source.for_tokenizer(tokenizer) for source in text.sources))
     packing = _packing(text, tokenizer, corpus, sequence_format)
     few = part != "all" and data.tokens is None  # what is prepared on purpose is all of a text
     try:

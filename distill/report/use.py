@@ -55,9 +55,10 @@ print(generate("It was a long time before", max_new_tokens=20))""",
 )
 CHAT = CAUSAL._replace(
     does="It answers in a conversation.",
-    example="""generate = pipeline("text-generation", model=model, tokenizer=tokenizer)
-messages = [{"role": "user", "content": "Which colour has snow?"}]
-print(generate(messages, max_new_tokens=20)[0]["generated_text"][-1])""",
+    example="""messages = [{"role": "user", "content": "Which colour has snow?"}]
+inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+tokens = model.generate(**inputs, max_new_tokens=20)[0, inputs["input_ids"].shape[1] :]
+print({"role": "assistant", "content": tokenizer.decode(tokens, skip_special_tokens=True)})""",
 )
 FEATURES = "feature-extraction"
 VECTORS = {"mean": "last_hidden_state.mean(1)", "cls": "last_hidden_state[:, 0]", "states": "last_hidden_state"}

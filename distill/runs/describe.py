@@ -209,7 +209,7 @@ def template_of_chats(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerBase) 
     """The chat template by which the student was trained; None without conversations, or with several ways of them."""
     has_start = causal_format(tokenizer).document_start is not None
     sources = [*corpus.sources.values()] or [corpus.source]
-    return chat_template(sources, str(tokenizer.bos_token) if has_start else None)
+    return chat_template(sources, str(tokenizer.bos_token) if has_start else None, tokenizer)
 
 
 def _sources(tokens: Tokens, order: Mixture) -> dict[str, facts.Source]:

@@ -3,14 +3,25 @@
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from job import distill, metrics, results
 from transformers import AutoTokenizer
 
+from distill.commands import predict as predict_command
+from distill.commands.prediction.predict import predict
+from distill.models.loaded import load_model
+from distill.runtime.errors import SettingError
+
 SMALL = ["data.cache=cache", "data.workers=1", "corpus.sequence_length=64", "corpus.heldout=0.2", "precision=fp32"]
 SMALL += ["train.steps=4", "evaluate=heldout", "evaluate.max_sequences=16"]
+SHORT = (  # as the model reads 64 tokens
+    "{% for message in messages %}{{ message['role'][0] + ': ' + message['content'] + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'a: ' }}{% endif %}"
+)
+SHARED = [{"from": "human", "value": "Repeat red"}]
 MESSAGES = [{"role": "user", "content": "Repeat red"}]
 COLOURS = ["red", "blue", "green", "white", "brown"]
 
@@ -77,6 +88,59 @@ def test_distillation_on_conversations(
     assert "the corpus has another text than then" in capfd.readouterr().err
     assert distill(*command) == 0
     assert "finished and nothing was changed" in capfd.readouterr().err
+
+
+def test_the_template_of_the_teacher(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes the training, is in the student's folder, and is what predictions and the card's lines apply."""
+    teacher = folder / "instructed"
+    shutil.copytree(folder / "runs/gpt2_pretrain/student", teacher)
+    (teacher / "chat_template.jinja").write_text(SHORT)
+    command = [
+        "+recipe=distilgpt2_gutenberg",
+        "corpus=chat",
+        "corpus.path=chats.jsonl",
+        "teacher.path=instructed",
+        *SMALL,
+    ]
+    assert distill(*command, "student.layers=[0]", "hydra.run.dir=runs/instructed") == 0
+    assert "by the chat template of the tokenizer" in results(Path("runs/instructed"))["corpus"]["name"]
+    student = folder / "runs/instructed/student"
+    assert (student / "chat_template.jinja").read_text() == SHORT
+    tokenizer = AutoTokenizer.from_pretrained(student)
+    prompt = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    assert prompt == "u: Repeat red<|endoftext|>a: "
+    card = (student / "README.md").read_text()
+    (code,) = re.findall(r"## Use\n\n```python\n(.*?)```", card, flags=re.DOTALL)
+    monkeypatch.chdir(student)
+    capfd.readouterr()
+    exec(code, {})
+    assert "'role': 'assistant'" in capfd.readouterr().out
+
+    (student.parent / "asked.jsonl").write_text(
+        "\n".join(json.dumps(each) for each in ({"id": 1, "messages": MESSAGES}, {"conversations": SHARED}))
+    )
+    monkeypatch.chdir(folder)
+    predict_command.run(["model=runs/instructed", "input=runs/instructed/asked.jsonl", "max_new_tokens=5"])
+    first, second = map(json.loads, capfd.readouterr().out.splitlines())
+    model = load_model(student)
+    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    written = model.model.generate(**inputs, max_new_tokens=5, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    assert first["continuation"] == second["continuation"] == tokenizer.decode(written, skip_special_tokens=True)
+    assert first["id"] == 1 and first["messages"] == MESSAGES
+    raw, same = predict(model, ["Repeat red", {"messages": MESSAGES}], max_new_tokens=5)
+    assert same["continuation"] == first["continuation"] != raw["continuation"]
+    for wrong, words in (
+        ({"messages": [*MESSAGES, {"role": "assistant", "content": "red"}]}, "its last message is the assistant's"),
+        ({"messages": "Repeat red"}, "messages is no list of messages"),
+        ({"messages": []}, "messages is no list of messages"),
+    ):
+        with pytest.raises(SettingError, match=words):
+            predict(model, wrong)
+    with pytest.raises(SettingError, match="has no chat template, so it answers no messages"):
+        model.tokenizer.chat_template = None
+        predict(model, {"messages": MESSAGES})
 
 
 def test_prompts_and_completions() -> None:

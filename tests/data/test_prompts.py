@@ -257,7 +257,7 @@ def test_a_template_without_a_content_is_refused(tmp_path: Path, template: str) 
 
 
 @pytest.mark.parametrize(
-    "message", ["Hi", {"content": "Hi"}, {"from": "human", "value": "Hi"}, {"role": 1, "content": ""}]
+    "message", ["Hi", {"content": "Hi"}, {"from": "nobody", "value": "Hi"}, {"role": 1, "content": ""}]
 )
 def test_a_message_without_role_or_content_is_refused(tmp_path: Path, message: object) -> None:
     path = write_lines(tmp_path / "x.jsonl", [{"messages": [message]}])

@@ -1,14 +1,16 @@
-"""Continuations of a text, from a causal language model."""
+"""Continuations of a text or a conversation, from a causal language model."""
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 
 from distill.commands.prediction.batches import check_length, in_batches
 from distill.commands.prediction.settings import PredictConfig
+from distill.data.chat_template import ASSISTANT, COLUMNS, ChatTemplate, message_of
 from distill.data.lines import Record
 from distill.models.loaded import LoadedModel
+from distill.runtime.errors import SettingError
 
 MAX_NEW_TOKENS = 30
 
@@ -21,7 +23,7 @@ class Continuation(TypedDict):
 
 
 def continue_texts(model: LoadedModel, records: Sequence[Record], settings: PredictConfig) -> list[Continuation]:
-    """The model's continuation of each record's `text`.
+    """The model's continuation of each record's `text`, or its answer to the conversation in `messages`.
 
     By default the most probable token is taken each time, and the outcome does not depend on batches but for rounding.
     Drawn tokens depend on the seed and on which texts are computed together. torch's own generator is left as it was.
@@ -30,14 +32,21 @@ def continue_texts(model: LoadedModel, records: Sequence[Record], settings: Pred
         The text behind each record.
 
     Raises:
-        SettingError: text and continuation together are longer than the model reads.
+        SettingError: text and continuation together are longer than the model reads, or a conversation that the model's
+            chat template does not take.
     """
     if not records:
         return []
     tokenizer, max_new_tokens = model.tokenizer, settings.max_new_tokens or MAX_NEW_TOKENS
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    encoded = tokenizer([record["text"] for record in records], verbose=False)
-    prompts = [list(ids) or [first] for ids in encoded["input_ids"]]
+    chats = conversation_texts(model, records)
+    ends = ends_of(model, bool(chats))
+    texts = [chats.get(number, record.get("text", "")) for number, record in enumerate(records)]
+    prompts = [
+        # A chat template writes the beginning of a text, too.
+        tokenizer(text, add_special_tokens=number not in chats, verbose=False)["input_ids"] or [first]
+        for number, text in enumerate(texts)
+    ]
     for number, prompt in enumerate(prompts, 1):
         check_length(model, f"text {number}", len(prompt) + max_new_tokens, f" with max_new_tokens={max_new_tokens}")
     outcomes = dict[int, Continuation]()
@@ -48,20 +57,64 @@ def continue_texts(model: LoadedModel, records: Sequence[Record], settings: Pred
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(settings.seed or 0)
         for numbers in in_batches([len(prompt) for prompt in prompts], settings.batch_size):
-            written = _write(model, [prompts[number] for number in numbers], max_new_tokens, settings)
+            written = _write(model, [prompts[number] for number in numbers], max_new_tokens, ends, settings)
             for number, tokens in zip(numbers, written, strict=True):
-                end = next((index for index, token in enumerate(tokens) if token == tokenizer.eos_token_id), None)
+                end = next((index for index, token in enumerate(tokens) if token in ends), None)
                 text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
                 outcomes[number] = Continuation(continuation=str(text), ended=end is not None)
     return [outcomes[number] for number in range(len(records))]
 
 
+def is_conversation(record: Any) -> bool:
+    """Whether a record holds messages in place of a text."""
+    return "text" not in record and any(column in record for column in COLUMNS)
+
+
+def conversation_texts(model: LoadedModel, records: Sequence[Record]) -> dict[int, str]:
+    """The conversations among the records by their indices, as text up to where the model's answer begins.
+
+    Raises:
+        SettingError: the model's tokenizer has no chat template or does not take one of them, it is none, or it already
+            has the answer.
+    """
+    numbers = [number for number, record in enumerate(records) if is_conversation(record)]
+    if not numbers:
+        return {}
+    template = ChatTemplate.of(model.tokenizer, f"model={model.path}: its chat template")
+    if template is None:
+        raise SettingError(f"model={model.path} has no chat template, so it answers no messages: give a text")
+    texts = {}
+    for number in numbers:
+        column = next(column for column in COLUMNS if column in records[number])
+        items = records[number][column]
+        messages = [message_of(item) for item in items] if isinstance(items, list) else []
+        if not messages or None in messages:
+            raise SettingError(
+                f'text {number + 1}: {column} is no list of messages such as {{"role": ..., "content": ...}}'
+            )
+        read = [message for message in messages if message is not None]
+        if read[-1]["role"] == ASSISTANT:
+            raise SettingError(
+                f"text {number + 1}: its last message is the assistant's: leave that out, to have it predicted"
+            )
+        texts[number] = template.prompt(read)
+    return texts
+
+
+def ends_of(model: LoadedModel, chats: bool) -> list[int]:
+    """The tokens at which a continuation ends; an answer in a conversation also at those of the saved model."""
+    ends: list[Any] = [model.tokenizer.eos_token_id]
+    if chats:
+        saved = getattr(getattr(model.model, "generation_config", None), "eos_token_id", None)
+        ends += saved if isinstance(saved, list) else [saved]
+    return [end for end in dict.fromkeys(ends) if end is not None]
+
+
 def _write(
-    model: LoadedModel, prompts: list[list[int]], max_new_tokens: int, settings: PredictConfig
+    model: LoadedModel, prompts: list[list[int]], max_new_tokens: int, ends: list[int], settings: PredictConfig
 ) -> list[list[int]]:
     """The new tokens of each prompt; prompts end at the same column, with padding before them."""
-    eos = model.tokenizer.eos_token_id
-    width, pad = max(len(prompt) for prompt in prompts), 0 if eos is None else eos
+    width, pad = max(len(prompt) for prompt in prompts), ends[0] if ends else 0
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     drawing = {}
@@ -80,7 +133,7 @@ def _write(
         output_hidden_states=False,  # as nothing reads them, whatever its generation_config.json asks for
         bos_token_id=pad,  # nor is a prompt ever empty
         pad_token_id=pad,
-        eos_token_id=eos,
+        eos_token_id=ends or None,
         **drawing,
     )
     rows: list[list[int]] = written[:, width:].tolist()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from distill.commands.prediction.continuations import continue_texts
+from distill.commands.prediction.continuations import continue_texts, is_conversation
 from distill.commands.prediction.masks import fill_masks
 from distill.commands.prediction.settings import Options, PredictConfig
 from distill.commands.prediction.span_answers import answer_questions
@@ -50,7 +50,8 @@ def predict(
     Args:
         model: a run folder, a snapshot, a model folder, a name on the Hub, or what `distill.load_model` gave.
         inputs: a text; for pairs of texts a tuple of both, or a dict with `text` and `second`; for answers a dict with
-            `question` and `context`. Further entries of a dict, such as `id`, are kept in its outcome. Or a list.
+            `question` and `context`; for an answer in a conversation a dict with `messages`. Further entries of a dict,
+            such as `id`, are kept in its outcome. Or a list.
         top_k: tokens for a mask (5), classes (all) or answers (1) to return, or tokens to draw from (all).
         max_new_tokens: of a continuation (30).
         sample: draw the tokens of a continuation, by `temperature` (1), `top_k`, `top_p` (1) and `seed` (0); else the
@@ -105,7 +106,8 @@ def as_record(item: Any, number: int, kind: ModelKind, what: str = "input") -> R
         raise SettingError(f"{what} {number} is not a record: a {kind.noun} needs {' and '.join(needed)}")
     if kind is not CLASSES and "second" in record and needed == ("text",):
         raise SettingError(f"{what} {number} has a second text, which a {kind.noun} does not read: leave it out")
-    for name in (*needed, *(["second"] if "second" in record else [])):
+    texts = () if kind is CAUSAL and is_conversation(record) else needed
+    for name in (*texts, *(["second"] if "second" in record else [])):
         if not isinstance(record.get(name), str):
             raise SettingError(
                 f"{what} {number} has no {name} that is text: a {kind.noun} needs {' and '.join(needed)}"

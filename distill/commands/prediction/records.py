@@ -18,11 +18,12 @@ from distill.runtime.storage import storage_failure
 Place = tuple[str, Any]  # where an input stands, for messages, and the input: a text or an object
 
 
-def read_inputs(path: str, columns: tuple[str, ...]) -> Iterator[Place]:
+def read_inputs(path: str, columns: tuple[str, ...], instead: tuple[str, ...] = ()) -> Iterator[Place]:
     """The inputs of a file: JSON lines, CSV or TSV with a header, Parquet, plain text of one a line, or SQuAD's JSON.
 
     Args:
         columns: of a Parquet file, those that are read; of other files all are.
+        instead: a column that stands for all of these, the first that there is where one of them is missing.
 
     Raises:
         SettingError: it cannot be read, or lacks a column; the message names `input`.
@@ -37,7 +38,7 @@ def read_inputs(path: str, columns: tuple[str, ...]) -> Iterator[Place]:
         elif kind == "jsonl":
             yield from _of_lines(readers.lines(file, limit=LONGEST, whole_lines=True), file.name, json_lines=True)
         elif kind in ("csv", "tsv", "parquet"):
-            fields = {f"input={path}: {name}": name for name in columns} if kind == "parquet" else {}
+            fields = _fields(path, file, columns, instead) if kind == "parquet" else {}
             for row in read_files([file], "input", fields):
                 if row.values is None:
                     raise SettingError(f"input={path}: {row.place} has another number of fields than the header")
@@ -48,6 +49,13 @@ def read_inputs(path: str, columns: tuple[str, ...]) -> Iterator[Place]:
             raise SettingError(f"input={path}: unknown file type; give *.jsonl, *.csv, *.tsv, *.parquet, *.txt")
     except InvalidFile as error:
         raise SettingError(f"input={path}: {error}; correct or remove it") from error
+
+
+def _fields(path: str, file: Path, columns: tuple[str, ...], instead: tuple[str, ...]) -> dict[str, str]:
+    names = readers.column_names(file)
+    if not set(columns) <= set(names) and (other := next((name for name in instead if name in names), None)):
+        columns = (other,)
+    return {f"input={path}: {name}": name for name in columns}
 
 
 def read_pipe(stream: IO[str]) -> Iterator[Place]:

@@ -4,7 +4,7 @@ import copy
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from distill.config.component import Component, class_name
 from distill.config.settings import DataConfig, SourceConfig
@@ -16,6 +16,9 @@ from distill.data.lines import InvalidRecord as InvalidRecord
 from distill.data.readers import has_utf8
 from distill.data.remote import file_state, path_of
 from distill.runtime.errors import SettingError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Settings that only some kinds read: those in their `takes`.
 OPTIONAL = ("prompt", "template", "target_role", "document", "encoding")
@@ -66,6 +69,10 @@ class Source(ABC):
         if (value := settings.arguments.get("fraction")) is not None:
             made.fraction = value
         return made
+
+    def for_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> Self:
+        """The source of documents for this tokenizer, where they depend on it as conversations do."""
+        return self
 
     @abstractmethod
     def shards(self) -> list[Shard]:

@@ -122,6 +122,11 @@ class FileSource(Source):
         return self.settings.prompt is not None
 
     @property
+    def written(self) -> list[Any]:
+        """Of the identity, where it has prompts: what decides which of the text counts, and what surrounds it."""
+        return [self.settings.prompt, self.settings.template, self.settings.target_role]
+
+    @property
     def counted(self) -> str:
         """What of the text counts, for the banner, where that is not all."""
         return f", after prompts in {self.settings.prompt}" if self.settings.prompt is not None else ""
@@ -139,11 +144,17 @@ class FileSource(Source):
             columns[f"{self.setting}.prompt"] = self.settings.prompt
         return columns
 
+    def parquet_columns(self, path: Path) -> dict[str, str]:
+        """The columns that it reads of a Parquet file, by the setting that names each."""
+        return self.columns
+
     def from_jsonl(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         return self.contents(readers.records(path, start, stop, self.settings.encoding), f"{path.name}, record")
 
     def from_parquet(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
-        return self.contents(readers.columns(path, self.columns, start, stop, not self.several), f"{path.name}, row")
+        return self.contents(
+            readers.columns(path, self.parquet_columns(path), start, stop, not self.several), f"{path.name}, row"
+        )
 
     def from_table(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         """The rows of a CSV or TSV file, which is always read as a whole."""
@@ -250,7 +261,7 @@ class FileSource(Source):
         if settings.encoding is not None:
             how.append(settings.encoding)
         if self.prompts:
-            how += [settings.prompt, settings.template, settings.target_role]
+            how += self.written
         if settings.path is not None or settings.hub is None:
             return [[file_state(path) for path in self.files], *how]
         if settings.streaming:

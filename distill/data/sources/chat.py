@@ -2,34 +2,43 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from string import Formatter
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from distill.config.component import Component
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
+from distill.data.chat_template import ASSISTANT, COLUMNS, ChatTemplate, Message, is_jinja, message_of
 from distill.data.lines import Record
 from distill.data.sources import Part
 from distill.data.sources._files import Content, FileSource
 from distill.runtime.errors import SettingError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 TEMPLATE = "<|{role}|>\n{content}\n"
-ROLE = "assistant"
 ROLE_MARK = "\0role\0"  # stands for a role while a template is filled in
 NAMED_ROLE = "message['role']"  # in a template of Jinja
 
 
+@dataclass(frozen=True)
 class Chat(FileSource):
-    """Each message is written by `template`; what it puts before a content is read only, and so are other roles.
+    """Conversations by the chat template of the tokenizer, or each message by `template` with {role} and {content}.
 
-    What the template puts behind the content of a message that counts, counts too: by it a model marks that it has
-    finished. The names of special tokens stand for these tokens in the template, and for nothing but text in a content.
+    What such a `template` puts before a content is read only, and so are other roles. What it puts behind the content
+    of a message that counts, counts too: by it a model marks that it has finished. The names of special tokens stand
+    for these tokens in the template, and for nothing but text in a content.
     """
+
+    jinja: ChatTemplate | None = None  # of the tokenizer, or of `template` for it; None: {role} and {content}
 
     word = "conversation"
     suffixes = (".jsonl", ".jsonl.gz", ".parquet")
     takes = ("template", "target_role", "encoding")
-    usual_field = "messages"
+    usual_field = COLUMNS[0]
     prompts = True
     read = FileSource.from_jsonl
 
@@ -38,39 +47,60 @@ class Chat(FileSource):
         template_of(settings, setting)
         return super().find(settings, setting, data)
 
+    def for_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> Self:
+        jinja = jinja_of(self.settings, self.setting, tokenizer)
+        return self if jinja is None else replace(self, jinja=jinja)
+
     @property
     def target_role(self) -> str:
-        return self.settings.target_role or ROLE
+        return self.settings.target_role or ASSISTANT
 
     @property
     def counted(self) -> str:
-        return f", of which the messages of {self.target_role} count"
+        of_tokenizer = ", by the chat template of the tokenizer" if self.settings.template is None else ""
+        return f", of which the messages of {self.target_role} count" + of_tokenizer * (self.jinja is not None)
+
+    @property
+    def written(self) -> list[Any]:
+        if self.jinja is None:
+            return [None, template_of(self.settings, self.setting), self.settings.target_role]
+        return [self.jinja.text, sorted(self.jinja.variables.items()), self.jinja.special]
 
     @property
     def nothing(self) -> str:
         return f"no message in it is of {self.setting}.target_role={self.target_role}"
 
+    def parquet_columns(self, path: Path) -> dict[str, str]:
+        return {f"{self.setting}.field": self._column(readers.column_names(path))}
+
     def content(self, record: Record, name: str) -> Content:
         """The parts of a conversation; none where no message is of the role."""
-        messages = readers.value_of(record, self.field, name, f"{self.setting}.field", list)
+        messages = readers.value_of(record, self._column(record), name, f"{self.setting}.field", list)
+        read = [self._message(message, name) for message in messages]
+        if not any(message["role"] == self.target_role for message in read):
+            return ()
+        if self.jinja is not None:
+            return self.jinja.parts(read)
         template = template_of(self.settings, self.setting)
         parts: list[Part] = []
-        for message in messages:
-            role, content = self._role_and_content(message, name)
-            before, after = _around_content(template, role)
-            counts = role == self.target_role
-            parts += [Part(before, False, True), Part(content, counts), Part(after, counts, True)]
-        return tuple(parts) if any(part.counts for part in parts) else ()
+        for message in read:
+            before, after = _around_content(template, message["role"])
+            counts = message["role"] == self.target_role
+            parts += [Part(before, False, True), Part(message["content"], counts), Part(after, counts, True)]
+        return tuple(parts)
 
-    def _role_and_content(self, message: Any, name: str) -> tuple[str, str]:
-        fields = message if isinstance(message, dict) else {}
-        role, content = fields.get("role"), fields.get("content")
-        if not isinstance(role, str) or not (content is None or isinstance(content, str)):
+    def _column(self, columns: Iterable[str]) -> str:
+        """The column of the conversations, among these of a record or a file."""
+        columns = [*columns]
+        return self.settings.field or next((column for column in COLUMNS if column in columns), self.field)
+
+    def _message(self, item: Any, name: str) -> Message:
+        if (message := message_of(item)) is None:
             raise SettingError(
-                f"{self.setting}.field={self.field}: a message in {name} is {str(message)[:80]!r}, not a role and a "
+                f"{self.setting}.field={self.field}: a message in {name} is {str(item)[:80]!r}, not a role and a "
                 'content: rewrite it to {"role": "user", "content": "..."}'
             )
-        return role, content or ""
+        return message
 
 
 def _around_content(template: str, role: str) -> tuple[str, str]:
@@ -86,9 +116,14 @@ def _around_content(template: str, role: str) -> tuple[str, str]:
 
 
 def template_of(settings: SourceConfig, setting: str) -> str:
-    """How a message is written, with {role} and {content}. Raises SettingError where the settings lack that."""
-    # A command line has no good way to write the end of a line.
-    text = (TEMPLATE if settings.template is None else settings.template).replace("\\n", "\n")
+    """How a message is written, with {role} and {content}; as by default where the setting is a template in Jinja.
+
+    Raises:
+        SettingError: the settings lack that, or name a file that cannot be read.
+    """
+    text = _text_of(settings, setting)
+    if text is None or is_jinja(text):
+        return TEMPLATE
     try:
         fields = [
             name + (form or "") + (how or "") for _, name, form, how in Formatter().parse(text) if name is not None
@@ -98,27 +133,72 @@ def template_of(settings: SourceConfig, setting: str) -> str:
     if fields.count("content") != 1 or set(fields) - {"content", "role"}:
         raise SettingError(
             f"{setting}.template={text!r} has to name {{content}} once and may name {{role}}, nothing else; write a "
-            "brace that is no field twice"
+            "brace that is no field twice, or give a chat template in Jinja as FILE.jinja"
         )
     return text
 
 
-def chat_template(sources: Iterable[SourceConfig | Component], start: str | None) -> str | None:
+def jinja_of(settings: SourceConfig, setting: str, tokenizer: "PreTrainedTokenizerBase") -> ChatTemplate | None:
+    """The chat template of conversations for a tokenizer: that of the settings, else its own; None: of neither.
+
+    Raises:
+        SettingError: it is no Jinja, or another role than the assistant's is to count, which it does not mark.
+    """
+    text = _text_of(settings, setting)
+    if text is not None and not is_jinja(text):
+        return None
+    whose = f"null: the chat template of {tokenizer.name_or_path or 'the tokenizer'}"
+    if text is not None:
+        whose = f"{settings.template}: it" if settings.template == text else f"{settings.template}"
+    template = ChatTemplate.of(tokenizer, f"{setting}.template={whose[:80]}", text)
+    if template is not None and settings.target_role not in (None, ASSISTANT):
+        raise SettingError(
+            f"{setting}.target_role={settings.target_role}: a chat template marks only what the assistant writes; set "
+            f"{setting}.template to one with {{role}} and {{content}}, such as {TEMPLATE!r}"
+        )
+    return template
+
+
+def _text_of(settings: SourceConfig, setting: str) -> str | None:
+    """The template that the settings name, from its file where it is one; None: they name none."""
+    template = settings.template
+    if template is None or not template.endswith(".jinja"):
+        # A command line has no good way to write the end of a line.
+        return template if template is None or is_jinja(template) else template.replace("\\n", "\n")
+    try:
+        text = Path(template).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{setting}.template={template} cannot be read ({error}): give a file in Jinja") from error
+    if not is_jinja(text):
+        raise SettingError(
+            f"{setting}.template={template} has no loop over messages ({{% for %}}): give a chat template"
+        )
+    return text
+
+
+def chat_template(
+    sources: Iterable[SourceConfig | Component], start: str | None, tokenizer: "PreTrainedTokenizerBase | None" = None
+) -> str | None:
     """How conversations are written, in Jinja, as tokenizers of transformers keep it; a prompt ends with a turn begun.
 
     Args:
         sources: of a corpus; those of other kinds do not count.
         start: the token that a document begins with; None: it begins with none.
+        tokenizer: of the student; None: one without a chat template.
 
     Returns:
         None where there are no conversations, or some are written in another way than others.
     """
     chats = [source for source in sources if isinstance(source, SourceConfig) and source.kind == "chat"]
-    ways = {(template_of(source, "corpus"), source.target_role or ROLE) for source in chats}
-    if len(ways) != 1:
-        return None
-    template, role = ways.pop()
-    before, after = _around_content(template, ROLE_MARK)
+    ways = {_as_jinja(source, start, tokenizer) for source in chats}
+    return ways.pop() if len(ways) == 1 else None
+
+
+def _as_jinja(settings: SourceConfig, start: str | None, tokenizer: "PreTrainedTokenizerBase | None") -> str:
+    if tokenizer is not None and (jinja := jinja_of(settings, "corpus", tokenizer)) is not None:
+        return jinja.text
+    role = settings.target_role or ASSISTANT
+    before, after = _around_content(template_of(settings, "corpus"), ROLE_MARK)
     turn = _expression(before, NAMED_ROLE) + "{{ message['content'] or '' }}" + _expression(after, NAMED_ROLE)
     prompt = "{% if add_generation_prompt %}" + _expression(before, _quoted(role)) + "{% endif %}"
     return _expression(start or "", NAMED_ROLE) + "{% for message in messages %}" + turn + "{% endfor %}" + prompt

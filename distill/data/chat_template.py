@@ -1,0 +1,194 @@
+"""Chat templates in Jinja, as tokenizers have them: the text of a conversation, and what of it counts."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from distill.data.document import Part
+from distill.data.lines import Record
+from distill.runtime.errors import SettingError, first_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = Record  # `role`, `content`, and what else a template may read, such as `reasoning_content`
+Spans = list[tuple[int, int]]  # [begin, end) in characters
+
+ASSISTANT = "assistant"
+COLUMNS = ("messages", "conversations")  # of conversations; the second is ShareGPT's
+# The roles of ShareGPT's form by its names of them.
+SHAREGPT = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "function": "tool", "observation": "tool"}
+ROLES = ("system", "user", ASSISTANT, "tool")
+
+MAX_TEMPLATE = 1 << 20  # characters; the largest in use have some 10,000
+MAX_MESSAGES = 1000  # of a conversation, which is rendered twice for each turn of the assistant
+MAX_TEXT = 1 << 20  # characters of a conversation, which is tokenized as a whole
+GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+# Templates may write today's date, and tomorrow's sequences have to be those of today.
+DATE = {"%d": "01", "%-d": "1", "%b": "Jan", "%B": "January", "%m": "01", "%Y": "2025", "%y": "25", "%A": "Wednesday"}
+_REPLACED = "".join(f"|replace('{form}', '{text}')" for form, text in DATE.items())
+# The environment of transformers drops the end of a line behind a block.
+FIXED_DATE = f"{{% macro strftime_now(form) %}}{{{{ form{_REPLACED} }}}}{{% endmacro %}}\n"
+
+
+def is_jinja(text: str) -> bool:
+    """Whether a template is one of Jinja, which has a loop over messages, and none of {role} and {content}."""
+    return re.search(r"(?<!\{)\{%", text) is not None
+
+
+def message_of(item: Any) -> Message | None:
+    """A message with `role` and `content`, of which an absent one is empty; of ShareGPT's `from` and `value`, too.
+
+    Returns:
+        None where the item is no message.
+    """
+    if not isinstance(item, Mapping):
+        return None
+    message = {str(name): value for name, value in item.items() if value is not None}
+    if "role" not in message and message.get("from") in (*SHAREGPT, *ROLES):
+        role = message.pop("from")
+        message = {"role": SHAREGPT.get(role, role), "content": message.pop("value", ""), **message}
+    message.setdefault("content", "")
+    return message if isinstance(message.get("role"), str) and isinstance(message["content"], str) else None
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """Writes conversations by a template, which transformers renders in its sandbox.
+
+    Attributes:
+        text: the template.
+        name: what error lines call it.
+        variables: the special tokens that a template may write by names such as `eos_token`.
+        special: all special tokens of the tokenizer.
+    """
+
+    text: str
+    name: str = field(compare=False)
+    variables: dict[str, str]
+    special: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tokenizer: "PreTrainedTokenizerBase", name: str, text: str | None = None) -> Self | None:
+        """A template for the tokens of a tokenizer, by default its own; None where it has none.
+
+        Raises:
+            SettingError: it is too long, or no Jinja.
+        """
+        if text is None and not tokenizer.chat_template:
+            return None
+        try:
+            text = tokenizer.get_chat_template() if text is None else text
+        except ValueError as error:  # it has several, none of which is the default
+            raise SettingError(f"{name} cannot be chosen ({first_line(error)}): set corpus.template") from error
+        if len(text) > MAX_TEMPLATE:
+            raise SettingError(f"{name} has {len(text):,} characters: give one of {MAX_TEMPLATE:,} at most")
+        variables = {key: str(token) for key, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        template = cls(text, name, variables, tuple(sorted({*special, *variables.values()})))
+        template._check()
+        return template
+
+    def _check(self) -> None:
+        """Raises SettingError where the template is no Jinja; whether it takes a conversation shows with that."""
+        from jinja2 import TemplateSyntaxError
+
+        try:
+            self.render([{"role": "user", "content": ""}])
+        except SettingError as error:
+            if isinstance(error.__cause__, TemplateSyntaxError):
+                raise
+
+    def render(self, messages: Sequence[Message], prompt: bool = False) -> str:
+        """The text of a conversation; `prompt`: with the beginning of the assistant's next turn.
+
+        Raises:
+            SettingError: the template refuses it, or it is too long.
+        """
+        return self._rendered(messages, prompt)[0]
+
+    def parts(self, messages: Sequence[Message]) -> tuple[Part, ...]:
+        """The text of a conversation in parts, of which those count that the assistant writes.
+
+        A template marks them by `{% generation %}`. Else a turn of the assistant is what the conversation up to it has
+        more than the one before it with the beginning of a turn; it ends with its end-of-text token where it has one.
+
+        Raises:
+            SettingError: the template refuses the conversation or writes a turn in another way when others follow, or
+                a message holds the name of a special token, which would become that token.
+        """
+        self._check_messages(messages)
+        if GENERATION.search(self.text):
+            text, spans = self._rendered(messages, spans=True)
+        else:
+            text = self.render(messages)
+            spans = self._by_difference(messages, text)
+        parts, place = list[Part](), 0
+        for begin, end in spans:
+            parts += [_part(text[place:begin], False), _part(text[begin:end], True)]
+            place = end
+        return tuple(part for part in (*parts, _part(text[place:], False)) if part.text)
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """The text of a conversation up to where the assistant's next turn begins. Raises as `parts`."""
+        self._check_messages(messages)
+        return self.render(messages, prompt=True)
+
+    def _check_messages(self, messages: Sequence[Message]) -> None:
+        if len(messages) > MAX_MESSAGES:
+            raise SettingError(
+                f"{self.name}: a conversation has {len(messages):,} messages, more than {MAX_MESSAGES:,}: cut it"
+            )
+        written = json.dumps(messages, ensure_ascii=False, default=str)
+        if name := next((name for name in self.special if name in written), None):
+            raise SettingError(
+                f"{self.name}: a message holds {name}, the name of a special token, which would become that token: "
+                "remove it from the text, or set corpus.template to one with {role} and {content}, where it is text"
+            )
+
+    def _by_difference(self, messages: Sequence[Message], text: str) -> Spans:
+        spans: Spans = []
+        for turn, message in enumerate(messages):
+            if message["role"] != ASSISTANT:
+                continue
+            before, until = self.render(messages[:turn], prompt=True), self.render(messages[: turn + 1])
+            if not until.startswith(before) or not text.startswith(until):
+                why = "as its prompt begins it" if text.startswith(until) else "as it does when others follow"
+                raise SettingError(
+                    f"{self.name} does not write turn {turn + 1} of a conversation, one of the assistant, {why}, so "
+                    "what counts of it is not known: set corpus.template to FILE.jinja, a copy with {% generation %} "
+                    "around what the assistant writes, or to one with {role} and {content}"
+                )
+            end, mark = len(until), self.variables.get("eos_token", "")
+            if mark and (last := until.rfind(mark, len(before))) >= 0:
+                end = last + len(mark)
+            spans.append((len(before), end))
+        return spans
+
+    def _rendered(self, messages: Sequence[Message], prompt: bool = False, spans: bool = False) -> tuple[str, Spans]:
+        from transformers.utils import chat_template_utils
+
+        render: Any = chat_template_utils.render_jinja_template  # whose annotations are those of one text
+        dated = "strftime_now" in self.text
+        try:
+            texts, places = render(
+                conversations=[list(messages)],
+                chat_template=(FIXED_DATE if dated else "") + self.text,
+                add_generation_prompt=prompt,
+                return_assistant_tokens_mask=spans,
+                **self.variables,
+            )
+        except Exception as error:  # the template's own, Jinja's, and whatever an operator of Python raises in it
+            raise SettingError(
+                f"{self.name} refuses a conversation ({type(error).__name__}: {first_line(error)[:200]}): mend one or "
+                "the other, or set corpus.template"
+            ) from error
+        if len(texts[0]) > MAX_TEXT:
+            raise SettingError(f"{self.name} writes {len(texts[0]):,} characters, more than {MAX_TEXT:,}: cut the text")
+        return texts[0], places[0] if spans else []
+
+
+def _part(text: str, counts: bool) -> Part:
+    return Part(text, counts, special=True, rendered=True)
