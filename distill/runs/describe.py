@@ -28,6 +28,7 @@ from distill.config.weight_schedule import WeightSchedule
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
 from distill.data.sequence_format import causal_format
+from distill.data.sources._in_memory import settings_in_memory
 from distill.data.sources.chat import chat_template
 from distill.data.tokens import Tokens
 from distill.distributed import Ranks
@@ -208,7 +209,7 @@ def hub_datasets(corpus: CorpusConfig) -> list[str]:
 def template_of_chats(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """The chat template by which the student was trained; None without conversations, or with several ways of them."""
     has_start = causal_format(tokenizer).document_start is not None
-    sources = [*corpus.sources.values()] or [corpus.source]
+    sources = [settings_in_memory(source) for source in [*corpus.sources.values()] or [corpus.source]]
     return chat_template(sources, str(tokenizer.bos_token) if has_start else None, tokenizer)
 
 

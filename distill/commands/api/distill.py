@@ -124,6 +124,7 @@ class _Job:
         self.kind: ModelKind | None = None  # of the models, where one is given
         self.defaults = list[str]()  # of Python alone, where no recipe is named
         self.sets = list[str]()  # names of evaluation sets
+        self.lacks_sets = False  # whether data was given of which nothing is held out
 
     @property
     def is_labelled(self) -> bool:
@@ -134,6 +135,11 @@ class _Job:
         recipe = self.recipe or (None if self.kind is None else RECIPES[self.kind])
         if self.sets:
             self.overrides.add("evaluate.sets", self.sets)
+        elif self.lacks_sets and "evaluate" not in self.settings:
+            raise SettingError(
+                "evaluation=None, and nothing is held out of labelled data: give evaluation=DATA, or data with a "
+                "validation or test split, as data.train_test_split(0.1) has one"
+            )
         for name, value in self.settings.items():
             self.overrides.add(name, value)
         named = [] if recipe is None else [f"+recipe={recipe}"]
@@ -215,6 +221,7 @@ class _Job:
         for names in SCORED:
             if other := {name: splits[name] for name in splits if name.startswith(names)}:
                 return self.add_evaluation(other)
+        self.lacks_sets = self.is_labelled
 
     def add_evaluation(self, evaluation: Any) -> None:
         """Take what models are scored on, in place of sets that `data` brought."""

@@ -70,7 +70,8 @@ class Host:
         of_files = all(work.shard.paths for group in self.groups.values() for work in group.work)
         scale, unit = (1e6, "MB") if of_files else (1, "rows")
         few = FEW_BYTES if of_files else FEW_ROWS
-        parallel = workers(self.data, only_if=sum(group.size for group in todo) > few)
+        of_program = any(type(unit.source).__module__ == "__main__" for group in todo for unit in group.work)
+        parallel = workers(self.data, sum(group.size for group in todo) > few, of_program)
         size = sum(group.size for group in self.groups.values())
         self._note_what_is_there()
         with parallel as pool, Progress("tokens", size / scale, unit, start=self._size_done() / scale) as progress:

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from distill.config.component import Component
 from distill.config.settings import SourceConfig
+from distill.data.chat_template import COLUMNS
 from distill.data.lines import Record
 from distill.data.sources import Source
 from distill.data.sources._files import Content, FileSource
@@ -12,15 +13,15 @@ from distill.data.sources.chat import Chat
 from distill.data.sources.hub import Hub
 from distill.runtime.errors import SettingError
 
-MESSAGES, IDS = "messages", "input_ids"  # usual columns of conversations, and of what a tokenizer gave
+IDS = "input_ids"  # the usual column of what a tokenizer gave
 
 
 @dataclass(frozen=True)
 class RowsInMemory(FileSource):
     """What sources of rows have in common; `settings.hub` is what names the rows in messages."""
 
-    rows: Any  # a datasets.Dataset
-    digest: str  # sha256 of its content
+    rows: Any = None  # a datasets.Dataset
+    digest: str = ""  # sha256 of its content
 
     def made_by(self, settings: Component) -> Self:
         return self
@@ -31,22 +32,23 @@ class RowsInMemory(FileSource):
     @property
     def identity(self) -> Any:
         """Any column may have been used, so all of them count."""
-        settings = self.settings
-        how = [self.field, settings.prompt, settings.template, settings.target_role, settings.fraction]
-        return [type(self).__name__, self.digest, *how]
+        return [type(self).__name__, self.digest, self.field, self.settings.fraction, *self.written]
 
     def _hub_rows(self) -> Any:
         return self.rows
 
 
+@dataclass(frozen=True)
 class TextsInMemory(RowsInMemory, Hub):
     """A column of texts, which may stand behind prompts."""
 
 
+@dataclass(frozen=True)
 class ChatsInMemory(RowsInMemory, Chat):
     """A column of conversations."""
 
 
+@dataclass(frozen=True)
 class IdsInMemory(RowsInMemory, Hub):
     """A column of token ids, each row a document; as text they are numbers, which `Source.token_ids` announces."""
 
@@ -81,18 +83,24 @@ def source_in_memory(rows: Any, digest: str, name: str, settings: SourceConfig, 
         SettingError: it has no such column.
     """
     settings = settings.changed(hub=name, path=None)
-    usual = next((column for column in ("text", MESSAGES, IDS) if column in rows.column_names), None)
+    usual = next((column for column in ("text", *COLUMNS, IDS) if column in rows.column_names), None)
     if (field := settings.field or usual) not in rows.column_names:
         wanted = "text, messages or input_ids" if field is None else field
         raise SettingError(
             f"{setting}: {name} has no column {wanted}; it has {', '.join(rows.column_names)}: name the column as "
             f"{setting}.field"
         )
-    kind = _kind_of(rows[0][field] if len(rows) else "")
-    return kind(settings.changed(field=field), setting, rows, digest)
+    first = rows[0][field] if len(rows) else ""
+    if not isinstance(first, list) or not first:
+        return TextsInMemory(settings.changed(field=field), setting, rows=rows, digest=digest)
+    if isinstance(first[0], int):
+        return IdsInMemory(settings.changed(field=field), setting, rows=rows, digest=digest)
+    return ChatsInMemory(settings.changed(field=field, kind="chat"), setting, rows=rows, digest=digest)
 
 
-def _kind_of(value: Any) -> type[RowsInMemory]:
-    if not isinstance(value, list) or not value:
-        return TextsInMemory
-    return IdsInMemory if isinstance(value[0], int) else ChatsInMemory
+def settings_in_memory(source: SourceConfig | Component) -> SourceConfig | Component:
+    """The settings of conversations in memory, as those of files have them; any other source as it is."""
+    if isinstance(source, Component) and source.in_memory is not None:
+        made = source()
+        return made.settings if isinstance(made, ChatsInMemory) else source
+    return source
