@@ -101,13 +101,13 @@ class _Process(SpawnProcess):
         hidden = {name: program[name] for name in ("__file__", "__spec__") if program.get(name) is not None}
         program.update(dict.fromkeys(hidden))
         try:
-            return SpawnProcess._Popen(process)  # type: ignore[attr-defined]
+            return SpawnProcess._Popen(process)
         finally:
             program.update(hidden)
 
 
 class _Context(SpawnContext):
-    Process = _Process  # type: ignore[assignment]
+    Process = _Process
 
 
 @contextmanager

@@ -105,10 +105,10 @@ def _metric(function: Callable[[Tensor, Tensor], Tensor], higher_is_better: bool
     better = higher_is_better
 
     class FunctionMean(MeanMetric):
-        higher_is_better = better
+        higher_is_better = better  # type: ignore[assignment]
         explanation = f"the mean of {getattr(function, '__name__', 'a function')} over the same positions"
 
-        def update(self, logits: Tensor, targets: Tensor) -> None:
+        def update(self, logits: Tensor, targets: Tensor) -> None:  # type: ignore[override]
             super().update(function(logits, targets))
 
     return FunctionMean()

@@ -309,26 +309,26 @@ def load_pair(
         raise SettingError(
             "layers and num_layers are for a student from the teacher's layers: leave them or student out"
         )
-    student = _in_memory("student", student)
+    start: LoadedModel | StudentConfig | str | Path | None = _in_memory("student", student)
     chosen_device, frozen = device_of(device), _teacher(_in_memory("teacher", teacher))
     model, kind = frozen.model, frozen.kind
-    if student is None:
+    if start is None:
         chosen = layers if layers is None or isinstance(layers, str) else list(layers)
-        student = LayersStudentConfig(layers=chosen, num_layers=num_layers)
-    elif isinstance(student, str | Path):
-        student = SavedStudentConfig(path=str(student))
-    if isinstance(student, LayersStudentConfig) and student.layers == AUTO:
+        start = LayersStudentConfig(layers=chosen, num_layers=num_layers)
+    elif isinstance(start, str | Path):
+        start = SavedStudentConfig(path=str(start))
+    if isinstance(start, LayersStudentConfig) and start.layers == AUTO:
         raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
     length = sequence_length or min(USUAL_LENGTH, max_positions(model) or USUAL_LENGTH)
-    tokenizer = _student_tokenizer(student, frozen)
-    if isinstance(student, LoadedModel):
-        check_student(student.model, length, kind)
-        made, path = student.model.float().train(), student.path
+    tokenizer = _student_tokenizer(start, frozen)
+    if isinstance(start, LoadedModel):
+        check_student(start.model, length, kind)
+        made, path = start.model.float().train(), start.path
     else:
         with torch.random.fork_rng([]), without_bars():
             torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators
-            made = make_student(student, model, tokenizer, length, kind)
-        path = (student.path if isinstance(student, SavedStudentConfig | CustomStudentConfig) else None) or ""
+            made = make_student(start, model, tokenizer, length, kind)
+        path = (start.path if isinstance(start, SavedStudentConfig | CustomStudentConfig) else None) or ""
     check_vocabulary(model, "teacher", frozen.tokenizer)
     check_vocabulary(made, "student", tokenizer)
     return Pair(

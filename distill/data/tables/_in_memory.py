@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from distill.data.tables import TableConfig
-from distill.data.tables.table import Table
+from distill.data.tables import LabelledTexts, TableConfig
+from distill.data.tables.table import Table, read
 
 
 @dataclass
@@ -26,3 +26,9 @@ class TableInMemory(Table):
     @property
     def where(self) -> TableConfig:
         return RowsConfig(None, self.hub, None, self.split, self.held)
+
+    def read(self, setting: str, training: bool, like: Any | None = None) -> LabelledTexts:
+        """As of every table, but that classes which the data set numbers keep their numbers."""
+        names = getattr(self.held.features.get(self.label), "names", None)
+        classes = tuple(names) if names and like is None else getattr(like, "classes", None) or None
+        return read(self, self.where, setting, setting, training, classes)
