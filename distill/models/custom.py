@@ -11,14 +11,14 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import Component
 from distill.models.fields import check_saved_sizes
-from distill.models.kind import ModelKind, refuse_other_kind
+from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.load import check_tokenizer, model_folder
 from distill.runtime.errors import SettingError, first_line
 
 WEIGHTS = "model.safetensors"
 
 
-def custom_model(make: Component, path: str | None, kind: ModelKind, **context: Any) -> Any:
+def custom_model(make: Component, path: str | None, kind: ModelKind = MASKED, **context: Any) -> Any:
     """The module that `_target_` gives. Where it does not take `path` itself, its weights are read from that folder.
 
     Args:
