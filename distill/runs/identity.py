@@ -25,6 +25,7 @@ RESUME_IGNORES = (
     "tracker",
     "profile",
     "report",
+    "observers",
     "resume",
     "optimize",
 )

@@ -35,6 +35,14 @@ class Triangle:
         return min(progress / self.peak, (1 - progress) / (1 - self.peak))
 
 
+class Counted(distill.Observer):
+    def __init__(self) -> None:
+        self.folders = list[str]()
+
+    def at_checkpoint(self, checkpoint: distill.ObservedCheckpoint) -> None:
+        self.folders.append(checkpoint.folder.name)
+
+
 def total_variation(student: torch.Tensor, teacher: torch.Tensor, targets: Any, scale: float = 1.0) -> torch.Tensor:
     return scale * 0.5 * (student.softmax(-1) - teacher.softmax(-1)).abs().sum(-1)
 
@@ -142,7 +150,10 @@ def test_functions_and_classes_are_losses_metrics_and_schedules(job: dict[str, A
         "evaluate": {"max_sequences": 32, "measures": measures},
         "schedule": {"_target_": Triangle, "peak": 0.25},
     }
-    run = distill.distill(**job | changes)
+    steps, counted = list[int](), Counted()
+    observers = {"steps": lambda seen: steps.append(seen.step), "counted": counted, "made": {"_target_": Counted}}
+    run = distill.distill(**job | changes | {"observers": observers})
+    assert steps == [1, 2, 3, 4] and counted.folders == ["step-00000002", "step-00000004"]
     assert set(run.record.objective.terms) == {"variation", "mlm"}
     assert {"right", "confidence"} <= set(run.scores["student"])
     assert run.settings["schedule"]["_target_"].endswith("test_distill.Triangle")

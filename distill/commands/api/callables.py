@@ -18,7 +18,7 @@ from distill.runtime.errors import SettingError
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-LOSSES, METRICS = "objective.", "evaluate.measures."
+LOSSES, METRICS, OBSERVERS = "objective.", "evaluate.measures.", "observers."
 
 
 class FunctionLoss(VocabularyTerm):
@@ -35,7 +35,8 @@ def target_of(place: str, value: Any) -> str | InMemory:
     """What `_target_` of a setting is for a class, a function or an object: an import path where there is one.
 
     A class is made with the settings beside it. A function of `objective.NAME` is the loss itself, one of
-    `evaluate.measures.NAME` gives a value for each position, and any other object stands for itself.
+    `evaluate.measures.NAME` gives a value for each position, and any other object stands for itself, as a copy but
+    for observers, from which a program may read afterwards what they have seen.
 
     Args:
         place: the name of the setting, such as `objective.my_loss`.
@@ -46,6 +47,8 @@ def target_of(place: str, value: Any) -> str | InMemory:
         return InMemory(name, digest_of(value), _LossOf(place, value))
     if is_function and place.startswith(METRICS):
         return InMemory(name, digest_of(value), partial(_metric, value))
+    if place.startswith(OBSERVERS) and not inspect.isclass(value):
+        return InMemory(name, digest_of(value), lambda: value)
     if inspect.isclass(value) or is_function:
         return import_path(value) or InMemory(name, digest_of(value), value)
     return InMemory(name, digest_of(value), lambda: copy.deepcopy(value))

@@ -58,6 +58,7 @@ class RunSettings(TypedDict, total=False):
     schedule: Group | type
     train: TrainConfig | Mapping[str, Any]
     evaluate: EvaluateConfig | Group
+    observers: Mapping[str, Any]  # by name: objects, classes or functions of a step
     backend: BackendConfig | Group
     precision: PrecisionConfig | Group
     tracker: TrackerConfig | Group

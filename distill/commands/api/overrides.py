@@ -6,7 +6,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from distill.commands.api.callables import LOSSES, METRICS, target_of
+from distill.commands.api.callables import LOSSES, METRICS, OBSERVERS, target_of
 from distill.config.command_line import groups, options_of, quoted
 from distill.config.in_memory import InMemory
 from distill.config.layers import REPLACED
@@ -16,7 +16,6 @@ from distill.runtime.errors import SettingError
 
 PLAIN = re.compile(r"[A-Za-z_./~][\w./-]*")  # texts that Hydra reads as texts without quotation marks
 OTHER_WORDS = ("null", "true", "false", "inf", "nan")
-OBSERVERS = "observers."
 FLAGS = (*ObjectiveFlags.model_fields, "temperature")  # settings of the objective that are no terms
 CALLED = ("optimizer", "schedule")  # groups in whose place a class or function may stand
 CHOOSERS = {"student": "init", "teacher": "kind"}  # what chooses one of the classes of a section
