@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
+from pydantic.json_schema import SkipJsonSchema
+
 from distill.config.in_memory import InMemory, refuse_text_of_object
 from distill.config.model import EMPTY
 from distill.config.renamed import other_name
@@ -40,7 +42,7 @@ class Component:
     path: str  # package.module.Name
     arguments: dict[str, Any] = field(default_factory=dict)
     optional: tuple[str, ...] = ()  # settings of the whole group: passed on where they have a value and are taken
-    in_memory: InMemory | None = None  # in place of what `path` imports
+    in_memory: SkipJsonSchema[InMemory | None] = None  # in place of what `path` imports
 
     def __call__(self, **context: Any) -> Any:
         """Call it with the settings and those values of `context` that its signature takes.
