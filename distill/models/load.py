@@ -243,18 +243,21 @@ def load_tokenizer(
             tokenizer = AutoTokenizer.from_pretrained(folder, **hub_arguments(folder, hub))
         if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # transformers makes one up
             raise SettingError(f"{setting}={path} has no tokenizer that loads: give a folder with its tokenizer.json")
-        if not tokenizer.is_fast or (tokenizer.mask_token_id is None and not kind.causal):
-            needs = "a fast tokenizer" if kind.causal else "a fast tokenizer with a mask token"
-            raise SettingError(f"{setting}={path}: a {kind.noun} needs {needs}")
-        _check_ids(setting, path, tokenizer)
+        check_tokenizer(setting, path, tokenizer, kind)
     return tokenizer
 
 
-def _check_ids(setting: str, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_tokenizer(setting: str, path: str, tokenizer: PreTrainedTokenizerBase, kind: ModelKind) -> None:
     """Refuse a tokenizer that gives ids beyond the number of its tokens, or that fails at a character it lacks.
 
     Embeddings, counts and number formats of ids are sized by that number.
+
+    Raises:
+        SettingError: also for one that is slow, or lacks the mask token of a masked model.
     """
+    if not tokenizer.is_fast or (tokenizer.mask_token_id is None and not kind.causal):
+        needs = "a fast tokenizer" if kind.causal else "a fast tokenizer with a mask token"
+        raise SettingError(f"{setting}={path}: a {kind.noun} needs {needs}")
     if not isinstance(length := tokenizer.model_max_length, int | float):
         raise SettingError(
             f"{setting}={path}: its tokenizer_config.json sets model_max_length={length}, which is no number: "
