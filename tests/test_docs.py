@@ -26,6 +26,7 @@ from distill.commands.export import ExportArguments
 from distill.commands.predict import Request as PredictRequest
 from distill.commands.prediction.settings import PredictConfig
 from distill.commands.profile import Request as ProfileRequest
+from distill.commands.push import PushArguments
 from distill.commands.report import ReportArguments
 from distill.config.command_line import CommandLine, check_overrides
 from distill.config.compose import build, chain_config, default_settings
@@ -37,7 +38,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path != DOCS / "changelog.md")
 NAV = re.findall(r"^ +- (?:.+: )?([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
 STARTS = (["distill"], ["python", "-m", "distill"])
-ARGUMENTS = {"compare": CompareArguments, "export": ExportArguments, "report": ReportArguments}
+ARGUMENTS = {"compare": CompareArguments, "export": ExportArguments, "push": PushArguments, "report": ReportArguments}
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
