@@ -334,18 +334,8 @@ def test_what_is_timed_is_the_loop_of_a_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 def test_step(tmp_path: Path) -> None:
-    printed, results = script(
-        "step/step.py",
-        tmp_path,
-        "--shapes",
-        "tiny",
-        "--rows",
-        "masked",
-        "--only",
-        "fp32|distill bf16$",
-        "--accumulate",
-        "2",
-    )
+    only = ("--only", "fp32|distill bf16$", "--accumulate", "2")
+    printed, results = script("step/step.py", tmp_path, "--shapes", "tiny", "--rows", "masked", *only)
     assert [result["variant"] for result in results] == ["plain fp32", "distill fp32", "distill bf16"]
     assert all(len(result["all"]) == 3 and result["peak"] > 2**20 for result in results)
     assert printed.count("tiny") == 0 and printed.count("2x64 -> 1x64, V 500, 2 x 16, masked rows") == 3
