@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from machine import table, title
+
+from benchmarks.common import table, title
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,17 +49,17 @@ def parts(folder: Path, device: str) -> list[Part]:
         small = run(
             folder / "run", "corpus.max_sequences=64", "train.steps=2", "evaluate.max_sequences=8", "backend.device=cpu"
         )
-        step = script("step", "--shapes", "tiny", "--rows", "masked", "--only", "fp32", "--device", "cpu")
+        step = script("step/step", "--shapes", "tiny", "--rows", "masked", "--only", "fp32", "--device", "cpu")
         return [Part("a run", 3, small), Part("the step", 3, step)]
     found = [
         Part("tests on the GPU", 4, tests("gpu")),
         Part("tests on fake CUDA tensors", 2, tests("cuda_build")),
         Part("the main job", 3, run(folder / "run", "backend.device=cuda")),
-        Part("the step, 16 x 512", 4, script("step", "--shapes", "base-512", "--json", str(folder / "step.json"))),
-        Part("the step, 8 x 128, models compiled too", 3, script("step", "--shapes", "base", "--compile")),
-        Part("where a step's time goes", 1.5, script("profile_step", "--shape", "base-512", "--rows", "masked")),
-        Part("the objective alone", 2, script("objective")),
-        Part("pseudo-perplexity", 4, script("pppl")),
+        Part("the step, 16 x 512", 4, script("step/step", "--shapes", "base-512", "--json", str(folder / "step.json"))),
+        Part("the step, 8 x 128, models compiled too", 3, script("step/step", "--shapes", "base", "--compile")),
+        Part("where a step's time goes", 1.5, script("step/profile_step", "--shape", "base-512", "--rows", "masked")),
+        Part("the objective alone", 2, script("step/objective")),
+        Part("pseudo-perplexity", 4, script("step/pppl")),
     ]
     if torch.cuda.device_count() > 1:
         ranks = ["backend=ddp", f"backend.processes={torch.cuda.device_count()}", "evaluate.every_epoch=false"]
@@ -68,7 +69,7 @@ def parts(folder: Path, device: str) -> list[Part]:
 
 def execute(part: Part, log: Path, seconds: float) -> str:
     """Run one part, show and keep what it prints; how it ended, in a word or two."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "benchmarks")))}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with log.open("w") as file:
         try:
             done = subprocess.run(

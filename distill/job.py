@@ -19,6 +19,7 @@ from distill.models.memory import require_memory_for_step
 from distill.objective.build import build_objective, make_terms
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
+from distill.objective.trainable import Trainable
 from distill.optim import updates as optim
 from distill.optim.schedule import ENDLESS, Schedule, length_in_steps, make_schedule, total_steps
 from distill.report.comparison.goal import Goal
@@ -88,8 +89,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         run = Run(config, task, pair, data, objective, folder, ranks)
         # Build everything that trains.
         caches = choose_caches(run, models.digests)
-        require_memory_for_step(pair.student, config.precision.student, *data.batches.shape, ranks)
-        trainable = setup_student(pair.student, objective, config.precision, ranks)
+        trainable = make_trainable(run)
         frozen = setup_teachers(config, pair.teachers if objective.needs_teacher else [], ranks)
         sync, optimizer = gradient_sync(ranks, trainable), optim.build(trainable, config.optimizer)
         learner = Learner(trainable, sync, optimizer, schedule, config.optimizer)
@@ -163,6 +163,13 @@ def make_objective(
     """The objective of a run of so many steps."""
     num_positions = steps * batches.sequences_per_step * batches.sequences.shape[1]
     return build_objective(terms, config.objective, config.precision, vocab, num_positions, ranks.device)
+
+
+def make_trainable(run: Run) -> Trainable:
+    """What is trained, on this rank's device. Raises SettingError where memory is sure not to hold a micro-batch."""
+    student, precision, checkpoints = run.pair.student, run.config.precision, run.config.student.gradient_checkpointing
+    require_memory_for_step(student, precision.student, *run.data.batches.shape, run.ranks, checkpoints)
+    return setup_student(student, run.objective, precision, run.ranks, checkpoints)
 
 
 def choose_caches(run: Run, digests: dict[str, str | None]) -> dict[str, Cache]:

@@ -71,6 +71,13 @@ class _Block(nn.Module):
         return hidden + self.words(nn.functional.pad(hidden.mT, self.padding)).mT.tanh()
 
 
+def flat() -> Convolutions:
+    """One whose blocks are in no list."""
+    model = Convolutions()
+    model.base_model.layers = nn.Sequential(*model.base_model.layers)
+    return model
+
+
 class Blind(nn.Module):
     """One that says nothing of its parts."""
 

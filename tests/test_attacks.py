@@ -1,7 +1,6 @@
 """The attacks of benchmarks/attacks: their cases follow from the seed, each problem is seen, a few run."""
 
 import random
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ import pytest
 from forked import Forked
 from job import ROOT, environment
 
-sys.path.append(str(ROOT / "benchmarks"))  # last: some scripts there are called as modules of the tests are
-case: Any = import_module("attacks.case")
+case: Any = import_module("benchmarks.attacks.case")
 Ended, Kind = case.Ended, case.Kind
 SUBJECTS = ("conversations", "mixtures", "glue", "tables", "prepare", "shards", "s3")
 SUBJECTS += ("limits", "clock", "links", "disks", "sharing", "sweeps", "backends")
@@ -20,7 +18,9 @@ REFUSED = "some line\ndistill: corpus.path=x: it is not there; correct it\n"
 
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_cases_follow_from_the_seed_and_have_names_of_their_own(subject: str) -> None:
-    names = [[each.name for each in import_module(f"attacks.{subject}").cases(random.Random(3))] for _ in range(2)]
+    names = [
+        [each.name for each in import_module(f"benchmarks.attacks.{subject}").cases(random.Random(3))] for _ in range(2)
+    ]
     assert names[0] == names[1] and len({*names[0]}) == len(names[0]) >= 20
 
 

@@ -9,24 +9,22 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny
 import torch
 from forked import Forked
-from job import library
+from job import ROOT, library
 
 from distill import train as loop
 from distill.config.settings import PrecisionConfig
 
-FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+FOLDER = ROOT / "benchmarks"
 HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
 ENGINES = "ddp,horovod" if HAS_HOROVOD else "ddp"
-
-sys.path.insert(0, str(FOLDER))
 
 
 def script(name: str, tmp_path: Path, *arguments: str) -> tuple[str, Any]:
@@ -44,7 +42,7 @@ def script(name: str, tmp_path: Path, *arguments: str) -> tuple[str, Any]:
 def test_prepare(tmp_path: Path) -> None:
     books = library(tmp_path / "books", 3)
     sizes = ("--shard-mb", "0.01", "--turns", "1")
-    printed, results = script("prepare.py", tmp_path, "--data", str(books), *sizes)
+    printed, results = script("data/prepare.py", tmp_path, "--data", str(books), *sizes)
     tokens = {run["tokens"] for runs in results["rates"].values() for run in runs}
     assert len(tokens) == 1 and min(tokens) > 1000 and len(results["rates"]) == 3
     assert results["zstd"][0]["ratio"] > 1 and "shards with zstd, 2 processes" in printed
@@ -53,7 +51,7 @@ def test_prepare(tmp_path: Path) -> None:
 def test_storage_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("moto")
     pytest.importorskip("s3fs")
-    faults = __import__("storage_faults")
+    faults = import_module("benchmarks.data.storage_faults")
     monkeypatch.setattr(faults, "STEP_ROWS", 256)
     monkeypatch.setattr(faults, "WINDOW_BLOCKS", 3)  # so that the cache does not hold all twenty blocks
     monkeypatch.setattr("distill.data.remote.FIRST_PAUSE", 0.001)
@@ -68,32 +66,17 @@ def test_storage_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_streaming(tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
-    streaming = __import__("streaming")
+    streaming = import_module("benchmarks.data.streaming")
     rates = streaming.rate(tmp_path, 150_000, 1)
     assert rates["memory map"]["masked"]["ratio"] == 1 and rates["cached blocks"]["gathered"]["rows_per_second"] > 1000
     ten = streaming.ten_tb(tmp_path, 20, 8)
     assert ten["rows"] == 20 * 64 * 65_536 and ten["random_rows"] == 8
 
 
-def test_mixing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twelve texts of different words: only an order that leaves them apart has steps like their neighbours."""
-    mixing = __import__("mixing")
-    for number in range(12):
-        (tmp_path / f"{number}.txt").write_text(
-            " ".join(f"{'abcdefghijkl'[number]}{'xy'[i % 2]}" for i in range(51_200))
-        )
-    rows = mixing.rows_of(tmp_path, 1 << 20)
-    assert rows.shape == (4800, 128)
-    starts = np.arange(0, 4801, mixing.BLOCK // 4)
-    orders = mixing.FullShuffle(4800, 0), mixing.WindowedShuffle(starts, 75, 0), mixing.InOrder(4800, 0)
-    full, windowed, in_order = (mixing.statistics(rows, mixing.steps_of(order)) for order in orders)
-    assert full["echo"] < 0.15 and windowed["echo"] < 0.5 and in_order["echo"] > 0.8
-
-
 @pytest.mark.slow
 def test_sync(tmp_path: Path) -> None:
     sizes = ("--width", "64", "--layers", "1", "--tokens", "8", "--accumulate", "2", "--rounds", "1")
-    _, results = script("sync.py", tmp_path, *sizes, "--engines", ENGINES)
+    _, results = script("scaling/sync.py", tmp_path, *sizes, "--engines", ENGINES)
     for measured in results["measured"]:
         assert set(measured["medians"]) >= {
             "none",
@@ -106,16 +89,16 @@ def test_sync(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{FOLDER.parent}{os.pathsep}{FOLDER.parent / 'tests'}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
     few = ("--megabytes", "0.1,0.2", "--rounds", "2", "--turns", "2", "--device", "cpu")
-    printed, results = script("collectives.py", tmp_path, "--collective", "plug_in:counting", *few)
+    printed, results = script("scaling/collectives.py", tmp_path, "--collective", "plug_in:counting", *few)
     assert results["engines"]["plug_in:counting"] == "torch.distributed on counting" and "on Gloo" in printed
     for times in results["seconds"].values():
         assert {size: len(taken) for size, taken in times.items()} == {"0.1": 4, "0.2": 4}
 
 
 def test_the_job_file_is_changed_as_its_head_says() -> None:
-    import slurm_job
+    from benchmarks.reliability import slurm_job
 
     given = (slurm_job.FOLDER / "slurm.sh").read_text().splitlines()
     changed = slurm_job.job_file("2:00").splitlines()
@@ -129,17 +112,8 @@ def test_the_job_file_is_changed_as_its_head_says() -> None:
 
 
 @pytest.mark.slow
-def test_optimizers(tmp_path: Path) -> None:
-    printed, (result,) = script("optimizers.py", tmp_path, "--models", "tiny", "--rounds", "2", "--device", "cpu")
-    assert (
-        result["ratio"] == pytest.approx(result["seconds"]["lamb"] / result["seconds"]["adamw"]) and "tiny" in printed
-    )
-    assert all(len(taken) == 2 for taken in result["all"].values())
-
-
-@pytest.mark.slow
 def test_checkpoint(tmp_path: Path) -> None:
-    printed, (result,) = script("checkpoint.py", tmp_path, "--shapes", "tiny", "--rounds", "2")
+    printed, (result,) = script("step/checkpoint.py", tmp_path, "--shapes", "tiny", "--rounds", "2")
     assert result["bytes"] > 3 * 4 * 64 * 500  # the weights and two moments of each, of which these are a part
     assert result["share"] == pytest.approx(result["saving"] / (result["between"] + result["saving"]))
     assert "2x64 -> 1x64" in printed
@@ -148,7 +122,7 @@ def test_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_loader_workers(tmp_path: Path) -> None:
     sizes = ("--rows", "4", "--length", "32", "--megabytes", "1", "--step", "2", "--seconds", "0.5", "--warm-up", "0.5")
-    printed, results = script("loader_workers.py", tmp_path, "--workers", "0", "8", "--latency", "0", "5", *sizes)
+    printed, results = script("data/loader_workers.py", tmp_path, "--workers", "0", "8", "--latency", "0", "5", *sizes)
     assert [(each["storage"], each["workers"]) for each in results] == [
         (storage, workers) for storage in ("0 ms", "5 ms") for workers in (0, 8, "auto")
     ]
@@ -158,14 +132,16 @@ def test_loader_workers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_rings(tmp_path: Path) -> None:
-    _, results = script("rings.py", tmp_path, "--engines", ENGINES, "--megabytes", "1", "--rounds", "1", "--autos", "1")
+    _, results = script(
+        "scaling/rings.py", tmp_path, "--engines", ENGINES, "--megabytes", "1", "--rounds", "1", "--autos", "1"
+    )
     for measured in results:
         assert {"1", "2", "4", "8", "2 bf16"} <= set(measured["seconds"])
         assert measured["auto"][0]["rings"] in (1, 2, 4)
 
 
 def test_scaling_and_its_model() -> None:
-    scaling = __import__("scaling")
+    scaling = import_module("benchmarks.scaling.scaling")
     projected = {case: (float(model), published) for case, model, published in scaling.projection()}
     assert projected["8 nodes, Horovod"][0] == pytest.approx(37, rel=0.02)
     assert projected["8 nodes, Horovod, multi-ring"][0] == pytest.approx(32, rel=0.08)
@@ -180,7 +156,7 @@ def test_scaling_and_its_model() -> None:
 
 def test_everything_scaled_by_one_factor_keeps_its_efficiency() -> None:
     """A host 40 times as slow as a node, on links 40 times as slow: 40 times the step, the same T(N) / (N T(1))."""
-    published = __import__("albert_published")
+    published = import_module("benchmarks.albert.published")
     seconds = published.seconds_of_node("base")
     models = [
         published.cost_model(slower * seconds, published.scaled_network(1 / slower, 100, 10), 2e7, rings=2)
@@ -194,7 +170,7 @@ def test_everything_scaled_by_one_factor_keeps_its_efficiency() -> None:
 
 
 def test_parameters_are_those_of_the_models() -> None:
-    published, host = __import__("albert_published"), __import__("albert_host")
+    published, host = import_module("benchmarks.albert.published"), import_module("benchmarks.albert.host")
     with torch.device("meta"):
         found = {shape: sum(p.numel() for p in host.make_model(shape, 512).parameters()) for shape in host.SIZES}
     assert found == published.PARAMETERS
@@ -202,7 +178,7 @@ def test_parameters_are_those_of_the_models() -> None:
 
 def test_a_host_of_albert_times_the_loop_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of two segments, words and their order, as many micro-batches as the job wants, and nothing is saved."""
-    host = __import__("albert_host")
+    host = import_module("benchmarks.albert.host")
     windows = []
     inner = loop.accumulate_gradients
 
@@ -226,7 +202,7 @@ def test_a_host_of_albert_times_the_loop_of_a_run(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("protocol", ["hosts", "examples"])
 def test_scaling_of_albert(protocol: str, tmp_path: Path) -> None:
     small = ("--loopback", "--share", "0", "--shape", "tiny", "--tokens", "32", "--sizes", "1,2", "--engines", ENGINES)
-    printed, results = script("albert_scaling.py", tmp_path, *small, "--protocol", protocol, "--examples", "4")
+    printed, results = script("albert/scaling.py", tmp_path, *small, "--protocol", protocol, "--examples", "4")
     assert printed.index("Predicted") < printed.index("Measured")
     assert len(results["measured"]) == 2 * len(ENGINES.split(","))  # two numbers of micro-batches, or two variants
     for measured in results["measured"]:
@@ -236,17 +212,17 @@ def test_scaling_of_albert(protocol: str, tmp_path: Path) -> None:
 
 def test_albert_refuses_what_does_not_fit() -> None:
     options = ["--protocol", "examples", "--examples", "12"]
-    done = Forked(options, dict(os.environ), script=FOLDER / "albert_scaling.py")
+    done = Forked(options, dict(os.environ), script=FOLDER / "albert" / "scaling.py")
     errors = done.communicate(timeout=300)[1]
     assert done.returncode == 1 and errors.strip().endswith("give a multiple of --rows 1 times each of --sizes")
 
 
 def test_a_late_share_holds_once_all_ranks_are_ready() -> None:
-    cluster = __import__("cluster")
+    cluster = import_module("benchmarks.scaling.cluster")
     code = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from cluster import ready
+from benchmarks.scaling.cluster import ready
 def share():
     began, own = time.perf_counter(), time.process_time()
     while time.process_time() - own < 0.2: pass
@@ -257,7 +233,7 @@ print(early, share())
 """
     try:
         with cluster.Cluster(2, share=0.1, late=True, limit=120) as two:
-            early, late = map(float, two.run([sys.executable, "-c", code, str(FOLDER)]).split())
+            early, late = map(float, two.run([sys.executable, "-c", code, str(ROOT)]).split())
     except RuntimeError as error:
         if "no share of a core" not in str(error):
             raise
@@ -266,7 +242,7 @@ print(early, share())
 
 
 def test_emulated_hosts_are_slow_and_leave_nothing_behind() -> None:
-    cluster = __import__("cluster")
+    cluster = import_module("benchmarks.scaling.cluster")
     if (reason := cluster.why_not()) is not None:
         pytest.skip(f"no emulated hosts: {reason}")
     code = """
@@ -287,7 +263,7 @@ dist.barrier(); os._exit(0)
 
 
 def test_a_rank_that_fails_ends_the_others() -> None:
-    cluster = __import__("cluster")
+    cluster = import_module("benchmarks.scaling.cluster")
     code = "import os, sys, time; sys.exit('no luck') if os.environ['RANK'] == '1' else time.sleep(60)"
     with cluster.Cluster(2) as two, pytest.raises(RuntimeError, match="rank 1 ended with status 1: no luck"):
         two.run([sys.executable, "-c", code])
@@ -295,14 +271,16 @@ def test_a_rank_that_fails_ends_the_others() -> None:
 
 @pytest.mark.parametrize(("shape", "rows"), [("tiny", "all"), ("tiny", "masked"), ("gpt2-tiny", "targets")])
 def test_the_plain_step_has_the_loss_and_gradient_of_the_objective(shape: Any, rows: str) -> None:
-    step, cpu = __import__("step"), torch.device("cpu")
+    step, cpu = import_module("benchmarks.step.step"), torch.device("cpu")
     shape = step.SHAPES[shape]
     teacher, student = step.make_teacher(shape, cpu), step.make_student(shape, cpu).eval()
     (batch,) = step.batches(shape, 1, 1).window(0)
     objective = tiny.make_objective(step.settings(rows, shape.task), student, teacher, vocab=shape.vocabulary)
     found = []
     for loss in (
-        __import__("plain_step").plain_loss(student, teacher, batch, step.Variant("plain", rows, PrecisionConfig())),
+        import_module("benchmarks.step.plain").plain_loss(
+            student, teacher, batch, step.Variant("plain", rows, PrecisionConfig())
+        ),
         tiny.loss_of(objective, student, teacher, [batch])[0],
     ):
         student.zero_grad()
@@ -313,7 +291,7 @@ def test_the_plain_step_has_the_loss_and_gradient_of_the_objective(shape: Any, r
 
 
 def test_rows_of_the_causal_pair_hold_several_documents() -> None:
-    step = __import__("step")
+    step = import_module("benchmarks.step.step")
     shape = step.SHAPES["gpt2-tiny"]
     for batch in step.batches(shape, 2, 1).window(0):
         starts = batch.inputs["position_ids"] == 0
@@ -323,7 +301,7 @@ def test_rows_of_the_causal_pair_hold_several_documents() -> None:
 
 def test_what_is_timed_is_the_loop_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A benchmark with a loop of its own would go on to time what a run no longer does."""
-    step, cpu = __import__("step"), torch.device("cpu")
+    step, cpu = import_module("benchmarks.step.step"), torch.device("cpu")
     windows, ended = [], []
     inner = loop.accumulate_gradients
 
@@ -341,7 +319,16 @@ def test_what_is_timed_is_the_loop_of_a_run(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow
 def test_step(tmp_path: Path) -> None:
     printed, results = script(
-        "step.py", tmp_path, "--shapes", "tiny", "--rows", "masked", "--only", "fp32|distill bf16$", "--accumulate", "2"
+        "step/step.py",
+        tmp_path,
+        "--shapes",
+        "tiny",
+        "--rows",
+        "masked",
+        "--only",
+        "fp32|distill bf16$",
+        "--accumulate",
+        "2",
     )
     assert [result["variant"] for result in results] == ["plain fp32", "distill fp32", "distill bf16"]
     assert all(len(result["all"]) == 3 and result["peak"] > 2**20 for result in results)
@@ -351,16 +338,25 @@ def test_step(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_step_of_a_causal_pair(tmp_path: Path) -> None:
     only = ("--only", "plain|distill bf16$|int8", "--rounds", "1", "--accumulate", "2")
-    printed, results = script("step.py", tmp_path, "--shapes", "gpt2-tiny", *only)
+    printed, results = script("step/step.py", tmp_path, "--shapes", "gpt2-tiny", *only)
     names = ["plain fp32", "plain bf16", "distill bf16", "distill bf16, int8 teacher"]
     assert [result["variant"] for result in results] == names
     assert printed.count("GPT-2 2x64 -> 1x64, V 500, 2 x 16 of 3 documents, targets rows") == 4
 
 
 @pytest.mark.slow
+def test_gradient_checkpointing(tmp_path: Path) -> None:
+    """Of a student whose blocks keep most of what a step takes, it saves more than half."""
+    sizes = [f"--{name}={value}" for name, value in {"layers": 16, "width": 64, "batch": 128, "length": 128}.items()]
+    printed, (kept, again) = script("step/gradient_checkpointing.py", tmp_path, *sizes, "--rounds=1")
+    assert again["peak"] < kept["peak"] / 2 and again["least"] < kept["least"] / 2
+    assert kept["least"] < kept["peak"] and again["least"] < again["peak"] and "of the memory" in printed
+
+
+@pytest.mark.slow
 def test_precision_ladder(tmp_path: Path) -> None:
     small = ("--size", "tiny", "--rows", "2", "--tokens", "16", "--rounds", "1", "--formats", "bf16,fp16")
-    printed, results = script("precision_ladder.py", tmp_path, *small)
+    printed, results = script("step/precision_ladder.py", tmp_path, *small)
     assert len(results) == 9 and results[0]["rung"] == "fp32" and printed.count("fp16") == 4
     assert all(result["seconds"] > 0 and result["peak"] > 2**20 for result in results)
 
@@ -368,7 +364,7 @@ def test_precision_ladder(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["tiny", "gpt2-tiny"])
 def test_profile(shape: str, tmp_path: Path) -> None:
-    _, results = script("profile_step.py", tmp_path, "--shape", shape, "--accumulate", "2")
+    _, results = script("step/profile_step.py", tmp_path, "--shape", shape, "--accumulate", "2")
     assert sum(results["phases"].values()) == pytest.approx(2 * results["seconds"], rel=1e-3)
     # Operators are the most of a step, but not all of it: at this size Python's own time counts.
     assert results["seconds"] < sum(results["kernels"].values()) < 2.2 * results["seconds"]
@@ -378,7 +374,9 @@ def test_profile(shape: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_distilbert_benchmark(tmp_path: Path) -> None:
     small = ("--loopback", "--rows", "192", "--epochs", "1", "--sets", "heldout", "--folder", str(tmp_path / "runs"))
-    printed, results = script("distilbert_benchmark.py", tmp_path, *small, "--figure", str(tmp_path / "gain.png"))
+    printed, results = script(
+        "scaling/distilbert_benchmark.py", tmp_path, *small, "--figure", str(tmp_path / "gain.png")
+    )
     losses = [row["result"]["history"][0]["loss"]["total"] for row in results]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-4)
     assert printed.count("| row |") == 4

@@ -1,19 +1,19 @@
-"""A little of benchmarks/chaos.py: whatever happens to runs, they end with the undisturbed student."""
+"""A little of benchmarks/reliability/chaos.py: whatever happens to runs, they end with the undisturbed student."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forked import RUN, Forked
-from job import ROOT, environment
+from job import environment
 
 
 @pytest.mark.slow
 def test_some_chaos(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The first undisturbed run has an interpreter of its own; all others are forks, which start in no time."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    chaos: Any = __import__("chaos")
+    chaos: Any = import_module("benchmarks.reliability.chaos")
     start = chaos.Chaos.start
 
     def fork_later(self: Any, folder: Path) -> Any:

@@ -2,26 +2,23 @@
 
 import random
 import statistics
-import sys
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 from families import FAMILIES, make_family
-from job import ROOT
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertForMaskedLM
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from cost_model.exchange import Fabric, Link, exposed
-from cost_model.machines import Machine, MachineCases, load
-from cost_model.memory import needed, sharded_student_bytes, sharded_teacher_bytes
-from cost_model.model_shape import ModelShape, shape_of
-from cost_model.run import project, project_all, project_run
-from cost_model.step import expected_maximum, project_step, storage_seconds, waiting
-from cost_model.workload import Frozen, Workload
+from benchmarks.scaling.cost_model.exchange import Fabric, Link, exposed
+from benchmarks.scaling.cost_model.machines import Machine, MachineCases, load
+from benchmarks.scaling.cost_model.memory import needed, sharded_student_bytes, sharded_teacher_bytes
+from benchmarks.scaling.cost_model.model_shape import ModelShape, shape_of
+from benchmarks.scaling.cost_model.run import project, project_all, project_run
+from benchmarks.scaling.cost_model.step import expected_maximum, project_step, storage_seconds, waiting
+from benchmarks.scaling.cost_model.workload import Frozen, Workload
 
 FAST, SLOW = Link(100e9, 5e-6), Link(10e9, 20e-6)
 
@@ -259,7 +256,7 @@ def test_every_machine_is_worst_at_its_worst() -> None:
 
 def test_published_hours_lie_within_the_projected_range() -> None:
     """ALBERT-base on 8 to 64 V100s, from what another model reached on one of them."""
-    projection = __import__("projection")
+    projection = import_module("benchmarks.scaling.projection")
     checks = projection.albert_checks()
     assert all(check.found.hours.least <= check.hours <= check.found.hours.most for check in checks)
     assert all(abs(check.error) < 0.13 for check in checks) and len(checks) == 4

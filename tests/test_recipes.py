@@ -15,7 +15,7 @@ from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 CHAINS = {"albert_chain", "albert_snapshots", "seeds"}
-BENCHMARKS = RECIPES.parent / "benchmarks"
+BENCHMARKS = RECIPES.parent / "benchmarks" / "albert"
 MEASURED = {path.stem for path in (BENCHMARKS / "recipe").glob("*.yaml")}
 SEARCHES = {"search"}  # of an optional package; run by test_sweep_job.py
 NAMES = sorted({path.stem for path in RECIPES.glob("*.yaml")} - CHAINS - SEARCHES)
@@ -73,7 +73,7 @@ def test_a_recipe_that_sets_nothing_is_for_the_machine_at_hand(tmp_path: Path) -
 def test_every_stage_of_a_chain_passes_the_checks(name: str, tmp_path: Path) -> None:
     (tmp_path / "snapshots" / "step-1").mkdir(parents=True)  # of the stages before
     file = (BENCHMARKS / "recipe" if name in MEASURED else RECIPES) / f"{name}.yaml"
-    command = f"python -m distill {'--config-dir benchmarks ' * (name in MEASURED)}+recipe={name}"
+    command = f"python -m distill {'--config-dir benchmarks/albert ' * (name in MEASURED)}+recipe={name}"
     assert any(command in line for line in file.read_text().splitlines())
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -1,18 +1,12 @@
-"""The benchmarks of time to quality and of a busy machine: what they count, and that they run."""
+"""The benchmark of time to quality: what it counts, and that it runs."""
 
-import sys
 from pathlib import Path
 
 import pytest
 from test_benchmarks import script
 
-FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
-sys.path.insert(0, str(FOLDER))
-
-from busy_machine import work  # noqa: E402
-from step_models import SHAPES, operations  # noqa: E402
-from time_to_quality import best_tuned, show  # noqa: E402
-from time_to_quality_runs import (  # noqa: E402
+from benchmarks.quality.time_to_quality import best_tuned, show
+from benchmarks.quality.trainings import (
     Course,
     contestants,
     operations_of_row,
@@ -20,6 +14,7 @@ from time_to_quality_runs import (  # noqa: E402
     shape_of,
     updates_of,
 )
+from benchmarks.step.models import SHAPES, operations
 
 
 def test_rows_until_a_target_lie_between_two_scores() -> None:
@@ -70,17 +65,7 @@ def test_the_table_names_the_best_tuned_and_what_was_not_reached() -> None:
 @pytest.mark.slow
 def test_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTILL_DATA", "")
-    printed, results = script("time_to_quality.py", tmp_path, "--work", str(tmp_path), "--quick", "--turns", "1")
+    printed, results = script(
+        "quality/time_to_quality.py", tmp_path, "--work", str(tmp_path), "--quick", "--turns", "1"
+    )
     assert "seconds of training" in printed and set(results["runs"]) == {"example", "distill"}
-
-
-def test_work_is_counted_by_the_second() -> None:
-    assert work("linear", 1, 0.05) > work("score", 1, 0.05) > 0
-
-
-@pytest.mark.slow
-def test_a_busy_machine(tmp_path: Path) -> None:
-    sizes = ("--work", "linear", "--busy", "0", "1", "--rounds", "1", "--seconds", "0.1")
-    _, results = script("busy_machine.py", tmp_path, *sizes)
-    assert set(results) == {"linear, 0 busy", "linear, 1 busy"}
-    assert all(len(rates) == 4 and min(map(min, rates.values())) > 0 for rates in results.values())

@@ -47,32 +47,9 @@ from distill.teacher.output import NoTeacher
 from distill.train import Learner, Training, train
 
 WORDS = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "that",
-    "was",
-    "he",
-    "his",
-    "it",
-    "with",
-    "as",
-    "had",
-    "for",
-    "at",
-    "on",
-    "be",
-    "him",
-    "is",
-    "all",
-    "said",
-    "not",
-    "so",
-    "out",
-    "one",
-]
+    "the", "of", "and", "to", "in", "that", "was", "he", "his", "it", "with", "as", "had",
+    "for", "at", "on", "be", "him", "is", "all", "said", "not", "so", "out", "one",
+]  # fmt: skip
 PIECES = [f"##{piece}" for piece in ["ing", "ed", "s", "ly", "er", "est", "ness", "ful", "less", "able"]]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PAD, UNK, CLS, SEP, MASK = range(5)
@@ -322,6 +299,7 @@ class Fit:
     points: Points = field(default_factory=Points)
     snapshots: Any = None
     precision: str = "fp32"  # of both models
+    checkpoints: bool = False  # student.gradient_checkpointing
     on_log: Any = None  # called with this object and the metrics
     logs: list[dict[str, float]] = field(default_factory=list)
     epochs: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
@@ -333,7 +311,8 @@ class Fit:
             replace_dropout(self.student)
         self.ranks = self.ranks or Single(conf.BackendConfig(device="cpu"))
         self.terms = make_objective(self.objective, self.student, self.teacher)
-        self.model = Trainable(LanguageModel(self.student, self.precision), self.terms.modules())
+        student = LanguageModel(self.student, self.precision, checkpoints=self.checkpoints)
+        self.model = Trainable(student, self.terms.modules())
         self.sync = gradient_sync(self.ranks, self.model)
         self.made = (
             optim.build(self.model, self.optimizer_settings) if self.optimizer is None else self.optimizer(self.model)

@@ -27,12 +27,11 @@ from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[0:1] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
+sys.path[0:1] = [str(ROOT), str(ROOT / "tests")]
 
-from machine import save, table, title  # noqa: E402
-
-from attacks.case import GOOD, Case, Kind, Outcome  # noqa: E402
-from attacks.ground import Shared, new_ground  # noqa: E402
+from benchmarks.attacks.case import GOOD, Case, Kind, Outcome  # noqa: E402
+from benchmarks.attacks.ground import Shared, new_ground  # noqa: E402
+from benchmarks.common import save, table, title  # noqa: E402
 
 # Each is a module of this folder with a function `cases` that gives the cases of its subject for a random generator.
 SUBJECTS = (
@@ -57,7 +56,7 @@ EVERY = 5.0  # seconds between two lines of progress
 def cases_of(subject: str, seed: int, most: int | None, name: str | None) -> list[Case]:
     """The cases of a subject, at most so many of them, a seeded choice; or the one of this name."""
     draw = random.Random(f"{subject} {seed}")
-    cases: list[Case] = list(import_module(f"attacks.{subject}").cases(draw))
+    cases: list[Case] = list(import_module(f"benchmarks.attacks.{subject}").cases(draw))
     names = [case.name for case in cases]
     assert len({*names}) == len(names), [each for each, times in Counter(names).items() if times > 1]
     if name is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from attacks.ground import Ground
+    from benchmarks.attacks.ground import Ground
 
 DOCUMENTED = (0, 2, 3, 4, 74, 129, 130, 131, 137, 138, 143)  # README, "When something goes wrong"
 ENDING = "distill: "  # begins the one line that a refused command ends with

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from attacks.case import Case, Outcome, finished
-from attacks.conditions import wrong_clock
-from attacks.ground import Ground
-from attacks.stopped import copied, is_same, slow_steps, wait_for_step
+from benchmarks.attacks.case import Case, Outcome, finished
+from benchmarks.attacks.conditions import wrong_clock
+from benchmarks.attacks.ground import Ground
+from benchmarks.attacks.stopped import copied, is_same, slow_steps, wait_for_step
 
 DAY, YEAR = 86400.0, 365 * 86400.0
 WALL, STEADY = ("time", "time_ns"), ("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")

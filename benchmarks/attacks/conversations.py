@@ -11,9 +11,9 @@ from typing import Any
 from chats import TEMPLATE, conversations, naive
 from shards import read_rows
 
-from attacks.case import Case, Outcome, either, finished
-from attacks.ground import Ground, student_of
-from attacks.ingredients import DAMAGES, SHORT, gpt2, undisturbed
+from benchmarks.attacks.case import Case, Outcome, either, finished
+from benchmarks.attacks.ground import Ground, student_of
+from benchmarks.attacks.ingredients import DAMAGES, SHORT, gpt2, undisturbed
 from distill.data.packing import BLOCK
 from distill.data.sequence_format import IDS, PROMPT
 

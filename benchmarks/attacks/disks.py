@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from attacks.case import Case, Ended, Outcome, resumed
-from attacks.conditions import IS_ROOT, fill, full_after
-from attacks.ground import Ground
-from attacks.stopped import copied, is_same, slow_steps, wait_for_step
+from benchmarks.attacks.case import Case, Ended, Outcome, resumed
+from benchmarks.attacks.conditions import IS_ROOT, fill, full_after
+from benchmarks.attacks.ground import Ground
+from benchmarks.attacks.stopped import copied, is_same, slow_steps, wait_for_step
 
 KB = 1024
 ERRORS = {"full": errno.ENOSPC, "quota": errno.EDQUOT, "broken": errno.EIO, "read-only": errno.EROFS}

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from job import NOUNS
 
-from attacks.case import Case, Outcome, either, finished, refused
-from attacks.ground import Ground, student_of
-from attacks.ingredients import DAMAGES, SHORT, bert, undisturbed
+from benchmarks.attacks.case import Case, Outcome, either, finished, refused
+from benchmarks.attacks.ground import Ground, student_of
+from benchmarks.attacks.ingredients import DAMAGES, SHORT, bert, undisturbed
 from distill.data.tables.glue import TASKS, GlueTask
 
 NAMES = r"corpus[.:]|evaluate[.:]|\.tsv|GLUE|glue"

@@ -12,11 +12,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chaos import members, send
 from forked import Forked
 from job import environment
 
-from attacks.case import Ended
+from benchmarks.attacks.case import Ended
+from benchmarks.reliability.chaos import members, send
 
 LONGEST = 120.0  # seconds that a command may take; beyond, it hangs
 LEFT_BEHIND = 10.0  # seconds after which a process whose command has ended counts as left behind

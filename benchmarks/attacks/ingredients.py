@@ -8,8 +8,8 @@ from chats import TOKENIZER
 from families import make_family
 from job import library, save_model
 
-from attacks.case import Ended
-from attacks.ground import Ground, student_of
+from benchmarks.attacks.case import Ended
+from benchmarks.attacks.ground import Ground, student_of
 
 # A run of a few steps on one thread in a format that every machine has.
 SHORT = [

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attacks.case import Case, Ended, Kind, Outcome, finished, problem_of
-from attacks.conditions import (
+from benchmarks.attacks.case import Case, Ended, Kind, Outcome, finished, problem_of
+from benchmarks.attacks.conditions import (
     IS_ROOT,
     all_of,
     block,
@@ -26,8 +26,8 @@ from attacks.conditions import (
     read_only,
     without_reader,
 )
-from attacks.ground import Ground, student_of
-from attacks.ingredients import distilled, undisturbed
+from benchmarks.attacks.ground import Ground, student_of
+from benchmarks.attacks.ingredients import distilled, undisturbed
 
 MB = 1 << 20
 FOLDERS = ("missing", "readonly", "file", "/proc", "/dev/null", "")  # for variables that name a folder

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from attacks.case import Case, Kind, Outcome, problem_of
-from attacks.conditions import IS_ROOT, plain_user
-from attacks.ground import Ground, student_of
-from attacks.stopped import Prepared, copied
+from benchmarks.attacks.case import Case, Kind, Outcome, problem_of
+from benchmarks.attacks.conditions import IS_ROOT, plain_user
+from benchmarks.attacks.ground import Ground, student_of
+from benchmarks.attacks.stopped import Prepared, copied
 
 OTHER = 12345  # the number of a user that nobody is
 IN_RUN = (

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from chaos import send
 from tiny import WORDS
 
-from attacks.case import Case, Kind, Outcome, either, finished, refused, resumed
-from attacks.ground import Ground, student_of
-from attacks.ingredients import DAMAGES, SHORT, bert, undisturbed
+from benchmarks.attacks.case import Case, Kind, Outcome, either, finished, refused, resumed
+from benchmarks.attacks.ground import Ground, student_of
+from benchmarks.attacks.ingredients import DAMAGES, SHORT, bert, undisturbed
+from benchmarks.reliability.chaos import send
 from distill.data.mixture import quotas
 
 NAMES = r"corpus[.:]|data\.|sources|\.jsonl|\.txt"

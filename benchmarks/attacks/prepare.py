@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chaos import members, send
 from shards import read_rows, write_text
 
-from attacks.case import Case, Ended, Kind, Outcome, finished, problem_of
-from attacks.ground import Ground
-from attacks.ingredients import SHORT, bert
+from benchmarks.attacks.case import Case, Ended, Kind, Outcome, finished, problem_of
+from benchmarks.attacks.ground import Ground
+from benchmarks.attacks.ingredients import SHORT, bert
+from benchmarks.reliability.chaos import members, send
 from distill.data.shards.records import PARTS
 
 KINDS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)

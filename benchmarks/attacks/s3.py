@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chaos import send
 from distributed import FORKS, PRELOADED
 from object_store import serving
 from stored import FAULTS, Answer, Faulty, Source, forwarded
 
-from attacks.case import Case, Ended, Outcome, either, finished, problem_of, resumed
-from attacks.ground import Ground, student_of
-from attacks.ingredients import DAMAGES, distilled
-from attacks.prepare import many_units
+from benchmarks.attacks.case import Case, Ended, Outcome, either, finished, problem_of, resumed
+from benchmarks.attacks.ground import Ground, student_of
+from benchmarks.attacks.ingredients import DAMAGES, distilled
+from benchmarks.attacks.prepare import many_units
+from benchmarks.reliability.chaos import send
 
 FORKS.set_forkserver_preload([*PRELOADED, "s3fs", "aiobotocore.session"])  # which takes a second in each process
 

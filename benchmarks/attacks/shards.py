@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from shards import read_rows
 
-from attacks.case import Case, Kind, Outcome, either, finished, problem_of
-from attacks.ground import Ground, student_of
-from attacks.ingredients import DAMAGES, damage, distilled
-from attacks.prepare import many_units
+from benchmarks.attacks.case import Case, Kind, Outcome, either, finished, problem_of
+from benchmarks.attacks.ground import Ground, student_of
+from benchmarks.attacks.ingredients import DAMAGES, damage, distilled
+from benchmarks.attacks.prepare import many_units
 from distill.data.shards.records import PARTS
 
 NAMES = r"data\.(tokens|cache)=.*(is damaged|restore that file)|\.rows\.zst"

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from attacks.case import Case, Ended, Kind, Outcome, problem_of
-from attacks.ground import Ground, student_of
-from attacks.prepare import many_units
-from attacks.stopped import Prepared, command, copied, is_same, slow_steps, wait_for_step, whole
+from benchmarks.attacks.case import Case, Ended, Kind, Outcome, problem_of
+from benchmarks.attacks.ground import Ground, student_of
+from benchmarks.attacks.prepare import many_units
+from benchmarks.attacks.stopped import Prepared, command, copied, is_same, slow_steps, wait_for_step, whole
 
 
 def slowly() -> None:

@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chaos import steps_of
-
-from attacks.ground import Ground, student_of
-from attacks.ingredients import distilled, undisturbed
+from benchmarks.attacks.ground import Ground, student_of
+from benchmarks.attacks.ingredients import distilled, undisturbed
+from benchmarks.reliability.chaos import steps_of
 
 LONGER = ("train.steps=12", "train.save_every=2")
 

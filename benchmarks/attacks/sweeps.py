@@ -8,12 +8,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from chaos import members, send
-
-from attacks.case import Case, Kind, Outcome, finished, problem_of
-from attacks.ground import Ground, student_of
-from attacks.ingredients import distilled, undisturbed
-from attacks.stopped import slow_steps
+from benchmarks.attacks.case import Case, Kind, Outcome, finished, problem_of
+from benchmarks.attacks.ground import Ground, student_of
+from benchmarks.attacks.ingredients import distilled, undisturbed
+from benchmarks.attacks.stopped import slow_steps
+from benchmarks.reliability.chaos import members, send
 
 SWEEP = ("seed=0,1,2", "--multirun")
 SEARCH = (

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
-from attacks.case import Case, Outcome, either, finished, refused
-from attacks.ground import Ground, student_of
-from attacks.ingredients import DAMAGES, SHORT, bert, undisturbed
+from benchmarks.attacks.case import Case, Outcome, either, finished, refused
+from benchmarks.attacks.ground import Ground, student_of
+from benchmarks.attacks.ingredients import DAMAGES, SHORT, bert, undisturbed
 
 NAMES = r"corpus[.:]|evaluate[.:]|train\.(csv|tsv|jsonl|parquet|txt)|validation\.|table"
 TRAIN = [

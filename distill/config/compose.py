@@ -30,7 +30,7 @@ from distill.config.settings import (
     SourceConfig,
     TermConfig,
 )
-from distill.config.student import STUDENTS, CustomStudentConfig, StudentConfig
+from distill.config.student import STUDENTS, AnyStudentConfig, CustomStudentConfig, StudentConfig
 from distill.config.synonyms import suggestion
 from distill.config.teacher import (
     MEMBERS,
@@ -258,11 +258,11 @@ def student_config(values: dict[str, Any], named: set[str]) -> StudentConfig:
     if values.get("_target_") is None:
         return cast(StudentConfig, STUDENTS.parse(values, "student", named))
     arguments = {
-        name: value for name, value in values.items() if name not in ("init", "tokenizer")
-    }  # it gets it loaded
+        name: value for name, value in values.items() if name not in ("init", *AnyStudentConfig.model_fields)
+    }  # it gets its tokenizer loaded
     make = component("student", arguments, "", optional=STUDENTS.optional(CustomStudentConfig, values, named))
-    settings = {"init": CUSTOM, "path": values.get("path"), "tokenizer": values.get("tokenizer"), CUSTOM: make}
-    return parse(CustomStudentConfig, settings, "student")
+    shared = {name: values[name] for name in ("path", *AnyStudentConfig.model_fields) if name in values}
+    return parse(CustomStudentConfig, {**shared, "init": CUSTOM, CUSTOM: make}, "student")
 
 
 def teacher_config(values: dict[str, Any], named: set[str]) -> TeacherConfig:

@@ -10,16 +10,19 @@ from distill.config.model import Settings, setting
 from distill.config.unions import Kinds
 
 
-class TokenizerConfig(Settings):
+class AnyStudentConfig(Settings):
     """What every student has."""
 
     # Another one than the teacher's is for losses that need no pair of tokens, such as `pooled`.
     tokenizer: str | None = setting(
         None, "Folder of a tokenizer or its name on the Hub, or corpus (trained on it); null is the teacher's."
     )
+    gradient_checkpointing: bool = setting(
+        False, "Keep the input of each layer alone for the backward pass, which computes the rest again."
+    )
 
 
-class BuiltInStudentConfig(TokenizerConfig):
+class BuiltInStudentConfig(AnyStudentConfig):
     """What every student has that transformers makes."""
 
     config: dict[str, Any] = setting(None, "Fields of the transformers configuration.", factory=dict)
@@ -63,7 +66,7 @@ class SavedStudentConfig(BuiltInStudentConfig):
     trust_remote_code: bool = setting(False, "Let transformers run code of the model's repository.")
 
 
-class CustomStudentConfig(TokenizerConfig):
+class CustomStudentConfig(AnyStudentConfig):
     """A student that a callable of the user's makes."""
 
     init: Literal["custom"] = setting("custom", "Whatever the callable of `_target_` gives.")

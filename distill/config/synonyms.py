@@ -37,6 +37,8 @@ SYNONYMS = {
     "global_batch_size": "train.sequences_per_step",
     "accumulate": "train.accumulate",
     "gradient_accumulation_steps": "train.accumulate",
+    "gradient_checkpointing": "student.gradient_checkpointing",
+    "activation_checkpointing": "student.gradient_checkpointing",
     "accumulate_grad_batches": "train.accumulate",
     "logging_steps": "train.log_every",
     "save_steps": "train.save_every",

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from distill.config.settings import LayersStudentConfig
 from distill.models.bert_to_distilbert import bert_to_distilbert, distilbert_fields
-from distill.models.language_model import block_list
 from distill.models.layer_choice import Layer, flat
+from distill.models.protocol import block_list
 from distill.runtime.errors import SettingError
 
 # Of transformers' configurations: the number of layers, and lists that have an entry for each of them.

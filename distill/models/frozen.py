@@ -4,8 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from distill.models.language_model import block_list
-from distill.models.protocol import depth_of
+from distill.models.protocol import block_list, depth_of
 from distill.runtime.errors import SettingError
 
 EMBEDDINGS = "embeddings"

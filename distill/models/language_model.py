@@ -23,9 +23,10 @@ from transformers import PreTrainedModel
 
 from distill.distributed.shard import is_root, plain_class
 from distill.distributed.side_outputs import join_outputs
+from distill.models.gradient_checkpointing import checkpointed
 from distill.models.kernels.precision import at_least_fp32, autocast, dtype_of
 from distill.models.known_layers import last_block_at
-from distill.models.protocol import depth_of
+from distill.models.protocol import block_list, depth_of
 from distill.models.recorded_attention import QKV, record_attention
 
 LAST = -1  # the layer number of an encoder's last hidden state, whatever its depth
@@ -137,16 +138,18 @@ class LanguageModel(nn.Module):
     forward at a time: the hooks of two threads would read each other's.
     """
 
-    def __init__(self, model: Any, precision: str = "fp32", plain: bool = False) -> None:
+    def __init__(self, model: Any, precision: str = "fp32", plain: bool = False, checkpoints: bool = False) -> None:
         """
         Args:
             precision: of the forward: fp32, or autocast in fp16 or, for anything else, bf16.
             plain: let the last block compute its output at positions that are not read, too; see `last_block_at`.
+            checkpoints: in training, compute the inside of blocks again in the backward pass instead of keeping it.
         """
         super().__init__()
         self.model = model
         self.precision = precision
         self.plain = plain
+        self._checkpointed = list(block_list(model.base_model, depth_of(model))) if checkpoints else []
         self._casts: dict[torch.dtype, Tensor] | None = None
 
     def forward(self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec) -> Outputs:
@@ -169,6 +172,8 @@ class LanguageModel(nn.Module):
         with ExitStack() as entered:
             entered.enter_context(autocast(self.precision, inputs["input_ids"].device))
             record = entered.enter_context(_watched(self.model, spec, self.plain))
+            if self.model.training and torch.is_grad_enabled():
+                entered.enter_context(checkpointed(self._checkpointed))
             output = model(**inputs, attention_mask=attention, **_without_cache(plain_class(self.model).forward))
         if missing := [block for block in spec.qkv if ("qkv", block) not in record]:
             raise ValueError(
@@ -364,20 +369,6 @@ def _watch_blocks(
 
     handles: list[Any] = [module.register_forward_pre_hook(before, with_kwargs=True) for module in modules]
     return handles + [module.register_forward_hook(after) for module in modules], lambda: calls + 1
-
-
-def block_list(encoder: nn.Module, depth: int | None) -> nn.ModuleList:
-    """The blocks of an encoder that are called one after the other: its first list of `depth` modules.
-
-    Where there is no such list, as in ALBERT, its first list: those blocks are called several times.
-
-    Raises:
-        ValueError: the encoder has no list of modules.
-    """
-    lists = [module for module in encoder.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    if not lists:
-        raise ValueError(f"{type(encoder).__name__} has no list of blocks, so none of its inner layers can be read")
-    return next((blocks for blocks in lists if len(blocks) == depth), lists[0])
 
 
 def _pooled(kind: str, last: Tensor, documents: Tensor | None) -> Tensor:

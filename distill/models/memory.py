@@ -13,7 +13,8 @@ from distill.runtime.host import free_memory
 
 # Numbers that each block with attention keeps for the backward pass, in multiples of the width of a position: its own
 # input, the inputs of its two norms, the queries and what attention makes of them, and most blocks twice as many and
-# more (34 bytes in 16-bit formats with the usual inner layer, https://arxiv.org/abs/2205.05198, section 4.1).
+# more (34 bytes in 16-bit formats with the usual inner layer, https://arxiv.org/abs/2205.05198, section 4.1). With
+# gradient checkpointing that is so of one block at a time, and each of the others keeps its input.
 MIN_KEPT = 4
 
 
@@ -48,25 +49,38 @@ def require_memory_for_weights(name: str, build: Callable[[], Any]) -> None:
         )
 
 
-def require_memory_for_step(student: Any, precision: str, batch_size: int, length: int, ranks: Ranks) -> None:
-    """Raises SettingError for a micro-batch that is sure to be too much.
+def least_bytes(student: Any, precision: str, batch_size: int, length: int, checkpoints: bool = False) -> int | None:
+    """Bytes that the blocks of a student are sure to keep of a micro-batch for its backward pass.
+
+    Args:
+        student: a model; None is given for one without a width and heads of attention in its configuration.
+        precision: the format of its forward.
+        batch_size, length: of the micro-batch.
+        checkpoints: whether the inside of blocks is computed again in the backward pass.
+    """
+    config = getattr(student, "config", None)
+    width = getattr(config, "hidden_size", None)
+    if not isinstance(width, int) or not hasattr(config, "num_attention_heads"):
+        return None
+    depth = depth_of(student) or 1
+    kept = depth - 1 + MIN_KEPT if checkpoints else depth * MIN_KEPT
+    return dtype_of(precision).itemsize * kept * width * batch_size * length
+
+
+def require_memory_for_step(
+    student: Any, precision: str, batch_size: int, length: int, ranks: Ranks, checkpoints: bool = False
+) -> None:
+    """Raises SettingError for a micro-batch that is sure to be too much; the arguments are those of `least_bytes`.
 
     A processor's memory is promised before it is there, and a process that then takes it is killed without a message.
     Whether a smaller one fits shows in the first micro-batch.
-
-    Args:
-        student: a model; one is not checked without a width and heads of attention in its configuration.
-        precision: the format of its forward.
-        batch_size, length: of the micro-batch.
     """
-    config, free = getattr(student, "config", None), available(ranks)
-    width = getattr(config, "hidden_size", None)
-    if free is None or not isinstance(width, int) or not hasattr(config, "num_attention_heads"):
+    least, free = least_bytes(student, precision, batch_size, length, checkpoints), available(ranks)
+    if least is None or free is None or least <= free:
         return
-    least = dtype_of(precision).itemsize * MIN_KEPT * width * (depth_of(student) or 1) * batch_size * length
-    if least > free:
-        raise SettingError(
-            f"train.batch_size={batch_size}: a micro-batch of {length} positions a sequence takes "
-            f"{least / 1e9:.3g} GB at least, and {free / 1e9:.3g} GB are free for each rank; "
-            "lower it, and set train.sequences_per_step to the present size of a step"
-        )
+    cure = "" if checkpoints else ", or set student.gradient_checkpointing=true, which keeps less"
+    raise SettingError(
+        f"train.batch_size={batch_size}: a micro-batch of {length} positions a sequence takes "
+        f"{least / 1e9:.3g} GB at least, and {free / 1e9:.3g} GB are free for each rank; "
+        f"lower it, and set train.sequences_per_step to the present size of a step{cure}"
+    )

@@ -38,3 +38,17 @@ def depth_of(model: Any) -> int | None:
     modules = model.base_model.modules()
     lists = [blocks for blocks in modules if isinstance(blocks, nn.ModuleList) and len(blocks)]
     return len(lists[0]) if lists else None
+
+
+def block_list(encoder: nn.Module, depth: int | None) -> nn.ModuleList:
+    """The blocks of an encoder that are called one after the other: its first list of `depth` modules.
+
+    Where there is no such list, as in ALBERT, its first list: those blocks are called several times.
+
+    Raises:
+        ValueError: the encoder has no list of modules.
+    """
+    lists = [module for module in encoder.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    if not lists:
+        raise ValueError(f"{type(encoder).__name__} has no list of blocks, so none of its inner layers can be read")
+    return next((blocks for blocks in lists if len(blocks) == depth), lists[0])

@@ -23,6 +23,7 @@ from distill.models.custom import custom_model
 from distill.models.fields import check_fields, family
 from distill.models.from_layers import copy_layers, student_fields
 from distill.models.frozen import EMBEDDINGS, freeze
+from distill.models.gradient_checkpointing import require_blocks
 from distill.models.initialisation import attend_to_neighbours
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.layer_choice import AUTO, RULES, Layer, are_layers, choose_layers, flat
@@ -85,6 +86,8 @@ def make_student(
     for name, one in (("teacher", teacher), ("student", model)):
         if (limit := max_positions(one)) is not None and length > limit:
             raise SettingError(f"corpus.sequence_length={length} exceeds the {name}'s {limit} positions: lower it")
+    if settings.gradient_checkpointing:
+        require_blocks(model)
     frozen = settings.frozen if isinstance(settings, BuiltInStudentConfig) else []
     freeze(model, frozen)
     if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -39,6 +39,7 @@ SETTINGS_IGNORED = {
     "train.snapshots",
     "train.snapshot_every",
     "objective.kernel",
+    "student.gradient_checkpointing",
     "student.path",
     "student.trust_remote_code",
 }

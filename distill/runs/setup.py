@@ -20,8 +20,8 @@ from distill.models.kernels.heap import retain_heap, return_large_tensors
 from distill.models.kernels.packed_linear import pack_teacher
 from distill.models.kernels.precision import MIN_SPEEDUP, MODELS, bf16_speedup, dtype_of, resolve
 from distill.models.kind import ModelKind
-from distill.models.language_model import LanguageModel, block_list
-from distill.models.protocol import depth_of
+from distill.models.language_model import LanguageModel
+from distill.models.protocol import block_list, depth_of
 from distill.models.student import check_student
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
@@ -103,10 +103,12 @@ def blocks_of(model: Any) -> tuple[list[torch.nn.Module], int]:
     return list(block_list(model.base_model, depth)), depth
 
 
-def setup_student(student: Any, objective: Objective, precision: PrecisionConfig, ranks: Ranks) -> Trainable:
-    """Put what is trained on this rank's device, and choose its kernels."""
+def setup_student(
+    student: Any, objective: Objective, precision: PrecisionConfig, ranks: Ranks, checkpoints: bool = False
+) -> Trainable:
+    """Put what is trained on this rank's device, and choose its kernels; `checkpoints` as `LanguageModel` has it."""
     ranks.place(student, dtype_of(precision.student))
-    _choose_attention(student, precision, ranks)
+    _choose_attention(student, precision, ranks, by_block=checkpoints)
     if ranks.device.type == "cpu":
         if precision.kernels != "plain" and not ranks.shards:  # else memory counts for more
             retain_heap()
@@ -114,8 +116,8 @@ def setup_student(student: Any, objective: Objective, precision: PrecisionConfig
             replace_dropout(student)
     if precision.kernels != "plain" and not precision.compile:
         use_one_gelu(student)  # the teacher has it
-    plain = precision.kernels == "plain"
-    return Trainable(LanguageModel(student, precision.student, plain), objective.modules()).to(ranks.device)
+    model = LanguageModel(student, precision.student, precision.kernels == "plain", checkpoints)
+    return Trainable(model, objective.modules()).to(ranks.device)
 
 
 def setup_teacher(
@@ -131,20 +133,24 @@ def setup_teacher(
     return LanguageModel(frozen, precision.teacher, precision.kernels == "plain")
 
 
-def _choose_attention(model: Any, precision: PrecisionConfig, ranks: Ranks) -> None:
+def _choose_attention(model: Any, precision: PrecisionConfig, ranks: Ranks, by_block: bool = False) -> None:
     if precision.compile:
-        compile_encoder(model)
+        compile_encoder(model, by_block)
     elif ranks.device.type == "cpu":
         use_batched_products(model, precision.kernels == "plain")
 
 
-def compile_encoder(model: Any) -> None:
+def compile_encoder(model: Any, by_block: bool = False) -> None:
     """Send the encoder's forward through torch.compile, which chooses the kernels; hooks stay outside.
 
     Where blocks are called several times, as in ALBERT, that is the forward of each block: the graph of a whole encoder
     would hold every call anew, and take so many times as long to compile.
+
+    Args:
+        by_block: the forward of each block in any case, as one that is computed again in the backward pass has to be.
     """
-    for module in _shared_blocks(model) or _sharded_blocks(model) or [model.base_model]:
+    blocks = blocks_of(model)[0] if by_block else _shared_blocks(model) or _sharded_blocks(model)
+    for module in blocks or [model.base_model]:
         module.forward = torch.compile(module.forward)
 
 

@@ -69,9 +69,9 @@ def memory_failure(error: BaseException) -> SettingError | None:
         return None
     return SettingError(
         f"not enough memory ({first_line(error)[:200]}): lower train.batch_size, with the present "
-        "size of a step as train.sequences_per_step, lower evaluate.batch_size and "
-        "evaluate.pseudo_perplexity.batch_size where models are scored, or take a smaller model; the same "
-        "command then resumes"
+        "size of a step as train.sequences_per_step, set student.gradient_checkpointing=true, lower "
+        "evaluate.batch_size and evaluate.pseudo_perplexity.batch_size where models are scored, or take a smaller "
+        "model; the same command then resumes"
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from job import Shelf
-from tiny import make_tokenizer, new_student
+from tiny import make_model, make_tokenizer, new_student
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from distill.config.settings import BackendConfig, NewStudentConfig
@@ -18,7 +18,7 @@ from distill.models.kernels.activations import use_one_gelu
 from distill.models.kernels.dropout import replace_dropout
 from distill.models.kernels.precision import dtype_of
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
-from distill.models.memory import available, require_memory_for_step
+from distill.models.memory import available, least_bytes, require_memory_for_step
 from distill.models.student import make_student
 from distill.runtime.errors import SettingError
 from distill.runtime.host import memory_failure
@@ -41,11 +41,24 @@ def test_a_step_that_is_sure_to_be_too_much_is_refused_before_it(monkeypatch: py
             require_memory_for_step(student, precision, rows, 32, BACKEND)
 
 
+def test_gradient_checkpointing_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four blocks three keep their input, and one at a time all that its backward pass needs."""
+    student = make_model("bert", 4).train()
+    assert least_bytes(student, "fp32", 4, 32) == least(student, 4, 32) == 16 * 4 * 32 * 4 * 32
+    assert least_bytes(student, "fp32", 4, 32, checkpoints=True) == 7 * 4 * 32 * 4 * 32
+    monkeypatch.setattr("distill.models.memory.available", lambda ranks: 7 * 4 * 32 * 4 * 32)
+    require_memory_for_step(student, "fp32", 4, 32, BACKEND, checkpoints=True)
+    with pytest.raises(SettingError, match=r"or set student\.gradient_checkpointing=true, which keeps less"):
+        require_memory_for_step(student, "fp32", 4, 32, BACKEND)
+    with pytest.raises(SettingError, match=r"present size of a step$"):
+        require_memory_for_step(student, "fp32", 5, 32, BACKEND, checkpoints=True)
+
+
 def test_nothing_is_foreseen_of_a_model_without_a_width() -> None:
     require_memory_for_step(torch.nn.Linear(2, 2), "fp32", 10**9, 10**9, BACKEND)
 
 
-def kept_bytes(student: Any, precision: str, rows: int) -> int:
+def kept_bytes(student: Any, precision: str, rows: int, checkpoints: bool = False) -> int:
     """Of what autograd keeps of a forward of so many rows of 32 positions, each storage once."""
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -56,7 +69,8 @@ def kept_bytes(student: Any, precision: str, rows: int) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         ids = torch.randint(5, 20, (rows, 32))
-        hidden = LanguageModel(student, precision)({"input_ids": ids}, None, OutputSpec(layers=(LAST,))).hidden[LAST]
+        model = LanguageModel(student, precision, checkpoints=checkpoints)
+        hidden = model({"input_ids": ids}, None, OutputSpec(layers=(LAST,))).hidden[LAST]
     assert hidden.requires_grad
     return sum(storage.nbytes() for storage in kept.values())
 
@@ -83,6 +97,9 @@ def test_the_estimate_is_below_what_a_step_keeps(family: str, precision: str) ->
     use_one_gelu(student)
     per_row = (kept_bytes(student, precision, 12) - kept_bytes(student, precision, 4)) / 8
     assert least(student, 1, 32) * dtype_of(precision).itemsize / 4 < per_row
+    of_inputs = (kept_bytes(student, precision, 12, True) - kept_bytes(student, precision, 4, True)) / 8
+    assert of_inputs < per_row / 2, "far less is kept where blocks are computed again, one after the other"
+    assert least_bytes(student, precision, 1, 32, checkpoints=True) < of_inputs + per_row / 4
 
 
 # --- free memory ---------------------------------------------------------------------------------------------------
@@ -188,3 +205,14 @@ def test_a_batch_that_the_machine_cannot_hold_is_refused(
     monkeypatch.setattr("distill.models.memory.available", lambda ranks: 1000)
     assert shelf.run(shelf.root / "refused") == 2
     assert "train.batch_size=" in capfd.readouterr().err
+
+
+def test_gradient_checkpointing_lets_a_refused_batch_run(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    free = 4 * 32 * 8 * 32 * (2 * 4 - 1)  # less than two blocks of width 32 keep of 8 sequences of 32 positions
+    monkeypatch.setattr("distill.models.memory.available", lambda ranks: free)
+    folder, more = shelf.root / "fits", ("train.steps=1", "student.gradient_checkpointing=true")
+    assert shelf.run(folder, "train.steps=1") == 2
+    assert "set student.gradient_checkpointing=true" in capfd.readouterr().err
+    assert shelf.run(folder, *more) == 0

@@ -3,18 +3,17 @@
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from job import ROOT, Shelf, environment
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
 
 def test_gradients_of_draws_are_without_bias_and_of_the_largest_entries_are_not(
     shelf: Shelf, capsys: pytest.CaptureFixture
 ) -> None:
-    noise = __import__("teacher_cache_noise")
+    noise = import_module("benchmarks.teacher_cache.noise")
     corpus = [*shelf.corpus, "corpus.max_sequences=60", "train.batch_size=10", "train.accumulate=1"]
     lines = noise.compare("masked", None, ["live", "top 16", "63 draws", "12 draws"], 6, 2, corpus)
     found = {line["teacher"]: line for line in lines}
@@ -26,7 +25,7 @@ def test_gradients_of_draws_are_without_bias_and_of_the_largest_entries_are_not(
 
 
 def test_the_table_compares_runs_of_one_seed() -> None:
-    runs, main = __import__("teacher_cache_runs"), __import__("teacher_cache")
+    runs, main = import_module("benchmarks.teacher_cache.runs"), import_module("benchmarks.teacher_cache.teacher_cache")
 
     def line(name: str, seed: int, score: float, num_bytes: float | None) -> object:
         own = {"books": score}
@@ -47,7 +46,7 @@ def test_the_table_compares_runs_of_one_seed() -> None:
 
 
 def test_draws_take_half_of_the_bytes_of_top_64() -> None:
-    runs = __import__("teacher_cache_runs")
+    runs = import_module("benchmarks.teacher_cache.runs")
     sizes = {name: kept.layout(6144).position_bytes for name, kept in runs.CACHES.items() if kept.wanted}
     assert sizes["top 64"] == 258
     halves = {name for name, size in sizes.items() if size <= 129}
@@ -55,7 +54,7 @@ def test_draws_take_half_of_the_bytes_of_top_64() -> None:
 
 
 def test_runs_of_other_settings_have_other_folders() -> None:
-    runs = __import__("teacher_cache_runs")
+    runs = import_module("benchmarks.teacher_cache.runs")
     names = {
         runs.folder_name("63 draws", 0, arguments) for arguments in (["seed=0"], ["seed=0", "corpus.max_sequences=9"])
     }
@@ -67,7 +66,7 @@ def test_runs_of_other_settings_have_other_folders() -> None:
 def test_runs_of_both_pairs(tmp_path: Path) -> None:
     command = [
         sys.executable,
-        str(ROOT / "benchmarks" / "teacher_cache.py"),
+        str(ROOT / "benchmarks" / "teacher_cache" / "teacher_cache.py"),
         "--quick",
         "--work",
         str(tmp_path / "work"),

@@ -7,7 +7,7 @@ values.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -37,6 +37,22 @@ def keyed_by_sequence(keys: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         _streams.keys = ()
+
+
+def repeated() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """For torch's checkpoint: a context of what is computed now, and one in which its dropouts draw the same again."""
+    return nullcontext(), _drawing(_streams.keys, _streams.calls)
+
+
+@contextmanager
+def _drawing(keys: Sequence[int], calls: int) -> Iterator[None]:
+    """While it is open dropouts draw from the streams of these keys, as if so many had drawn already."""
+    before = _streams.keys, _streams.calls
+    _streams.keys, _streams.calls = keys, calls
+    try:
+        yield
+    finally:
+        _streams.keys, _streams.calls = before
 
 
 def replace_dropout(student: Any) -> None:

@@ -1,0 +1,1 @@
+"""The scripts behind every number of the manual, in a folder for each subject."""

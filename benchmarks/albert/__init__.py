@@ -1,0 +1,1 @@
+"""Pre-training of ALBERT: its quality, and its scaling on emulated hosts."""

@@ -1,0 +1,1 @@
+"""How fast sequences are prepared, loaded, and read from object storage."""

@@ -1,0 +1,1 @@
+"""How good students become, and how long that takes."""

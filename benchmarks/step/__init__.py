@@ -1,0 +1,1 @@
+"""How fast a step, the objective, pseudo-perplexity and checkpoints are."""

@@ -1,0 +1,1 @@
+"""What a cache of the teacher's outputs costs, saves and loses."""

@@ -1,0 +1,1 @@
+"""What measures nothing: the list of installed packages, and the manual's pictures."""
