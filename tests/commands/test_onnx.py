@@ -88,7 +88,7 @@ def test_the_folder_and_its_report(run: Path, content: command.Report) -> None:
 
 @pytest.mark.parametrize("kind", ["class", "answer", pytest.param("value", marks=pytest.mark.slow)])
 def test_a_fine_tuned_model_in_onnx(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: Path) -> None:
-    """The file and the tokenizer beside it are all that is needed; both texts of a pair are told apart."""
+    """The file and the tokenizer beside it are all that is needed; it separates both texts of a pair."""
     import onnxruntime
 
     auto_class = AutoModelForQuestionAnswering if kind == "answer" else AutoModelForSequenceClassification

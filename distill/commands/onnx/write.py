@@ -21,8 +21,10 @@ FP32, INT8, REPORT = "model.onnx", "model_int8.onnx", "report.json"
 LENGTH = 128  # tokens, or as many as the model takes
 TASKS = {CLASSES.noun: "classes or values", SPANS.noun: "answers"}  # of models that have no perplexity
 # What a program needs beside the weights, as the folder of the model has it.
-BESIDE = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-BESIDE += ("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+BESIDE = (
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+    *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"),
+)
 
 
 def load(path: str) -> tuple[Any, ModelKind]:

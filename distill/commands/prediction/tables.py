@@ -56,7 +56,12 @@ def _write_parquet(records: Iterable[Record], columns: Columns, path: Path) -> N
     import pyarrow
     import pyarrow.parquet
 
-    types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64(), None: pyarrow.string()}
+    types: dict[type | None, Any] = {
+        bool: pyarrow.bool_(),
+        int: pyarrow.int64(),
+        float: pyarrow.float64(),
+        None: pyarrow.string(),
+    }
     schema = pyarrow.schema([(name, types[columns.number(name)]) for name in columns.types])
     coming = iter(records)
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
