@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from distill.report.comparison.from_python import ComparedRuns as ComparedRuns
     from distill.report.comparison.from_python import compare_runs
     from distill.report.scores import Scores as Scores
+    from distill.runs.observers import ObservedCheckpoint as ObservedCheckpoint
+    from distill.runs.observers import ObservedEvaluation as ObservedEvaluation
+    from distill.runs.observers import ObservedStep as ObservedStep
+    from distill.runs.observers import Observer as Observer
     from distill.runtime.errors import Diverged as Diverged
     from distill.runtime.errors import Interrupted as Interrupted
     from distill.runtime.errors import RankLost as RankLost
@@ -56,6 +60,10 @@ _PUBLIC = {
     "Interrupted": "distill.runtime.errors",
     "LayersStudentConfig": "distill.config.settings",
     "LoadedModel": "distill.models.loaded",
+    "ObservedCheckpoint": "distill.runs.observers",
+    "ObservedEvaluation": "distill.runs.observers",
+    "ObservedStep": "distill.runs.observers",
+    "Observer": "distill.runs.observers",
     "OutputSpec": "distill.models.language_model",
     "Outputs": "distill.models.language_model",
     "Pair": "distill.commands.api.pair",

@@ -35,6 +35,7 @@ from distill.runs.describe import describe
 from distill.runs.history import Examination, Points, StudentHistory
 from distill.runs.identity import run_identity
 from distill.runs.metrics import Metrics, RunLog
+from distill.runs.observers import UserObservers, make_observers
 from distill.runs.outcome import complete_record
 from distill.runs.pair import load_models, resolve_layers
 from distill.runs.record import Record
@@ -229,6 +230,7 @@ def make_followers(
         Metrics(run.objective, data.batches, config.train.log_every, log, state),
         Curve(config.evaluate.curve, folder, evaluator, (pair.student, teacher), data.sets, steps),
         make_snapshots(run, record),
+        UserObservers(make_observers(config.observers, folder.path, run.ranks), run.objective, data.batches),
         StudentHistory(points, examination, pair.student, steps, data.batches.steps_per_epoch, folder, tracker),
     )
 
@@ -239,7 +241,7 @@ def train_profiled(run: Run, training: Training, followers: Followers, record: R
     recording = profiling.recorder(config, run.folder.path, batches, ranks)
     with saved_when_a_rank_is_lost(training), recording as recorder:
         followers.curve.begin(training.state)
-        ended_by = train(training, run.objective, followers.observers, followers.history)
+        ended_by = train(training, run.objective, followers.in_order, followers.history)
     followers.log.close()
     profile = profiling.gather_profile(recorder, config, batches, ranks, record.identity)
     return replace(record, training=replace(record.training, ended_by=ended_by), profile=profile)

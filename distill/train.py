@@ -35,7 +35,7 @@ from distill.runs.profile.phases import (
     phase,
 )
 from distill.runs.profile.phases import in_force as recorder_in_force
-from distill.runs.step import History, Observer, StepResult, StepStats, Window
+from distill.runs.step import Follower, History, StepResult, StepStats, Window
 from distill.runtime.errors import Interrupted, RankLost
 from distill.runtime.seed import key
 from distill.runtime.signals import ALL, SAVING, Signals, handled
@@ -188,13 +188,13 @@ def step(
     )
 
 
-def train(training: Training, objective: Objective, observers: tuple[Observer, ...], history: History) -> str:
+def train(training: Training, objective: Objective, followers: tuple[Follower, ...], history: History) -> str:
     """Train from `run.state` to the end of the run, and return what ended it: epochs, steps, minutes, or its profile.
 
     The state is updated in place. Rank 0 saves.
 
     Args:
-        observers: called in this order after each step.
+        followers: called in this order.
 
     Raises:
         Diverged: `train.max_nonfinite` steps in a row had a loss or gradient that was not finite, `train.max_spike`
@@ -214,7 +214,7 @@ def train(training: Training, objective: Objective, observers: tuple[Observer, .
     if state.step and (history.due(state.step) or over):
         # Interrupted between this point's checkpoint and the end of its evaluation.
         health.check(state, over)
-        evaluate_if_due(training, objective, history)
+        evaluate_if_due(training, objective, followers, history)
     state.loss_scale.begin(training.learner.model.student.precision == "fp16")
     windows = batches.stream(state.step, limits.steps, ranks.device, training.teacher.read_ahead, recorder.watch)
     window = first_window(windows, objective, training)
@@ -226,14 +226,14 @@ def train(training: Training, objective: Objective, observers: tuple[Observer, .
             state.add(int(result.counts[TOKENS]), result.seconds, result.exchanges)
             result = health.after_step(state, result, window.batches)
             window, over = result.upcoming, result.over
-            for observer in observers:
-                observer.after_step(state, result)
+            for follower in followers:
+                follower.after_step(state, result)
 
             at_point = history.due(state.step) or over
             save_due |= state.step % settings.save_every == 0 or at_point or result.should_save
             saved = False
             if save_due and not state.skipped_in_a_row and not result.diverged:  # else after the next good step
-                save_due, saved = False, save(training)
+                save_due, saved = False, save(training, followers)
             if result.save_requested:
                 logger.info(f"SIGUSR1 at step {state.step}, {saved_or_not(saved)}")
             health.check(state, over)
@@ -244,7 +244,7 @@ def train(training: Training, objective: Objective, observers: tuple[Observer, .
             if at_point:
                 ranks.barrier()  # a signal may now end any rank, and with it the others: rank 0 has to have saved
                 with signals.at_once(), phase(EVALUATION):
-                    evaluate_if_due(training, objective, history)
+                    evaluate_if_due(training, objective, followers, history)
             if recorder.end_step():
                 return TRIAL
     return limits.ended_by(state.step)
@@ -256,21 +256,27 @@ def first_window(windows: Iterator[list[Batch]], objective: Objective, training:
     return Window(batches, training.ranks.sum(objective.count(batches)), training.state.seconds)
 
 
-def evaluate_if_due(training: Training, objective: Objective, history: History) -> None:
+def evaluate_if_due(
+    training: Training, objective: Objective, followers: tuple[Follower, ...], history: History
+) -> None:
     """Score the student where the settings select this point of the history; the means of the losses begin anew."""
     state = training.state
-    history.at_point(state, state.step / training.batches.steps_per_epoch, state.tally.means(objective.names))
+    epochs, losses = state.step / training.batches.steps_per_epoch, state.tally.means(objective.names)
+    point = history.at_point(state, epochs, losses)
     state.begin_interval()
+    if point is not None:
+        for follower in followers:
+            follower.at_evaluation(state, point)
 
 
-def save(training: Training) -> bool:
+def save(training: Training, followers: tuple[Follower, ...] = ()) -> bool:
     """Save a checkpoint where this rank does. False: the weights are not finite, so there is none."""
+    state, checkpoints = training.state, training.checkpoints
     with phase(CHECKPOINT):
-        return (
-            training.checkpoints.save(training.state, training.learner.model, training.learner.optimizer)
-            if training.saves
-            else True
-        )
+        saved = checkpoints.save(state, training.learner.model, training.learner.optimizer) if training.saves else True
+    for follower in followers if saved else ():
+        follower.at_checkpoint(state, checkpoints.path_of(state))
+    return saved
 
 
 @contextmanager

@@ -48,6 +48,7 @@ def test_prepare(tmp_path: Path) -> None:
     assert results["zstd"][0]["ratio"] > 1 and "shards with zstd, 2 processes" in printed
 
 
+@pytest.mark.slow
 def test_storage_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("moto")
     pytest.importorskip("s3fs")
@@ -64,6 +65,7 @@ def test_storage_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert result.rows == result.epochs * count and result.requests > 20
 
 
+@pytest.mark.slow
 def test_streaming(tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
     streaming = import_module("benchmarks.data.streaming")
@@ -217,6 +219,7 @@ def test_albert_refuses_what_does_not_fit() -> None:
     assert done.returncode == 1 and errors.strip().endswith("give a multiple of --rows 1 times each of --sizes")
 
 
+@pytest.mark.slow
 def test_a_late_share_holds_once_all_ranks_are_ready() -> None:
     cluster = import_module("benchmarks.scaling.cluster")
     code = """
@@ -241,6 +244,7 @@ print(early, share())
     assert late < 0.12 and early > 2 * late
 
 
+@pytest.mark.slow
 def test_emulated_hosts_are_slow_and_leave_nothing_behind() -> None:
     cluster = import_module("benchmarks.scaling.cluster")
     if (reason := cluster.why_not()) is not None:

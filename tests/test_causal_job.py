@@ -102,6 +102,7 @@ def test_a_cache_of_its_teacher_needs_no_static_masks(shelf: Shelf, causal_teach
     assert 0.1 < cache["kept_mass"] < 1 and torch.isfinite(weights(folder)["transformer.wte.weight"]).all()
 
 
+@pytest.mark.slow
 def test_draws_of_its_teacher_serve_every_seed_of_the_run(shelf: Shelf, causal_teacher: Path) -> None:
     """As no masks are drawn; another seed reads what the first one made."""
     settings = ["teacher.cache.sampled=24", "objective.cosine.weight=0", "train.epochs=null", "train.steps=2"]
@@ -113,6 +114,7 @@ def test_draws_of_its_teacher_serve_every_seed_of_the_run(shelf: Shelf, causal_t
     assert found[0] == found[1] and found[0]["kept_mass"] == 0 and found[0]["sampled"] == 24
 
 
+@pytest.mark.slow
 def test_its_baseline_learns_without_the_teacher(shelf: Shelf, causal_teacher: Path, student: Path) -> None:
     folder = shelf.root / "distilgpt2-baseline"
     assert distill("+recipe=distilgpt2_gutenberg_baseline", *arguments(shelf, causal_teacher, folder)) == 0

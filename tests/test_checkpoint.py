@@ -202,6 +202,7 @@ def train_for_long(folder: Path) -> None:
     fit.run()
 
 
+@pytest.mark.slow
 def test_kill_9_in_the_middle(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
     """A real process, killed at any moment; the same settings go on to the weights of an undisturbed run."""
     process = multiprocessing.get_context("spawn").Process(target=train_for_long, args=(tmp_path / "killed",))

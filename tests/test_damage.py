@@ -238,6 +238,7 @@ def test_a_manifest_lists_what_sha256sum_would(trained: Path, tmp_path: Path) ->
         check_manifest(tmp_path, ["a", "b"])
 
 
+@pytest.mark.slow
 def test_a_finished_run_with_damage_ends_with_the_same_student(
     shelf: Shelf, done: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:

@@ -95,7 +95,11 @@ def test_a_pair_of_stored_formats_on_two_ranks(
     run(tmp_path / "run", "fsdp", *pair(teacher, student, shelf, tmp_path))
 
 
-@pytest.mark.parametrize("teacher", FORMATS, ids=str)
+@pytest.mark.parametrize(
+    "teacher",
+    [pytest.param(format, marks=[] if format == torch.bfloat16 else pytest.mark.slow) for format in FORMATS],
+    ids=str,
+)
 def test_a_teacher_of_any_format_on_one_rank_of_fsdp(teacher: torch.dtype, shelf: Shelf, tmp_path: Path) -> None:
     """DistilBERT from layers that are still to be found: the default pair, and the student of a single process."""
     settings = pair(teacher, "found", shelf, tmp_path)

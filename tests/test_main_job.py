@@ -180,6 +180,7 @@ def test_a_users_own_recipe_sweep_and_student(shelf: Shelf, tmp_path: Path) -> N
     assert first["training"]["final_loss"] != second["training"]["final_loss"]
 
 
+@pytest.mark.slow
 def test_a_run_ends_by_the_clock(shelf: Shelf) -> None:
     folder = shelf.root / "clock"
     assert shelf.run(folder, "train.epochs=null", "train.minutes=0.002") == 0

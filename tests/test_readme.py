@@ -46,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-PARTS = ["pair", "loss", "source", "optimizer", "schedule", "measure"]
+PARTS = ["pair", "loss", "source", "optimizer", "schedule", "measure", "observer"]
 
 
 @pytest.mark.parametrize("title", [f"Add {'an' if part[0] in 'aeiou' else 'a'} {part}" for part in PARTS])
@@ -177,6 +177,17 @@ def test_a_measure(shelf: Shelf) -> None:
     assert content["measures"]["accuracy"]["lower_is_better"] is False
     report = Path("run/report.md").read_text()
     assert "Accuracy" in report and "Top-1 agreement" in report
+
+
+def test_an_observer(shelf: Shelf) -> None:
+    found = section("Add an observer")
+    Path("my_observers.py").write_text(found["python"])
+    run(found["sh"], *small_pair(shelf))
+    first, second, last = Path("run/steps.txt").read_text().splitlines()
+    lines, history = metrics(Path("run")), results(Path("run"))["history"]
+    for line, journal in zip(lines, (first, second), strict=True):
+        assert journal == f"step {line['step']}: loss {line['loss/total']:.4f}, rate {line['lr']:.2e}"
+    assert last == f"step 2: {history[-1]['perplexity']['heldout']}"
 
 
 TINY_ROWS = "corpus.sequence_length=32"

@@ -1,5 +1,6 @@
 """Every recipe that ships: composes, passes the checks, runs."""
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +133,19 @@ def test_published_trainings_of_albert(name: str, tmp_path: Path) -> None:
 
 
 def test_every_option_of_every_group_composes() -> None:
-    for group in sorted(path for path in CONF.iterdir() if path.is_dir()):
-        for option in sorted(group.glob("*.yaml")):
-            extra = ["corpus.hub=x"] if option.stem == "hub" else []
-            extra += ["teacher.path=x"] if group.name == "teacher" and option.stem == "pretrained" else []
-            extra += ["student.path=x"] if group.name == "student" and option.stem == "pretrained" else []
-            extra += [f"{group.name}._target_=x.y"] if option.stem == "custom" else []
-            assert isinstance(composed(f"{group.name}={option.stem}", *extra), Config), option
+    """Those of groups that do not depend on each other are composed together."""
+    options = {path: sorted(path.glob("*.yaml")) for path in CONF.iterdir() if path.is_dir()}
+    independent = [options.pop(CONF / name) for name in ("backend", "optimizer", "precision", "profile", "tracker")]
+    alone = [(option,) for group in options.values() for option in group]
+    for together in [*alone, *zip_longest(*independent)]:
+        arguments: list[str] = []
+        for option in filter(None, together):
+            group = option.parent.name
+            arguments += [f"{group}={option.stem}"]
+            arguments += ["corpus.hub=x"] if option.stem == "hub" else []
+            arguments += [f"{group}.path=x"] if group in ("teacher", "student") and option.stem == "pretrained" else []
+            arguments += [f"{group}._target_=x.y"] if option.stem == "custom" else []
+        assert isinstance(composed(*arguments), Config), arguments
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - OF_TABLES - OF_SOURCES - LARGE))

@@ -35,7 +35,7 @@ from distill.optim import updates as optim
 from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.setup import setup_student
-from distill.runs.step import StepResult
+from distill.runs.step import Follower, StepResult
 from distill.teacher.output import NoTeacher
 from distill.train import Learner, Training, train
 
@@ -76,8 +76,8 @@ class Done(Exception):
     seconds: list[float] = field(default_factory=list)
 
 
-class Clock(NoHistory):
-    """An observer of `distill.train` that keeps the seconds of each step, and ends the loop after so many."""
+class Clock(NoHistory, Follower):
+    """Follows `distill.train`: it keeps the seconds of each step, and ends the loop after so many."""
 
     def __init__(self, steps: int) -> None:
         self._steps, self._ends = steps, [0.0]

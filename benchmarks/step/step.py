@@ -42,7 +42,7 @@ from distill.optim import updates as optim
 from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.setup import setup_student, setup_teacher
-from distill.runs.step import StepResult
+from distill.runs.step import Follower, StepResult
 from distill.runtime.threads import limit_spinning
 from distill.teacher.live import LiveTeacher
 from distill.train import Learner, Training, train
@@ -69,8 +69,8 @@ def variants(rows: str, device: torch.device, more: bool) -> list[Variant]:
 
 
 @dataclass
-class CallAfterStep:
-    """An observer of `distill.train` that calls something after each step."""
+class CallAfterStep(Follower):
+    """Follows `distill.train` and calls something after each step."""
 
     call: AfterStep
 

@@ -177,6 +177,18 @@ def component(
     return Component(setting, built_in(package, kind), arguments, optional)
 
 
+def by_name(group: str, noun: str, values: Mapping[str, Any]) -> dict[str, Component]:
+    """Callables of the user's by the names that the user gives them, in a group that has no built-in ones.
+
+    Raises:
+        SettingError: an entry has no `_target_`; the line calls it a `noun`.
+    """
+    for name, settings in values.items():
+        if not isinstance(settings, dict) or settings.get("_target_") is None:
+            raise SettingError(f"{group}.{name} names no {noun}: give a class of your own as {group}.{name}._target_")
+    return {name: component(f"{group}.{name}", settings, "") for name, settings in values.items()}
+
+
 def _check_values(setting: str, value: Any) -> None:
     """Refuse numbers that are not finite or larger than any setting has, and an empty path."""
     if isinstance(value, dict):

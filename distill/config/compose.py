@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, component, kinds
+from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, by_name, component, kinds
 from distill.config.errors import all_of, parse, shown
 from distill.config.flat_settings import flatten
 from distill.config.layers import REPLACED, named_settings
@@ -50,11 +50,12 @@ from distill.runtime.nearest import did_you_mean
 
 WHOLE = ("written", "compared")  # of Config: all settings together
 # Settings whose entries have names of the user's, or of transformers: the command line needs no plus for them.
-NAMED = (*REPLACED, "evaluate.by_set", "evaluate.sources", "evaluate.measures", "objective", "teacher.members")
+NAMED = (*REPLACED, *(f"evaluate.{name}" for name in ("by_set", "sources", "measures")))
+NAMED += ("objective", "observers", "teacher.members")
 # Settings of a corpus that are none of its source.
 CORPUS = tuple(name for name in CorpusConfig.model_fields if name not in ("source", "weights"))
 Group = dict[str, Any]  # the settings of a group as they were written, or sections by name
-GROUP = Settings | Component  # what a setting that is a group of settings becomes
+GROUP = Settings | Component | dict  # what a setting that is a group of settings becomes
 SEVERAL = "several"
 NOT_GIVEN = ("warmup_steps", "end_lr")  # of a schedule where they are null, so that not every schedule has to take them
 
@@ -368,7 +369,7 @@ def evaluate_config(values: dict[str, Any]) -> EvaluateConfig:
     """The group `evaluate`, whose sources and measures may be classes of the user's."""
     groups = {name: group_of(f"evaluate.{name}", values.get(name, {})) for name in ("sources", "measures", "by_set")}
     sources = {name: _source(f"evaluate.sources.{name}", source) for name, source in groups["sources"].items()}
-    measures = {name: _measure(f"evaluate.measures.{name}", measure) for name, measure in groups["measures"].items()}
+    measures = by_name("evaluate.measures", "measure", groups["measures"])
     settings = parse(EvaluateConfig, values | {"sources": sources, "measures": measures, "by_set": {}}, "evaluate")
     return settings.changed(by_set={name: _of_set(settings, name, one) for name, one in groups["by_set"].items()})
 
@@ -382,17 +383,12 @@ def _of_set(settings: EvaluateConfig, name: str, values: Any) -> SetConfig:
     return parse(SetConfig, {"max_sequences": settings.max_sequences} | of_set, setting)
 
 
-def _measure(setting: str, values: Any) -> Component:
-    if not isinstance(values, dict) or values.get("_target_") is None:
-        raise SettingError(f"{setting} names no measure: give a class of your own as {setting}._target_")
-    return component(setting, values, "")
-
-
 # Groups whose settings may be those of the user's callables, and what makes them; the names are the command line's.
 SECTIONS: dict[str, Callable[[Group, set[str]], Any]] = {
     "corpus": lambda values, _: corpus_config(values),
     "evaluate": lambda values, _: evaluate_config(values),
     "objective": lambda values, _: objective_config(values),
+    "observers": lambda values, _: by_name("observers", "observer", values),
     "optimizer": lambda values, _: optimizer_config(values),
     "schedule": lambda values, _: schedule_config(values),
     "student": student_config,

@@ -42,6 +42,9 @@ def settings_schema() -> dict[str, Any]:
     _open_groups(definitions)
     definitions["ChainConfig"]["properties"]["given"] = {"type": "object"}  # values that the stages refer to
     top = definitions.pop("Config")
+    top["properties"]["observers"] |= {
+        "type": "object", "additionalProperties": {"type": "object", "properties": TARGET}
+    }  # fmt: skip
     top["properties"] |= {
         "defaults": {"type": "array"},
         "hydra": {"type": "object"},

@@ -72,6 +72,9 @@ class Config(Settings):
     schedule: Component = setting(None, "The learning rate over the run.", factory=default_schedule)
     train: TrainConfig = setting(None, "The training loop.", factory=TrainConfig)
     evaluate: EvaluateConfig = setting(None, "What models are scored on, and when.", factory=EvaluateConfig)
+    observers: dict[str, Component] = setting(
+        None, "Observers of your own by name, called while the run trains: `_target_` and its arguments.", factory=dict
+    )
     backend: BackendConfig = setting(None, "The ranks of the run.", factory=BackendConfig)
     precision: PrecisionConfig = setting(None, "Number formats.", factory=PrecisionConfig)
     tracker: TrackerConfig = setting(None, "Where metrics go besides metrics.jsonl.", factory=TrackerConfig)

@@ -15,6 +15,7 @@ from distill.objective.vocabulary import mixing_temperature
 from distill.optim import updates
 from distill.optim.optimizer_state import optimizer_state
 from distill.optim.schedule import ENDLESS, length_in_steps, make_schedule
+from distill.runs.observers import check_observers
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
 from distill.tasks import find_task, task_of
@@ -37,6 +38,7 @@ def check(config: Config) -> None:
     check_collective(config.backend)
     _check_optimizer(config)
     check_measures(config.evaluate.measures)
+    check_observers(config.observers)
     check_student_settings(config.student)
     check_paths(config)
     _check_baseline(config, terms)

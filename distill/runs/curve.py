@@ -13,13 +13,13 @@ from distill.runs.facts import CurvePoint, LearningCurve
 from distill.runs.parts import from_json
 from distill.runs.profile.phases import EVALUATION, phase
 from distill.runs.run_folder import RunFolder
-from distill.runs.step import StepResult
+from distill.runs.step import Follower, StepResult
 from distill.runtime.progress import counted, duration, in_a_sentence
 
 logger = logging.getLogger(__name__)
 
 
-class Curve:
+class Curve(Follower):
     """Perplexity on the first sequences of the first evaluation set, by step. All ranks score."""
 
     def __init__(

@@ -10,9 +10,10 @@ from distill.evaluation.measures import Measure
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.significance import ModelLosses
 from distill.runs.checkpoint import State
+from distill.runs.facts import HistoryPoint
 from distill.runs.run_folder import RunFolder
 from distill.runs.trackers import Tracker
-from distill.runtime.jsonl import LogLine
+from distill.runtime.jsonl import LogLine, without_nan
 from distill.runtime.progress import in_a_sentence
 
 logger = logging.getLogger(__name__)
@@ -82,23 +83,27 @@ class StudentHistory:
     def due(self, step: int) -> bool:
         return self.points.after(step, self.steps_per_epoch)
 
-    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
+    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> HistoryPoint:
         """Score the student, unless that was done before an interruption."""
-        self.sequence_losses, ends = None, state.step >= self.steps
-        ranks = self.folder.ranks
-        if ranks.broadcast(any(line["step"] == state.step for line in self.lines())):
-            return
-        scores: Scores = {}
+        self.sequence_losses = None
+        earlier = self.folder.ranks.broadcast([line for line in self.lines() if line["step"] == state.step])
+        return HistoryPoint.of(earlier[0] if earlier else self._line(state, epochs, losses))
+
+    def _line(self, state: State, epochs: float, losses: dict[str, float]) -> LogLine:
+        """The line of a point, with the scores of the student where it has some; rank 0 writes it."""
+        scores, ends = Scores(), state.step >= self.steps
         if self.points.scored or ends:
             keep = "student" if ends else None  # its agreement with the teacher comes next
             scores, self.sequence_losses = self.examination.score(self.student, "student", keep)
+        place = {"epoch": epochs, "step": state.step, "tokens": state.tokens, "seconds": state.seconds}
+        line: LogLine = without_nan({**place, "loss": losses, **scores})
         if not self.folder.writes:
-            return
-        line = {"epoch": epochs, "step": state.step, "tokens": state.tokens, "seconds": state.seconds, "loss": losses}
-        self.folder.history.append(line | scores)
-        logger.info(history_line(line | scores, self.examination.evaluator.measures))
+            return line
+        self.folder.history.append(line)
+        logger.info(history_line({**place, "loss": losses, **scores}, self.examination.evaluator.measures))
         flat = {f"{measure}/{name}": value for measure, values in scores.items() for name, value in values.items()}
         self.tracker.log_metrics(flat, state.step)
+        return line
 
     def lines(self) -> list[LogLine]:
         return self.folder.history_lines()

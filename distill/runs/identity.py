@@ -24,6 +24,7 @@ RESUME_IGNORES = (
     "tracker",
     "profile",
     "report",
+    "observers",
     "resume",
     "optimize",
 )

@@ -10,7 +10,7 @@ from distill.objective.running_mean import TOKENS, RunningMean
 from distill.optim.schedule import ENDLESS
 from distill.runs.checkpoint import State
 from distill.runs.run_folder import RunFolder
-from distill.runs.step import StepResult
+from distill.runs.step import Follower, StepResult
 from distill.runs.trackers import Tracker
 from distill.runtime.progress import Progress, duration
 
@@ -70,8 +70,8 @@ class RunLog:
         self.tracker.close()
 
 
-class Metrics:
-    """An observer that hands a line of metrics to `log` after every so many steps, and after the last one."""
+class Metrics(Follower):
+    """Hands a line of metrics to `log` after every so many steps, and after the last one."""
 
     def __init__(self, objective: Objective, batches: Batches, every: int, log: MetricsLog, state: State) -> None:
         """`every`: steps; `state`: where the training begins."""

@@ -8,10 +8,11 @@ from distill.objective.objective import Objective
 from distill.runs.curve import Curve
 from distill.runs.history import StudentHistory
 from distill.runs.metrics import Metrics, RunLog
+from distill.runs.observers import UserObservers
 from distill.runs.pair import Pair
 from distill.runs.run_folder import RunFolder
 from distill.runs.snapshots import Snapshots
-from distill.runs.step import Observer
+from distill.runs.step import Follower
 from distill.tasks import Prepared, Task
 
 
@@ -30,15 +31,16 @@ class Run:
 
 @dataclass(frozen=True)
 class Followers:
-    """Who follows a training: the observers of its steps, and the history of its student."""
+    """Who follows a training from step to step, and the history of its student."""
 
     log: RunLog
     metrics: Metrics
     curve: Curve
     snapshots: Snapshots
+    observers: UserObservers
     history: StudentHistory
 
     @property
-    def observers(self) -> tuple[Observer, ...]:
+    def in_order(self) -> tuple[Follower, ...]:
         """In the order in which the loop calls them."""
-        return self.metrics, self.curve, self.snapshots
+        return self.metrics, self.curve, self.snapshots, self.observers

@@ -8,12 +8,12 @@ from distill.config.settings import TrainConfig
 from distill.runs.checkpoint import State
 from distill.runs.checkpoint_record import STEP
 from distill.runs.profile.phases import CHECKPOINT, phase
-from distill.runs.step import StepResult
+from distill.runs.step import Follower, StepResult
 from distill.runtime.errors import SettingError
 
 
 @dataclass(frozen=True)
-class Snapshots:
+class Snapshots(Follower):
     """The folders `step-N` in `folder`, for the steps `steps` and every multiple of `every`.
 
     `write` makes one: it gets the folder, which has to appear whole or not at all, and what the run has done so far.

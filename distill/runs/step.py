@@ -6,6 +6,7 @@ Shapes: M micro-batches of this rank, T terms of the objective.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from distill.data.batch import Batch
 from distill.runs.checkpoint import State
+from distill.runs.facts import HistoryPoint
 from distill.runtime.signals import ALL
 
 
@@ -83,12 +85,17 @@ class StepResult:
         return self.loss_is_finite and math.isfinite(self.norm)
 
 
-class Observer(Protocol):
-    """Looks at every step of a training; the loop calls its observers in their order."""
+class Follower:
+    """Follows a training; the loop calls its followers in their order, and all ranks call each method."""
 
     def after_step(self, state: State, result: StepResult) -> None:
-        """All ranks call it after each step, before the step's checkpoint; `state` has the step already."""
-        ...
+        """After each step, before the step's checkpoint; `state` has the step already."""
+
+    def at_checkpoint(self, state: State, folder: Path) -> None:
+        """After a checkpoint was written into `folder`."""
+
+    def at_evaluation(self, state: State, point: HistoryPoint) -> None:
+        """After each point of the history; once more for the same step after a resume from its checkpoint."""
 
 
 class History(Protocol):
@@ -98,11 +105,14 @@ class History(Protocol):
         """Whether there is a point after so many steps; the end of a run is always one."""
         ...
 
-    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
+    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> HistoryPoint | None:
         """Called after the checkpoint of each point, and once more for the same step after a resume from there.
 
         Args:
             epochs: how many are done.
             losses: `total` and the mean of each term since the point before.
+
+        Returns:
+            The point, the same on all ranks but for its seconds; None where the history keeps none.
         """
         ...

@@ -30,7 +30,7 @@ from distill.config.teacher import TEACHERS, OneOfSeveralConfig, SavedMemberConf
 from distill.config.unions import CUSTOM, Kinds
 from distill.config.weight_schedule import WeightSchedule
 
-RUN = ("seed", "resume", "optimize")  # settings that are in no section
+RUN = ("seed", "resume", "optimize", "observers")  # settings that are in no section
 HYDRA = {
     "hydra.run.dir": ("The folder of the run.", "runs/RECIPE"),
     "hydra.sweep.dir": (

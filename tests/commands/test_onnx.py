@@ -129,6 +129,7 @@ def test_the_matrix_that_embedding_and_head_share_is_quantised_for_both(run: Pat
     assert {(VOCAB, 32), (32, VOCAB)} <= shapes
 
 
+@pytest.mark.slow
 def test_without_a_text_no_score_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = saved(tmp_path / "run", "distilbert")
     assert main(["export", f"model={root / 'student'}"]) == 0

@@ -47,6 +47,7 @@ def test_a_sweep_ends_with_its_comparison(
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {*names, "plots"}
 
 
+@pytest.mark.slow
 def test_a_folder_of_other_settings_is_refused_in_words_of_a_sweep(
     shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_wrong_name_ends_a_run_before_its_training(
     assert metrics(tmp_path / "run") == []
 
 
+@pytest.mark.slow
 def test_a_search_is_given_the_number_and_goes_on(
     shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

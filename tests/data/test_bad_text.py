@@ -237,9 +237,9 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
     ("kind", "name", "unit", "what"),
     [
         ("text", "a.txt", b"x", "read"),
-        ("text", "a.txt", b"x", "train"),
+        pytest.param("text", "a.txt", b"x", "train", marks=pytest.mark.slow),
         ("text", "a.txt.gz", b"x", "read"),
-        ("text", "a.txt.gz", b"a b\n" + 60 * b"c d ", "read"),
+        pytest.param("text", "a.txt.gz", b"a b\n" + 60 * b"c d ", "read", marks=pytest.mark.slow),
         ("jsonl", "a.jsonl.gz", b"[", "read"),
         ("csv", "a.csv.gz", b'"', "read"),
         ("gutenberg", "a.txt.gz", b"a\n", "read"),

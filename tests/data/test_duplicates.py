@@ -160,6 +160,7 @@ def test_processes_and_groups_change_nothing(
     assert_same_rows(tmp_path / "one", tmp_path / "many")
 
 
+@pytest.mark.slow
 def test_a_kill_and_other_hosts_change_nothing(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = packing(duplicates=Duplicates.drop)
     wanted = prepare(text, tmp_path / "one", tmp_path / "scratch", rows)

@@ -82,6 +82,7 @@ def test_text_and_rows_in_a_bucket_are_those_of_a_disk(
     assert "parts" not in names and "train-00002.rows.zst" in names and not (tmp_path / "scratch").exists()
 
 
+@pytest.mark.slow
 def test_hosts_share_the_work_in_a_bucket(bucket: str, text: Path, tmp_path: Path) -> None:
     """The host that is killed leaves a claim and perhaps half an upload behind."""
     place = f"{bucket}/hosts/rows"
@@ -97,6 +98,7 @@ def test_hosts_share_the_work_in_a_bucket(bucket: str, text: Path, tmp_path: Pat
     assert not folder.names("parts")
 
 
+@pytest.mark.slow
 def test_processes_and_ranges_of_a_large_file_read_from_a_bucket(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -257,6 +257,7 @@ def test_a_host_that_was_killed_goes_on_with_what_it_had(
     assert len(kept) >= 2
 
 
+@pytest.mark.slow
 def test_a_host_of_two_processes_that_is_killed_goes_on(tmp_path: Path) -> None:
     text, place, scratch = write_text(tmp_path / "text", files=40), tmp_path / "place", tmp_path / "a"
     killed = start(text, str(place), scratch, workers=2)

@@ -63,6 +63,7 @@ def with_limit(trial: Callable[..., None], limit: float, *arguments: Any) -> Non
     trial(*arguments[:-1], limit)
 
 
+@pytest.mark.slow
 def test_what_an_engine_lacks_is_said_in_one_line_and_is_no_endless_wait(tmp_path: Path) -> None:
     for said in run_ranks(2, tmp_path, refusals, [free_port() for _ in LACKING], tmp_path):
         assert said == {engine: f"backend.collective=plug_in:{engine} {why}" for engine, why in LACKING.items()}

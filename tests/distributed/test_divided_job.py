@@ -31,15 +31,20 @@ def alone(shelf: Shelf) -> Path:
 
 @pytest.fixture(scope="module")
 def divided(shelf: Shelf) -> Path:
-    """Stopped after some steps, and gone on with by the same command."""
-    folder = shelf.root / "divided"
+    run(shelf, shelf.root / "divided", *RANKS)
+    return shelf.root / "divided"
+
+
+@pytest.mark.slow
+def test_stopped_and_resumed_it_ends_as_one_process_does(shelf: Shelf, alone: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
     process = command(*shelf.arguments(folder, SNAPSHOT, *RANKS))
     wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder), process)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors
     run(shelf, folder, *RANKS)
-    return folder
+    assert_alike(folder, alone)
 
 
 def test_it_ends_as_one_process_does(divided: Path, alone: Path) -> None:

@@ -151,6 +151,7 @@ def test_the_student_is_that_of_one_process(case: str, two_ranks: list[Any], alo
         assert_close(rank[case], alone[case], **near(case))
 
 
+@pytest.mark.slow
 def test_four_ranks_of_which_two_have_nothing_in_the_last_window(tmp_path: Path, alone: dict[str, Any]) -> None:
     for rank in run_ranks(4, tmp_path / "out", on_a_rank, tmp_path):
         for case in ("bert", "albert"):

@@ -77,6 +77,7 @@ def test_the_command_says_what_is_missing(
     assert "C++ compiler" in error and len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 def test_a_second_call_is_quick() -> None:
     began = time.monotonic()

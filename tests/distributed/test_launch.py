@@ -24,6 +24,7 @@ from distill.runtime.errors import SettingError
 HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 NAMES = ["ddp", pytest.param("horovod", marks=HOROVOD)]
 QUICK_WITH_TORCH = ["ddp", pytest.param("horovod", marks=[HOROVOD, pytest.mark.slow])]
+QUICK_WITH_HOROVOD = [pytest.param("ddp", marks=pytest.mark.slow), pytest.param("horovod", marks=HOROVOD)]
 LIMIT = 120  # seconds
 JOB = """
 import os, signal, sys, time
@@ -94,7 +95,7 @@ def run(tmp_path: Path, name: str, what: str, *hosts: str) -> tuple[int, str, st
     return job.returncode, output, errors
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", QUICK_WITH_HOROVOD)
 def test_ranks_meet_and_each_keeps_its_log(name: str, tmp_path: Path) -> None:
     status, output, errors = run(tmp_path, name, "run")
     assert status == 0, errors
@@ -103,6 +104,7 @@ def test_ranks_meet_and_each_keeps_its_log(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "logs/rank1.log").read_text() == "rank 1 of 2, sum 3\nfrom the shell\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK_WITH_TORCH)
 def test_the_status_is_that_of_the_rank_that_failed_first(name: str, tmp_path: Path) -> None:
     status, _, errors = run(tmp_path, name, "status")
@@ -111,6 +113,7 @@ def test_the_status_is_that_of_the_rank_that_failed_first(name: str, tmp_path: P
     assert "one bad thing" in (tmp_path / "logs/rank1.log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK_WITH_TORCH)
 def test_an_error_of_all_ranks_is_told_once(name: str, tmp_path: Path) -> None:
     status, _, errors = run(tmp_path, name, "all")
@@ -133,7 +136,7 @@ def start_and_wait(tmp_path: Path, name: str) -> Any:
     return job
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", QUICK_WITH_HOROVOD)
 def test_signals_reach_the_ranks(name: str, tmp_path: Path) -> None:
     """All of them; what ends on request is not reported as killed."""
     job = start_and_wait(tmp_path, name)
@@ -186,7 +189,9 @@ def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize(
+    "delay", [pytest.param(0.0, marks=pytest.mark.slow), 0.05, pytest.param(0.3, marks=pytest.mark.slow)]
+)
 def test_a_signal_while_ranks_are_started_leaves_none_behind(delay: float, tmp_path: Path) -> None:
     """With programs that start quickly, hundreds of which would fill the time."""
     text = (

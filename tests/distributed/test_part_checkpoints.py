@@ -176,6 +176,7 @@ def test_a_plain_checkpoint_is_divided(two_ranks: list[Any], alone: dict[str, An
         assert_close(rank["from a plain one"], alone, **ROUNDING)
 
 
+@pytest.mark.slow
 def test_three_ranks_read_both(saved: Path, folder: Path, alone: dict[str, Any]) -> None:
     for rank in run_ranks(3, folder / "out3", on_a_rank, folder):
         assert_close(rank["from parts"], alone, **ROUNDING)

@@ -94,7 +94,8 @@ def run_in(shelf: Shelf, folder: Path) -> list[str]:
     return [*recipe, f"hydra.run.dir={folder}"]
 
 
-@pytest.mark.parametrize(("ranks", "micro_batch"), [pytest.param(2, 4, marks=pytest.mark.slow), (3, 3)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "micro_batch"), [(2, 4), (3, 3)])
 def test_the_student_does_not_depend_on_the_number_of_ranks(
     ranks: int, micro_batch: int, shelf: Shelf, tmp_path: Path
 ) -> None:

@@ -46,7 +46,12 @@ def meet(name: str, silent: int | None, slow: int | None, folder: Path) -> tuple
     [
         ("ddp", 1, "rank 1 has not answered for 3 s (backend.timeout): its process is stopped"),
         pytest.param("fsdp", 1, "rank 1 has not answered for 3 s", marks=pytest.mark.slow),
-        ("ddp", 0, "the store of the ranks, which rank 0 or its launcher holds, has not answered for 3 s"),
+        pytest.param(
+            "ddp",
+            0,
+            "the store of the ranks, which rank 0 or its launcher holds, has not answered for 3 s",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("horovod", 1, "another rank has ended or does not answer", marks=[HOROVOD, pytest.mark.slow]),
     ],
 )

@@ -25,6 +25,7 @@ print(usual, kept)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
 def test_large_tensors_come_without_page_faults() -> None:
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)

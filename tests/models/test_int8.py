@@ -149,6 +149,7 @@ def test_a_gpt2_whose_linear_layers_are_transposed() -> None:
     assert 0 < (close - exact).norm() < 0.03 * exact.norm()
 
 
+@pytest.mark.slow
 @needs_int8
 def test_training_asks_the_copy_and_evaluation_the_teacher(tmp_path: Path) -> None:
     """A tiny run each way: other losses, near those of the teacher itself, and the very same teacher in the report."""

@@ -66,6 +66,7 @@ def test_the_page_is_there_while_the_run_goes_on_and_the_report_after_it(
     assert not (folder / "progress.json").exists() and not list(folder.glob(".report*"))
 
 
+@pytest.mark.slow
 def test_a_stopped_run_says_so_and_lives_again_with_the_same_command(
     shelf: Shelf, done: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_bug_leaves_its_traceback_in_the_page(shelf: Shelf, monkeypatch: pytes
     assert "abcdefgh" not in page
 
 
+@pytest.mark.slow
 def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(
     shelf: Shelf, done: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sample import CONFIG, MEASURES, SETS, objective, parsed
 
 from distill.report import report, run_figures, summary, words
@@ -104,6 +105,7 @@ def test_a_history_by_steps(tmp_path: Path, results: dict, metrics: list) -> Non
     assert run_figures.draw(tmp_path, Record.from_json(results), metrics)["history"].caption.endswith("by step.")
 
 
+@pytest.mark.slow
 def test_scores_over_minutes(tmp_path: Path, results: dict, metrics: list) -> None:
     """Student, baseline and the teacher's level; nothing where there is one point, or no time was kept."""
     figure = run_figures.draw(tmp_path, Record.from_json(results), metrics)["minutes"]
@@ -150,6 +152,7 @@ def test_a_term_and_a_measure_of_the_users_own_are_shown(tmp_path: Path, results
     assert "Perplexity" not in text
 
 
+@pytest.mark.slow
 def test_few_positions_of_pseudo_perplexity_are_said(tmp_path: Path, results: dict, metrics: list) -> None:
     for name, count in (("heldout", 156), ("wikitext2", 5000)):
         results["evaluation"][name]["pseudo_positions"] = count

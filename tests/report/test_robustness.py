@@ -52,6 +52,7 @@ def test_the_page_of_scores_means_nothing_but_its_texts() -> None:
     assert name in str(scores), "a console shows it as it is"
 
 
+@pytest.mark.slow
 def test_any_missing_or_none_value_is_survived(tmp_path: Path, results: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     # Words and tables for each; the figures, which are slow, are tried with fewer below.
     monkeypatch.setattr(run_figures, "draw", lambda *_: {})

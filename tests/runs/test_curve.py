@@ -32,6 +32,7 @@ def test_a_run_tells_how_good_it_is_by_the_minute(shelf: Shelf, capfd: pytest.Ca
     assert results["training"]["evaluation_seconds"] > 0 and "of training and evaluation" in report
 
 
+@pytest.mark.slow
 def test_one_that_was_stopped_goes_on_with_the_same_points(shelf: Shelf) -> None:
     whole, stopped = shelf.root / "curve", shelf.root / "curve-stopped"
     if not (whole / "curve.jsonl").exists():

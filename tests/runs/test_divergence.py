@@ -227,7 +227,13 @@ def test_a_perplexity_far_beyond_guessing_is_that_of_a_diverged_student(limit: f
 # --- whole runs ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [["optimizer.lr=1e5"], ["optimizer.lr=1e5", "train.save_every=1", "train.keep=1"]])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["optimizer.lr=1e5"],
+        pytest.param(["optimizer.lr=1e5", "train.save_every=1", "train.keep=1"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_destroyed_student_is_not_published(
     shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture, settings: list[str]
 ) -> None:

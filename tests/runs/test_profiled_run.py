@@ -111,6 +111,7 @@ def slow_second_rank(folder: Path, arguments: list[str]) -> dict[str, Any] | Non
     return read(folder)[1]["summary"] if os.environ["RANK"] == "0" else None
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_found(shelf: Shelf, tmp_path: Path) -> None:
     given = ["backend=ddp", "backend.device=cpu", "backend.threads=1", "train.batch_size=4", "train.epochs=4"]
     given += ["profile=on", "profile.trace_steps=0", "profile.stop_after=14", "train.save_every=100"]

@@ -118,8 +118,15 @@ def test_an_encoder_without_shared_layers_is_compiled_whole() -> None:
     assert counters["stats"]["unique_graphs"] == 1 and "forward" in vars(model.model.base_model)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("formats", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("dropout", "formats"),
+    [
+        (0.0, "fp32"),
+        pytest.param(0.1, "fp32", marks=pytest.mark.slow),
+        pytest.param(0.0, "bf16", marks=pytest.mark.slow),
+        (0.1, "bf16"),
+    ],
+)
 def test_one_switch_turns_all_kernels_off(dropout: float, formats: str, shelf: Shelf, tmp_path: Path) -> None:
     """Torch's own kernels give the same student, but for rounding: these make a run faster and nothing else."""
     common = (

@@ -96,6 +96,7 @@ def test_after_a_kill_it_is_written_where_it_lacks_and_nowhere_else(
     assert weights_file(first) == weights_file(kept / "snapshots" / "step-4")
 
 
+@pytest.mark.slow
 def test_from_a_chosen_checkpoint_later_ones_are_made_anew(shelf: Shelf) -> None:
     folder, more = shelf.root / "chosen-snapshots", ("train.snapshot_every=2", "train.steps=5", "train.save_every=2")
     assert shelf.run(folder, *CONSTANT, *more) == 0

@@ -163,6 +163,7 @@ def start_on(stream: int, shelf: Shelf, folder: Path, *settings: str) -> "subpro
     return process
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_ends_a_run_with_a_checkpoint(shelf: Shelf, tmp_path: Path) -> None:
     """As by an ssh session that is lost: SIGHUP, and nowhere to write to."""
     outside, inside = os.openpty()

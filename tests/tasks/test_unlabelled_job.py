@@ -74,6 +74,7 @@ def student(desk: Desk) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_few_labels_and_many_texts(desk: Desk, student: Path) -> None:
     content, lines = results(student), metrics(student)
     said = f"{FEW} labelled and {MANY} unlabelled examples: {FEW} examples of train.csv; {MANY} examples of more.txt"

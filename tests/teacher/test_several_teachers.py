@@ -103,6 +103,7 @@ def test_a_single_member_is_an_only_teacher_to_the_bit(shelf: Shelf, tmp_path: P
     assert results(tmp_path)["teacher"]["members"]["one"]["perplexity"] == results(done)["teacher"]["perplexity"]
 
 
+@pytest.mark.slow
 def test_members_may_be_read_from_caches_of_their_own(shelf: Shelf, second: Path, tmp_path: Path) -> None:
     """Both, in other formats, or one beside a live one; what is there is read again."""
     cached = [*STATIC, *both(shelf, second, more=", precision: bf16, cache: {top_k: 24}"), "train.steps=2"]

@@ -10,6 +10,7 @@ import pytest
 from job import ROOT, Shelf, environment
 
 
+@pytest.mark.slow
 def test_gradients_of_draws_are_without_bias_and_of_the_largest_entries_are_not(
     shelf: Shelf, capsys: pytest.CaptureFixture
 ) -> None:
