@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.component import Component
+from distill.config.component import TABLES, Component
 from distill.config.folders import HERE
 from distill.config.paths import looks_local
 from distill.config.settings import (
@@ -28,7 +28,9 @@ from distill.config.weight_schedule import WeightSchedule
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
 from distill.data.sequence_format import causal_format
+from distill.data.sources._in_memory import settings_in_memory
 from distill.data.sources.chat import chat_template
+from distill.data.tables import glue, squad
 from distill.data.tokens import Tokens
 from distill.distributed import Ranks
 from distill.distributed.shard import plain_class
@@ -121,10 +123,18 @@ def _published(settings: AnyTeacher) -> facts.Published:
 def student_facts(config: Config, pair: Pair, objective: Objective) -> facts.Student:
     student = model_facts(facts.Student, plain_class(pair.student).__name__, pair.student)
     make = config.student.custom if isinstance(config.student, CustomStudentConfig) else None
-    call = None if make is None else call_of(make, config.corpus.sequence_length)
-    origin = origin_of(pair.student, None if make is None else make.path, pair.kind.causal, call)
+    call = None if make is None or make.in_memory else call_of(make, config.corpus.sequence_length)
+    origin = origin_of(pair.student, None if make is None else _maker(make, pair.student), pair.kind.causal, call)
     origin = replace(origin, encodes=None if pair.trained_head else encoded_by(objective))
     return replace(student, origin=origin, start=_start(config, pair))
+
+
+def _maker(make: Component, student: Any) -> str | None:
+    """The import path of what makes a student again: of a model in memory that of its class; None: transformers."""
+    if make.in_memory is None:
+        return make.path
+    kind = plain_class(student)
+    return None if kind.__module__.startswith("transformers.") else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def origin_of(model: Any, made_by: str | None, causal: bool, call: str | None = None) -> facts.Origin:
@@ -191,16 +201,25 @@ def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
 
 def hub_datasets(corpus: CorpusConfig) -> list[str]:
     """The names of the data sets on the Hub that a corpus is read from, or from a copy of which."""
-    sources = [*corpus.sources.values()] or [corpus.source]
-    fields = [vars(source) if isinstance(source, SourceConfig) else source.arguments for source in sources]
-    names = [str(of_source["hub"]) for of_source in fields if of_source.get("hub") and of_source.get("path") is None]
-    return [name for name in dict.fromkeys(names) if not looks_local(name)]
+    names = [_hub_dataset(source) for source in [*corpus.sources.values()] or [corpus.source]]
+    return [name for name in dict.fromkeys(names) if name is not None and not looks_local(name)]
+
+
+def _hub_dataset(source: SourceConfig | Component) -> str | None:
+    """Without path and hub, GLUE and SQuAD are those of the Hub, or copies of them under $DISTILL_DATA."""
+    fields = vars(source) if isinstance(source, SourceConfig) else source.arguments
+    if fields.get("path") is not None or fields.get("hub"):
+        return None if fields.get("path") is not None else str(fields["hub"])
+    kind = source.path if isinstance(source, Component) else ""
+    return {f"{TABLES}.glue.Glue": glue.HUB, f"{TABLES}.squad.Squad": squad.HUB.get(str(fields.get("version")))}.get(
+        kind
+    )
 
 
 def template_of_chats(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """The chat template by which the student was trained; None without conversations, or with several ways of them."""
     has_start = causal_format(tokenizer).document_start is not None
-    sources = [*corpus.sources.values()] or [corpus.source]
+    sources = [settings_in_memory(source) for source in [*corpus.sources.values()] or [corpus.source]]
     return chat_template(sources, str(tokenizer.bos_token) if has_start else None, tokenizer)
 
 

@@ -239,7 +239,7 @@ def test_storage_over_http_with_faults(
 def test_storage_that_stays_away_ends_in_one_line_soon(places: dict[str | None, Path], tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
     # Without the wrong byte, which is the same each time: where it comes six times of twelve, the block is damaged.
-    server = Faulty(folder_of_files(places["zstd"]), kinds=tuple(kind for kind in FAULTS if kind != "wrong byte"))
+    server = Faulty(folder_of_files(places["zstd"]), kinds=tuple(kind for kind in FAULTS if kind != "wrong"))
     with server.serving() as url:
         store = open_store(url, tmp_path)
         server.share = 1.0

@@ -1,4 +1,4 @@
-"""The sequences of one part of a text, wherever its shards lie: from files where that is possible, or through a cache."""
+"""The sequences of one part of a text, wherever its shards lie: from their files or through a cache."""
 
 from pathlib import Path
 
