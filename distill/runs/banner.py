@@ -50,6 +50,14 @@ def _notes(config: Config, tokens: Tokens, needs_teacher: bool) -> list[str]:
     for name, member in settings_by_member(config).items() if needs_teacher else ():
         if member.precision.teacher == "int8":
             lines.append(f"In training {whose(name)} encoder ran in int8; its scores are those of the teacher itself.")
+    for name, member in settings_by_member(config).items():
+        path = member.model.path if isinstance(member.model, FrozenModelConfig) else None
+        origin = None if path is None else origin_of(Path(model_folder(path)))
+        if origin is not None and origin.rounding is not None:
+            lines.append(
+                f"In {origin.file}, from which {whose(name)} weights come, they are rounded to {origin.rounding}: all "
+                "scores of this teacher are those of the rounded model."
+            )
     skipped = tokens.invalid.skipped
     if skipped:
         lines.append(f"Skipped {counted(len(skipped), 'file')} that could not be read: {', '.join(skipped[:5])}.")
