@@ -13,6 +13,8 @@ from distill.runtime.version import __version__
 __path__.append(f"{__path__[0]}/commands/doors")
 
 if TYPE_CHECKING:
+    from distill.commands.api.distill import RunSettings as RunSettings
+    from distill.commands.api.distill import distill as distill
     from distill.commands.api.pair import Pair as Pair
     from distill.commands.api.pair import load_pair as load_pair
     from distill.commands.api.run import open_run as open_run
@@ -20,7 +22,23 @@ if TYPE_CHECKING:
     from distill.commands.api.run_results import RunResults as RunResults
     from distill.commands.prediction.predict import predict as predict
     from distill.commands.scoring.score import evaluate as evaluate
+    from distill.config.settings import BackendConfig as BackendConfig
+    from distill.config.settings import BundledTeacherConfig as BundledTeacherConfig
+    from distill.config.settings import CurveConfig as CurveConfig
+    from distill.config.settings import EvaluateConfig as EvaluateConfig
     from distill.config.settings import LayersStudentConfig as LayersStudentConfig
+    from distill.config.settings import MaskingConfig as MaskingConfig
+    from distill.config.settings import NewStudentConfig as NewStudentConfig
+    from distill.config.settings import PrecisionConfig as PrecisionConfig
+    from distill.config.settings import ProfileConfig as ProfileConfig
+    from distill.config.settings import PseudoPerplexityConfig as PseudoPerplexityConfig
+    from distill.config.settings import ReportConfig as ReportConfig
+    from distill.config.settings import SavedStudentConfig as SavedStudentConfig
+    from distill.config.settings import SavedTeacherConfig as SavedTeacherConfig
+    from distill.config.settings import SetConfig as SetConfig
+    from distill.config.settings import TeacherCacheConfig as TeacherCacheConfig
+    from distill.config.settings import TrackerConfig as TrackerConfig
+    from distill.config.settings import TrainConfig as TrainConfig
     from distill.data.batch import Batch as Batch
     from distill.data.sources import Document as Document
     from distill.data.sources import Shard as Shard
@@ -53,13 +71,19 @@ if TYPE_CHECKING:
 # Where each public name is defined: a module, and `:NAME` where it has another name there. A line here, and one above
 # for type checkers, is all that a further one needs.
 _PUBLIC = {
+    "BackendConfig": "distill.config.settings",
     "Batch": "distill.data.batch",
+    "BundledTeacherConfig": "distill.config.settings",
     "ComparedRuns": "distill.report.comparison.from_python",
+    "CurveConfig": "distill.config.settings",
     "Diverged": "distill.runtime.errors",
     "Document": "distill.data.sources",
+    "EvaluateConfig": "distill.config.settings",
     "Interrupted": "distill.runtime.errors",
     "LayersStudentConfig": "distill.config.settings",
     "LoadedModel": "distill.models.loaded",
+    "MaskingConfig": "distill.config.settings",
+    "NewStudentConfig": "distill.config.settings",
     "ObservedCheckpoint": "distill.runs.observers",
     "ObservedEvaluation": "distill.runs.observers",
     "ObservedStep": "distill.runs.observers",
@@ -67,19 +91,31 @@ _PUBLIC = {
     "OutputSpec": "distill.models.language_model",
     "Outputs": "distill.models.language_model",
     "Pair": "distill.commands.api.pair",
+    "PrecisionConfig": "distill.config.settings",
+    "ProfileConfig": "distill.config.settings",
+    "PseudoPerplexityConfig": "distill.config.settings",
     "RankLost": "distill.runtime.errors",
+    "ReportConfig": "distill.config.settings",
     "RunResults": "distill.commands.api.run_results",
+    "RunSettings": "distill.commands.api.distill",
+    "SavedStudentConfig": "distill.config.settings",
+    "SavedTeacherConfig": "distill.config.settings",
     "Scores": "distill.report.scores",
+    "SetConfig": "distill.config.settings",
     "SettingError": "distill.runtime.errors",
     "Shard": "distill.data.sources",
     "Source": "distill.data.sources",
     "StageFailed": "distill.runtime.errors",
     "StorageFailed": "distill.runtime.errors",
+    "TeacherCacheConfig": "distill.config.settings",
     "TeacherOutput": "distill.teacher.output",
     "Term": "distill.objective.terms",
     "TextScore": "distill.evaluation.text_scores",
+    "TrackerConfig": "distill.config.settings",
+    "TrainConfig": "distill.config.settings",
     "VocabularyTerm": "distill.objective.terms",
     "compare": "distill.report.comparison.from_python:compare_runs",
+    "distill": "distill.commands.api.distill",
     "evaluate": "distill.commands.scoring.score",
     "load_model": "distill.models.loaded",
     "load_pair": "distill.commands.api.pair",

@@ -87,6 +87,7 @@ ASSIGNED = {
     "fully_shard": {"_mp_policy", "mp_policy", "all_gather_outputs"},
     "tokenizers": {"normalizer", "pre_tokenizer", "decoder", "post_processor", "encode_special_tokens"},
     "transformers": {"model_max_length", "_attn_implementation", "legacy"},
+    "datasets": {"HF_HUB_OFFLINE"},
     "torchmetrics": {"dist_sync_fn", "distributed_available_fn"},
     "onnxruntime": {
         "graph_optimization_level", "optimized_model_filepath", "intra_op_num_threads", "inter_op_num_threads",

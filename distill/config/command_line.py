@@ -93,10 +93,15 @@ class CommandLine:
 
 def run_dir(folder: Path) -> str:
     """The argument of a command that makes this its run folder, whatever signs are in the name."""
+    text = str(folder).replace("${", r"\${")  # else OmegaConf would look for a setting of that name
+    return f"hydra.run.dir={quoted(text)}"
+
+
+def quoted(text: str) -> str:
+    """A text as a value of a command line, whatever signs are in it."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
-    text = str(folder).replace("${", r"\${")  # else OmegaConf would look for a setting of that name
-    return f"hydra.run.dir={QuotedString(text, Quote.single).with_quotes()}"
+    return str(QuotedString(text, Quote.single).with_quotes())
 
 
 def check_overrides(line: CommandLine) -> None:

@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
+from pydantic.json_schema import SkipJsonSchema
+
+from distill.config.in_memory import InMemory, refuse_text_of_object
 from distill.config.model import EMPTY
 from distill.config.renamed import other_name
 from distill.config.synonyms import suggestion
@@ -39,6 +42,7 @@ class Component:
     path: str  # package.module.Name
     arguments: dict[str, Any] = field(default_factory=dict)
     optional: tuple[str, ...] = ()  # settings of the whole group: passed on where they have a value and are taken
+    in_memory: SkipJsonSchema[InMemory | None] = None  # in place of what `path` imports
 
     def __call__(self, **context: Any) -> Any:
         """Call it with the settings and those values of `context` that its signature takes.
@@ -77,7 +81,15 @@ class Component:
         """The names that the callable's signature has."""
         return set(inspect.signature(self._import()).parameters)
 
+    @property
+    def title(self) -> str:
+        """What the report calls what it makes."""
+        return self.path if self.in_memory is None else f"{self.in_memory.name} in memory"
+
     def _import(self) -> Callable[..., Any]:
+        if self.in_memory is not None:
+            return self.in_memory.make
+        refuse_text_of_object(self.setting, self.path)
         module, _, name = self.path.rpartition(".")
         try:
             target = getattr(importlib.import_module(module), name)
@@ -113,7 +125,7 @@ class Component:
                 raise SettingError(f"{self.setting}.{name} is missing: {self.path} needs it")
         try:
             hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
-        except NameError:  # types that are imported for a type checker alone
+        except (NameError, TypeError):  # types that are imported for a type checker alone; an object that is callable
             hints = {}
         return {
             name: converted(value, hints.get(name, Any), f"{self.setting}.{name}") for name, value in settings.items()
@@ -166,8 +178,9 @@ def component(
     """
     arguments = {name: value for name, value in settings.items() if name not in ("_target_", "kind")}
     _check_values(setting, arguments)
-    if settings.get("_target_") is not None:
-        return Component(setting, str(settings["_target_"]), arguments, optional)
+    if (target := settings.get("_target_")) is not None:
+        held = target if isinstance(target, InMemory) else None
+        return Component(setting, str(target), arguments, optional, held)
     kind = str(settings.get("kind", kind))
     if kind not in (names := kinds(package)):
         raise SettingError(

@@ -3,17 +3,18 @@
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from distill.config.command_line import CommandLine, check_one_run, check_overrides, groups, options_of, run_dir
 from distill.config.compose import build, chain_config, register
 from distill.config.folders import CONF
+from distill.config.in_memory import InMemory
 from distill.config.layers import Layer, apply_overrides, layers_of, named_layers, overrides_of
-from distill.config.settings import ChainConfig, Config
+from distill.config.settings import ChainConfig, Config, ObjectiveFlags
 from distill.config.sweep.index import SweepIndex
 from distill.config.sweep.names import swept_overrides
 from distill.config.written import as_yaml, without_environment
@@ -47,6 +48,16 @@ class Composition:
         """The chain that the recipe names; None where it names one run."""
         return chain_config(self.settings, self.overrides)
 
+    def with_objects(self, objects: Mapping[str, InMemory]) -> "Composition":
+        """The same with objects of a program in place of the texts that stand for them, by the names of settings."""
+        from omegaconf import OmegaConf, flag_override
+
+        settings = OmegaConf.create(self.settings, flags={"allow_objects": True})
+        with flag_override(settings, "struct", False):
+            for name, value in objects.items():
+                OmegaConf.update(settings, name, value, force_add=True)
+        return replace(self, settings=settings)
+
 
 class ComposedRun(NamedTuple):
     """One run, and what its report says of it."""
@@ -71,7 +82,7 @@ def composed(arguments: list[str]) -> Config:
     return build(composition.settings, composition.overrides)
 
 
-def composed_run(arguments: list[str]) -> ComposedRun:
+def composed_run(arguments: list[str], objects: Mapping[str, InMemory] | None = None) -> ComposedRun:
     """The one run that a command line names, for programs that run it themselves.
 
     What Hydra keeps for the whole process, such as the configuration of a program that uses it too, is as before
@@ -79,12 +90,20 @@ def composed_run(arguments: list[str]) -> ComposedRun:
 
     Args:
         arguments: as `composed` takes them, and hydra.run.dir, the folder of the run.
+        objects: of the program, by the names of the settings in whose places they stand.
 
     Raises:
         SettingError: bad input, several runs, or a part of Hydra that only the command has.
     """
     with hydra_as_before():
-        return run_of(_one_run(CommandLine.of(arguments)))
+        return run_of(_one_run(CommandLine.of(arguments)).with_objects(objects or {}))
+
+
+def terms_of(arguments: list[str]) -> list[str]:
+    """The names of the loss terms that a command line and its recipe set; arguments as `composed_run` takes them."""
+    with hydra_as_before():
+        objective = _one_run(CommandLine.of(arguments)).settings["objective"]
+    return [str(name) for name in objective if name not in (*ObjectiveFlags.model_fields, "temperature")]
 
 
 def _one_run(line: CommandLine) -> Composition:

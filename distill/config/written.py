@@ -5,6 +5,7 @@ import os
 import re
 from typing import Any
 
+from distill.config.in_memory import InMemory
 from distill.runtime.redaction import FROM_ENVIRONMENT, MASK, is_secret, masked, redacted, remember
 
 VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
@@ -49,7 +50,7 @@ def _escaped(value: Any) -> Any:
         return [_escaped(inner) for inner in value]
     if isinstance(value, str) and FROM_ENVIRONMENT in value:
         return re.sub(r"(?<!\\)\$\{", r"\\${", value)
-    return value
+    return str(value) if isinstance(value, InMemory) else value
 
 
 def _remember(unresolved: Any, resolved: Any, name: str = "") -> None:

@@ -5,13 +5,16 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
+from typing import Any
 
 from distill.config.settings import DataConfig
 from distill.runtime.errors import SettingError
@@ -89,9 +92,30 @@ def num_processes(data: DataConfig) -> int:
     return data.workers or cores
 
 
+class _Process(SpawnProcess):
+    """A process that does not import the program, which it would run once more without `if __name__ == "__main__"`."""
+
+    @staticmethod
+    def _Popen(process: Any) -> Any:
+        program = vars(sys.modules["__main__"])
+        hidden = {name: program[name] for name in ("__file__", "__spec__") if program.get(name) is not None}
+        program.update(dict.fromkeys(hidden))
+        try:
+            return SpawnProcess._Popen(process)
+        finally:
+            program.update(hidden)
+
+
+class _Context(SpawnContext):
+    Process = _Process
+
+
 @contextmanager
-def workers(data: DataConfig, only_if: bool = True) -> Iterator[Executor | None]:
+def workers(data: DataConfig, only_if: bool = True, of_program: bool = False) -> Iterator[Executor | None]:
     """Processes that start when the first work comes; None where the work is to be done here.
+
+    Args:
+        of_program: whether the work has classes that stand in the file of the program itself.
 
     When a signal stops this process they end in the middle of their work, which may take minutes: what is done is kept,
     and what is half-written is written again.
@@ -103,7 +127,7 @@ def workers(data: DataConfig, only_if: bool = True) -> Iterator[Executor | None]
     if count <= 1 or not only_if:
         yield None
         return
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("spawn") if of_program else _Context()
     receiver, end = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(receiver,))
     try:

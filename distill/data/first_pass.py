@@ -112,7 +112,8 @@ class FirstPass:
             (1e6, "MB") if all(work.shard.paths for group in self.groups for work in group.work) else (1, "rows")
         )
         size = sum(group.size for group in self.groups)
-        parallel = workers(self.data, only_if=size > FEW_BYTES or scale == 1)
+        of_program = any(type(work.source).__module__ == "__main__" for group in self.groups for work in group.work)
+        parallel = workers(self.data, size > FEW_BYTES or scale == 1, of_program)
         with parallel as pool, Progress("duplicates", size / scale, unit) as progress:
             while left := self._left():
                 progress.update((size - sum(group.size for group in left)) / scale)

@@ -150,6 +150,11 @@ def load_tokenizer(text: str) -> Any:
     return tokenizer
 
 
+def plain_tokenizer(text: str) -> str:
+    """tokenizer.json without the padding and truncation of its last use."""
+    return json.dumps(json.loads(text) | {"padding": None, "truncation": None}, sort_keys=True)
+
+
 @lru_cache(maxsize=1)
 def without_first_space(text: str) -> str:
     """tokenizer.json for the middle of a document: those in the manner of SentencePiece put a space before a text."""
@@ -245,12 +250,13 @@ def _pack_document(document: Document, writers: Sequence[SequenceWriter | PairWr
             if isinstance(writer, PairWriter):
                 writer.add(used.text, _sentences(used.text, packing))
             else:
-                _pack_stretch(used, writer, packing)
+                pack_stretch(used, writer, packing)
     for is_held_out in met:
         writers[is_held_out].documents += 1
 
 
-def _pack_stretch(stretch: Document, writer: SequenceWriter, packing: Packing) -> None:
+def pack_stretch(stretch: Document, writer: SequenceWriter, packing: Packing) -> None:
+    """Writes a stretch of a document, part by part."""
     parts = stretch.parts or (Part(stretch.text),)
     if parts[0].rendered:
         _pack_rendered(parts, writer, packing)

@@ -5,7 +5,6 @@ sequences. `build_tokens` makes what is not there yet.
 """
 
 import hashlib
-import json
 import logging
 import socket
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from distill.data.heldout import HeldOut
 from distill.data.invalid import Invalid
 from distill.data.local_copy import local_copy
 from distill.data.mixture import quotas
-from distill.data.packing import Packing
+from distill.data.packing import Packing, plain_tokenizer
 from distill.data.part_of_text import PartOfText, larger, part_needed
 from distill.data.remote import reachable
 from distill.data.sequence_format import SequenceFormatOf, masked_format
@@ -38,6 +37,7 @@ from distill.data.sources import Source, find_source
 from distill.data.sources.bundled import Bundled
 from distill.data.sources.prose import Prose
 from distill.data.stale import remove_stale, scratch_name
+from distill.data.token_ids import tokenizer_of_numbers
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import remove
 from distill.runtime.progress import counted
@@ -66,6 +66,11 @@ class Text:
     def prompts(self) -> bool:
         """Whether some of it may be there to be read only."""
         return any(source.prompts for source in self.sources)
+
+    @property
+    def token_ids(self) -> bool:
+        """Whether it is token ids already."""
+        return any(source.token_ids for source in self.sources)
 
     @property
     def identity(self) -> list[Any]:
@@ -316,7 +321,9 @@ def _packing(
             f"{format.shortest + format.body} ids"
         )
     return Packing(
-        tokenizer=_plain(backend.to_str()),
+        tokenizer=plain_tokenizer(
+            tokenizer_of_numbers(text.sources, tokenizer) if text.token_ids else backend.to_str()
+        ),
         vocabulary=len(tokenizer),
         format=format,
         sequence_length=corpus.sequence_length,
@@ -326,11 +333,6 @@ def _packing(
         duplicates=corpus.duplicates,
         near=corpus.near,
     )
-
-
-def _plain(tokenizer: str) -> str:
-    """tokenizer.json without the padding and truncation of its last use."""
-    return json.dumps(json.loads(tokenizer) | {"padding": None, "truncation": None}, sort_keys=True)
 
 
 def _load(

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -19,6 +18,7 @@ from distill.models.fields import check_saved_sizes
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.memory import require_memory_for_weights
 from distill.runtime.errors import SettingError, first_line
+from distill.runtime.hub import is_hub_reached
 
 AS_SAVED = "give its files as they were saved together"  # the cure of a folder that does not load
 UNKNOWN = "a \U0010ffff"  # its last character is in no vocabulary
@@ -82,18 +82,6 @@ def hub_arguments(folder: str, hub: HubOptions) -> HubArguments:
     """What transformers' `from_pretrained` gets; of a name while the Hub is not reached, to look in the cache alone."""
     is_cached_alone = not Path(folder).exists() and not is_hub_reached()
     return {**hub.arguments, "local_files_only": True} if is_cached_alone else hub.arguments
-
-
-@cache
-def is_hub_reached() -> bool:
-    """Whether the Hub answers at all: one request, where each of transformers' is tried for 25 seconds."""
-    from huggingface_hub import constants, get_session
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=10)
-    except Exception:  # of whichever client huggingface_hub is built on
-        return False
-    return True
 
 
 def load_pretrained(
@@ -264,18 +252,21 @@ def load_tokenizer(
             tokenizer = AutoTokenizer.from_pretrained(folder, **hub_arguments(folder, hub))
         if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # transformers makes one up
             raise SettingError(f"{setting}={path} has no tokenizer that loads: give a folder with its tokenizer.json")
-        if not tokenizer.is_fast or (tokenizer.mask_token_id is None and not kind.causal):
-            needs = "a fast tokenizer" if kind.causal else "a fast tokenizer with a mask token"
-            raise SettingError(f"{setting}={path}: a {kind.noun} needs {needs}")
-        _check_ids(setting, path, tokenizer)
+        check_tokenizer(setting, path, tokenizer, kind)
     return tokenizer
 
 
-def _check_ids(setting: str, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_tokenizer(setting: str, path: str, tokenizer: PreTrainedTokenizerBase, kind: ModelKind) -> None:
     """Refuse a tokenizer that gives ids beyond the number of its tokens, or that fails at a character it lacks.
 
     Embeddings, counts and number formats of ids are sized by that number.
+
+    Raises:
+        SettingError: also for one that is slow, or lacks the mask token of a masked model.
     """
+    if not tokenizer.is_fast or (tokenizer.mask_token_id is None and not kind.causal):
+        needs = "a fast tokenizer" if kind.causal else "a fast tokenizer with a mask token"
+        raise SettingError(f"{setting}={path}: a {kind.noun} needs {needs}")
     if not isinstance(length := tokenizer.model_max_length, int | float):
         raise SettingError(
             f"{setting}={path}: its tokenizer_config.json sets model_max_length={length}, which is no number: "

@@ -41,14 +41,13 @@ class LoadedModel:
     @classmethod
     def of(cls, model: Any, tokenizer: PreTrainedTokenizerBase) -> "LoadedModel":
         """A transformers model that is in memory. Raises SettingError for one of a kind that nothing here reads."""
-        config, name = getattr(model, "config", None), type(model).__name__
-        for kind in KINDS:
-            if name in kind.classes(getattr(config, "model_type", "")):
-                check_vocabulary(model, "model", tokenizer)
-                return cls(model, tokenizer, MASKED if kind is ORDERED else kind)
-        raise SettingError(
-            f"model: a {name} is no masked, causal, question answering or classification model of transformers"
-        )
+        if (kind := kind_in_memory(model)) is None:
+            raise SettingError(
+                f"model: a {type(model).__name__} is no masked, causal, question answering or classification model of "
+                "transformers"
+            )
+        check_vocabulary(model, "model", tokenizer)
+        return cls(model, tokenizer, kind)
 
     @property
     def device(self) -> torch.device:
@@ -154,6 +153,13 @@ def kind_of(setting: str, path: str) -> ModelKind:
         f"{setting}={path} is a {saved or config.model_type}: choose a masked, causal, question answering or "
         "classification model"
     )
+
+
+def kind_in_memory(model: Any) -> ModelKind | None:
+    """The kind of a model of transformers by its class; None of any other."""
+    family = getattr(getattr(model, "config", None), "model_type", "")
+    kind = next((kind for kind in KINDS if type(model).__name__ in kind.classes(family)), None)
+    return MASKED if kind is ORDERED else kind
 
 
 def corpus_of(path: str | Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from distill.config.settings import (
 from distill.config.student import BuiltInStudentConfig
 from distill.distributed.mapped import new_parameters_take_memory, parameters_on_meta
 from distill.models.check import check_length, check_model, check_tokenizers, max_positions, position_offset
-from distill.models.custom import custom_model
+from distill.models.custom import custom_model, tokenizer_in_memory
 from distill.models.fields import check_fields, family
 from distill.models.from_layers import copy_layers, student_fields
 from distill.models.frozen import EMBEDDINGS, freeze
@@ -82,7 +82,8 @@ def make_student(
         case SavedStudentConfig():
             model = _from_pretrained(settings, tokenizer, kind, mapped)
         case CustomStudentConfig():
-            model = _custom(settings, teacher, tokenizer, length)
+            context = {"teacher": teacher, "tokenizer": tokenizer, "sequence_length": length}
+            model = custom_model(settings.custom, settings.path, kind, **context)
     for name, one in (("teacher", teacher), ("student", model)):
         if (limit := max_positions(one)) is not None and length > limit:
             raise SettingError(f"corpus.sequence_length={length} exceeds the {name}'s {limit} positions: lower it")
@@ -118,6 +119,8 @@ def tokenizer_of(settings: StudentConfig, kind: ModelKind = MASKED) -> PreTraine
     """The tokenizer that `student.tokenizer` names, or that a saved student brings along; None: it has none."""
     if settings.tokenizer is not None:
         return load_tokenizer("student.tokenizer", settings.tokenizer, kind)
+    if isinstance(settings, CustomStudentConfig):
+        return tokenizer_in_memory(settings.custom, kind)
     if not isinstance(settings, SavedStudentConfig):
         return None
     return load_tokenizer("student.path", _path(settings), kind, HubOptions(None, settings.trust_remote_code))
@@ -268,10 +271,6 @@ def _from_pretrained(
         changes=lambda config: _changes(config, settings, kind),
         mapped=mapped,
     )
-
-
-def _custom(settings: CustomStudentConfig, teacher: Any | None, tokenizer: PreTrainedTokenizerBase, length: int) -> Any:
-    return custom_model(settings.custom, settings.path, teacher=teacher, tokenizer=tokenizer, sequence_length=length)
 
 
 def check_student_settings(settings: StudentConfig) -> None:

@@ -11,7 +11,7 @@ from distill.config.folders import HERE
 from distill.config.settings import MemberConfig, OneTeacherConfig
 from distill.config.teacher import BundledConfig, CustomConfig, SavedConfig
 from distill.models.check import check_model
-from distill.models.custom import custom_model
+from distill.models.custom import custom_model, tokenizer_in_memory
 from distill.models.kind import MASKED, ModelKind, saved_class
 from distill.models.load import THE_NEWEST, HubOptions, hub_arguments, load_pretrained, load_tokenizer, model_folder
 from distill.runtime.errors import SettingError
@@ -53,10 +53,10 @@ def load_teacher(
     """
     if isinstance(settings, CustomConfig):
         tokenizer = teacher_tokenizer(settings, kind, setting)
-        model = custom_model(settings.custom, settings.path, tokenizer=tokenizer)
+        model = custom_model(settings.custom, settings.path, kind, tokenizer=tokenizer)
         if not mapped:
             check_model(model, setting, kind)
-        return model.requires_grad_(False).eval(), tokenizer, settings.custom.path
+        return model.requires_grad_(False).eval(), tokenizer, settings.custom.title
     path = teacher_path(settings, setting)
     if isinstance(settings, BundledConfig) and kind is not MASKED:
         raise SettingError(
@@ -90,6 +90,8 @@ def teacher_tokenizer(
     settings: AnyTeacher, kind: ModelKind = MASKED, setting: str = "teacher"
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of a teacher, whose weights are not read. Raises SettingError where there is none."""
+    if isinstance(settings, CustomConfig) and (held := tokenizer_in_memory(settings.custom, kind)) is not None:
+        return held
     path = settings.path if isinstance(settings, CustomConfig) else teacher_path(settings, setting)
     return load_tokenizer(*_tokenizer_path(settings, path, setting), kind, _hub(settings))
 

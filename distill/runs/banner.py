@@ -1,13 +1,19 @@
 """Describes a run in words before it trains: the banner at its start, and the notes of its report."""
 
 import logging
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from distill.config.flat_settings import flatten
+from distill.config.in_memory import PREFIX
 from distill.config.settings import Config, OptimizerConfig
+from distill.config.teacher import FrozenModelConfig
 from distill.data.batches import Batches, StepShape
 from distill.data.duplicates import describe_duplicates
 from distill.data.tokens import Tokens
-from distill.models.load import size
+from distill.models.converted import origin_of
+from distill.models.load import model_folder, size
 from distill.objective.objective import Objective
 from distill.optim.schedule import ENDLESS, total_steps
 from distill.optim.updates import peak_lr
@@ -46,7 +52,7 @@ def _notes(config: Config, tokens: Tokens, needs_teacher: bool) -> list[str]:
     Args:
         needs_teacher: whether the student learns from the teacher, and does not only start from its layers.
     """
-    lines = list[str]()
+    lines = list(_note_on_objects(config))
     for name, member in settings_by_member(config).items() if needs_teacher else ():
         if member.precision.teacher == "int8":
             lines.append(f"In training {whose(name)} encoder ran in int8; its scores are those of the teacher itself.")
@@ -66,6 +72,18 @@ def _notes(config: Config, tokens: Tokens, needs_teacher: bool) -> list[str]:
     if tokens.duplicates and (tokens.duplicates["exact"] or tokens.duplicates.get("near")):
         lines.append(f"Duplicates: {describe_duplicates(tokens.duplicates)}.")
     return lines
+
+
+def _note_on_objects(config: Config) -> Iterator[str]:
+    """That objects of a program were part of the run, if there were any."""
+    objects = {name: str(value) for name, value in flatten(config.written).items() if str(value).startswith(PREFIX)}
+    if objects:
+        parts = {name.removesuffix("._target_"): text.removeprefix(PREFIX) for name, text in objects.items()}
+        named = "; ".join(f"{name}: {text}" for name, text in parts.items())
+        yield (
+            f"Objects of the program that started it were part of the run ({named}): no command line repeats it, but "
+            "distill.distill() with the same objects does."
+        )
 
 
 def whose(name: str) -> str:

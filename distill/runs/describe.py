@@ -28,6 +28,7 @@ from distill.config.weight_schedule import WeightSchedule
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
 from distill.data.sequence_format import causal_format
+from distill.data.sources._in_memory import settings_in_memory
 from distill.data.sources.chat import chat_template
 from distill.data.tokens import Tokens
 from distill.distributed import Ranks
@@ -121,10 +122,18 @@ def _published(settings: AnyTeacher) -> facts.Published:
 def student_facts(config: Config, pair: Pair, objective: Objective) -> facts.Student:
     student = model_facts(facts.Student, plain_class(pair.student).__name__, pair.student)
     make = config.student.custom if isinstance(config.student, CustomStudentConfig) else None
-    call = None if make is None else call_of(make, config.corpus.sequence_length)
-    origin = origin_of(pair.student, None if make is None else make.path, pair.kind.causal, call)
+    call = None if make is None or make.in_memory else call_of(make, config.corpus.sequence_length)
+    origin = origin_of(pair.student, None if make is None else _maker(make, pair.student), pair.kind.causal, call)
     origin = replace(origin, encodes=None if pair.trained_head else encoded_by(objective))
     return replace(student, origin=origin, start=_start(config, pair))
+
+
+def _maker(make: Component, student: Any) -> str | None:
+    """The import path of what makes a student again: of a model in memory that of its class; None: transformers."""
+    if make.in_memory is None:
+        return make.path
+    kind = plain_class(student)
+    return None if kind.__module__.startswith("transformers.") else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def origin_of(model: Any, made_by: str | None, causal: bool, call: str | None = None) -> facts.Origin:
@@ -200,7 +209,7 @@ def hub_datasets(corpus: CorpusConfig) -> list[str]:
 def template_of_chats(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """The chat template by which the student was trained; None without conversations, or with several ways of them."""
     has_start = causal_format(tokenizer).document_start is not None
-    sources = [*corpus.sources.values()] or [corpus.source]
+    sources = [settings_in_memory(source) for source in [*corpus.sources.values()] or [corpus.source]]
     return chat_template(sources, str(tokenizer.bos_token) if has_start else None, tokenizer)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from distill.config.compose import default_settings
 from distill.config.flat_settings import flatten
+from distill.config.in_memory import PREFIX
 from distill.config.renamed import renamed
 from distill.config.settings import Config, NoTeacherConfig, SeveralTeachersConfig, TeacherCacheConfig
 from distill.config.weight_schedule import WeightSchedule, is_zero
@@ -71,6 +72,7 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
         for name, value in flatten(config.compared).items()
         if name.split(".")[0] not in RESUME_IGNORES and name not in SETTINGS_IGNORED
         if value or name != FROZEN  # a run that freezes nothing is one of before there was that setting
+        if name != "student._target_" or not str(value).startswith(PREFIX)  # its digest is there
         if not (name.startswith("objective.") and name.split(".")[1] in weightless)
     }
     if config.schedule.path == CONSTANT:

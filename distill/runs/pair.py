@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from distill.config.component import Component
 from distill.config.settings import (
     Config,
     CustomStudentConfig,
@@ -257,13 +258,20 @@ def _digests(
     for member in teachers:
         teacher = settings[member.name].model
         digests[member.setting] = (
-            model_digest(member.model, shared)
+            _digest_of_custom(teacher.custom, member.model, shared)
             if isinstance(teacher, CustomConfig)
             else saved_digest(teacher_path(teacher), member.model, shared, config.data.cache)
         )
-    if isinstance(config.student, SavedStudentConfig | CustomStudentConfig):
+    if isinstance(config.student, CustomStudentConfig):
+        digests["student"] = _digest_of_custom(config.student.custom, student)
+    elif isinstance(config.student, SavedStudentConfig):
         digests["student"] = model_digest(student)
     return digests
+
+
+def _digest_of_custom(make: Component, model: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> str:
+    """The digest of what a callable of the user's made; that of a model in memory is there already."""
+    return model_digest(model, tokenizer) if make.in_memory is None else make.in_memory.digest
 
 
 def _find_tokenizer(config: Config, task: Task, shared: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
@@ -289,6 +297,8 @@ def _check_across_tokenizers(
     """
     setting = "tokenizer" if config.student.tokenizer is not None else "path"
     student_setting = f"student.{setting}={getattr(config.student, setting)}"
+    if isinstance(config.student, CustomStudentConfig) and config.student.tokenizer is None:
+        student_setting = f"student, {config.student.custom.title},"
     differ = how_they_differ(student_setting, student_tokenizer, teacher_tokenizer)
     refuse_layers(config.student, differ)
     refuse_pairs_of_tokens(terms, differ)

@@ -176,7 +176,8 @@ class TableTask(Task):
 
     def _split(self, source: Any, setting: str) -> Split:
         split = source() if isinstance(source, Component) else None
-        if not isinstance(split, Split) or type(split).__module__.rpartition(".")[2] not in self.corpora:
+        modules = {kind.__module__.rpartition(".")[2] for kind in type(split).__mro__}
+        if not isinstance(split, Split) or not modules.intersection(self.corpora):
             kind = source.path if isinstance(source, Component) else source.kind
             raise SettingError(
                 f"{setting}.kind={kind} holds no {self.noun}, which this objective learns: choose one of "

@@ -1,13 +1,17 @@
 """The worked notebook: its cells run in order as they stand, and what is stored in it came from a run of them all."""
 
 import ast
+import copy
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job import ROOT, Shelf
+from datasets import Dataset
+from job import ROOT, Shelf, book, save_model
+
+import distill
 
 NOTEBOOK = ROOT / "recipes" / "notebooks" / "distil_in_a_notebook.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text())["cells"]
@@ -57,11 +61,43 @@ def test_what_is_stored_is_of_one_run_of_all_cells_and_small() -> None:
     assert not re.search(r"/(tmp|home|root|work|Users)/", text), "a path of the machine that ran it"
 
 
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.S)
+
+
 def test_the_loop_in_the_manual(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "how-to" / "python.md").read_text()
-    _, loop = re.findall(r"```python\n(.*?)```", page, re.S)
-    exec(compile(loop, "python.md", "exec"), {})
+    exec(compile(blocks("how-to/python.md")[-1], "python.md", "exec"), {})
     assert "'teacher': {'perplexity': {'mine':" in capsys.readouterr().out and Path("my_student/config.json").is_file()
+
+
+def test_objects_in_the_manual(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both runs of the page, shorter, and the run of the page for those who come from elsewhere."""
+    whole = distill.distill
+    held = distill.load_model(shelf.teacher, "cpu")
+    texts = [book(number, 2) for number in range(60)]
+    few = {"corpus.sequence_length": 32, "evaluate.max_sequences": 32, "precision": "fp32"}
+    few |= {"train.steps": 2, "train.epochs": None, "data.cache": "cache", "data.workers": 1}
+    monkeypatch.setattr(distill, "distill", lambda **arguments: whole(**arguments, **few))
+    first, functions = blocks("how-to/python.md")[:2]
+    student = copy.deepcopy(held.model).requires_grad_(True)
+    dataset = Dataset.from_dict({"text": texts})
+    names = {"teacher": held.model, "tokenizer": held.tokenizer, "student": student, "dataset": dataset}
+    exec(compile(first + functions, "python.md", "exec"), names)
+    run: Any = names["run"]
+    assert run.settings["objective"]["variation"]["scale"] == 0.5 and "accuracy" in run.scores["student"]
+    pooled = blocks("coming-from.md")[-1].replace("TEACHER", str(shelf.teacher)).replace("STUDENT", str(shelf.teacher))
+    exec(compile(pooled.replace("runs/mine", "runs/pooled"), "coming-from.md", "exec"), names)
+    causal = distill.load_model(save_model(Path("causal"), "gpt2", 2), "cpu")
+    messages = [[{"role": role, "content": text[300:380]} for role in ("user", "assistant")] for text in texts]
+    names |= {
+        "teacher": causal.model,
+        "tokenizer": causal.tokenizer,
+        "dataset": Dataset.from_dict({"messages": messages}),
+    }
+    names["student"] = copy.deepcopy(causal.model).requires_grad_(True)
+    exec(compile(blocks("coming-from.md")[0].replace("runs/mine", "runs/causal"), "coming-from.md", "exec"), names)
+    run = names["run"]
+    assert run.record.recipe == "distilgpt2_gutenberg" and list(run.record.objective.terms) == ["soft"]

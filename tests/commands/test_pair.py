@@ -1,21 +1,27 @@
 """A pair in memory: its losses and gradients against plain formulas, its scores against other ways to them."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from job import save_model
 from naive import definition
+from tiny import text_config
 
 from distill.commands.api.pair import Pair, load_pair
+from distill.commands.api.texts import text_sequences
 from distill.commands.prediction.predict import predict
 from distill.config.compose import objective_config
 from distill.config.settings import LayersStudentConfig
+from distill.data.tokens import corpus_text, prepare
 from distill.evaluation.text_scores import score
 from distill.models.loaded import LoadedModel, load_model
 from distill.runtime.errors import SettingError
+from distill.tasks import find_task
 
 TEXTS = ["the cat and an owl sat.", "of the owls", "and ran to the end of it"]
 WITHOUT_DROPOUT = LayersStudentConfig(layers=[0], dropout=0.0)
@@ -114,6 +120,38 @@ def test_texts_longer_than_a_row_fill_several(teacher: Path) -> None:
     assert whole.count(pair.student.tokenizer.cls_token_id) == pair.batch([long]).ids.shape[0]
 
 
+def test_texts_are_cut_as_a_run_cuts_them(teacher: Path, causal: Path, tmp_path: Path) -> None:
+    """Names of special tokens are text too; but for ends of fewer than 8 tokens, which a run leaves out."""
+    texts = ["the cat [SEP] and an owl sat. " * 20, "of the owls <|endoftext|> and ran to the end of it"]
+    for folder, task in ((teacher, "mlm"), (causal, "clm")):
+        pair = load_pair(folder, WITHOUT_DROPOUT, sequence_length=24, device="cpu")
+        config = text_config(sequence_length=24, heldout=0.0, kind="jsonl", path=str(tmp_path / "texts.jsonl"))
+        config = config.changed(data=config.data.changed(cache=str(tmp_path), workers=1))
+        (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        corpus, data = config.corpus, config.data
+        format = find_task(task).sequence_format  # type: ignore[attr-defined]
+        stored = prepare(corpus_text(corpus, data), pair.student.tokenizer, corpus, data, "train", format)
+        mine = text_sequences(texts, pair.student.tokenizer, pair.student.kind, 24)
+        long_enough = mine if task == "clm" else mine[(mine != pair.student.tokenizer.pad_token_id).sum(1) >= 10]
+        assert long_enough.tolist() == stored.sequences[np.arange(len(stored.sequences))].tolist()
+        assert len(mine) - len(long_enough) == (task == "mlm")
+
+
+def test_a_student_is_saved_with_all_that_it_needs(teacher: Path, tmp_path: Path) -> None:
+    pair = pair_of(teacher)
+    folder = pair.save(tmp_path / "runs" / "mine")
+    assert pair.save(folder) == folder
+    again = load_model(folder, "cpu")
+    same = zip(again.model.state_dict().values(), pair.student.model.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in same) and again.tokenizer("the cat") == pair.student.tokenizer(
+        "the cat"
+    )
+    card = (folder / "README.md").read_text()
+    assert "library_name: transformers" in card and "AutoModelForMaskedLM" in card and "None" not in card
+    with pytest.raises(SettingError, match=r"^folder=.* holds no model"):
+        pair.save(tmp_path / "runs")
+
+
 def test_students_and_generators(teacher: Path) -> None:
     before = torch.get_rng_state()
     half = load_pair(teacher, num_layers=1, layers="first", device="cpu")
@@ -190,8 +228,11 @@ def test_models_in_memory_are_a_pair(teacher: Path) -> None:
     terms = {"soft": 1.0, "mlm": 1.0}
     assert pair.objective(terms)(TEXTS).terms == pytest.approx(expected.objective(terms)(TEXTS).terms)
     assert load_pair(one, layers=[0], sequence_length=24).student.model.config.num_hidden_layers == 1
-    with pytest.raises(SettingError, match=r"^teacher is a BertForMaskedLM in memory, .* give LoadedModel\.of"):
+    with pytest.raises(SettingError, match=r"^teacher is a BertForMaskedLM in memory, .*: give \(model, tokenizer\)$"):
         load_pair(one.model)  # type: ignore[arg-type]
+    tupled = load_pair((one.model, one.tokenizer), (other.model, other.tokenizer), sequence_length=24)
+    tupled.student.model.eval()
+    assert tupled.objective(terms)(TEXTS).terms == pytest.approx(expected.objective(terms)(TEXTS).terms)
     with pytest.raises(SettingError, match=r"^model: a Linear is no masked"):
         LoadedModel.of(torch.nn.Linear(1, 1), one.tokenizer)
 

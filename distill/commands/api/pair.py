@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import MASKING, EvaluationSet
 from distill.models.check import check_model, check_vocabulary, max_positions
+from distill.models.export_folder import export
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel
 from distill.models.layer_choice import AUTO
@@ -47,8 +48,13 @@ from distill.models.teacher import load_teacher, teacher_path
 from distill.objective.build import bind_terms, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
+from distill.report.model_card import model_card
+from distill.runs import facts
+from distill.runs.describe import environment, model_facts, origin_of
 from distill.runs.pair import how_they_differ, refuse_layers, refuse_pairs_of_tokens
+from distill.runs.record import Record
 from distill.runtime.errors import SettingError
+from distill.runtime.files import make_folder
 from distill.runtime.seed import key
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
@@ -56,6 +62,8 @@ from distill.teacher.output import NoTeacher, Teacher
 from distill.teacher.retokenized import RetokenizedTeacher
 
 USUAL_LENGTH = 128  # tokens of a sequence
+
+InMemoryOrNamed = str | Path | LoadedModel | tuple[nn.Module, PreTrainedTokenizerBase]
 
 
 @dataclass(frozen=True)
@@ -185,6 +193,32 @@ class Pair:
             scores = {name: evaluator.score(part.model, name, sets, keep=name) for name, part in self._models()}
             return {**scores, "agreement": evaluator.agree(self.student.model, self.teacher.model, sets)}
 
+    def save(self, folder: str | Path) -> Path:
+        """Write the student, its tokenizer and a card into a folder that `distill.load_model` and transformers read.
+
+        Returns:
+            The folder.
+
+        Raises:
+            SettingError: it cannot be written, or holds something else than a model.
+        """
+        path = Path(folder).expanduser()
+        if path.exists() and not (path / "model.safetensors").is_file():
+            raise SettingError(f"folder={folder} is there and holds no model, which this would replace: name another")
+        make_folder(path.parent, f"folder={folder}")
+        model = self.student.model
+        origin = origin_of(model, None, self.student.kind.causal)
+        record = Record(
+            teacher=model_facts(
+                facts.Teacher, self.teacher.path or type(self.teacher.model).__name__, self.teacher.model
+            ),
+            student=replace(model_facts(facts.Student, type(model).__name__, model), origin=origin),
+            corpus=facts.Corpus(sequence_length=self.sequence_length),
+            environment=environment(self.student.device),
+        )
+        export(model, self.student.tokenizer, path, model_card(record))
+        return path
+
     def _models(self) -> Iterator[tuple[str, LoadedModel]]:
         yield from (("teacher", self.teacher), ("student", self.student))
 
@@ -245,8 +279,8 @@ class PairObjective:
 
 
 def load_pair(
-    teacher: str | Path | LoadedModel,
-    student: str | Path | LoadedModel | StudentConfig | None = None,
+    teacher: InMemoryOrNamed,
+    student: InMemoryOrNamed | StudentConfig | None = None,
     *,
     layers: str | Sequence[int] | None = None,
     num_layers: int | None = None,
@@ -258,7 +292,7 @@ def load_pair(
 
     Args:
         teacher: a run folder, a model folder or a name on the Hub; or `bundled_small` or `bundled_deep`, which come
-            with the package; or a model in memory as `LoadedModel.of(model, tokenizer)`.
+            with the package; or a model in memory, as (model, tokenizer) or as `distill.load_model` gives it.
         student: the same of a saved student; None: a copy of some of the teacher's layers; or settings of
             any student, such as `LayersStudentConfig`.
         layers: of the teacher, by number or by rule, as in the setting student.layers but for `auto`, which needs
@@ -275,25 +309,26 @@ def load_pair(
         raise SettingError(
             "layers and num_layers are for a student from the teacher's layers: leave them or student out"
         )
-    chosen_device, frozen = device_of(device), _teacher(teacher)
+    start: LoadedModel | StudentConfig | str | Path | None = _in_memory("student", student)
+    chosen_device, frozen = device_of(device), _teacher(_in_memory("teacher", teacher))
     model, kind = frozen.model, frozen.kind
-    if student is None:
+    if start is None:
         chosen = layers if layers is None or isinstance(layers, str) else list(layers)
-        student = LayersStudentConfig(layers=chosen, num_layers=num_layers)
-    elif isinstance(student, str | Path):
-        student = SavedStudentConfig(path=str(student))
-    if isinstance(student, LayersStudentConfig) and student.layers == AUTO:
+        start = LayersStudentConfig(layers=chosen, num_layers=num_layers)
+    elif isinstance(start, str | Path):
+        start = SavedStudentConfig(path=str(start))
+    if isinstance(start, LayersStudentConfig) and start.layers == AUTO:
         raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
     length = sequence_length or min(USUAL_LENGTH, max_positions(model) or USUAL_LENGTH)
-    tokenizer = _student_tokenizer(student, frozen)
-    if isinstance(student, LoadedModel):
-        check_student(student.model, length, kind)
-        made, path = student.model.float().train(), student.path
+    tokenizer = _student_tokenizer(start, frozen)
+    if isinstance(start, LoadedModel):
+        check_student(start.model, length, kind)
+        made, path = start.model.float().train(), start.path
     else:
         with torch.random.fork_rng([]), without_bars():
             torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators
-            made = make_student(student, model, tokenizer, length, kind)
-        path = (student.path if isinstance(student, SavedStudentConfig | CustomStudentConfig) else None) or ""
+            made = make_student(start, model, tokenizer, length, kind)
+        path = (start.path if isinstance(start, SavedStudentConfig | CustomStudentConfig) else None) or ""
     check_vocabulary(model, "teacher", frozen.tokenizer)
     check_vocabulary(made, "student", tokenizer)
     return Pair(
@@ -324,13 +359,17 @@ def _student_tokenizer(student: LoadedModel | StudentConfig, teacher: LoadedMode
     return tokenizer
 
 
-def _teacher(teacher: str | Path | LoadedModel) -> LoadedModel:
-    """A frozen masked or causal teacher. Raises SettingError where there is none, or a model without its tokenizer."""
-    if isinstance(teacher, nn.Module):
+def _in_memory(name: str, model: Any) -> Any:
+    """A model in memory with its tokenizer, as one object; anything else as it is."""
+    if isinstance(model, nn.Module):
         raise SettingError(
-            f"teacher is a {type(teacher).__name__} in memory, without its tokenizer: give LoadedModel.of(model, "
-            "tokenizer)"
+            f"{name} is a {type(model).__name__} in memory, without its tokenizer: give (model, tokenizer)"
         )
+    return LoadedModel.of(*model) if isinstance(model, tuple) and len(model) == 2 else model
+
+
+def _teacher(teacher: str | Path | LoadedModel) -> LoadedModel:
+    """A frozen masked or causal teacher. Raises SettingError where there is none."""
     if isinstance(teacher, LoadedModel):
         kind, settings = teacher.kind, None
     else:

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -15,6 +15,7 @@ from distill.runtime.errors import Diverged, Interrupted, RankLost, SettingError
 if TYPE_CHECKING:
     from distill.commands.api.run_results import RunResults
     from distill.config.composition import ComposedRun
+    from distill.config.in_memory import InMemory
 
 # The errors that end a run, by the exit status of the command. A chain's stage has a status of its own.
 ENDINGS = {kind.status: kind for kind in (SettingError, Diverged, RankLost, StorageFailed)}
@@ -41,16 +42,27 @@ def run(overrides: Sequence[str] = ()) -> "RunResults":
         Diverged, RankLost, StorageFailed: where the command would end with status 3, 4 or 74.
         Interrupted: a signal ended the run (a subclass of KeyboardInterrupt); the same call resumes.
     """
+    if isinstance(overrides, str):
+        raise SettingError(f"overrides={overrides} is one string: give a list, such as ['+recipe=smoke', 'seed=1']")
+    return run_arguments([str(override) for override in overrides], {})
+
+
+def run_arguments(arguments: list[str], objects: Mapping[str, "InMemory"]) -> "RunResults":
+    """The run of a command line in which objects of this program stand in the places of settings.
+
+    Raises:
+        SettingError: as `run`; also where it would have to start other processes, which do not have the objects.
+    """
     from distill.config.command_line import CommandLine, run_dir
     from distill.config.composition import composed_run
 
-    if isinstance(overrides, str):
-        raise SettingError(f"overrides={overrides} is one string: give a list, such as ['+recipe=smoke', 'seed=1']")
-    arguments, folder = [str(override) for override in overrides], ""
+    folder = ""
     try:
-        job = composed_run(arguments)
+        job = composed_run(arguments, objects)
         folder = str(job.folder)
         if _has_several_ranks(job):
+            if objects:
+                raise _no_launch(job, objects)
             line = CommandLine.of(arguments)
             _run_command([*line.overrides, run_dir(job.folder), *line.config_dir])  # its name may hold the time
             return open_run(job.folder)
@@ -76,6 +88,16 @@ def _has_several_ranks(job: "ComposedRun") -> bool:
         return False
     check(job.config)
     return launch.should_launch(job.config.backend)
+
+
+def _no_launch(job: "ComposedRun", objects: Mapping[str, "InMemory"]) -> SettingError:
+    names = ", ".join(name.removesuffix("._target_") for name in objects)
+    backend = job.config.backend
+    launcher = "horovodrun -np" if backend.name == "horovod" else "torchrun --nproc-per-node"
+    return SettingError(
+        f"backend.processes={backend.processes} would start processes that lack what is in memory here ({names}): "
+        f"start this program as `{launcher} {backend.processes} PROGRAM.py`, where every rank calls distill.distill()"
+    )
 
 
 def _run_here(job: "ComposedRun") -> "RunResults":

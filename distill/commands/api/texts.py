@@ -4,6 +4,8 @@ Shapes: N sequences, S positions.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,10 @@ from distill.config.settings import MaskingConfig
 from distill.data.batches import Collator
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import masked_lm
+from distill.data.document import Document
+from distill.data.heldout import HeldOut
+from distill.data.packing import Packing, SequenceWriter, pack_stretch, plain_tokenizer
 from distill.data.sequence_format import causal_format, masked_format
-from distill.data.text_pairs import TextEncoder
 from distill.models.kind import ModelKind
 from distill.runtime.errors import SettingError
 
@@ -22,7 +26,7 @@ from distill.runtime.errors import SettingError
 def text_sequences(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, kind: ModelKind, length: int
 ) -> np.ndarray:
-    """[N, S] int64, S at most `length`: every text in sequences of its own, as many as it fills, then padding.
+    """[N, S] int64, S at most `length`: every text in sequences of its own, as a run cuts them, then padding.
 
     Raises:
         SettingError: one string in place of a list, no text has a token, `length` is too short for one, or the
@@ -30,31 +34,24 @@ def text_sequences(
     """
     if isinstance(texts, str):
         raise SettingError("texts is one string: give a list of texts")
-    if kind.causal:
-        ends = causal_format(tokenizer)
-        first = [] if ends.document_start is None else [ends.document_start]
-        before, after, pad = [], [], ends.pad
-        encoded = [[*first, *ids, int(ends.document_end or 0)] for ids in _causal_ids(texts, tokenizer) if ids]
-    else:
-        encoder = TextEncoder(tokenizer)
-        around = encoder.surroundings(pairs=False)
-        before, after, pad = list(around.before), list(around.after), masked_format(tokenizer).pad
-        encoded = [list(text.ids) for text in encoder.encode(texts) if text.ids]
-    room = length - len(before) - len(after)
-    if room < 1:
+    # The command leaves out ends of documents that are shorter; here a batch has all that it is given.
+    format = replace(causal_format(tokenizer) if kind.causal else masked_format(tokenizer), shortest=1)
+    if length <= format.body:
         raise SettingError(f"sequence_length={length}: no room for text; give 128, for example")
-    rows = [[*before, *ids[start : start + room], *after] for ids in encoded for start in range(0, len(ids), room)]
-    if not rows:
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise SettingError(f"the tokenizer, a {type(tokenizer).__name__}, is a slow one: give a fast one")
+    packing = Packing(plain_tokenizer(backend.to_str()), len(tokenizer), format, length, False, HeldOut(0.0))
+    with BytesIO() as file:
+        writer = SequenceWriter(file, packing)
+        for text in texts:
+            if text.strip():
+                pack_stretch(Document("", text), writer, packing)
+        sequences = np.frombuffer(file.getvalue(), packing.dtype).reshape(-1, length).astype(np.int64)
+    if not len(sequences):
         raise SettingError("texts: none of them has a token; give a list of texts")
-    sequences = np.full((len(rows), max(map(len, rows))), pad, np.int64)
-    for number, row in enumerate(rows):
-        sequences[number, : len(row)] = row
-    return sequences
-
-
-def _causal_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []
-    return ids
+    longest = int(np.flatnonzero((sequences != format.pad).any(0))[-1]) + 1
+    return sequences[:, :longest]
 
 
 def text_collator(tokenizer: PreTrainedTokenizerBase, kind: ModelKind, masking: MaskingConfig) -> Collator:

@@ -21,6 +21,7 @@ from distill.runtime.files import remove
 from distill.runtime.progress import Progress
 
 FEW_BYTES = 4 << 20  # stored bytes up to which starting other processes costs more than it gains
+FEW_ROWS = 5000  # the same of rows of a data set
 POLL = 2.0  # seconds between two looks at what other hosts have done
 LOOKING = 0.1  # fraction of its time that a host looks, where a look takes long
 
@@ -68,7 +69,9 @@ class Host:
         todo = [group for group in self.groups.values() if group.number not in self._done]
         of_files = all(work.shard.paths for group in self.groups.values() for work in group.work)
         scale, unit = (1e6, "MB") if of_files else (1, "rows")
-        parallel = workers(self.data, only_if=sum(group.size for group in todo) > FEW_BYTES or not of_files)
+        few = FEW_BYTES if of_files else FEW_ROWS
+        of_program = any(type(unit.source).__module__ == "__main__" for group in todo for unit in group.work)
+        parallel = workers(self.data, sum(group.size for group in todo) > few, of_program)
         size = sum(group.size for group in self.groups.values())
         self._note_what_is_there()
         with parallel as pool, Progress("tokens", size / scale, unit, start=self._size_done() / scale) as progress:

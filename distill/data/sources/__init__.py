@@ -53,12 +53,14 @@ class Source(ABC):
         prompts: whether its documents may have parts that do not count (`Document.of_parts`).
         by_lines: whether what is left out as bad is lines of documents, not whole documents.
         made_from: the import path and settings of a user's own source; built-in ones have all in `identity`.
+        token_ids: whether its texts are token ids, written as numbers.
     """
 
     fraction: float = 1.0
     prompts: bool = False
     by_lines: bool = False
     made_from: Any = None
+    token_ids: bool = False
 
     def made_by(self, settings: Component) -> Self:
         """A user's own source with what the settings say of it that its constructor need not know."""
@@ -83,6 +85,10 @@ class Source(ABC):
         Raises:
             InvalidFile: the file cannot be used; what came before stays.
         """
+
+    def check_ids(self, vocabulary: int) -> None:
+        """Raises SettingError where it has token ids beyond those of a vocabulary of this size."""
+        return None
 
     def describe(self) -> str:
         """A few words for the banner."""

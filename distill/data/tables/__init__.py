@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from distill.data.find_files import data_folder, find_files
+from distill.data.readers import load_hub
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
 
@@ -32,6 +33,11 @@ class TableConfig:
     hub: str | None = None  # name of a data set on the Hugging Face Hub, or a local folder that `datasets` reads
     subset: str | None = None  # its configuration
     split: str = "train"  # of a Hub data set; of a folder, the files that are called so
+
+    def rows(self, setting: str) -> Any:
+        """The data set that `hub` names, as `datasets` has it. Raises SettingError where it cannot be loaded."""
+        assert self.hub is not None
+        return load_hub(self.hub, self.subset, self.split, False, setting)
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ def _unquoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 def _hub_rows(table: TableConfig, setting: str, fields: dict[str, str]) -> Iterator[Row]:
     """Rows of a Hub data set; numbers of classes become their names where it has such, -1 becomes None."""
     assert table.hub is not None
-    rows = readers.load_hub(table.hub, table.subset, table.split, False, setting)
+    rows = table.rows(setting)
     _check_fields(fields, rows.column_names, table.hub)
     rows = rows.select_columns(sorted(set(fields.values())))
     names = {column: kind.names for column, kind in rows.features.items() if hasattr(kind, "names")}

@@ -1,0 +1,260 @@
+"""A run from objects that a program holds: models, texts, losses and metrics in, results out."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from torch import nn
+
+from distill.commands.api.callables import digest_of
+from distill.commands.api.data_in_memory import TRAIN, in_memory, splits_of, temporary_folder
+from distill.commands.api.overrides import Overrides
+from distill.commands.api.run import run_arguments
+from distill.config.command_line import options_of, run_dir
+from distill.config.composition import terms_of
+from distill.config.in_memory import InMemory
+from distill.config.settings import (
+    BackendConfig,
+    EvaluateConfig,
+    LayersStudentConfig,
+    NewStudentConfig,
+    PrecisionConfig,
+    ProfileConfig,
+    ReportConfig,
+    SavedStudentConfig,
+    SavedTeacherConfig,
+    TrackerConfig,
+    TrainConfig,
+)
+from distill.data.sources import Source
+from distill.models.identity import model_digest
+from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
+from distill.models.loaded import LoadedModel, kind_in_memory, kind_of
+from distill.runtime.errors import SettingError
+
+if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedTokenizerBase
+
+    from distill.commands.api.run_results import RunResults
+
+RECIPES = {MASKED: "distilbert_gutenberg", CAUSAL: "distilgpt2_gutenberg", CLASSES: "table", SPANS: "squad"}
+LABELLED = ("table", "glue")  # recipes whose data has labels
+SCORED = (("validation", "dev"), ("test",))  # splits that are evaluated on: the first of these that there are
+COLUMNS = {name: f"${{corpus.{name}}}" for name in ("text", "second", "label", "regression")}  # of labelled sets
+SUFFIXES = {".jsonl": "jsonl", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}  # kinds of files by their names
+
+Model = str | Path | nn.Module | LoadedModel | tuple[nn.Module, "PreTrainedTokenizerBase"]
+Group = str | Mapping[str, Any]  # an option of a group of settings, or some of its settings
+
+
+class RunSettings(TypedDict, total=False):
+    """Settings of a run by name: each as an option, as a mapping, or as the model of its section."""
+
+    tokenizer: "PreTrainedTokenizerBase"  # of models in memory that are given without one
+    corpus: Group
+    optimizer: Group | type
+    schedule: Group | type
+    train: TrainConfig | Mapping[str, Any]
+    evaluate: EvaluateConfig | Group
+    observers: Mapping[str, Any]  # by name: objects, classes or functions of a step
+    backend: BackendConfig | Group
+    precision: PrecisionConfig | Group
+    tracker: TrackerConfig | Group
+    profile: ProfileConfig | Group
+    report: ReportConfig | Mapping[str, Any]
+    seed: int
+    resume: str
+
+
+def distill(
+    teacher: "Model | SavedTeacherConfig | Mapping[str, Any] | None" = None,
+    student: "Model | LayersStudentConfig | NewStudentConfig | SavedStudentConfig | Mapping[str, Any] | None" = None,
+    data: "datasets.Dataset | datasets.DatasetDict | Source | Any | None" = None,
+    *,
+    evaluation: "Mapping[str, Any] | datasets.Dataset | list[str] | None" = None,
+    objective: str | Mapping[str, Any] | None = None,
+    recipe: str | None = None,
+    folder: str | Path | None = None,
+    **settings: Unpack[RunSettings],
+) -> "RunResults":
+    """Distil a teacher into a student on data that are in memory or named, and return the results.
+
+    Everything that is not given is as in the recipe. The run has the folder, the report and the checkpoints of the
+    command: the same call resumes where one stopped, and returns the results of a finished run. A call with another
+    model, other data or another loss in the same folder is refused. Models in memory stay as they are: the run
+    works on copies. Where a launcher such as torchrun has started this program, every rank calls this.
+
+    Args:
+        teacher: a model in memory as (model, tokenizer) or as `distill.load_model` gives it; or the name that the
+            command takes, such as a folder, a run or a name on the Hub; or settings. None: that of the recipe.
+        student: the same; it is trained on. None: that of the recipe, mostly half of the teacher's layers.
+        data: what to train on: a datasets.Dataset with a column `text`, `messages`, `input_ids`, or `text` and
+            `label` (others are named as `corpus={"field": NAME}`, `{"text": NAME, "label": NAME}`); a DatasetDict,
+            whose other splits are evaluated on; an iterable of texts; a torch data set of token ids, or a DataLoader
+            over one, of which batch size, order and collate_fn are not used; a `distill.Source`; or a path.
+        evaluation: the same, by the name of the set. None: a part of the data that is held out.
+        objective: the terms by name with their weight or settings, without others that the recipe has; or a function
+            of logits of student and teacher [n, V] and targets [n] that gives a loss for each position; or an option
+            such as "distilgpt2".
+        recipe: None: that for the kind of model: distilbert_gutenberg, distilgpt2_gutenberg, table or squad, on all
+            of the data.
+        folder: of the run. None: runs/RECIPE.
+        settings: further settings, by section (`train={"steps": 100}`, `train=distill.TrainConfig(steps=100)`), by
+            option (`precision="bf16"`), or by their dotted names (`**{"train.steps": 100}`).
+
+    Raises:
+        SettingError, Diverged, RankLost, StorageFailed, Interrupted: as `distill.run`.
+    """
+    with temporary_folder() as files:
+        job = _Job(recipe, Path(files), settings)
+        job.add_models(teacher, student)
+        job.add_data(data)
+        job.add_evaluation(evaluation)
+        return run_arguments(job.arguments(objective, folder), job.overrides.objects)
+
+
+class _Job:
+    """The command line of a run as it is put together from the arguments of `distill`."""
+
+    def __init__(self, recipe: str | None, files: Path, settings: RunSettings) -> None:
+        self.recipe, self.files, self.tokenizer = recipe, files, settings.get("tokenizer")
+        self.settings: Mapping[str, Any] = {name: value for name, value in settings.items() if name != "tokenizer"}
+        self.overrides = Overrides()
+        self.kind: ModelKind | None = None  # of the models, where one is given
+        self.defaults = list[str]()  # of Python alone, where no recipe is named
+        self.sets = list[str]()  # names of evaluation sets
+        self.lacks_sets = False  # whether data was given of which nothing is held out
+
+    @property
+    def is_labelled(self) -> bool:
+        return self.kind is CLASSES if self.recipe is None else self.recipe in LABELLED
+
+    def arguments(self, objective: Any, folder: str | Path | None) -> list[str]:
+        """The arguments of the command, those that the caller set himself last."""
+        recipe = self.recipe or (None if self.kind is None else RECIPES[self.kind])
+        if self.sets:
+            self.overrides.add("evaluate.sets", self.sets)
+        elif self.lacks_sets and "evaluate" not in self.settings:
+            raise SettingError(
+                "evaluation=None, and nothing is held out of labelled data: give evaluation=DATA, or data with a "
+                "validation or test split, as data.train_test_split(0.1) has one"
+            )
+        for name, value in self.settings.items():
+            self.overrides.add(name, value)
+        named = [] if recipe is None else [f"+recipe={recipe}"]
+        before = [*named, *(self.defaults if self.recipe is None else [])]
+        self._add_objective(before, objective)
+        place = [] if folder is None else [run_dir(Path(folder))]
+        return [*before, *self.overrides.texts, *place]
+
+    def _add_objective(self, before: list[str], objective: Any) -> None:
+        """Take the loss: the terms that it names alone, whatever terms the recipe has."""
+        if objective is None:
+            return
+        if callable(objective):
+            objective = {getattr(objective, "__name__", "loss"): objective}
+        if isinstance(objective, Mapping):
+            others = [name for name in terms_of(before) if name not in objective]
+            objective = {**{name: 0.0 for name in others}, **objective}
+        self.overrides.add("objective", objective)
+
+    def add_models(self, teacher: Any, student: Any) -> None:
+        """Take the models, and from them the kind of the job."""
+        held = {"teacher": self._held("teacher", teacher), "student": self._held("student", student)}
+        if held["teacher"] is not None and held["student"] is not None and held["student"][1] is None:
+            held["student"] = held["student"][0], held["teacher"][1]
+        for name, value in (("teacher", teacher), ("student", student)):
+            model = held[name]
+            if model is not None:
+                self._add_object(name, *model)
+            elif isinstance(value, str | Path) and str(value) not in options_of(name):
+                self.overrides.texts.append(f"{name}=pretrained")
+                self.overrides.add(f"{name}.path", value)
+            elif value is not None:
+                self.overrides.add(name, value)
+            self.kind = self.kind or _kind(name, value if model is None else model[0])
+        if self.kind is CLASSES and teacher is not None:
+            self.defaults.append("objective=distil_classes")
+
+    def _held(self, name: str, value: Any) -> "tuple[nn.Module, PreTrainedTokenizerBase | None] | None":
+        """A model in memory and its tokenizer; None for what is named or set."""
+        if isinstance(value, LoadedModel):
+            return value.model, value.tokenizer
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], nn.Module):
+            return value
+        if not isinstance(value, nn.Module):
+            return None
+        if self.tokenizer is None and name == "teacher":
+            raise SettingError(
+                f"teacher is a {type(value).__name__} in memory, without its tokenizer: give (model, tokenizer), or "
+                "tokenizer="
+            )
+        return value, self.tokenizer
+
+    def _add_object(self, name: str, model: nn.Module, tokenizer: "PreTrainedTokenizerBase | None") -> None:
+        held = InMemory(type(model).__name__, model_digest(model, tokenizer), lambda: deepcopy(model), tokenizer)
+        self.overrides.texts += [f"{name}=custom", f"{name}.path=null", f"{name}.tokenizer=null"]
+        self.overrides.add_object(name, held)
+
+    def add_data(self, data: Any) -> None:
+        """Take what is trained on; of several splits one of the others is evaluated on."""
+        if data is None:
+            return
+        self.defaults.append("corpus.max_sequences=null")
+        if not self.is_labelled and not isinstance(self.settings.get("evaluate"), str):
+            self.defaults.append("evaluate=heldout")
+        if isinstance(data, str | Path):
+            if self.recipe is None and not self.is_labelled and "corpus" not in self.settings:
+                self.overrides.add("corpus", _kind_of_files(data))
+            self.overrides.add("corpus.path", data)
+            return
+        if not self.is_labelled:
+            self.overrides.texts += ["corpus=custom", "++corpus.kind=custom"]
+        if isinstance(data, Source):
+            self.overrides.add_object("corpus", InMemory(type(data).__name__, digest_of(data), lambda: data))
+            return
+        splits = splits_of(data, "data")
+        if TRAIN not in splits:
+            raise SettingError(f"data has the splits {', '.join(splits)} and no split {TRAIN}: give data=DATA[NAME]")
+        self.overrides.add_object("corpus", in_memory(splits[TRAIN], "corpus", self.is_labelled, self.files))
+        for names in SCORED:
+            if other := {name: splits[name] for name in splits if name.startswith(names)}:
+                return self.add_evaluation(other)
+        self.lacks_sets = self.is_labelled
+
+    def add_evaluation(self, evaluation: Any) -> None:
+        """Take what models are scored on, in place of sets that `data` brought."""
+        if evaluation is None:
+            return
+        self.sets = []
+        for name, data in (evaluation if isinstance(evaluation, Mapping) else {"evaluation": evaluation}).items():
+            place = f"evaluate.sources.{name}"
+            if not str(name).isidentifier():
+                raise SettingError(f"evaluation: a set has the name {name}: give it one of letters and digits")
+            self.sets.append(str(name))
+            if isinstance(data, str | Path):
+                source = {"path": str(data)} if self.is_labelled else {"kind": _kind_of_files(data), "path": str(data)}
+                self.overrides.add(place, source | (COLUMNS | {"kind": "table"} if self.is_labelled else {}))
+                continue
+            rows = next(iter(splits_of(data, f"evaluation {name}").values()))
+            columns = COLUMNS | {"split": name} if self.is_labelled else {}
+            self.overrides.add_object(place, in_memory(rows, place, self.is_labelled, self.files), **columns)
+
+
+def _kind(name: str, model: Any) -> ModelKind | None:
+    """The kind of a model in memory, or of one that is named; None where that is left to the run to find out."""
+    if isinstance(model, nn.Module):
+        return kind_in_memory(model)
+    if not isinstance(model, str | Path) or str(model) in options_of(name):
+        return None
+    try:
+        return kind_of(name, str(model))
+    except SettingError:  # such as an encoder without a head
+        return None
+
+
+def _kind_of_files(path: str | Path) -> str:
+    """The kind of a source that reads these files, by their name."""
+    return next((kind for suffix, kind in SUFFIXES.items() if suffix in Path(path).suffixes), "text")

@@ -1,0 +1,35 @@
+"""Objects of a program that stand in place of an import path: what makes them, and what is written down of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from distill.runtime.errors import SettingError
+
+PREFIX = "in memory: "  # of what config.yaml has of such an object
+
+
+class InMemory:
+    """An object that `distill.distill` was called with, as settings hold it in place of `_target_`.
+
+    Attributes:
+        name: of its class or function, for people.
+        digest: sha256 of what it is: weights, texts or source code. A resumed run has to have the same.
+        make: gives it; the settings beside it are the arguments.
+        tokenizer: of a model.
+    """
+
+    # OmegaConf, which holds it for a while, would make settings of a dataclass.
+    def __init__(self, name: str, digest: str, make: Callable[..., Any], tokenizer: Any = None) -> None:
+        self.name, self.digest, self.make, self.tokenizer = name, digest, make, tokenizer
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.name}, sha256 {self.digest[:16]}"
+
+
+def refuse_text_of_object(setting: str, path: str) -> None:
+    """Raises SettingError for what config.yaml has of an object, which no command line brings back."""
+    if path.startswith(PREFIX):
+        raise SettingError(
+            f"{setting}._target_={path} was an object of the program that started the run: call distill.distill() with "
+            "it again, or name a folder or an import path"
+        )

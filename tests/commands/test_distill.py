@@ -1,0 +1,325 @@
+"""Objects in, run out: the student of the command, what is written down of the objects, and what is refused."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from job import assert_alike, assert_same, book, environment, refused_line, results, save_model
+from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
+from torchmetrics import MeanMetric
+from transformers import AutoModelForSequenceClassification
+
+import distill
+from distill.commands.api.callables import target_of
+from distill.commands.api.overrides import Overrides
+from distill.config.in_memory import InMemory
+from distill.models.identity import model_digest
+from distill.runtime.errors import SettingError
+
+TEXTS = [book(number, 2).strip() for number in range(60)]
+STEPS = distill.TrainConfig(steps=4, epochs=None, save_every=2, batch_size=8)
+LAYERS = distill.LayersStudentConfig(layers=[0, 1])
+
+
+class Triangle:
+    def __init__(self, peak: float = 0.5) -> None:
+        self.peak = peak
+
+    def __call__(self, progress: float) -> float:
+        return min(progress / self.peak, (1 - progress) / (1 - self.peak))
+
+
+class Counted(distill.Observer):
+    def __init__(self) -> None:
+        self.folders = list[str]()
+
+    def at_checkpoint(self, checkpoint: distill.ObservedCheckpoint) -> None:
+        self.folders.append(checkpoint.folder.name)
+
+
+def total_variation(student: torch.Tensor, teacher: torch.Tensor, targets: Any, scale: float = 1.0) -> torch.Tensor:
+    return scale * 0.5 * (student.softmax(-1) - teacher.softmax(-1)).abs().sum(-1)
+
+
+def is_right(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (logits.argmax(-1) == targets).float()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("teacher") / "model", "bert", 4)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def job(folder: Path, cache: Path) -> dict[str, Any]:
+    """Arguments of a small run from objects."""
+    held = distill.load_model(folder, "cpu")
+    return {
+        "teacher": (held.model, held.tokenizer),
+        "data": TEXTS,
+        "student": LAYERS,
+        "objective": {"soft": 2.0, "mlm": 1.0},
+        "folder": "runs/mine",
+        "train": STEPS,
+        "precision": "fp32",
+        "evaluate": {"max_sequences": 32, "curve": {"points": 0}},
+        "data.cache": str(cache),
+        "data.workers": 1,
+        "corpus.sequence_length": 32,
+    }
+
+
+def test_objects_give_the_student_of_the_command(
+    job: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With names in place of the objects; and the objects stay as they are, without a trace but in the folder."""
+    model = job["teacher"][0].half().train()
+    before = model_digest(model)
+    first = distill.distill(**job)
+    assert model_digest(model) == before and model.dtype == torch.float16 and model.training
+    Path("texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    distill.load_model(folder, "cpu").model.half().save_pretrained("half")
+    job["teacher"][1].save_pretrained("half")
+    named = distill.distill(**job | {"teacher": "half", "data": "texts.jsonl", "folder": "runs/named"})
+    assert_same(first.folder, named.folder)
+    assert results(first.folder)["student"]["perplexity"] == results(named.folder)["student"]["perplexity"]
+    assert "Dataset of 60 rows" in str(first.record.notes) and not any("program" in note for note in named.record.notes)
+    written = first.settings["teacher"]["_target_"]
+    assert written.startswith("in memory: BertForMaskedLM, sha256 ")
+    line = refused_line(capsys, "teacher=custom", f"teacher._target_='{written}'", "teacher.tokenizer=half")
+    assert "was an object of the program that started the run: call distill.distill() with it again" in line
+    assert "python -m distill +recipe=distilbert_gutenberg" in named.record.command
+
+
+def test_a_run_is_resumed_by_the_same_objects_alone(job: dict[str, Any]) -> None:
+    whole = distill.distill(**job)
+    shutil.copytree(whole.folder, "runs/killed")
+    (first, last) = sorted(Path("runs/killed/checkpoints").glob("step-*"))
+    for left in (last, Path("runs/killed/student")):
+        shutil.rmtree(left)
+    Path("runs/killed/results.json").unlink()
+    resumed = distill.distill(**job | {"folder": "runs/killed"})
+    assert_same(resumed.folder, whole.folder)
+    assert first.name.endswith("2") and resumed.metrics[0]["step"] == 1
+    assert distill.distill(**job).record == whole.record  # finished: nothing is done
+    other = distill.load_model(whole.student, "cpu")
+    with pytest.raises(SettingError, match=r"the corpus has another text than then"):
+        distill.distill(**job | {"data": TEXTS[1:]})
+    with pytest.raises(SettingError, match=r"the teacher has other weights or another tokenizer"):
+        distill.distill(**job | {"teacher": other})
+    with pytest.raises(SettingError, match=r"objective\.my_loss"):
+        distill.distill(**job | {"objective": {"soft": 2.0, "mlm": 1.0, "my_loss": total_variation}})
+
+
+def test_a_student_in_memory_is_trained_as_a_copy(job: dict[str, Any], folder: Path) -> None:
+    """As its folder is; its tokenizer is the teacher's where it brings none."""
+    student = distill.load_model(folder, "cpu").model.requires_grad_(True)
+    before = model_digest(student)
+    first = distill.distill(**job | {"student": student})
+    saved = distill.SavedStudentConfig(path=str(folder), dropout=None)  # the recipe has none, the model its own
+    named = distill.distill(**job | {"student": saved, "folder": "runs/named"})
+    assert model_digest(student) == before
+    assert_same(first.folder, named.folder)
+    card = (first.student / "README.md").read_text()
+    assert "AutoModelForMaskedLM" in card and card.count("from transformers import") == 1
+    with pytest.raises(SettingError, match=r"the student starts from other weights than then\)"):
+        distill.distill(**job | {"student": distill.load_model(first.student, "cpu").model.requires_grad_(True)})
+
+
+def test_functions_and_classes_are_losses_metrics_and_schedules(job: dict[str, Any]) -> None:
+    class Confidence(MeanMetric):
+        higher_is_better = True
+
+        def update(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
+            super().update(logits.softmax(-1).amax(-1))
+
+    measures = {"right": {"_target_": is_right, "higher_is_better": True}, "confidence": Confidence}
+    changes = {
+        "objective": {"variation": {"_target_": total_variation, "weight": 2.0, "scale": 0.5}, "mlm": 1.0},
+        "evaluate": {"max_sequences": 32, "measures": measures},
+        "schedule": {"_target_": Triangle, "peak": 0.25},
+    }
+    steps, counted = list[int](), Counted()
+    observers = {"steps": lambda seen: steps.append(seen.step), "counted": counted, "made": {"_target_": Counted}}
+    run = distill.distill(**job | changes | {"observers": observers})
+    assert steps == [1, 2, 3, 4] and counted.folders == ["step-00000002", "step-00000004"]
+    assert set(run.record.objective.terms) == {"variation", "mlm"}
+    assert {"right", "confidence"} <= set(run.scores["student"])
+    assert run.settings["schedule"]["_target_"].endswith("test_distill.Triangle")
+    assert run.settings["objective"]["variation"]["_target_"].startswith("in memory: total_variation, sha256 ")
+    line = r"^evaluate\.measures\.right\.higher_is_better is missing"
+    with pytest.raises(SettingError, match=line):
+        distill.distill(**job | {"evaluate": {"measures": {"right": is_right}}})
+    with pytest.raises(SettingError, match=r"^objective\.variation\.scales is no setting of in memory"):
+        distill.distill(**job | {"objective": {"variation": {"_target_": total_variation, "scales": 2}}})
+    with pytest.raises(SettingError, match=r"^objective\.<lambda>: a function as a loss takes logits of the student"):
+        distill.distill(**job | {"objective": lambda student, teacher: student})
+
+
+def test_token_ids_are_the_documents_that_they_come_from(job: dict[str, Any]) -> None:
+    tokenizer = job["teacher"][1]
+    more = {"corpus.heldout": 0.0, "evaluation": {"mine": TEXTS[:8]}}
+    of_texts = distill.distill(**job | more)
+    ids = tokenizer(TEXTS, padding=True)
+    rows = datasets.Dataset.from_dict({name: ids[name] for name in ("input_ids", "attention_mask")})
+    assert_same(distill.distill(**job | more | {"data": rows, "folder": "runs/ids"}).folder, of_texts.folder)
+    plain = [torch.tensor(one) for one in tokenizer(TEXTS)["input_ids"]]
+    loader = DataLoader(plain, batch_size=4, shuffle=True)  # type: ignore[arg-type]
+    assert_same(distill.distill(**job | more | {"data": loader, "folder": "runs/loader"}).folder, of_texts.folder)
+    with pytest.raises(SettingError, match=r"^corpus\.field=input_ids: .* the tokenizer has \d+ tokens: give ids"):
+        distill.distill(**job | more | {"data": [[3, 4, 100_000]], "folder": "runs/beyond"})
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from TEXTS
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"data": DataLoader(Stream())}, r"data is a DataLoader whose data set is a Stream, whose rows have no"),
+        (
+            {"data": DataLoader(TEXTS, sampler=WeightedRandomSampler([1.0] * 60, 60))},  # type: ignore[arg-type]
+            r"data is a DataLoader with a WeightedRandomSampler, whose order a resumed run could not find again",
+        ),
+        ({"data": Stream()}, r"data is a Stream, whose rows have no numbers"),
+        ({"data": datasets.Dataset.from_dict({"text": TEXTS}).to_iterable_dataset()}, r"data is a streamed data set"),
+        ({"data": datasets.Dataset.from_dict({"body": TEXTS})}, r"corpus: .* has no column text.* it has body: name"),
+        ({"data": datasets.DatasetDict(test=datasets.Dataset.from_dict({"text": TEXTS}))}, r"data has the splits test"),
+        ({"data": [1.5]}, r"data holds a float"),
+        ({"data": []}, r"data is empty"),
+        ({"data": {"text": TEXTS}}, r"data is a dict: give a datasets\.Dataset"),
+        ({"evaluation": {"my-set": TEXTS}}, r"evaluation: a set has the name my-set"),
+        ({"train": {"stps": 3}}, r"train\.stps"),
+        ({"train": {"steps": torch.nn.Linear(1, 1)}}, r"train\.steps is a Linear: settings are numbers"),
+        ({"lr": 1e-3}, r"lr is .*optimizer\.lr"),
+        ({"teacher": torch.nn.Linear(1, 1)}, r"teacher is a Linear in memory, without its tokenizer"),
+        ({"backend": {"name": "ddp", "processes": 2}}, r"backend\.processes=2 .*\(teacher, corpus\): .*`torchrun "),
+        ({"backend": {"name": "horovod", "processes": 2}}, r"backend\.processes=2 .*`horovodrun -np 2 "),
+    ],
+)
+def test_what_is_refused_in_one_line(job: dict[str, Any], change: dict[str, Any], line: str) -> None:
+    with pytest.raises(SettingError, match=f"^{line}") as error:
+        distill.distill(**job | change)
+    assert "\n" not in str(error.value) and not Path("runs/mine").exists()
+
+
+def test_labelled_rows_and_their_other_split(folder: Path, cache: Path) -> None:
+    """The label's names are those of the data set; nothing is held out of labelled rows."""
+    tokenizer = distill.load_model(folder, "cpu").tokenizer
+    teacher, student = (AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2) for _ in range(2))
+    kinds = datasets.Features({"body": datasets.Value("string"), "label": datasets.ClassLabel(names=["old", "new"])})
+    rows = {"body": [text[300:400] for text in TEXTS], "label": [number % 2 for number in range(60)]}
+    data = datasets.Dataset.from_dict(rows, features=kinds)
+    job: dict[str, Any] = {
+        "teacher": teacher,
+        "student": student,
+        "tokenizer": tokenizer,
+        "corpus": {"text": "body", "sequence_length": 32},
+        "train": STEPS,
+        "precision": "fp32",
+        "folder": "runs/labelled",
+        "data.cache": str(cache),
+    }
+    run = distill.distill(data=data.train_test_split(0.2, seed=0), **job)
+    assert set(run.record.objective.terms) == {"classes", "soft_classes"}
+    assert set(run.scores["student"]["accuracy"]) == {"test"}
+    assert distill.load_model(run.student).model.config.id2label == {0: "old", 1: "new"}
+    with pytest.raises(SettingError, match=r"^evaluation=None, and nothing is held out of labelled data"):
+        distill.distill(data=data, **job)
+    wrong = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
+    with pytest.raises(SettingError, match=r"^student gives 3 numbers for a text, and these examples need 2"):
+        distill.distill(data=data, evaluation=data, **job | {"student": wrong, "folder": "runs/wrong"})
+
+
+def test_conversations_and_a_causal_pair(tmp_path: Path, cache: Path) -> None:
+    held = distill.load_model(save_model(tmp_path / "model", "gpt2", 4), "cpu")
+    cuts = {"user": 300, "assistant": 400}
+    rows = [
+        {"messages": [{"role": role, "content": text[cut : cut + 90]} for role, cut in cuts.items()]} for text in TEXTS
+    ]
+    run = distill.distill(
+        teacher=held,
+        student=LAYERS,
+        data=datasets.Dataset.from_list(rows),
+        train=STEPS,
+        precision="fp32",
+        folder="runs/chat",
+        evaluate={"max_sequences": 8},
+        **{"corpus.sequence_length": 32, "data.cache": str(cache)},  # type: ignore[misc]
+    )
+    assert run.record.recipe == "distilgpt2_gutenberg" and run.record.corpus.chat_template is not None
+    assert "the messages of assistant count" in str(run.record.corpus.name)
+
+
+def test_how_settings_become_overrides() -> None:
+    overrides = Overrides()
+    overrides.add("train", distill.TrainConfig(steps=3, epochs=None))
+    overrides.add("student", distill.NewStudentConfig(architecture="bert", config={"hidden_size": 32}))
+    overrides.add("optimizer", "lamb")
+    overrides.add(
+        "objective", {"soft": {"start": 1.0, "end": 0.0}, "mlm": 2, "temperature": 3.0, "cosine": {"weight": 1}}
+    )
+    overrides.add("seed", 7)
+    overrides.add("corpus.path", Path("a folder/it's"))
+    overrides.add("evaluate.sets", ("a", "null"))
+    assert sorted(overrides.texts) == [
+        r"corpus.path='a folder/it\'s'",
+        "evaluate.sets=[a,'null']",
+        "objective.cosine.weight=1",
+        "objective.mlm.weight=2",
+        "objective.soft.weight={start:1.0,end:0.0}",
+        "objective.temperature=3.0",
+        "optimizer=lamb",
+        "seed=7",
+        "student.architecture=bert",
+        "student.config={hidden_size:32}",
+        "student.init=random",
+        "train.epochs=null",
+        "train.steps=3",
+    ]
+    assert target_of("optimizer", torch.optim.RAdam) == "torch.optim.radam.RAdam"
+    one, other = target_of("objective.x", lambda a, b, c: a), target_of("objective.x", lambda a, b, c: b)
+    assert isinstance(one, InMemory) and isinstance(other, InMemory) and one.digest == other.digest  # of one line
+    assert one.digest != target_of("objective.x", total_variation).digest  # type: ignore[union-attr]
+
+
+RANKS = """
+import sys
+sys.path.insert(0, {tests!r})
+import distill
+from job import book
+held = distill.load_model({folder!r}, "cpu")
+run = distill.distill(
+    (held.model, held.tokenizer),
+    distill.LayersStudentConfig(layers=[0, 1]),
+    [book(number, 2).strip() for number in range(60)],
+    objective={{"soft": 2.0, "mlm": 1.0}}, backend="ddp", train=distill.TrainConfig(steps=4, epochs=None, batch_size=4),
+    precision="fp32", evaluate={{"max_sequences": 32}}, folder={run!r},
+    **{{"corpus.sequence_length": 32, "data.cache": {cache!r}}},
+)
+print(run)
+"""
+
+
+@pytest.mark.slow
+def test_every_rank_of_a_launcher_calls_it(job: dict[str, Any], folder: Path, cache: Path, tmp_path: Path) -> None:
+    """The student is that of one rank, but for rounding; a script without `if __name__ == "__main__"` is run once."""
+    names = {"tests": str(Path(__file__).parents[1]), "folder": str(folder), "cache": str(tmp_path / "cache")}
+    Path("program.py").write_text(RANKS.format(run="runs/ranks", **names))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "program.py"]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert_alike(Path("runs/ranks"), distill.distill(**job).folder)
