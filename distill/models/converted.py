@@ -1,18 +1,19 @@
 """Models that lie in other forms than a folder: in a GGUF file, or in a file that another Python package carries.
 
-Each is written once as an ordinary folder (config.json, model.safetensors, tokenizer.json) below `~/.cache/distill/models`,
-and whatever reads models reads that folder.
+Each is written once as an ordinary folder (config.json, model.safetensors, tokenizer.json) below
+`~/.cache/distill/models`, and whatever reads models reads that folder.
 """
 
-import copy
 import hashlib
 import importlib.util
+import io
 import json
 import logging
 import shutil
 import zipfile
 from collections import Counter
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ import torch
 from distill.data.disk_cache import once
 from distill.models.boundary import quietly
 from distill.runtime.errors import SettingError, first_line
-from distill.runtime.files import atomic
+from distill.runtime.files import atomic, make_folder
 from distill.runtime.storage import require_room, size
 from distill.runtime.version import pip_install
 
@@ -131,10 +132,11 @@ def origin_of(folder: Path) -> Origin | None:
 @cache
 def _folder_of(file: str, num_bytes: int, modified: int, path: str, setting: str) -> Path:
     """The folder made from this version of a file."""
-    key = hashlib.sha256(repr((FORM, file, num_bytes, modified)).encode()).hexdigest()[:12]
-    root = Path(CACHE).expanduser()
-    root.mkdir(parents=True, exist_ok=True)
-    folder, packaged = root / f"{Path(file).stem}-{key}", PACKAGED.get(path)
+    packaged = None if Path(path).exists() else PACKAGED.get(path)
+    version = (FORM, file, num_bytes, modified, packaged.sha256 if packaged else "")
+    root, key = Path(CACHE).expanduser(), hashlib.sha256(repr(version).encode()).hexdigest()[:12]
+    make_folder(root, "HOME")
+    folder = root / f"{path if packaged else Path(file).stem}-{key}"
     with once(folder) as missing:
         if missing:
             is_gguf = Path(file).suffix.lower() == GGUF
@@ -189,11 +191,10 @@ def _from_gguf(file: Path, new: Path) -> Origin:
     if any(importlib.util.find_spec(name) is None for name in ("gguf", "accelerate")):
         raise SettingError(f"a GGUF file is read by the packages gguf and accelerate: run `{pip_install('gguf')}`")
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging as transformers_logging
 
     folder = str(file.parent)
     try:
-        with quietly():  # it would state that it dequantizes, with a bar
+        with quietly(), redirect_stderr(io.StringIO()):  # it draws bars, and would state that it dequantizes
             rounding, splits_digits = _header(file)
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
             model = AutoModelForCausalLM.from_pretrained(
@@ -204,16 +205,17 @@ def _from_gguf(file: Path, new: Path) -> Origin:
         raise SettingError(f"{reason}: give the model as a folder") from error
     if splits_digits:
         _split_digits(tokenizer)
-    decoded = tokenizer.decode(tokenizer(SENTENCE)["input_ids"], skip_special_tokens=True)
+    decoded = str(tokenizer.decode(tokenizer(SENTENCE)["input_ids"], skip_special_tokens=True))
     if decoded.split() != SENTENCE.split():
         raise SettingError("its tokenizer does not give back a text that it has encoded: give the model as a folder")
     _plain(model).save_pretrained(new)
+    model.generation_config.save_pretrained(new)
     tokenizer.save_pretrained(new)
     return Origin(file.name, rounding)
 
 
 def _header(file: Path) -> tuple[str | None, bool]:
-    """The format of most weights where it is coarser than 16 bits, and whether the tokenizer takes digits one by one."""
+    """The format of most weights where it is coarser than 16 bits, and whether the tokenizer splits up numbers."""
     from gguf import GGUFReader
 
     reader = GGUFReader(file)
@@ -225,7 +227,7 @@ def _header(file: Path) -> tuple[str | None, bool]:
     return (None if format in EXACT else format), pre is not None and pre.contents() in SPLIT_DIGITS
 
 
-def _dequantized() -> dict[str, Any]:
+def _dequantized() -> dict[str, object]:
     """What releases of transformers get that would keep the weights rounded otherwise."""
     import transformers
 
@@ -243,13 +245,10 @@ def _split_digits(tokenizer: Any) -> None:
 
 def _plain(model: Any) -> Any:
     """The same model without the mark of quantized weights, with which transformers saves none."""
-    config = copy.deepcopy(model.config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    config.architectures, config._name_or_path = [type(model).__name__], ""
+    fields = model.config.to_dict() | {"architectures": [type(model).__name__], "_name_or_path": ""}
+    fields.pop("quantization_config", None)
     with torch.device("meta"):
-        plain = type(model)(config)
+        plain = type(model)(type(model.config).from_dict(fields))
     plain.load_state_dict(model.state_dict(), assign=True)
     plain.tie_weights()
-    plain.generation_config = model.generation_config
     return plain.to(torch.bfloat16)
