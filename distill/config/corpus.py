@@ -69,7 +69,7 @@ class SourceConfig(Settings):
     )
     template: str | None = setting(
         None,
-        "How conversations are written: a message with {role} and {content}, Jinja, or FILE.jinja; null: the tokenizer's way.",
+        "How conversations are written: {role} and {content}, Jinja, or FILE.jinja; null: the tokenizer's way.",
     )
     target_role: str | None = setting(
         None, "The role whose messages a causal model learns to write; null is assistant."
