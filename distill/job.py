@@ -22,7 +22,7 @@ from distill.objective.terms import Term
 from distill.objective.trainable import Trainable
 from distill.optim import updates as optim
 from distill.optim.schedule import ENDLESS, Schedule, length_in_steps, make_schedule, total_steps
-from distill.report.comparison.goal import Goal
+from distill.report.comparison.goal import Goal, choose_best
 from distill.report.live_run import RunPage
 from distill.report.publish import make_snapshots, write_outputs
 from distill.runs import profiling, trackers
@@ -32,7 +32,8 @@ from distill.runs.check import check
 from distill.runs.checkpoint import State
 from distill.runs.curve import Curve
 from distill.runs.describe import describe
-from distill.runs.history import Examination, Points, StudentHistory
+from distill.runs.facts import Best
+from distill.runs.history import Examination, Points, StudentHistory, check_best
 from distill.runs.identity import run_identity
 from distill.runs.metrics import Metrics, RunLog
 from distill.runs.observers import UserObservers, make_observers
@@ -100,10 +101,11 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         announce(config, recipe, pair, data, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, data.batches, objective, ranks, pair.tokenizers)
         evaluator = make_evaluator(run)
-        record = describe(run, caches, evaluator.measures, recipe, command, notes)
+        best = choose_best(config.train, evaluator.measures, [one.name for one in data.sets])
+        record = replace(describe(run, caches, evaluator.measures, recipe, command, notes), best=best)
         page.describe(record)
         # Train.
-        checkpoints = folder.checkpoints.with_metadata(formats)
+        checkpoints = folder.checkpoints.with_metadata(formats, best)
         training = Training(learner, teacher, data.batches, ranks, config.train, state, checkpoints)
         followers = make_followers(run, evaluator, record, page, state, steps)
         stack.callback(followers.log.progress.close)  # also where the training ends early
@@ -135,9 +137,10 @@ def choose_task(config: Config, terms: dict[str, Term]) -> Task:
 
 
 def num_steps(config: Config, batches: Batches) -> int:
-    """The steps of the run, wall-clock aside. Raises SettingError for snapshots beyond them."""
+    """The steps of the run, wall-clock aside. Raises SettingError for snapshots or a choice of the best beyond them."""
     steps = total_steps(config.train, batches.steps_per_epoch)
     check_within(config.train, steps)
+    check_best(config, steps, batches.steps_per_epoch)
     return steps
 
 
@@ -244,7 +247,18 @@ def train_profiled(run: Run, training: Training, followers: Followers, record: R
         ended_by = train(training, run.objective, followers.in_order, followers.history)
     followers.log.close()
     profile = profiling.gather_profile(recorder, config, batches, ranks, record.identity)
-    return replace(record, training=replace(record.training, ended_by=ended_by), profile=profile)
+    record = replace(record, training=replace(record.training, ended_by=ended_by), profile=profile)
+    return record if ended_by == TRIAL else replace(record, best=load_best(run, training, followers))
+
+
+def load_best(run: Run, training: Training, followers: Followers) -> Best | None:
+    """Put the student of the best evaluation into the place of the last one, where the settings require that."""
+    learner, last = training.learner, training.state.step
+    best = run.folder.load_best(training.checkpoints, learner.model, learner.optimizer, last)
+    if best is not None and best.step not in (None, last):
+        followers.history.examination.evaluator.forget("student")  # the last one's
+        logger.info(f"the student after step {best.step:,} is published, the best by train.keep_best")
+    return best
 
 
 def publish(run: Run, record: Record, page: RunPage, resolved: str) -> Record:

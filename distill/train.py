@@ -42,6 +42,7 @@ from distill.runtime.signals import ALL, SAVING, Signals, handled
 from distill.teacher.output import Teacher
 
 TRIAL = "profile.stop_after"  # what ends a run that is only to be profiled
+PATIENCE = "patience"  # what ends a run whose evaluations get no better
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,15 @@ class Training:
     def saves(self) -> bool:
         """Whether this rank takes part in saving: rank 0 does, or all ranks where each holds a part of the weights."""
         return self.ranks.rank == 0 or self.checkpoints.by_all_ranks
+
+    def is_out_of_patience(self) -> bool:
+        """Whether as many evaluations as `train.patience` have followed the best one; all ranks call it."""
+        patience = self.settings.patience
+        if patience is None:
+            return False
+        best = self.checkpoints.best() if self.ranks.rank == 0 else None
+        is_over: bool = self.ranks.broadcast(best is not None and best.later >= patience)
+        return is_over
 
 
 def accumulate_gradients(
@@ -189,9 +199,9 @@ def step(
 
 
 def train(training: Training, objective: Objective, followers: tuple[Follower, ...], history: History) -> str:
-    """Train from `run.state` to the end of the run, and return what ended it: epochs, steps, minutes, or its profile.
+    """Train from `run.state` to the end of the run, and return what ended it.
 
-    The state is updated in place. Rank 0 saves.
+    That is epochs, steps, minutes, patience or its profile. The state is updated in place. Rank 0 saves.
 
     Args:
         followers: called in this order.
@@ -210,18 +220,18 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
         training.limits,
     )
     health, recorder = Health(settings, ranks, training.checkpoints), recorder_in_force()
-    over, save_due = limits.reached(state.step, state.seconds), False
+    over, save_due, out_of_patience = limits.reached(state.step, state.seconds), False, False
     if state.step and (history.due(state.step) or over):
         # Interrupted between this point's checkpoint and the end of its evaluation.
         health.check(state, over)
-        evaluate_if_due(training, objective, followers, history)
+        out_of_patience = evaluate_if_due(training, objective, followers, history)
     state.loss_scale.begin(training.learner.model.student.precision == "fp16")
     windows = batches.stream(state.step, limits.steps, ranks.device, training.teacher.read_ahead, recorder.watch)
     window = first_window(windows, objective, training)
     with handled() as signals, signals.deferred():
         signals.raise_if_stopped()  # for one that came where Python drops errors, as in callbacks of its imports
         signals.on_usr1(settings.on_usr1 is OnUsr1.stop)
-        while not over:
+        while not (over or out_of_patience):
             result = step(training, objective, window, windows, signals)
             state.add(int(result.counts[TOKENS]), result.seconds, result.exchanges)
             result = health.after_step(state, result, window.batches)
@@ -244,10 +254,10 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
             if at_point:
                 ranks.barrier()  # a signal may now end any rank, and with it the others: rank 0 has to have saved
                 with signals.at_once(), phase(EVALUATION):
-                    evaluate_if_due(training, objective, followers, history)
+                    out_of_patience = evaluate_if_due(training, objective, followers, history)
             if recorder.end_step():
                 return TRIAL
-    return limits.ended_by(state.step)
+    return limits.ended_by(state.step) if over else PATIENCE
 
 
 def first_window(windows: Iterator[list[Batch]], objective: Objective, training: Training) -> Window:
@@ -258,8 +268,12 @@ def first_window(windows: Iterator[list[Batch]], objective: Objective, training:
 
 def evaluate_if_due(
     training: Training, objective: Objective, followers: tuple[Follower, ...], history: History
-) -> None:
-    """Score the student where the settings select this point of the history; the means of the losses begin anew."""
+) -> bool:
+    """Score the student where the settings select this point of the history; the means of the losses begin anew.
+
+    Returns:
+        Whether the run ends here because it has waited long enough for a better evaluation.
+    """
     state = training.state
     epochs, losses = state.step / training.batches.steps_per_epoch, state.tally.means(objective.names)
     point = history.at_point(state, epochs, losses)
@@ -267,6 +281,7 @@ def evaluate_if_due(
     if point is not None:
         for follower in followers:
             follower.at_evaluation(state, point)
+    return training.is_out_of_patience()
 
 
 def save(training: Training, followers: tuple[Follower, ...] = ()) -> bool:

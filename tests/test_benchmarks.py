@@ -4,6 +4,7 @@ Whole scripts, which start interpreters and ranks, are among the slow tests; wha
 """
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -49,6 +50,17 @@ def test_prepare(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_weight_of_an_installation() -> None:
+    bill = import_module("benchmarks.tools.bill_of_materials")
+    lines = bill.sizes(
+        {name: importlib.metadata.distribution(name) for name in ("torch", "numpy", "jinja2")}
+    ).splitlines()
+    names, weights = zip(*(line.strip("| ").split(" | ") for line in lines[2:]), strict=True)
+    assert names == ("torch", "numpy", "1 others", "3 packages")
+    numbers = [float(weight.replace(",", "")) for weight in weights]
+    assert numbers[0] > numbers[1] > 10 > numbers[2] and abs(sum(numbers[:3]) - numbers[3]) <= 2
+
+
 def test_storage_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("moto")
     pytest.importorskip("s3fs")
@@ -322,18 +334,8 @@ def test_what_is_timed_is_the_loop_of_a_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 def test_step(tmp_path: Path) -> None:
-    printed, results = script(
-        "step/step.py",
-        tmp_path,
-        "--shapes",
-        "tiny",
-        "--rows",
-        "masked",
-        "--only",
-        "fp32|distill bf16$",
-        "--accumulate",
-        "2",
-    )
+    only = ("--only", "fp32|distill bf16$", "--accumulate", "2")
+    printed, results = script("step/step.py", tmp_path, "--shapes", "tiny", "--rows", "masked", *only)
     assert [result["variant"] for result in results] == ["plain fp32", "distill fp32", "distill bf16"]
     assert all(len(result["all"]) == 3 and result["peak"] > 2**20 for result in results)
     assert printed.count("tiny") == 0 and printed.count("2x64 -> 1x64, V 500, 2 x 16, masked rows") == 3

@@ -26,6 +26,7 @@ from distill.commands.export import ExportArguments
 from distill.commands.predict import Request as PredictRequest
 from distill.commands.prediction.settings import PredictConfig
 from distill.commands.profile import Request as ProfileRequest
+from distill.commands.push import PushArguments
 from distill.commands.report import ReportArguments
 from distill.config.command_line import CommandLine, check_overrides
 from distill.config.compose import build, chain_config, default_settings
@@ -37,7 +38,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path != DOCS / "changelog.md")
 NAV = re.findall(r"^ +- (?:.+: )?([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
 STARTS = (["distill"], ["python", "-m", "distill"])
-ARGUMENTS = {"compare": CompareArguments, "export": ExportArguments, "report": ReportArguments}
+ARGUMENTS = {"compare": CompareArguments, "export": ExportArguments, "push": PushArguments, "report": ReportArguments}
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -180,3 +181,19 @@ def test_the_reference_has_every_public_name() -> None:
     assert re.findall(r"^::: distill\.(\w+)$", text, re.M) and not [
         n for n in names if f"\n::: distill.{n}\n" not in text
     ]
+
+
+def test_scripts_that_pages_name_exist_and_the_index_has_all() -> None:
+    """But for those that a page names with the commit that has them."""
+    folder = ROOT / "benchmarks"
+    for page in [*PAGES, ROOT / "README.md", ROOT / "SECURITY.md", folder / "README.md"]:
+        for paragraph in page.read_text().split("\n\n"):
+            if "in commit" not in " ".join(paragraph.split()):
+                for name in re.findall(r"\bbenchmarks/[a-z_/]+(?:\.py|\.yaml|\.c)\b", paragraph):
+                    assert (ROOT / name).is_file(), f"{page.name} names {name}"
+    index = (DOCS / "explanation/benchmarks/index.md").read_text()
+    mains = [path for path in folder.rglob("*.py") if "__main__" in path.read_text() and "attacks" not in path.parts]
+    parts = {"albert/host.py", "data/prepare_host.py", "reliability/slurm_cluster.py", "tools/bill_of_materials.py"}
+    parts |= {"tools/report_picture.py"}
+    names = {str(path.relative_to(folder)) for path in mains} - parts
+    assert len(names) > 25 and not [name for name in names if f"`{name}`" not in index]

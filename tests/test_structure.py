@@ -54,6 +54,27 @@ def test_nothing_imports_upwards(graph: dict[str, set[str]]) -> None:
     assert not left, f"a circle among {sorted(left)}"
 
 
+SELDOM = {"wandb", "datasets", "matplotlib"}  # packages that many runs do without, and that take long to import
+
+
+def imported_at_once(path: Path) -> set[str]:
+    """The packages that a module imports as soon as it is imported itself."""
+    nodes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
+
+
+def test_what_is_seldom_used_is_imported_where_it_is_used() -> None:
+    """The last part is imported by `RunResults.plot` alone."""
+    eager = {name: SELDOM & imported_at_once(path) for name, path in MODULES.items()}
+    assert {name for name, packages in eager.items() if packages} == {"distill.report.chart"}
+    importers = [
+        name for name, path in MODULES.items() if re.search(r"^from distill.report.chart ", path.read_text(), re.M)
+    ]
+    assert not importers
+
+
 def test_the_package_has_few_rooms() -> None:
     entries = {path.name for path in PACKAGE.iterdir()} - {"__pycache__", "py.typed"}
     assert len(entries) <= 17, sorted(entries)
@@ -87,6 +108,7 @@ ASSIGNED = {
     "fully_shard": {"_mp_policy", "mp_policy", "all_gather_outputs"},
     "tokenizers": {"normalizer", "pre_tokenizer", "decoder", "post_processor", "encode_special_tokens"},
     "transformers": {"model_max_length", "_attn_implementation", "legacy"},
+    "datasets": {"HF_HUB_OFFLINE"},
     "torchmetrics": {"dist_sync_fn", "distributed_available_fn"},
     "onnxruntime": {
         "graph_optimization_level", "optimized_model_filepath", "intra_op_num_threads", "inter_op_num_threads",

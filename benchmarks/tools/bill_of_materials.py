@@ -1,6 +1,7 @@
 """Writes which packages an installation of Distill runs, as a software bill of materials in CycloneDX 1.6 JSON.
 
     python benchmarks/tools/bill_of_materials.py > bill.json     # of the environment that it runs in
+    python benchmarks/tools/bill_of_materials.py --sizes         # what each package weighs, as a table
     pip-audit --requirement constraints.txt                # their known vulnerabilities, where its database is in reach
 
 Listed is what `pip` has installed of the package's requirements and of what these require, with versions, licences and
@@ -12,6 +13,7 @@ import importlib.metadata
 import json
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from distill.runtime.version import DISTRIBUTION
@@ -19,6 +21,9 @@ from distill.runtime.version import DISTRIBUTION
 
 def main() -> int:
     found = installed(DISTRIBUTION)
+    if sys.argv[1:] == ["--sizes"]:
+        print(sizes(found))
+        return 0
     root = found.pop(DISTRIBUTION)
     bill = {
         "bomFormat": "CycloneDX",
@@ -45,6 +50,22 @@ def installed(name: str) -> dict[str, importlib.metadata.Distribution]:
             continue  # for another system, or of an optional group
         waiting += [re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in found[key].requires or []]
     return found
+
+
+def sizes(found: dict[str, importlib.metadata.Distribution]) -> str:
+    """A table of the packages by the megabytes of their files, the largest first, and of all that is below ten."""
+    weights = {
+        name: sum(
+            path.stat().st_size for file in each.files or [] if (path := Path(str(each.locate_file(file)))).is_file()
+        )
+        for name, each in found.items()
+    }
+    large = {name: weight for name, weight in weights.items() if weight >= 10e6}
+    rest = sum(weights.values()) - sum(large.values())
+    ordered = sorted(large.items(), key=lambda item: -item[1])
+    ordered += [(f"{len(weights) - len(large)} others", rest), (f"{len(weights)} packages", sum(weights.values()))]
+    lines = [f"| {name} | {weight / 1e6:,.0f} |" for name, weight in ordered]
+    return "\n".join(["| package | MB |", "| --- | ---: |", *lines])
 
 
 def component(distribution: importlib.metadata.Distribution) -> dict[str, Any]:

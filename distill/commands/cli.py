@@ -15,6 +15,7 @@ COMMANDS = {
     "prepare": ("distill.commands.prepare", "tokenize and pack the sequences of a corpus, without training"),
     "profile": ("distill.commands.profile", "train the first steps of a run and name the bottleneck"),
     "export": ("distill.commands.export", "write a student in the format of another engine (ONNX)"),
+    "push": ("distill.commands.push", "upload the student of a run to the Hugging Face Hub, with its card and report"),
     "report": ("distill.commands.report", "write the report of a finished run again"),
     "settings": ("distill.commands.settings", "show every setting with its unit, its meaning and who set it"),
 }

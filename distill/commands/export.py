@@ -10,12 +10,12 @@ from distill.runtime.nearest import choose
 HELP = """
 usage: distill export model=MODEL [format=onnx] [input=FILE] [max_sequences=N] [overwrite=true]
 
-Write a student as onnx/model.onnx (fp32) and onnx/model_int8.onnx, and compare their size, latency and perplexity with
-torch's. It needs pip install 'distill[onnx]'.
+Write a student as onnx/model.onnx (fp32) and onnx/model_int8.onnx, with its configuration and tokenizer, and compare
+their size, latency and, of a language model, perplexity with torch's. It needs pip install 'distill[onnx]'.
 
   model=MODEL      a run folder, or a folder with a model in the format of transformers
   format=onnx      the only one so far
-  input=FILE       a plain text to compute perplexity on
+  input=FILE       a plain text to compute perplexity on, of a language model
   max_sequences=N  sequences of that text, at most (default: 200)
   overwrite=true   replace a folder onnx/ that another program wrote
 

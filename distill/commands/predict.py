@@ -1,4 +1,4 @@
-"""The command `distill predict`: predictions of a trained model for texts, files and pipes."""
+"""The command `distill predict`: predictions of a trained model for texts, conversations, files and pipes."""
 
 import sys
 from collections.abc import Iterator
@@ -24,11 +24,12 @@ Predict with a trained model: tokens for [MASK], a continuation, classes or valu
   text=TEXT        a text; given again for each further one (second=TEXT: the other text of a pair)
   question=TEXT context=TEXT   for a model that finds answers
   input=FILE       *.jsonl, *.csv, *.tsv, *.parquet, *.txt (a text a line), or SQuAD's *.json; without it, and without
-                   text, standard input: JSON lines, or a text a line
-  output=FILE      JSON lines; without it, to standard output. *.json: answers by the id of their question
+                   text, standard input: JSON lines, or a text a line. A record with messages is a conversation
+  output=FILE      JSON lines, or a table as *.csv, *.tsv or *.parquet; *.json: answers by the id of their question.
+                   Without it, JSON lines to standard output
   overwrite=true   replace an output that exists
-  output=FILE.tsv|FOLDER   with input= a test set of GLUE: the file that its server takes (task=NAME for a
-                   model of another run)
+  output=FILE.tsv|FOLDER   of a model for a task of GLUE, with input= its test set: the file that its server takes
+                   (task=NAME for a model of another run)
   device=auto      auto, cpu or cuda
   batch_size=32    sequences per forward pass
   top_k=N          tokens for a mask (5), classes (all), or answers (1)
@@ -39,7 +40,7 @@ of fine-tuned models: sequence_length=N (as trained) no_answer=true|false (as tr
   distill predict model=runs/distilbert_gutenberg text="It was a dark and stormy [MASK]."
   distill predict model=runs/squad input=dev-v1.1.json output=answers.json
 """
-OTHER_FORMATS = (".csv", ".parquet", ".xls", ".xlsx", ".yaml", ".yml")  # of outputs, by their names
+OTHER_FORMATS = (".gz", ".zip", ".xls", ".xlsx", ".yaml", ".yml")  # of outputs, by their names
 AT_ONCE = 10_000  # inputs that are read before the first of them is answered
 
 
@@ -80,13 +81,14 @@ def answer(request: Request, settings: "PredictConfig") -> None:
     from distill.runtime.progress import log
 
     _check(request)
-    if request.output is not None and not is_submission(request.output):  # of a task's files the task has the names
+    names_files = request.task is not None or Path(request.output or "").expanduser().is_dir()  # GLUE's, by the task
+    if request.output is not None and not names_files:
         files = files_read(request.model, [] if request.input is None else [Path(request.input).expanduser()])
         target = Path(request.output).expanduser()
         refuse_overwriting(target, f"output={request.output}", files, request.overwrite)
     model = load_model(request.model, request.device)
     settings.check(model.kind)
-    if is_submission(request.output):
+    if is_submission(request, model):
         assert request.output is not None
         if request.input is None:
             raise SettingError(f"output={request.output} is GLUE's form of predictions: give input=, its test set")
@@ -111,7 +113,8 @@ def _check(request: Request) -> None:
         raise SettingError(f"{present[0]} and {present[1]} are both set: give one of them")
     if request.output is not None and (suffix := Path(request.output).suffix.lower()) in OTHER_FORMATS:
         raise SettingError(
-            f"output={request.output}: predictions are written as JSON lines, not as {suffix}: give output=FILE.jsonl"
+            f"output={request.output}: predictions are not written as {suffix}: give output=FILE.jsonl, FILE.csv, "
+            "FILE.tsv or FILE.parquet"
         )
     if request.second is not None and len(request.text) != 1:
         raise SettingError("second= is the other text of one text=: give text= once, or a file of pairs as input=")
@@ -119,9 +122,12 @@ def _check(request: Request) -> None:
         raise SettingError("question= and context= belong together: give both, or a file of them as input=")
 
 
-def is_submission(output: str | None) -> bool:
-    """Whether an output is one of GLUE's files, or a folder for them."""
-    return output is not None and (output.lower().endswith(".tsv") or Path(output).expanduser().is_dir())
+def is_submission(request: Request, model: "LoadedModel") -> bool:
+    """Whether the output is one of GLUE's files, or a folder for them; any other *.tsv is a table."""
+    if request.output is None:
+        return False
+    of_task = request.task is not None or model.corpus.get("kind") == "glue"
+    return Path(request.output).expanduser().is_dir() or (of_task and request.output.lower().endswith(".tsv"))
 
 
 def outcomes(model: "LoadedModel", request: Request, settings: "PredictConfig") -> "Iterator[Record]":

@@ -234,6 +234,16 @@ def check_training(config: Config) -> None:
             "the wire, and lose small ones: set backend.compression=bf16 or none"
         )
     _check_sharded(config)
+    if train.patience is not None and train.keep_best is None:
+        raise SettingError(
+            f"train.patience={train.patience} waits for a better evaluation, and by which measure is open: set "
+            "train.keep_best=perplexity, or another measure"
+        )
+    if train.keep_best is not None and not config.evaluate.sets:
+        raise SettingError(
+            f"train.keep_best={train.keep_best} chooses among evaluations, and evaluate.sets=[] has none: name a set, "
+            "or leave it out"
+        )
 
 
 def _check_clipping(config: Config) -> None:

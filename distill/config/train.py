@@ -55,6 +55,14 @@ class TrainConfig(Settings):
     snapshot_every: int | None = setting(
         None, "The student is kept in such a folder after every so many steps, too.", unit="steps", ge=1, le=STEPS
     )
+    keep_best: str | None = setting(
+        None,
+        "Publish the student of the best evaluation by this measure, such as perplexity or heldout.perplexity; null: "
+        "the last.",
+    )
+    patience: int | None = setting(
+        None, "The run ends after so many evaluations in a row that train.keep_best calls no better.", ge=1, le=STEPS
+    )
     max_nonfinite: int = setting(
         10, "Steps in a row without a finite loss and gradient before the run stops.", unit="steps", ge=1,
         le=1_000_000,
@@ -106,5 +114,6 @@ class TrainConfig(Settings):
 
     @property
     def length(self) -> dict[str, float | None]:
-        """The limits of the run by their names."""
-        return {"epochs": self.epochs, "steps": self.steps, "minutes": self.minutes}
+        """The limits of the run by their names; records of runs without patience have none."""
+        limits = {"epochs": self.epochs, "steps": self.steps, "minutes": self.minutes}
+        return limits if self.patience is None else {**limits, "patience": self.patience}

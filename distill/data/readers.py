@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from distill.data.lines import InvalidFile as InvalidFile
 from distill.data.lines import lines as lines
 from distill.data.remote import RemotePath
 from distill.runtime.errors import SettingError
+from distill.runtime.hub import how_to_do_without, is_hub_reached, is_unreachable
 
 Value = TypeVar("Value", str, list)
 
@@ -210,16 +212,30 @@ def load_hub(hub: str, subset: str | None, split: str, streaming: bool, setting:
     import datasets
 
     datasets.disable_progress_bars()
+    is_cached_alone = not Path(hub).expanduser().exists() and not is_hub_reached()
     try:
         if is_saved(hub):
             return _load_saved(hub, split)
-        return datasets.load_dataset(hub, subset, split=split, streaming=streaming)
+        with _without_requests() if is_cached_alone else nullcontext():
+            return datasets.load_dataset(hub, subset, split=split, streaming=streaming)
     except Exception as error:  # `datasets` raises a dozen kinds for a wrong name, a wrong split and no network
         reason = " ".join(str(error).split())[:300]
-        raise SettingError(
-            f"{setting}.hub={hub} (subset={subset}, split={split}) cannot be loaded: {reason}; check the names and the "
-            f"network, or give a local copy as {setting}.path"
-        ) from error
+        cure = f"check the names and the network, or give a local copy as {setting}.path"
+        line = how_to_do_without(hub, "dataset") if is_unreachable(error) else f"{reason}; {cure}"
+        raise SettingError(f"{setting}.hub={hub} (subset={subset}, split={split}) cannot be loaded: {line}") from error
+
+
+@contextmanager
+def _without_requests() -> Iterator[None]:
+    """While it is open `datasets` looks into its cache alone, as under HF_HUB_OFFLINE=1."""
+    import datasets
+
+    before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
 
 
 def sound_rows(rows: Any, start: int, stop: int) -> Iterator[Record | InvalidRecord]:
@@ -265,6 +281,8 @@ def hub_revision(hub: str) -> str:
     """The commit of a data set on the Hub; its name where it is a local folder or the Hub cannot be reached."""
     from huggingface_hub import HfApi
 
+    if not is_hub_reached():
+        return hub
     try:
         return str(HfApi().dataset_info(hub, timeout=10).sha)
     except Exception:  # any answer but the commit leaves the name

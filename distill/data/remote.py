@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from distill.data.s3_options import limit_attempts, s3_options
 from distill.runtime.errors import SettingError, StorageFailed, first_line
+from distill.runtime.hub import is_hub_reached, why_not_reached
 from distill.runtime.signals import Signals, in_force
 from distill.runtime.version import pip_install
 
@@ -66,6 +67,8 @@ def file_system(url: str, setting: str) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
 
     protocol = url.partition("://")[0]
+    if protocol == "hf" and not is_hub_reached():
+        raise SettingError(f"{setting}={url} cannot be reached: {why_not_reached()}, or give a local copy")
     try:
         options = s3_options(protocol)
         system, path = url_to_fs(url, **options)

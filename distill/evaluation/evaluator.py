@@ -76,6 +76,10 @@ class Evaluator:
         with self.readers.timed(), self.readers.opened(model) as reader:
             return scoring_pass.score(reader, data, lambda count: None).get(measure.name)
 
+    def forget(self, label: str) -> None:
+        """Drop what `score` has kept of a model under this label, as it is about to change."""
+        self.kept.pop(label, None)
+
     def agree(self, student: Any, teacher: Any, sets: list[EvaluationSet]) -> dict[str, dict[str, float]]:
         """Fraction of equal first choices (`top1`) and mean KL(teacher || student) in nats (`kl`), at all targets.
 

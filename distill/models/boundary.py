@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from distill.runtime.errors import SettingError
 from distill.runtime.host import is_out_of_memory
+from distill.runtime.hub import how_to_do_without, is_unreachable
 
 # Errors whose text is a sentence; the text of any other, such as a KeyError, needs its class in front of it.
 SENTENCES = (OSError, ValueError, ImportError, SafetensorError, StrictDataclassError)
@@ -44,7 +45,11 @@ def loading(setting: str, path: str, folder: str, failure: str, cure: str) -> It
         is_panic = type(error).__name__ == "PanicException"  # of Rust, in tokenizers; it is no Exception
         if not (isinstance(error, Exception) or is_panic) or is_out_of_memory(error):
             raise
-        end = _no_folder(path, error) or f"; {_of_code(setting, error) or cure}"
+        if is_unreachable(error) and not Path(path).expanduser().exists():
+            absolute = Path(path).expanduser().absolute()
+            looked_up = f"no folder {absolute} exists, so {path} was looked up on the Hugging Face Hub"
+            raise SettingError(f"{setting}={path}: {looked_up}; {how_to_do_without(path)}") from error
+        end = _no_folder(path) or f"; {_of_code(setting, error) or cure}"
         reason = _damaged_json(Path(folder)) or _reason(error)
         raise SettingError(f"{setting}={path} {failure}: {reason}{end}") from error
 
@@ -94,18 +99,9 @@ def _reason(error: BaseException) -> str:
     return text if text and isinstance(error, SENTENCES) else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
-def _no_folder(path: str, error: BaseException) -> str:
-    """The end of a message about a value that is no folder and so was looked up as a name on the Hub, with an error."""
+def _no_folder(path: str) -> str:
+    """The end of a message about a value that is no folder and so was looked up as a name on the Hub; else empty."""
     if Path(path).expanduser().exists():
         return ""
     folder = Path(path).expanduser().absolute()
-    looked_up = f"; {path} was looked up on the Hugging Face Hub, since no folder {folder} exists"
-    if is_unreachable(error):
-        return f"{looked_up}, and the Hub is not reached from here: check the network, or give a folder"
-    return f"{looked_up}: correct the name"
-
-
-def is_unreachable(error: BaseException) -> bool:
-    """Whether transformers has failed since the Hub does not answer, or may not be asked (HF_HUB_OFFLINE=1)."""
-    text = str(error).lower()
-    return any(words in text for words in ("couldn't connect", "offline mode", "connection error", "cannot reach"))
+    return f"; {path} was looked up on the Hugging Face Hub, since no folder {folder} exists: correct the name"

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -18,6 +17,7 @@ from distill.models.fields import check_saved_sizes
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.memory import require_memory_for_weights
 from distill.runtime.errors import SettingError, first_line
+from distill.runtime.hub import is_hub_reached
 
 AS_SAVED = "give its files as they were saved together"  # the cure of a folder that does not load
 UNKNOWN = "a \U0010ffff"  # its last character is in no vocabulary
@@ -73,18 +73,6 @@ def hub_arguments(folder: str, hub: HubOptions) -> HubArguments:
     """What transformers' `from_pretrained` gets; of a name while the Hub is not reached, to look in the cache alone."""
     is_cached_alone = not Path(folder).exists() and not is_hub_reached()
     return {**hub.arguments, "local_files_only": True} if is_cached_alone else hub.arguments
-
-
-@cache
-def is_hub_reached() -> bool:
-    """Whether the Hub answers at all: one request, where each of transformers' is tried for 25 seconds."""
-    from huggingface_hub import constants, get_session
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=10)
-    except Exception:  # of whichever client huggingface_hub is built on
-        return False
-    return True
 
 
 def load_pretrained(

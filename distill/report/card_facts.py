@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypedDict
 
-from distill.report.words import listed, number
+from distill.report.words import is_number, listed, number
 from distill.runs.facts import Published, Student
 from distill.runs.record import Record
 
@@ -72,11 +72,16 @@ def _command_without_paths(command: str) -> str:
         return without_paths(command)
 
 
-def metadata(record: Record) -> dict[str, Any]:
-    """What the Hub reads besides library and task: models and data by their names there, licence, metrics.
+def metadata(record: Record, title: str, task: str) -> dict[str, Any]:
+    """What the Hub reads besides library and task: models and data by their names there, licence, metrics, scores.
 
     A model that is no more than a folder, or a licence that nobody states, has no entry.
+
+    Args:
+        title: of the card, the name of the model.
+        task: the Hub's name of what the model is for.
     """
+    scores = _scores_by_set(record, task)
     scored = [name for name in record.measures if name in METRICS and record.sets_of(name)]
     entries = {
         "base_model": [*dict.fromkeys(source.hub for source in _sources(record) if source.hub)],
@@ -84,8 +89,39 @@ def metadata(record: Record) -> dict[str, Any]:
         "datasets": record.corpus.hub,
         # Of a snapshot, which is saved before it is scored, there is none.
         "metrics": [*dict.fromkeys(METRICS[name] for name in scored)],
+        "model-index": [{"name": title, "results": scores}] if scores else [],
+        "model_name": title,
     }
     return {name: value for name, value in entries.items() if value}
+
+
+class Metric(TypedDict):
+    """A score in the Hub's `model-index`."""
+
+    type: str
+    value: float
+    name: str
+
+
+class Result(TypedDict):
+    """The scores on a data set, each with its type and name."""
+
+    task: dict[str, str]
+    dataset: dict[str, str]
+    metrics: list[Metric]
+
+
+def _scores_by_set(record: Record, task: str) -> list[Result]:
+    student, metrics_by_set = record.student or Student(), dict[str, list[Metric]]()
+    for name, measure in record.measures.items():
+        for data in record.sets_of(name):
+            if is_number(value := student.score(name, data)):
+                metric = Metric(type=METRICS.get(name, name), value=value, name=measure.title or name)
+                metrics_by_set.setdefault(data, []).append(metric)
+    return [
+        Result(task={"type": task}, dataset={"name": record.label_of(data), "type": data}, metrics=metrics)
+        for data, metrics in metrics_by_set.items()
+    ]
 
 
 def has_license(record: Record) -> bool:

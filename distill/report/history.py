@@ -85,6 +85,8 @@ def _measure(record: Record, measure: str, student: Points, baseline: Points) ->
         for at in ordered
     ]
     rows = [row for row in rows if set(row[1:]) - {NONE}]
+    kept = record.best.step if record.best else None
+    rows = [[f"{at}, kept" if at in student and student[at].step == kept else at, *cells] for at, *cells in rows]
     if rows and record.teacher and record.teacher.scores.get(measure):
         # Once for each set: the first of its columns.
         keys = [key for key, _, _ in columns]

@@ -1,6 +1,5 @@
 """The student's model card: what it is, how it is loaded, published and exported, its scores, and its limits."""
 
-import json
 import re
 from typing import Any
 
@@ -42,8 +41,7 @@ def model_card(record: Record) -> str:
         library="pytorch" if use.custom_code else "transformers",
         use=use,
         tags=dict.fromkeys(["distill", use.task, "distillation" if record.teacher else use.training]),
-        metadata=metadata(record),
-        quoted_title=json.dumps(title),
+        metadata=metadata(record, title, use.task),
         title=title,
         sections=sections,
     )
@@ -150,6 +148,6 @@ def _elsewhere(record: Record, use: Use) -> list[Block]:
     if not use.custom_code or (origin is not None and origin.has_config):
         lines = f'model.push_to_hub("{target}")\ntokenizer.push_to_hub("{target}")'
         blocks += [FROM_PYTHON, Code(lines, language="python")]
-    if use in (MASKED, CAUSAL, CHAT):
+    if use in (MASKED, CAUSAL, CHAT, CLASSES, SPANS):
         blocks += [ONNX, Code(f"{pip_install('onnx')}\ndistill export model=.", language="bash")]
     return blocks

@@ -149,6 +149,7 @@ def history(record: Record) -> Sheet | None:
     panels = [_scores_panel(record, measure, key, record.history_by) for measure, key in keys]
     measured = " and ".join(dict.fromkeys(record.measures[measure].title.lower() for measure, _ in keys)).capitalize()
     caption = f"{measured} {'by step' if record.history_by == 'step' else 'after each epoch'}."
+    caption += " Dotted line: the student that was kept." if panels[0].marks else ""
     sets = len([measure for measure, _ in keys if measure == keys[0][0]])
     return Sheet(panels, caption, min(3, sets if sets > 1 else len(panels)), legend="below")
 
@@ -177,7 +178,11 @@ def _scores_panel(record: Record, measure: str, key: str, axis: str) -> Panel:
     if is_number(level):
         lines.append(Line([], [], MODELS["teacher"], "teacher", level=level))
     title = f"{record.label_of(key)}\n{record.measures[measure].title.lower()}"
-    return Panel(title, axis, [line for line in lines if line.x or line.level is not None], whole=axis != MINUTES)
+    kept = record.best.step if record.best else None
+    places = [_place(point, axis) for point in record.history if kept is not None and point.step == kept]
+    marks = [place for place in places if place is not None]
+    shown = [line for line in lines if line.x or line.level is not None]
+    return Panel(title, axis, shown, marks=marks, whole=axis != MINUTES)
 
 
 def _place(point: HistoryPoint, axis: str) -> float | None:

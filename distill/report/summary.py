@@ -19,7 +19,7 @@ AGREEMENT: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 def findings(record: Record) -> str:
     """Size and speed, quality against teacher and baseline: one sentence each, where there are numbers."""
-    parts = [_size(record), _quality(record), _gain(record)]
+    parts = [_size(record), _quality(record), _gain(record), _kept(record)]
     parts += [against_baseline(record), _resampled(record), _unscored(record)]
     return " ".join(filter(None, parts))
 
@@ -195,15 +195,36 @@ def _quality(record: Record) -> str:
 
 
 def _gain(record: Record) -> str:
-    """What the training has changed: the score before its first step and after its last, on the few of the curve."""
-    curve = record.curve
-    scores = [point.score for point in curve.student if is_number(point.score)] if curve else []
+    """What the training has changed: the scores before its first step and after its last, on the few of the curve.
+
+    Where the student of an earlier evaluation is published, it is on the curve only if that had a point there.
+    """
+    curve, kept = record.curve, record.best.step if record.best else None
+    points = [point for point in curve.student if is_number(point.score)] if curve else []
+    if kept is not None and kept != record.training.steps:
+        points = [point for point in points if (point.step or 0) <= kept]
+        points = points if points and points[-1].step == kept else []
+    scores = [point.score for point in points]
     if curve is None or record.teacher is None or len(scores) < 2 or curve.measure not in record.measures:
         return ""
     title = in_a_sentence(record.measures[curve.measure].title)
     teacher = f" (teacher {number(curve.teacher)})" if is_number(curve.teacher) else ""
     few = f"{number(curve.sequences)} sequences of {record.label_of(curve.data)}"
     return f"Training brought its {title} on {few} from {number(scores[0])} to {number(scores[-1])}{teacher}."
+
+
+def _kept(record: Record) -> str:
+    """Which evaluation's student is published, where `train.keep_best` chooses it."""
+    best, steps = record.best, record.training.steps
+    if best is None or not record.finished or best.measure not in record.measures:
+        return ""
+    by = f"by {in_a_sentence(record.measures[best.measure].title)} on {record.label_of(best.data)}"
+    if best.step is None:
+        return f"No evaluation could be compared {by}: the last student was kept."
+    if best.step == steps:
+        return f"Of the evaluations the last one was the best {by} ({number(best.score)}): its student was kept."
+    last = f"{number(best.score)}, and {number(best.last_score)} after the last step"
+    return f"The student after step {number(best.step)} of {number(steps)} was kept, the best {by} ({last})."
 
 
 def against_baseline(record: Record) -> str:

@@ -31,10 +31,14 @@ from distill.runs.checkpoint_record import (
     read_record,
 )
 from distill.runs.divergence import LossLevel, weights_are_finite
+from distill.runs.facts import Best, HistoryPoint
 from distill.runs.identity import refuse_other_settings
 from distill.runtime.files import atomic, quarantine, remove
+from distill.runtime.jsonl import read_lines
 from distill.runtime.manifest import write_manifest
 from distill.runtime.storage import require_room
+
+HISTORY = "history.jsonl"  # in the folder of the run: a line for each evaluation
 
 
 @dataclass
@@ -84,11 +88,16 @@ class Checkpoints:
         """`identity`: what must match to resume from a checkpoint (settings and corpus)."""
         self.folder, self.keep, self.identity = folder, keep, identity
         self.formats: dict[str, Any] = {}  # number formats and threads in force, kept with each checkpoint
+        self.choice: Best | None = None  # of the evaluation whose checkpoint stays
 
-    def with_metadata(self, formats: dict[str, Any]) -> Self:
-        """The same folder, where each checkpoint keeps these number formats and threads for a resume."""
+    def with_metadata(self, formats: dict[str, Any], choice: Best | None = None) -> Self:
+        """The same folder, where each checkpoint keeps these number formats and threads for a resume.
+
+        Args:
+            choice: by which measure the checkpoint of the best evaluation stays, however many others follow it.
+        """
         other = copy.copy(self)
-        other.formats = formats
+        other.formats, other.choice = formats, choice
         return other
 
     def saved(self) -> list[Path]:
@@ -129,7 +138,10 @@ class Checkpoints:
         return True
 
     def path_of(self, state: State) -> Path:
-        return self.folder / f"step-{state.step:08d}"
+        return self.path_of_step(state.step)
+
+    def path_of_step(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
 
     def make_room(self, state: State, tensors: dict[str, torch.Tensor]) -> None:
         """Remove what was left half-written. Raises StorageFailed where there is no room for a checkpoint of these."""
@@ -154,11 +166,19 @@ class Checkpoints:
         record |= {} if parts is None else {"format": IN_PARTS, "parts": parts}
         (folder / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
+    def best(self) -> Best | None:
+        """The best evaluation so far whose checkpoint is there; None where the run chooses none. Rank 0 reads it."""
+        if self.choice is None:
+            return None
+        points = [HistoryPoint.of(line) for line in read_lines(self.folder.parent / HISTORY)]
+        return self.choice.among(points, {_step_of(path) for path in self.saved()})
+
     def prune(self, state: State) -> None:
-        """Remove the older ones, but for the newest that is known to be good."""
+        """Remove the older ones, but for the newest that is known to be good, and that of the best evaluation."""
         good = [path for path in self.saved() if _step_of(path) < state.level.sane_step]
+        best = self.best()
         for old in self.saved()[: -self.keep]:
-            if old not in good[-1:]:
+            if old not in good[-1:] and (best is None or _step_of(old) != best.step):
                 remove(old)
 
     def rename_diverged(self, sane_step: int) -> None:

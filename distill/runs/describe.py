@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.component import Component
+from distill.config.component import TABLES, Component
 from distill.config.folders import HERE
 from distill.config.paths import looks_local
 from distill.config.settings import (
@@ -30,6 +30,7 @@ from distill.data.mixture import Mixture
 from distill.data.sequence_format import causal_format
 from distill.data.sources._in_memory import settings_in_memory
 from distill.data.sources.chat import chat_template
+from distill.data.tables import glue, squad
 from distill.data.tokens import Tokens
 from distill.distributed import Ranks
 from distill.distributed.shard import plain_class
@@ -200,10 +201,19 @@ def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
 
 def hub_datasets(corpus: CorpusConfig) -> list[str]:
     """The names of the data sets on the Hub that a corpus is read from, or from a copy of which."""
-    sources = [*corpus.sources.values()] or [corpus.source]
-    fields = [vars(source) if isinstance(source, SourceConfig) else source.arguments for source in sources]
-    names = [str(of_source["hub"]) for of_source in fields if of_source.get("hub") and of_source.get("path") is None]
-    return [name for name in dict.fromkeys(names) if not looks_local(name)]
+    names = [_hub_dataset(source) for source in [*corpus.sources.values()] or [corpus.source]]
+    return [name for name in dict.fromkeys(names) if name is not None and not looks_local(name)]
+
+
+def _hub_dataset(source: SourceConfig | Component) -> str | None:
+    """Without path and hub, GLUE and SQuAD are those of the Hub, or copies of them under $DISTILL_DATA."""
+    fields = vars(source) if isinstance(source, SourceConfig) else source.arguments
+    if fields.get("path") is not None or fields.get("hub"):
+        return None if fields.get("path") is not None else str(fields["hub"])
+    kind = source.path if isinstance(source, Component) else ""
+    return {f"{TABLES}.glue.Glue": glue.HUB, f"{TABLES}.squad.Squad": squad.HUB.get(str(fields.get("version")))}.get(
+        kind
+    )
 
 
 def template_of_chats(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerBase) -> str | None:

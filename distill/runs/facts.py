@@ -3,7 +3,8 @@
 A value that is not known, or not yet, is None.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distill.runs.parts import from_json, stored
@@ -229,6 +230,30 @@ class HistoryPoint:
     def of(cls, line: LogLine) -> "HistoryPoint":
         """A line of history.jsonl."""
         return from_json(cls, line)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The evaluation whose student is published (`train.keep_best`), and the last one."""
+
+    measure: str = ""
+    data: str = field(default="", metadata=stored("set"))
+    lower_is_better: bool = True
+    patience: int | None = None  # evaluations without a better one after which the run ends
+    step: int | None = None
+    score: float | None = None  # of that one
+    last_score: float | None = None  # of the last evaluation
+    later: int = 0  # evaluations after the best one
+
+    def among(self, points: list[HistoryPoint], steps: Container[int] | None = None) -> "Best":
+        """The best of these points; `steps`: those whose student can be published, None: all."""
+        has_score = [point for point in points if self.data in point.scores.get(self.measure, {})]
+        scored = [(point.step or 0, point.score(self.measure, self.data)) for point in has_score]
+        choices = [(score, step) for step, score in scored if score is not None and (steps is None or step in steps)]
+        best = min if self.lower_is_better else max
+        score, step = best(choices, key=lambda choice: choice[0], default=(None, None))
+        later = sum(at > (step or 0) for at, _ in scored)
+        return replace(self, step=step, score=score, last_score=scored[-1][1] if scored else None, later=later)
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,17 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from distill.config.settings import EvaluateConfig
+from distill.config.settings import Config, EvaluateConfig
 from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.measures import Measure
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.significance import ModelLosses
+from distill.optim.schedule import ENDLESS
 from distill.runs.checkpoint import State
 from distill.runs.facts import HistoryPoint
 from distill.runs.run_folder import RunFolder
 from distill.runs.trackers import Tracker
+from distill.runtime.errors import SettingError
 from distill.runtime.jsonl import LogLine, without_nan
 from distill.runtime.progress import in_a_sentence
 
@@ -40,10 +42,29 @@ class Points:
             return cls(None, True, settings.every_epoch is not False)
         return cls(settings.every_steps, settings.every_epoch is True)
 
+    def first(self, steps_per_epoch: int) -> int:
+        """The steps before the first one."""
+        return min(self.every_steps or steps_per_epoch, steps_per_epoch if self.epochs else ENDLESS)
+
     def after(self, step: int, steps_per_epoch: int) -> bool:
         """Whether there is a point when this many steps are done."""
         by_steps = self.every_steps is not None and step % self.every_steps == 0
         return by_steps or (self.epochs and step % steps_per_epoch == 0)
+
+
+def check_best(config: Config, steps: int, steps_per_epoch: int) -> None:
+    """Raises SettingError for `train.keep_best` in a run of so many steps that is scored at its end alone."""
+    points = Points.of(config.evaluate)
+    if config.train.keep_best is not None and (not points.scored or points.first(steps_per_epoch) >= steps):
+        every = (
+            f"set evaluate.every_steps=N below the {steps:,} steps of the run"
+            if steps != ENDLESS
+            else ("set evaluate.every_steps=N")
+        )
+        raise SettingError(
+            f"train.keep_best={config.train.keep_best} chooses among evaluations in the course of the training, and "
+            f"this run is scored at its end alone: {every}, or leave it out"
+        )
 
 
 @dataclass(frozen=True)
@@ -77,15 +98,15 @@ class StudentHistory:
         """`steps`: after which the run ends."""
         self.points, self.examination, self.student, self.steps = points, examination, student, steps
         self.steps_per_epoch, self.folder, self.tracker = steps_per_epoch, folder, tracker
-        # Of the student at the last point, where they are kept; None: an earlier process scored it.
-        self.sequence_losses: ModelLosses | None = None
+        # Of the student by the step of the last point, where they are kept, unless an earlier process scored it.
+        self._sequence_losses: dict[int, ModelLosses | None] = {}
 
     def due(self, step: int) -> bool:
         return self.points.after(step, self.steps_per_epoch)
 
     def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> HistoryPoint:
         """Score the student, unless that was done before an interruption."""
-        self.sequence_losses = None
+        self._sequence_losses = {}
         earlier = self.folder.ranks.broadcast([line for line in self.lines() if line["step"] == state.step])
         return HistoryPoint.of(earlier[0] if earlier else self._line(state, epochs, losses))
 
@@ -94,7 +115,8 @@ class StudentHistory:
         scores, ends = Scores(), state.step >= self.steps
         if self.points.scored or ends:
             keep = "student" if ends else None  # its agreement with the teacher comes next
-            scores, self.sequence_losses = self.examination.score(self.student, "student", keep)
+            scores, losses_by_sequence = self.examination.score(self.student, "student", keep)
+            self._sequence_losses = {state.step: losses_by_sequence}
         place = {"epoch": epochs, "step": state.step, "tokens": state.tokens, "seconds": state.seconds}
         line: LogLine = without_nan({**place, "loss": losses, **scores})
         if not self.folder.writes:
@@ -108,11 +130,18 @@ class StudentHistory:
     def lines(self) -> list[LogLine]:
         return self.folder.history_lines()
 
-    def last_scores(self) -> Scores | None:
-        """The student's scores at the end of the run, where its last point has them; all ranks call it."""
-        last = self.folder.ranks.broadcast(self.lines()[-1] if self.folder.writes else None)
+    def scores_at(self, step: int) -> tuple[Scores | None, ModelLosses | None]:
+        """The student's scores at a point, and its losses by sequence; all ranks call it.
+
+        Both are None where the point has no scores, or where the losses are of use and are not known any more.
+        """
+        lines = [line for line in self.lines() if line["step"] == step]
+        line = self.folder.ranks.broadcast(lines[-1] if lines else {})
+        losses = self._sequence_losses.get(step)
         names = [measure.name for measure in self.examination.evaluator.measures]
-        return {name: last[name] for name in names} if all(name in last for name in names) else None
+        if not all(name in line for name in names) or (self.examination.by_sequence and losses is None):
+            return None, None
+        return {name: line[name] for name in names}, losses
 
 
 def history_line(line: LogLine, measures: list[Measure]) -> str:

@@ -35,6 +35,7 @@ SETTINGS_IGNORED = {
         f"train.{name}"
         for name in ("batch_size", "accumulate", "log_every", "save_every", "keep", "workers", "on_usr1")
     ),
+    "train.patience",
     "train.max_nonfinite",
     "train.max_loss_ratio",
     "train.max_spike",
@@ -45,7 +46,8 @@ SETTINGS_IGNORED = {
     "student.path",
     "student.trust_remote_code",
 }
-FROZEN = "student.frozen"
+# Settings that a run of before they were there does not name: they count where they are set.
+LATER = ("student.frozen", "train.keep_best")
 CONSTANT = "distill.optim.schedules.constant.Constant"
 LENGTH = ("train.epochs", "train.steps", "train.minutes")
 
@@ -71,7 +73,7 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
         name: value
         for name, value in flatten(config.compared).items()
         if name.split(".")[0] not in RESUME_IGNORES and name not in SETTINGS_IGNORED
-        if value or name != FROZEN  # a run that freezes nothing is one of before there was that setting
+        if value or name not in LATER
         if name != "student._target_" or not str(value).startswith(PREFIX)  # its digest is there
         if not (name.startswith("objective.") and name.split(".")[1] in weightless)
     }

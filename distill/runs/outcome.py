@@ -70,7 +70,8 @@ def score_models(
     if baseline is not None:
         model = load_baseline(run.config, pair).to(run.ranks.device)
         entries["baseline"] = model_facts(Model, type(model).__name__, model), model
-    filled, losses = score_each(entries, history)
+    best = begun.best
+    filled, losses = score_each(entries, history, state.step if best is None or best.step is None else best.step)
     scores = {measure.name: filled["student"].scores.get(measure.name, {}) for measure in evaluator.measures}
     refuse_diverged(run, state, scores)
     scored_teacher = filled.get("teacher", begun.teacher)
@@ -95,12 +96,13 @@ def score_models(
 
 
 def score_each(
-    entries: dict[str, tuple[Any, Any]], history: StudentHistory
+    entries: dict[str, tuple[Any, Any]], history: StudentHistory, step: int
 ) -> tuple[dict[str, Any], dict[str, ModelLosses]]:
     """Each model's part of the record with its scores and speed, and its losses by sequence where they are compared.
 
     Args:
         entries: by what the model is called, its part of the record without scores, and the model.
+        step: of the history, at which the student was what it is now.
     """
     examination, sets = history.examination, history.examination.sets
     models = [model for _, model in entries.values()]
@@ -108,13 +110,9 @@ def score_each(
     filled: dict[str, Any] = {}
     losses: dict[str, ModelLosses] = {}
     for (label, (facts, model)), speed in zip(entries.items(), speeds, strict=True):
-        # An earlier process has left no losses by sequence, by which the student is compared with its baseline.
-        lacking = label != "student" or (examination.by_sequence and history.sequence_losses is None)
-        before = None if lacking else history.last_scores()
+        scores, by_sequence = history.scores_at(step) if label == "student" else (None, None)
         keep = label if label in ("teacher", "student") else None  # whose agreement is measured
-        if before:
-            scores, by_sequence = before, history.sequence_losses
-        else:
+        if not scores:
             scores, by_sequence = examination.score(model, label, keep)
         losses[label] = by_sequence or {}
         filled[label] = replace(facts, scores=scores, tokens_per_second=speed)

@@ -5,8 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from distill.models.load import is_hub_reached, model_folder
+from distill.models.load import model_folder
 from distill.runs.facts import Published
+from distill.runtime.hub import is_hub_reached
 
 UNSAID = "other"  # a licence whose text lies beside the model
 

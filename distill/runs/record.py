@@ -13,6 +13,7 @@ from distill.runs.facts import (
     Agreement,
     Backend,
     Baseline,
+    Best,
     Corpus,
     Environment,
     EvaluationSet,
@@ -75,6 +76,7 @@ class Record:
     environment: Environment = field(default_factory=Environment)
     history_by: str = "epoch"
     history: list[HistoryPoint] = field(default_factory=list)
+    best: Best | None = field(default=None, metadata=stored(sparse=True))
     curve: LearningCurve | None = None
     snapshots: list[int] = field(default_factory=list, metadata=stored(earlier="milestones"))
     snapshot: int | None = field(default=None, metadata=stored(sparse=True, earlier="milestone"))
@@ -128,8 +130,9 @@ class Record:
         return Record.from_json(redacted(self.to_json()))
 
     def with_history(self, lines: list[LogLine]) -> "Record":
-        """This record with these lines of history.jsonl."""
-        return replace(self, history=[HistoryPoint.of(line) for line in lines])
+        """This record with these lines of history.jsonl, and the best of them."""
+        points = [HistoryPoint.of(line) for line in lines]
+        return replace(self, history=points, best=self.best and self.best.among(points))
 
     def models(self) -> dict[str, Model]:
         """The teacher, student and baseline that the run has, by their names in figures and tables."""

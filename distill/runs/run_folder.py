@@ -17,9 +17,11 @@ from torch import nn
 from distill.distributed import Ranks
 from distill.distributed.rank import may_follow_another
 from distill.distributed.rank_identity import refuse_differing_ranks
-from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.checkpoint import HISTORY, Checkpoints, State
 from distill.runs.checkpoint_record import STEP, read_record
+from distill.runs.facts import Best
 from distill.runs.identity import refuse_other_settings
+from distill.runs.parts import from_json, to_json
 from distill.runs.record import Record
 from distill.runs.results_file import check_student, read_results, student_digests, write_results
 from distill.runs.sharded_checkpoint import ShardedCheckpoints
@@ -27,7 +29,7 @@ from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import atomic, make_folder, quarantine, remove
 from distill.runtime.jsonl import JsonLines, is_curve, is_history, is_metrics, read_lines
 
-LOGS = ("metrics.jsonl", "history.jsonl", "curve.jsonl")
+LOGS = ("metrics.jsonl", HISTORY, "curve.jsonl")
 LAYERS = "layers.json"
 FILES = (".lock", "config.yaml", *LOGS, "results.json", LAYERS, "report.html", "report.md", "progress.json")
 FOLDERS = ("checkpoints", "snapshots", "plots", "profile", "tensorboard")
@@ -84,7 +86,7 @@ class RunFolder:
     @property
     def history_path(self) -> Path:
         """One line for each evaluation: the mean losses since the one before, and the scores."""
-        return self.path / "history.jsonl"
+        return self.path / HISTORY
 
     @property
     def curve_path(self) -> Path:
@@ -186,6 +188,35 @@ class RunFolder:
             if start is None:  # of a beginning that left no checkpoint, perhaps with other settings
                 remove(self.snapshots_path)
         return state
+
+    def load_best(
+        self, checkpoints: Checkpoints, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
+    ) -> Best | None:
+        """Load the student of the best evaluation, from the best whole checkpoint of one; all ranks call it.
+
+        Args:
+            step: that the training has ended after, whose student is in `model` already.
+
+        Returns:
+            That evaluation; None where the run publishes the last student.
+
+        Raises:
+            Damaged: the checkpoint is, with `resume=strict`.
+        """
+        content = self._decide(lambda: to_json(self._choose_best(checkpoints)))
+        best = None if content is None else from_json(Best, content)
+        if best is not None and best.step not in (None, step):
+            checkpoints.load(checkpoints.path_of_step(best.step), model, optimizer)
+        return best
+
+    def _choose_best(self, checkpoints: Checkpoints) -> Best | None:
+        while (best := checkpoints.best()) is not None and best.step is not None:
+            try:
+                checkpoints.check(checkpoints.path_of_step(best.step))
+                return best
+            except Damaged as damage:
+                self._quarantine(damage, "taking the best of the other evaluations")
+        return best
 
     def history_lines(self) -> list[dict[str, Any]]:
         return read_lines(self.history_path)

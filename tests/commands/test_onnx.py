@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from families import CAUSAL, FAMILIES, make_family, tokenizer_of
+from prediction_models import save_fine_tuned
 from tiny import CLS, MASK, PAD, SEP, SPECIAL, UNK, VOCAB, WORDS
+from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer
 
 from distill.commands.cli import main
 from distill.commands.onnx import convert, measure
@@ -69,7 +71,9 @@ def test_a_family_computes_the_same_in_onnx(tmp_path: Path, family: str) -> None
 
 def test_the_folder_and_its_report(run: Path, content: command.Report) -> None:
     folder = run / "student" / "onnx"
-    assert {file.name for file in folder.iterdir()} == {"model.onnx", "model_int8.onnx", "report.json"}
+    beside = {"config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert {file.name for file in folder.iterdir()} == {"model.onnx", "model_int8.onnx", "report.json", *beside}
+    assert all((folder / name).read_bytes() == (run / "student" / name).read_bytes() for name in beside)
     assert json.loads((folder / "report.json").read_text()) == content
     formats = content["formats"]
     assert list(formats) == ["torch fp32", "ONNX fp32", "ONNX int8"]
@@ -80,6 +84,37 @@ def test_the_folder_and_its_report(run: Path, content: command.Report) -> None:
     assert content["row"] == 64  # all that the model takes
     shown = command.table(folder, content)
     assert f"{plain:,.2f}" in shown and "masked tokens" in shown and "words.txt" in shown
+
+
+@pytest.mark.parametrize("kind", ["class", "answer", pytest.param("value", marks=pytest.mark.slow)])
+def test_a_fine_tuned_model_in_onnx(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: Path) -> None:
+    """The file and the tokenizer beside it are all that is needed; it separates both texts of a pair."""
+    import onnxruntime
+
+    auto_class = AutoModelForQuestionAnswering if kind == "answer" else AutoModelForSequenceClassification
+    labels = {"class": {"num_labels": 3}, "value": {"num_labels": 1}, "answer": {}}[kind]
+    folder = save_fine_tuned(tmp_path / "model", auto_class, **labels)
+    capsys.readouterr()
+    assert "has no perplexity: leave it out" in refused(capsys, f"model={folder}", f"input={text}")
+    assert not (folder / "onnx").exists()
+    assert main(["export", f"model={folder}"]) == 0
+    assert "Perplexity: none, as it predicts" in capsys.readouterr().out
+    names = ["start_logits", "end_logits"] if kind == "answer" else ["logits"]
+    tokenizer = AutoTokenizer.from_pretrained(folder / "onnx")
+    model = auto_class.from_pretrained(folder).eval()
+    session = onnxruntime.InferenceSession(str(folder / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert [output.name for output in session.get_outputs()] == names
+    assert [given.name for given in session.get_inputs()] == list(convert.INPUTS)
+    inputs = tokenizer(["the cat", "of"], ["an owl and the", "the"], padding=True, return_tensors="pt")
+    assert (inputs["token_type_ids"] == 1).any() and (inputs["attention_mask"] == 0).any()
+    with torch.no_grad():
+        expected = model(**inputs)
+    arrays = {name: value.numpy() for name, value in inputs.items()}
+    valid = arrays["attention_mask"].astype(bool) if kind == "answer" else slice(None)
+    for name, output in zip(names, session.run(None, arrays), strict=True):
+        np.testing.assert_allclose(output[valid], expected[name].numpy()[valid], atol=1e-4)
+    swapped = session.run(None, arrays | {"token_type_ids": 1 - arrays["token_type_ids"]})
+    assert np.abs(swapped[0] - expected[names[0]].numpy())[valid].max() > 1e-3
 
 
 def test_the_matrix_that_embedding_and_head_share_is_quantised_for_both(run: Path, content: command.Report) -> None:

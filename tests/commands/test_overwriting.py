@@ -93,7 +93,7 @@ def test_an_export_keeps_the_files_of_another_program(
         onnx.write(str(folder), text, 1, overwrite=True)
     assert other.read_text() == MINE
     text.unlink()
-    for name in (onnx.INT8, onnx.REPORT):
+    for name in (onnx.INT8, onnx.REPORT, "tokenizer.json", "config.json"):
         written(folder / "onnx" / name)
     with pytest.raises(SettingError, match="neither a run folder"):  # its own are replaced, and so it goes further
         onnx.write(str(folder), None, 1)

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from job import Shelf
@@ -69,6 +72,40 @@ def test_files_and_pipes(sentiment: Path, tmp_path: Path, capsys: pytest.Capture
         monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
         assert main([f"model={sentiment}"]) == 0
         assert [one["text"] for one in lines(capsys.readouterr().out)] == texts
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet"])
+def test_predictions_as_a_table(suffix: str, sentiment: Path, tmp_path: Path) -> None:
+    """As others read it, and as an input again; numbers are numbers in Parquet, and no row lacks a column."""
+    records: list[Any] = [
+        {"id": 1, "text": 'an "owl",\tor\ntwo', "sure": True},
+        {"id": 2, "text": "the cat", "more": [1, {"a": None}]},
+        {"id": 2**70, "text": "of é", "sure": None, "late": 0.5},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    output, model = (
+        tmp_path / f"OUT.{suffix.upper()}",
+        save_fine_tuned(tmp_path / "m", AutoModelForSequenceClassification),
+    )
+    given = [f"model={model}", f"input={tmp_path / 'in.jsonl'}", f"output={output}"]
+    assert main(given) == 0
+    expected = predict(model, records)
+    table = (
+        pd.read_parquet(output) if suffix == "parquet" else pd.read_csv(output, sep="\t" if suffix == "tsv" else ",")
+    )
+    assert list(table) == ["id", "text", "sure", "class", "probability", "probabilities", "more", "late"]
+    assert list(table["text"]) == [record["text"] for record in records]
+    assert list(map(str, table["id"])) == ["1", "2", str(2**70)]
+    assert list(table["class"]) == [each["class"] for each in expected]
+    np.testing.assert_allclose(table["probability"], [each["probability"] for each in expected])
+    assert [json.loads(text) for text in table["probabilities"]] == [each["probabilities"] for each in expected]
+    assert json.loads(table["more"][1]) == [1, {"a": None}] and table["late"][2] == 0.5
+    assert table["probability"].dtype == np.float64
+    if suffix == "parquet":
+        assert list(table["sure"]) == [True, None, None] and list(map(str, pq.read_schema(output).types))[2] == "bool"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".", "tmp"))]
+    before = output.read_bytes()
+    assert main(given) == 2 and output.read_bytes() == before
 
 
 def test_columns_are_called_as_in_training(sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,3 +206,5 @@ def test_bad_inputs(sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "another number of fields" in refused(capsys, *given)
     assert "task=sst3 is not known (did you mean sst2" in refused(capsys, *given, "task=sst3")
     assert "task=sst2 is for GLUE's form" in refused(capsys, model, "text=a", "task=sst2")
+    for name in ("x.xlsx", "x.jsonl.gz"):
+        assert "FILE.csv, FILE.tsv or FILE.parquet" in refused(capsys, model, "text=a", f"output={tmp_path / name}")

@@ -29,6 +29,14 @@ def test_nothing_heavy_is_imported_before_it_is_used() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
+def test_a_run_imports_no_package_that_it_may_never_use() -> None:
+    """Nor does what it imports itself, such as transformers."""
+    code = "import sys, distill.job; print(*{'wandb', 'datasets', 'matplotlib', 'torchmetrics'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert not done.stdout.strip()
+
+
 @pytest.mark.parametrize("name", distill.__all__)
 def test_every_public_name_is_there_and_described(name: str) -> None:
     found = getattr(distill, name)

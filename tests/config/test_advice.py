@@ -13,8 +13,6 @@ from distill.config.composition import composed
 from distill.config.settings import CustomStudentConfig, CustomTeacherConfig, SavedTeacherConfig
 from distill.data.document import Document
 from distill.data.heldout import fraction, held_out
-from distill.models.boundary import is_unreachable
-from distill.models.load import load_pretrained
 from distill.models.student import make_student
 from distill.models.teacher import load_teacher
 from distill.runs.check import check
@@ -58,13 +56,6 @@ def test_a_student_of_frozen_weights(tmp_path: Path) -> None:
     made = CustomStudentConfig(custom=Component("student", f"{__name__}.frozen_model"))
     with pytest.raises(SettingError, match=r"^student\._target_=.*frozen_model: no weight .* requires_grad_\(True\)"):
         make_student(made, None, None, 12)  # type: ignore[arg-type]
-
-
-def test_a_name_of_the_hub_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingError) as error:  # tests never ask the Hub
-        load_pretrained("teacher.path", "somebody/model")
-    assert "the Hub is not reached from here: check the network, or give a folder" in str(error.value)
-    assert not is_unreachable(OSError("somebody/model is not a valid model identifier"))
 
 
 def test_something_is_held_out_of_every_corpus_of_a_few_documents() -> None:

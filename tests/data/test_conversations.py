@@ -1,6 +1,7 @@
 """A causal pair on conversations, from the command line: what is trained, what is scored, and what is refused."""
 
 import json
+import os
 import random
 import re
 import shutil
@@ -21,6 +22,7 @@ SHORT = (  # as the model reads 64 tokens
     "{% for message in messages %}{{ message['role'][0] + ': ' + message['content'] + eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'a: ' }}{% endif %}"
 )
+NAMED = ("_name_or_path", "name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file")
 SHARED = [{"from": "human", "value": "Repeat red"}]
 MESSAGES = [{"role": "user", "content": "Repeat red"}]
 COLOURS = ["red", "blue", "green", "white", "brown"]
@@ -97,17 +99,20 @@ def test_the_template_of_the_teacher(
     teacher = folder / "instructed"
     shutil.copytree(folder / "runs/gpt2_pretrain/student", teacher)
     (teacher / "chat_template.jinja").write_text(SHORT)
-    command = [
-        "+recipe=distilgpt2_gutenberg",
-        "corpus=chat",
-        "corpus.path=chats.jsonl",
-        "teacher.path=instructed",
-        *SMALL,
-    ]
-    assert distill(*command, "student.layers=[0]", "hydra.run.dir=runs/instructed") == 0
+    for name, fields in (("config.json", NAMED[:1]), ("tokenizer_config.json", NAMED[1:])):  # as programs leave them
+        content = json.loads((teacher / name).read_text()) | dict.fromkeys(fields, f"{folder}/mine")
+        (teacher / name).write_text(json.dumps(content))
+    command = ["+recipe=distilgpt2_gutenberg", "corpus=chat", f"corpus.path={folder}/chats.jsonl", *SMALL]
+    command += [f"teacher.path={teacher}", f"student.path={teacher}", "student=pretrained", "train.snapshots=[2]"]
+    assert distill(*command, f"hydra.run.dir={folder}/runs/instructed") == 0
     assert "by the chat template of the tokenizer" in results(Path("runs/instructed"))["corpus"]["name"]
     student = folder / "runs/instructed/student"
     assert (student / "chat_template.jinja").read_text() == SHORT
+    private = (os.fsencode(folder), os.fsencode(Path.home()) + b"/")
+    for published in (student, student.parent / "snapshots" / "step-2"):
+        assert "instructed" in (published / "README.md").read_text()  # a folder alone: whose it is nobody reads there
+        for file in published.iterdir():
+            assert not any(path in file.read_bytes() for path in private), file
     tokenizer = AutoTokenizer.from_pretrained(student)
     prompt = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
     assert prompt == "u: Repeat red<|endoftext|>a: "

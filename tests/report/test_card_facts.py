@@ -8,6 +8,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
+from distill.config.component import TABLES, Component
 from distill.config.settings import CorpusConfig, SourceConfig
 from distill.report import report, summary
 from distill.report.card_facts import without_paths
@@ -46,7 +47,9 @@ def metadata_of(content: dict[str, Any]) -> dict[str, Any]:
     card = ModelCard(model_card(Record.from_json(content)))
     assert isinstance(card.data, ModelCardData)
     written = yaml.safe_load(model_card(Record.from_json(content)).split("---\n")[1])
-    assert card.data.to_dict() == written
+    # The Hub's own class has the name of the model in its index alone, where there is one.
+    named = {key: value for key, value in written.items() if key != "model_name" or "model-index" not in written}
+    assert card.data.to_dict() == named
     return written
 
 
@@ -92,6 +95,12 @@ def test_the_hub_reads_what_the_models_are(results: dict[str, Any]) -> None:
     assert written["base_model"] == ["Qwen/Qwen3-0.6B"] and written["license"] == "apache-2.0"
     assert written["datasets"] == ["Salesforce/wikitext"] and written["metrics"] == ["perplexity"]
     assert written["library_name"] == "transformers" and written["pipeline_tag"] == "fill-mask"
+    scores = ModelCard(model_card(Record.from_json(results))).data.eval_results
+    values = {(score.dataset_type, score.metric_type): score.metric_value for score in scores or []}
+    student = results["student"]
+    assert values[("heldout", "perplexity")] == student["perplexity"]["heldout"]
+    assert values[("heldout", "pseudo_perplexity")] == student["pseudo_perplexity"]["heldout"]
+    assert {score.task_type for score in scores or []} == {"fill-mask"}
     card = model_card(Record.from_json(results))
     assert "add its languages to the front matter" in card and "licence and languages" not in card
 
@@ -147,3 +156,9 @@ def test_the_data_sets_of_a_corpus() -> None:
     assert hub_datasets(CorpusConfig(source=of_hub)) == ["a/b"]
     assert hub_datasets(CorpusConfig(source=of_folder)) == []
     assert hub_datasets(CorpusConfig(sources={"one": of_hub, "other": of_folder, "third": of_hub})) == ["a/b"]
+    tables = [Component("corpus", f"{TABLES}.{name}", fields) for name, fields in (
+        ("glue.Glue", {"task": "sst2"}), ("squad.Squad", {"version": "2.0"}), ("glue.Glue", {"path": "a"}),
+        ("table.Table", {}), ("glue.Glue", {"task": "rte", "hub": "x/y"}),
+    )]  # fmt: skip
+    found = [hub_datasets(CorpusConfig(source=table)) for table in tables]
+    assert found == [["nyu-mll/glue"], ["rajpurkar/squad_v2"], [], [], ["x/y"]]

@@ -25,15 +25,13 @@ ROUNDS, WARM_UP = 25, 3
 BATCH = 4  # sequences at once: the logits of one take 60 MB with a large vocabulary
 
 
-def latencies(formats: dict[str, Logits], vocab: int, length: int) -> dict[str, float]:
-    """Median seconds of one sequence of `length` tokens; the formats take turns, so that other load slows all alike."""
-    ids = np.random.default_rng(0).integers(0, vocab, (1, length))
-    mask = np.ones_like(ids)
+def latencies(formats: dict[str, Logits], inputs: tuple[np.ndarray, ...]) -> dict[str, float]:
+    """Median seconds of these inputs; the formats take turns, so that other load slows all alike."""
     times: dict[str, list[float]] = {name: [] for name in formats}
     for _ in range(WARM_UP + ROUNDS):
         for name, run in formats.items():
             start = time.perf_counter()
-            run(ids, mask)
+            run(*inputs)
             times[name].append(time.perf_counter() - start)
     return {name: statistics.median(seconds[WARM_UP:]) for name, seconds in times.items()}
 

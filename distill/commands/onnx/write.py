@@ -1,15 +1,17 @@
 """A student as ONNX files, with the size, latency and perplexity of each format."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, TypedDict
 
+import numpy as np
 import torch
 import transformers
 
 from distill.commands.onnx import convert, measure
 from distill.models.check import check_vocabulary, max_positions
-from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS
+from distill.models.kind import CLASSES, SPANS, ModelKind
 from distill.models.load import load_pretrained, load_tokenizer, model_folder, size
 from distill.models.loaded import SETTING, kind_of
 from distill.runtime.errors import SettingError
@@ -17,23 +19,24 @@ from distill.runtime.files import atomic, refuse_overwriting
 
 FP32, INT8, REPORT = "model.onnx", "model_int8.onnx", "report.json"
 LENGTH = 128  # tokens, or as many as the model takes
+TASKS = {CLASSES.noun: "classes or values", SPANS.noun: "answers"}  # of models that have no perplexity
+# What a program needs beside the weights, as the folder of the model has it.
+BESIDE = (
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+    *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"),
+)
 
 
-def load(path: str) -> tuple[Any, bool]:
-    """The student of a run folder, or the model of a model folder, in fp32; whether it is causal.
+def load(path: str) -> tuple[Any, ModelKind]:
+    """The student of a run folder, or the model of a model folder, in fp32, and its kind.
 
     Raises:
-        SettingError: there is no language model that loads.
+        SettingError: there is no model that loads.
     """
     if not (Path(model_folder(path)) / "config.json").is_file():
         raise SettingError(f"{path} is neither a run folder with a student nor a model folder: config.json is missing")
     kind = kind_of(SETTING, path)
-    if kind in (SPANS, CLASSES):
-        raise SettingError(
-            f"{SETTING}={path} is a {kind.noun}, and only language models become ONNX here: give the model that it was "
-            "fine-tuned from"
-        )
-    return load_pretrained(SETTING, path, kind).eval(), kind.causal
+    return load_pretrained(SETTING, path, kind).eval(), kind
 
 
 class Format(TypedDict):
@@ -59,9 +62,10 @@ class Report(TypedDict):
 
 
 def write(path: str, text: Path | None, max_sequences: int, overwrite: bool = False) -> tuple[Path, Report]:
-    """Write FOLDER/onnx/ with both files and report.json; gives that folder, and what report.json holds.
+    """Write FOLDER/onnx/ with both files, configuration, tokenizer and report.json; gives that folder and the report.
 
     Args:
+        text: to compute perplexity on; language models alone have one.
         overwrite: whether it may replace a folder of that name that another program wrote.
 
     Raises:
@@ -69,17 +73,12 @@ def write(path: str, text: Path | None, max_sequences: int, overwrite: bool = Fa
     """
     convert.need_packages()
     target = Path(model_folder(path)) / "onnx"
-    is_export = target.is_dir() and {file.name for file in target.iterdir()} == {FP32, INT8, REPORT}
+    names = {file.name for file in target.iterdir()} if target.is_dir() else set()
+    is_export = {FP32, INT8, REPORT} <= names <= {FP32, INT8, REPORT, *BESIDE}
     refuse_overwriting(target, f"model={path}", [] if text is None else [text], overwrite or is_export)
-    model, causal = load(path)
+    model, kind = load(path)
     length = min(LENGTH, max_positions(model) or LENGTH)
-    scored_text = None
-    if text is not None:
-        tokenizer = load_tokenizer(SETTING, path, CAUSAL if causal else MASKED)
-        check_vocabulary(model, f"{SETTING}={path}", tokenizer)
-        scored_text = measure.inputs_and_targets(
-            measure.sequences_of(text, tokenizer, length, max_sequences), tokenizer, causal
-        )
+    scored_text = None if text is None else _scored(model, kind, path, text, length, max_sequences)
     with atomic(target) as new:
         new.mkdir()
         convert.to_onnx(model, new / FP32)
@@ -87,7 +86,7 @@ def write(path: str, text: Path | None, max_sequences: int, overwrite: bool = Fa
         convert.quantise(new / FP32, new / INT8)
         formats = {"torch fp32": convert.in_torch(model)}
         formats |= {"ONNX fp32": convert.session(new / FP32), "ONNX int8": convert.session(new / INT8)}
-        seconds = measure.latencies(formats, model.get_output_embeddings().weight.shape[0], length)
+        seconds = measure.latencies(formats, convert.padded_inputs(model, 1, length))
         bytes_of = [size(model)[1], *((new / name).stat().st_size for name in (FP32, INT8))]
         scores = {
             name: None if scored_text is None else measure.perplexity(run, *scored_text)
@@ -103,12 +102,27 @@ def write(path: str, text: Path | None, max_sequences: int, overwrite: bool = Fa
             threads=1,
             text=None if text is None else text.name,
             scored_positions=0 if scored_text is None else int((scored_text[1] != measure.IGNORE).sum()),
-            task="next token" if causal else "masked tokens",
+            task=TASKS.get(kind.noun, "next token" if kind.causal else "masked tokens"),
             largest_difference=difference,
             versions={module.__name__: module.__version__ for module in (torch, transformers)},
         )
         (new / REPORT).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        for file in (Path(model_folder(path)) / name for name in BESIDE):
+            if file.is_file():
+                shutil.copyfile(file, new / file.name)
     return target, content
+
+
+def _scored(
+    model: Any, kind: ModelKind, path: str, text: Path, length: int, max_sequences: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets of a text, both [R, S]. Raises SettingError where they cannot be, as of a fine-tuned model."""
+    if kind.noun in TASKS:
+        raise SettingError(f"input={text}: {SETTING}={path} is a {kind.noun}, which has no perplexity: leave it out")
+    tokenizer = load_tokenizer(SETTING, path, kind)
+    check_vocabulary(model, f"{SETTING}={path}", tokenizer)
+    rows = measure.sequences_of(text, tokenizer, length, max_sequences)
+    return measure.inputs_and_targets(rows, tokenizer, kind.causal)
 
 
 def table(folder: Path, content: Report) -> str:
@@ -122,11 +136,10 @@ def table(folder: Path, content: Report) -> str:
         lines.append(
             f"{name:<12}{measured['megabytes']:>9.2f}{measured['milliseconds']:>11.2f}{perplexity:>13}{change:>9}"
         )
-    scored = (
-        f"{content['task']}, {content['scored_positions']:,} positions of {content['text']}"
-        if content["text"]
-        else "not computed; input=FILE names a text"
-    )
+    scored = f"{content['task']}, {content['scored_positions']:,} positions of {content['text']}"
+    if not content["text"]:
+        has_none = content["task"] in TASKS.values()
+        scored = f"none, as it predicts {content['task']}" if has_none else "not computed; input=FILE names a text"
     return "\n".join(
         [
             f"{content['model']} in {folder}",

@@ -5,8 +5,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
+from distill.commands.prediction.tables import KINDS, Columns, read_back, write_table
 from distill.data import readers
 from distill.data.lines import LONGEST, InvalidFile, Record
 from distill.data.tables._rows import kind_of, read_files
@@ -114,7 +116,8 @@ def files_read(model: str, inputs: Iterable[Path]) -> list[Path]:
 def write_outcomes(outcomes: Iterable[Record], path: str | None) -> int:
     """Write outcomes as JSON lines, to standard output as they come, or to a file that appears once it is whole.
 
-    Into a file called *.json goes SQuAD's form of predictions, the answer by the question's id.
+    A file called *.csv, *.tsv or *.parquet becomes a table. Into a file called *.json goes SQuAD's form of predictions,
+    the answer by the question's id.
 
     Returns:
         How many there were.
@@ -128,10 +131,11 @@ def write_outcomes(outcomes: Iterable[Record], path: str | None) -> int:
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise SettingError(f"output={path}: give a file in an existing folder")
     try:
-        with atomic(file) as new, new.open("w", encoding="utf-8") as stream:
-            if kind_of(file) == "json":
-                return _write_answers(outcomes, stream)
-            return _write_lines(outcomes, stream)
+        with atomic(file) as new:
+            if (kind := kind_of(file)) in KINDS:
+                return _write_table(outcomes, kind, new)
+            with new.open("w", encoding="utf-8") as stream:
+                return _write_answers(outcomes, stream) if kind == "json" else _write_lines(outcomes, stream)
     except FileNotFoundError:
         raise SettingError(f"output={path}: no file can be made there; give another") from None
     except OSError as error:
@@ -144,6 +148,21 @@ def _write_lines(outcomes: Iterable[Record], stream: IO[str]) -> int:
         stream.write(json.dumps(outcome, ensure_ascii=False, default=str) + "\n")
         stream.flush()
         count += 1
+    return count
+
+
+def _write_table(outcomes: Iterable[Record], kind: str, path: Path) -> int:
+    """They are kept as JSON lines until all columns are known: the last one may have an entry that no other has."""
+    columns = Columns()
+
+    def seen() -> Iterator[Record]:
+        for outcome in outcomes:
+            columns.add(outcome)
+            yield outcome
+
+    with TemporaryFile("w+", encoding="utf-8", dir=path.parent) as lines:
+        count = _write_lines(seen(), lines)
+        write_table(read_back(lines), columns, kind, path)
     return count
 
 

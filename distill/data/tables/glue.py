@@ -126,7 +126,7 @@ def find_task(name: str, setting: str) -> GlueTask:
 
 
 def read(task: GlueTask, table: TableConfig, setting: str, training: bool) -> LabelledTexts:
-    """The examples of a split of a task, from GLUE's own files or from the Hub's, as Parquet or JSONL files too.
+    """The examples of a split of a task, from GLUE's own files or from the Hub's, as CSV, Parquet or JSONL too.
 
     Args:
         table: its path may be the folder of all tasks, of which this task's is taken, or that of the task.

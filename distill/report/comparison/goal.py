@@ -1,11 +1,12 @@
 """`optimize=NAME`: the number of a run's results that a sweep reports or a search optimizes."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from distill.report.comparison.columns import Column, column_named, columns_of
-from distill.runs.facts import Agreement, Measure, Student, Training
+from distill.config.settings import TrainConfig
+from distill.report.comparison.columns import Column, column_named, columns_of, scores_of
+from distill.runs.facts import Agreement, Best, Measure, Student, Training
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError
 
@@ -50,14 +51,14 @@ class Goal:
         Raises:
             SettingError: no number has that name, or the search goes the wrong way.
         """
-        measures, sets = list(measures), list(sets)
-        expected = Record(
-            measures={measure.name: Measure(measure.title, "", measure.lower_is_better) for measure in measures},
-            student=Student(scores={measure.name: dict.fromkeys(sets, 0.0) for measure in measures}),
-            agreement={name: Agreement(0.0, 0.0) for name in sets} if compares else None,
-            training=Training(final_loss=dict.fromkeys(["total", *terms], 0.0)),
+        sets = list(sets)
+        self._column(
+            replace(
+                _scored(measures, sets),
+                agreement={name: Agreement(0.0, 0.0) for name in sets} if compares else None,
+                training=Training(final_loss=dict.fromkeys(["total", *terms], 0.0)),
+            )
         )
-        self._column(expected)
 
     def value(self, record: Record) -> float | None:
         """The number in a record; None where this run has none, as of a perplexity that is infinite.
@@ -78,3 +79,27 @@ class Goal:
                 f"{'lowest' if column.lower_is_better else 'highest'} is best: set hydra.sweeper.direction={better}"
             )
         return column
+
+
+def choose_best(settings: TrainConfig, measures: Iterable[Any], sets: Iterable[str]) -> Best | None:
+    """By which measure of which set the best student is chosen, as `train.keep_best` names them; None: the last one is.
+
+    Args:
+        measures, sets: as `Goal.check` takes them.
+
+    Raises:
+        SettingError: no measure has that name.
+    """
+    if settings.keep_best is None:
+        return None
+    column = column_named(settings.keep_best, scores_of(_scored(measures, sets)), "train.keep_best")
+    return Best(column.measure, column.data, column.lower_is_better, settings.patience)
+
+
+def _scored(measures: Iterable[Any], sets: Iterable[str]) -> Record:
+    """A record with scores of these measures on these sets."""
+    measures, sets = list(measures), list(sets)
+    return Record(
+        measures={measure.name: Measure(measure.title, "", measure.lower_is_better) for measure in measures},
+        student=Student(scores={measure.name: dict.fromkeys(sets, 0.0) for measure in measures}),
+    )

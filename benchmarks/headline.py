@@ -1,0 +1,199 @@
+"""The headline table: one row for each way of distilling, and how much of the gap to its teacher each closes.
+
+    DISTILL_DATA=DATA python benchmarks/headline.py --json headline.json       # all rows, three seeds: hours
+    DISTILL_DATA=DATA python benchmarks/headline.py layers cache --minutes 60  # two rows; begins no run after an hour
+    python benchmarks/headline.py layers --seeds 1 corpus.max_sequences=500    # settings go to every run
+
+A row is a recipe with settings. With each seed it trains two students that start alike and see the same sequences in
+the same order: one with the teacher, and the baseline without. The teacher closes (baseline - student) / (baseline -
+teacher) of the gap, in the logarithm of perplexity or in the score of the task; the table has the mean over the seeds
+and its 95 % interval (Student's t). With DISTILL_DATA language models learn from gutenberg/train and are scored on
+unseen books, WikiText-2 and IMDB. Without it they learn from the books that ship with the package, and rows that need
+other data are left out. The same command resumes an interrupted run, and repeats none that is finished.
+"""
+
+import argparse
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.common import digest_of, execute, save, table, title
+from distill.models.teacher import bundled_folder
+from distill.runs.record import Record
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of distilling, by settings with spaces between them and none inside.
+
+    TEACHER in `both`, of student and baseline, is the run of `teacher`. `needs` is a folder below $DISTILL_DATA.
+    """
+
+    title: str
+    recipe: str
+    both: str = ""
+    student: str = ""
+    baseline: str = "objective=mlm"
+    teacher: str = ""
+    measure: str = "perplexity"
+    needs: str = ""
+
+
+SST2 = "corpus.task=sst2 corpus.max_sequences=16000 train.epochs=1 optimizer.lr=5e-4"
+BERT, GPT2 = "distilbert_gutenberg", "distilgpt2_gutenberg"
+STATIC, SAMPLED = "objective.masking.static=true", "teacher.cache.sampled=63 objective.cosine.weight=0"
+NARROW = "{hidden_size:96,num_hidden_layers:3,num_attention_heads:4,intermediate_size:384}"
+NEW = f"teacher=bundled_small student=bert student.config={NARROW} student.init=neighbours student.layers=null"
+ROWS = {
+    "layers": Row("3 of 10 layers of a BERT", BERT),
+    "small": Row("2 of 4 layers of a smaller BERT", BERT, "teacher=bundled_small"),
+    "relations": Row(
+        "3 layers of half the width, by relations, from new weights",
+        BERT,
+        f"{NEW} student.dropout=0 corpus.max_sequences=24000 optimizer.lr=2e-3",
+        "objective=masked objective.cosine.weight=0 objective.relations={weight:1.0,relation_heads:12}",
+    ),
+    "task": Row(
+        "3 of 10 layers of a BERT that was fine-tuned on SST-2",
+        "glue",
+        f"{SST2} teacher=pretrained teacher.path=TEACHER student=layers student.layers=[0,1,2]",
+        "objective=distil_classes",
+        "objective=classes",
+        f"+recipe=glue {SST2} student.path=BUNDLED",
+        "accuracy",
+        "glue/SST-2",
+    ),
+    "causal": Row(
+        "3 of 6 layers of a GPT-2",
+        GPT2,
+        "teacher.path=TEACHER student.layers=even corpus.max_sequences=5000 corpus.fallback=true",
+        baseline="objective=clm",
+        teacher="+recipe=gpt2_pretrain train.epochs=null train.steps=3200 corpus.fallback=true",
+    ),
+    "cache": Row("layers, from a cache of 63 sampled tokens", BERT, STATIC, SAMPLED),
+}
+QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # of Student's t, by degrees of freedom
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row on one evaluation set: scores and minutes of each seed."""
+
+    row: str
+    data: str
+    measure: str
+    size: float  # parameters of the student, as a fraction of the teacher's
+    speed: float  # tokens a second of the student, in those of the teacher; 0: not measured
+    teacher: list[float]
+    baseline: list[float]
+    student: list[float]
+    minutes: list[float]  # of the student's training, with the pass of a cached teacher
+
+    def closed(self) -> list[float]:
+        """The fraction of the gap that each seed closes; none of a seed whose baseline is as good as the teacher."""
+        scale = math.log if self.measure == "perplexity" else lambda score: -score
+        triples = [map(scale, triple) for triple in zip(self.teacher, self.baseline, self.student, strict=True)]
+        return [(without - with_it) / (without - best) for best, without, with_it in triples if without > best]
+
+    def cells(self) -> list[str]:
+        closed, gap = self.closed(), "no gap"
+        if len(closed) == len(self.student):
+            gap = f"{statistics.mean(closed):.0%}"
+            if (degrees := len(closed) - 1) > 0:
+                error = statistics.stdev(closed) / math.sqrt(degrees + 1)
+                gap += f" ± {100 * error * (*QUANTILES, 2.0)[min(degrees, 10) - 1]:.0f}"
+        speed = f", {self.speed:.2f} times as fast" if self.speed else ""
+        student = f"{ROWS[self.row].title}: {self.size:.0%} of the parameters{speed}"
+        scores = [spread(values) for values in (self.teacher, self.baseline, self.student)]
+        return [self.row, student, f"{self.measure}, {self.data}", *scores, gap, f"{statistics.mean(self.minutes):.1f}"]
+
+
+def spread(values: list[float]) -> str:
+    digits = 3 if max(values) < 2 else 1
+    mean, least, most = (f"{value:.{digits}f}" for value in (statistics.mean(values), min(values), max(values)))
+    return mean if least == most else f"{mean} ({least} to {most})"
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs in one folder, with settings that go to all of them. After the deadline none begins."""
+
+    work: Path
+    settings: list[str]
+    deadline: float
+
+    def run(self, name: str, arguments: list[str]) -> tuple[Record, Path]:
+        """This run, finished, and its folder. Raises TimeoutError where it is not and may not begin."""
+        folder = self.work / f"{name}-{digest_of([*arguments, *self.settings])}"
+        if not (folder / "results.json").is_file() and time.monotonic() > self.deadline:
+            raise TimeoutError
+        return Record.from_json(execute(folder, [*arguments, *self.settings])), folder
+
+    def pair(self, name: str, seed: int) -> tuple[Record, Record]:
+        """Student and baseline of a row with this seed."""
+        row = ROWS[name]
+        makes = [word.replace("BUNDLED", bundled_folder("bundled_deep")) for word in row.teacher.split()]
+        teacher = str(self.run(f"{name}-teacher", makes)[1]) if makes else ""
+        both = [f"+recipe={row.recipe}", f"seed={seed}", *(w.replace("TEACHER", teacher) for w in row.both.split())]
+        if row.measure == "perplexity":
+            both += ["evaluate.max_sequences=null", "evaluate.pseudo_perplexity.fraction=0"]
+            both += ["evaluate.sets=[books,wikitext2,imdb]"] * ("DISTILL_DATA" in os.environ)
+        student, _ = self.run(f"{name}-student-{seed}", [*both, *row.student.split()])
+        baseline, _ = self.run(f"{name}-baseline-{seed}", [*both, *row.baseline.split()])
+        return student, baseline
+
+
+def lines_of(name: str, pairs: list[tuple[Record, Record]]) -> Iterator[Line]:
+    for data in pairs[0][0].sets_of(measure := ROWS[name].measure) if pairs else ():
+        scores: list[list[float]] = []
+        for record, other in pairs:
+            teacher, student, baseline = record.teacher, record.student, other.student
+            assert teacher is not None and student is not None and baseline is not None
+            seconds = (record.training.seconds or 0) + ((teacher.cache and teacher.cache.seconds) or 0)
+            columns = (model.score(measure, data) for model in (teacher, baseline, student))
+            scores.append([*(math.nan if score is None else score for score in columns), seconds / 60])
+        speed = (student.tokens_per_second or 0) / (teacher.tokens_per_second or math.inf)
+        size = (student.parameters or 0) / (teacher.parameters or 1)
+        yield Line(name, data, measure, size, speed, *map(list, zip(*scores, strict=True)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="ROW or SETTING=VALUE", help=f"rows: {', '.join(ROWS)}")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no run begins")
+    parser.add_argument("--work", type=Path, default=Path("runs/headline"), help="folder of the runs")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_intermixed_args()
+    names = [word for word in options.words if "=" not in word] or list(ROWS)
+    if unknown := [name for name in names if name not in ROWS]:
+        parser.error(f"there is no row {unknown[0]}; choose among {', '.join(ROWS)}")
+    settings, deadline = [word for word in options.words if "=" in word], time.monotonic() + 60 * options.minutes
+    runs, lines = Runs(options.work.resolve(), settings, deadline), list[Line]()
+    for name in names:
+        if (needs := ROWS[name].needs) and not (Path(os.environ.get("DISTILL_DATA", "")) / needs).exists():
+            print(f"{name} is left out: it needs {needs} below $DISTILL_DATA", file=sys.stderr)
+            continue
+        pairs: list[tuple[Record, Record]] = []
+        try:
+            for seed in range(options.seeds):
+                pairs.append(runs.pair(name, seed))
+        except TimeoutError:
+            print(f"{name}: {len(pairs)} of {options.seeds} seeds; the same command resumes", file=sys.stderr)
+        except subprocess.CalledProcessError as error:
+            print(f"{name} failed; its output is in {options.work}: {error.cmd[-1]}.log", file=sys.stderr)
+        lines += lines_of(name, pairs)
+    head = ["row", "student", "score", "teacher", "baseline", "student", "of the gap closed", "minutes"]
+    print(f"{title()}; mean and range of {options.seeds} seeds\n\n{table(head, [line.cells() for line in lines])}")
+    save(options.json, [asdict(line) | {"closed": line.closed()} for line in lines])
+    return 0 if lines else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

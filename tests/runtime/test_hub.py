@@ -1,0 +1,141 @@
+"""Names of the Hugging Face Hub without a network: refused in a moment with the cure, and what is cached loads."""
+
+import json
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import datasets
+import pytest
+from distributed import free_port
+from families import make_family, tokenizer_of
+from huggingface_hub import constants
+from job import Shelf
+
+from distill.data.readers import hub_revision, load_hub
+from distill.data.remote import file_system
+from distill.models.kind import CAUSAL, MASKED
+from distill.models.load import load_pretrained, load_tokenizer
+from distill.runtime.errors import SettingError
+from distill.runtime.hub import is_hub_reached, is_unreachable
+
+AT_ONCE = 5.0  # seconds, on a busy machine with imports to make; the retries of the libraries take 23
+Hub = Callable[[str], None]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """Lets the Hub be at an address, with an empty cache."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    is_hub_reached.cache_clear()
+    yield lambda endpoint: monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    is_hub_reached.cache_clear()
+
+
+@pytest.fixture
+def unreachable(hub: Hub) -> None:
+    hub(f"http://127.0.0.1:{free_port()}")
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """The line of a refusal that came at once."""
+    began = time.monotonic()
+    with pytest.raises(SettingError) as raised:
+        call()
+    assert time.monotonic() - began < AT_ONCE
+    line = str(raised.value)
+    assert "\n" not in line and len(line) < 700
+    return line
+
+
+class Page(BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+def test_a_hub_that_answers_is_asked_once(hub: Hub) -> None:
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.handle_request, daemon=True).start()
+    hub(f"http://127.0.0.1:{server.server_port}")
+    assert is_hub_reached()
+    server.server_close()
+    assert is_hub_reached()
+
+
+def test_a_hub_that_takes_connections_and_does_not_answer(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a firewall that drops packets."""
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "0.3")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        hub(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        line = refusal(lambda: load_pretrained("teacher.path", "somebody/model"))
+    assert "does not answer within 0.3 s: check the network" in line
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_a_model_is_refused_with_the_setting_the_name_and_the_cure(tmp_path: Path) -> None:
+    for load in (load_pretrained, load_tokenizer):
+        line = refusal(lambda load=load: load("teacher.path", "somebody/model", MASKED))
+        assert line.startswith("teacher.path=somebody/model: ") and f"no folder {tmp_path / 'somebody/model'}" in line
+        assert f"{constants.ENDPOINT} does not answer within 2 s: check the network" in line
+        assert "`hf download somebody/model --local-dir FOLDER`" in line and "HF_HOME" in line
+    assert not is_unreachable(OSError("somebody/model is not a valid model identifier"))
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_requests_that_are_forbidden_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    line = refusal(lambda: load_pretrained("student.path", "somebody/model", MASKED))
+    assert "HF_HUB_OFFLINE=1 forbids requests to the Hub: unset it" in line
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_a_model_in_the_cache_loads(tmp_path: Path) -> None:
+    repository = tmp_path / "hub" / "models--somebody--model"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    make_family("gpt2").save_pretrained(snapshot)
+    tokenizer_of("gpt2").save_pretrained(snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    assert load_pretrained("teacher.path", "somebody/model", CAUSAL).config.model_type == "gpt2"
+    assert len(load_tokenizer("teacher.path", "somebody/model", CAUSAL)) > 5
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_a_data_set_is_refused_with_the_setting_the_name_and_the_cure() -> None:
+    line = refusal(lambda: load_hub("somebody/texts", None, "train", False, "corpus"))
+    assert line.startswith("corpus.hub=somebody/texts (subset=None, split=train) cannot be loaded: ")
+    assert "`hf download somebody/texts --local-dir FOLDER --repo-type dataset`" in line
+    assert hub_revision("somebody/texts") == "somebody/texts"
+    assert "check the network, or give" in refusal(lambda: file_system("hf://datasets/a/b/c.txt", "corpus.path"))
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_a_data_set_in_the_cache_loads(tmp_path: Path) -> None:
+    file, cache = tmp_path / "texts.jsonl", tmp_path / "datasets"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in "ab"))
+    datasets.load_dataset("json", data_files={"train": str(file)}, cache_dir=str(cache))
+    (made,) = (path for path in (cache / "json").glob("*/*/*") if path.is_dir())
+    cached = shutil.copytree(made, cache / "somebody___texts" / "default" / "0.0.0" / made.name)
+    (cached / "json-train.arrow").rename(cached / "texts-train.arrow")
+    assert load_hub("somebody/texts", None, "train", False, "corpus")["text"] == ["a", "b"]
+    assert "Available configs" in refusal(lambda: load_hub("somebody/texts", "other", "train", False, "corpus"))
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_a_run_ends_in_that_line(shelf: Shelf, capfd: pytest.CaptureFixture[str]) -> None:
+    for setting in ("teacher.path=somebody/model", "student.tokenizer=somebody/model"):
+        assert shelf.run(shelf.root / "offline", setting) == 2
+        assert f"{setting}: no folder " in capfd.readouterr().err.splitlines()[-1]
