@@ -1,6 +1,7 @@
 """Damage of every file of a run: named, set aside, and made good from what came before; never a traceback."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from tiny import Fit
 
 from distill.config.settings import BackendConfig, TrainConfig
 from distill.distributed.single import Single
+from distill.runs.checkpoint_record import read_record
 from distill.runs.run_folder import RunFolder
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.manifest import MANIFEST, check_manifest, digests, write_manifest
@@ -287,3 +289,28 @@ def test_a_lock_that_is_a_link_to_nothing_is_set_aside(tmp_path: Path) -> None:
     (tmp_path / ".lock").symlink_to("nowhere/at/all")
     with RunFolder(tmp_path, "auto", {"run": "tiny"}, 3, Single(BackendConfig(device="cpu"))):
         assert (tmp_path / ".lock").is_file() and not (tmp_path / ".lock").is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make files another user's")
+@pytest.mark.parametrize("name", ["", *CHECKPOINT_FILES])
+def test_a_checkpoint_that_this_user_may_not_read_is_no_damage(fit: Fit, name: str) -> None:
+    closed = newest(fit) / name
+    for file in newest(fit).iterdir():
+        file.chmod(0o644)
+    closed.chmod(0)
+    open_to_all = [
+        folder for folder in fit.folder.parents if folder != folder.parent and folder.stat().st_mode & 7 != 7
+    ]
+    modes = {folder: folder.stat().st_mode for folder in [fit.folder, *open_to_all]}
+    for folder in modes:
+        folder.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(
+            SettingError, match=rf"^{closed}: this user may not read that checkpoint: get its folder as"
+        ):
+            read_record(newest(fit))
+    finally:
+        os.seteuid(0)
+        for folder, mode in modes.items():
+            folder.chmod(mode)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import sys
 from importlib import import_module
 
@@ -21,8 +22,19 @@ COMMANDS = {
 }
 
 
+MIN_ADDRESSES = 1_200_000_000  # bytes: torch and transformers alone take 1 GB
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 done, 2 bad input, 3 diverged, 4 another rank lost, 74 storage, 128 + a signal; else a bug."""
+    try:
+        return _main(arguments)
+    except MemoryError:  # not even the import that its line needs has succeeded
+        print("distill: not enough memory: raise `ulimit -v` or the limit of the container", file=sys.stderr)
+        return 2
+
+
+def _main(arguments: list[str] | None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
         _find_modules_here()
@@ -43,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
         from distill.config.schema import print_schema
 
         return print_schema()
+    if _has_little_memory():
+        return 2
     from distill.commands.main_job import main as run_job
 
     return run_job(arguments)
@@ -53,6 +67,20 @@ def _find_modules_here() -> None:
     here = os.getcwd()
     if not sys.flags.safe_path and here not in sys.path and "" not in sys.path:
         sys.path.append(here)  # last, so that no file there hides a package
+
+
+def _has_little_memory() -> bool:
+    """Whether the limit on addresses is too low to import torch, after a line about it: C libraries would abort."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY or limit >= MIN_ADDRESSES:
+        return False
+    from distill.commands.ending import report_problem
+
+    report_problem(
+        f"not enough memory: `ulimit -v` is {limit // 1024} kB, and torch alone takes {MIN_ADDRESSES // 1024} kB: "
+        "raise it, or set it to unlimited"
+    )
+    return True
 
 
 def run_command(name: str, arguments: list[str], wants_help: bool = False) -> int:
@@ -74,6 +102,8 @@ def run_command(name: str, arguments: list[str], wants_help: bool = False) -> in
             f"{name} is not a command{did_you_mean(name, COMMANDS)}: give one of {', '.join(COMMANDS)}, or NAME=VALUE"
         )
         return SettingError.status
+    if not wants_help and _has_little_memory():
+        return 2
     command = import_module(COMMANDS[name][0])
     if wants_help:
         print(command.HELP.strip())

@@ -42,7 +42,7 @@ from distill.config.teacher import (
     TeacherConfig,
 )
 from distill.config.unions import CUSTOM, Kinds
-from distill.config.unknown import explain
+from distill.config.unknown import explain, takers
 from distill.config.weight_schedule import WeightSchedule
 from distill.config.written import without_environment, written_and_compared
 from distill.runtime.errors import SettingError
@@ -99,9 +99,7 @@ def _schema() -> Any:
     """The defaults of every setting, by the names of the command line."""
     from omegaconf import OmegaConf
 
-    schema = plain(Config().changed(written={}, compared={}))
-    for name in WHOLE:
-        del schema[name]
+    schema = {name: value for name, value in plain(Config()).items() if name not in WHOLE}
     # null: the source's own default, which may be that of a user's own class.
     source = dict.fromkeys(name for name in SourceConfig.model_fields if name != "kind")
     schema["corpus"] = source | {name: value for name, value in schema["corpus"].items() if name in CORPUS}
@@ -320,7 +318,8 @@ def _term(setting: str, values: Any, shared: float | WeightSchedule) -> TermConf
     if not name.isidentifier():
         raise SettingError(f"{setting}: the name of a loss term has to be letters, digits and underscores")
     if not isinstance(values, dict):
-        nearest = suggestion(setting, [*ObjectiveFlags.model_fields, "temperature"], "objective.")
+        names = [*ObjectiveFlags.model_fields, "temperature"]
+        nearest = takers(TERMS, setting) or suggestion(setting, names, "objective.")
         raise SettingError(
             f"{setting}={shown(values)} is neither a setting of the objective nor a loss term with a weight{nearest}: "
             f"give {setting}.weight"

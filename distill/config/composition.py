@@ -14,6 +14,7 @@ from distill.config.compose import build, chain_config, register
 from distill.config.folders import CONF
 from distill.config.in_memory import InMemory
 from distill.config.layers import Layer, apply_overrides, layers_of, named_layers, overrides_of
+from distill.config.references import refuse_exploding
 from distill.config.settings import ChainConfig, Config, ObjectiveFlags
 from distill.config.sweep.index import SweepIndex
 from distill.config.sweep.names import swept_overrides
@@ -191,6 +192,7 @@ def compose_overrides(primary: str, overrides: list[str]) -> Composition:
     from omegaconf import open_dict
 
     settings = hydra_compose(primary, overrides, return_hydra_config=True)
+    refuse_exploding(settings)
     HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
     folder = Path(str(settings.hydra.run.dir))
     with open_dict(settings):

@@ -3,20 +3,23 @@
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from distill.config.command_line import CommandLine, check_overrides
+from distill.config.component import TERMS, kinds
 from distill.config.compose import build
 from distill.config.composition import compose, files_of
 from distill.config.flat_settings import flatten
 from distill.config.folders import CONF, RECIPES
 from distill.config.layers import RECIPE, SCHEMA, Layer
-from distill.config.schema import described, settings_schema
+from distill.config.schema import arguments_of, described, settings_schema
 from distill.runtime.errors import SettingError
 from distill.runtime.redaction import masked, redacted
 
-COMMAND_LINE, OPEN = "command line", "???"  # the second is OmegaConf's mark of a value that has to be given
+COMMAND_LINE, DEFAULT = "command line", "default"  # who sets what no file sets
+OPEN = "???"  # OmegaConf's mark of a value that has to be given
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,23 @@ def explained(line: CommandLine) -> tuple[str, list[Setting]]:
         Setting(name, value, *described(schema, name), origin)
         for name, value, origin in _with_origins(values, layers, line)
     ]
-    return composition.recipe, listed
+    return composition.recipe, list(_with_arguments(listed))
+
+
+def _with_arguments(listed: list[Setting]) -> Iterator[Setting]:
+    """The settings, behind those of each loss term what it takes besides, with its defaults."""
+    values = {setting.name: setting.value for setting in listed}
+    for (section, term), part in groupby(listed, key=lambda setting: tuple(f"{setting.name}..".split(".")[:2])):
+        yield from part
+        name = f"{section}.{term}"
+        kind = str(values.get(f"{name}.kind", term))
+        if section != "objective" or f"{name}._target_" in values or kind not in kinds(TERMS):
+            continue
+        for argument, schema in arguments_of(TERMS, kind).items():
+            is_named = any(other == f"{name}.{argument}" or other.startswith(f"{name}.{argument}.") for other in values)
+            if not is_named and "default" in schema:
+                default = "${objective.temperature}" if argument == "temperature" else schema["default"]
+                yield Setting(f"{name}.{argument}", default, "", schema.get("description", ""), DEFAULT)
 
 
 def _values(settings: Any) -> dict[str, Any]:
@@ -90,7 +109,7 @@ def _groups(layers: Iterable[Layer]) -> set[str]:
 def _origin(layer: Layer) -> str:
     """Who a layer is, in words."""
     if layer.option == SCHEMA:
-        return "default"
+        return DEFAULT
     group, _, option = layer.option.rpartition("/")
     if group == RECIPE:
         label = f"recipe {option}"

@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from distill.config.component import Component, built_in, kinds
 from distill.config.renamed import OPTIONS, other_name, without_scale
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
-from distill.runtime.nearest import did_you_mean
+from distill.runtime.nearest import MAX_NAMES, did_you_mean
 from distill.runtime.version import pip_install
 
 NO_TRIAL = "No trials are completed"  # what Optuna ends a search with where no run gave a number
@@ -99,6 +100,14 @@ def _no_such_setting(key: str, parent: Any) -> str:
         same = [setting for setting in _leaves(_root(parent), "") if setting.rpartition(".")[2] == name]
         nearest = f" (did you mean {' or '.join(same[:3])}?)" if same else ""
     return f"{key} is not known{nearest}: distill settings shows all that there are"
+
+
+def takers(package: str, setting: str) -> str:
+    """As `did_you_mean`: the setting of this very name that built-in choices take, `objective.jsd.beta` of a `beta`."""
+    group, _, name = setting.rpartition(".")
+    choices = [kind for kind in kinds(package) if name in Component(setting, built_in(package, kind)).takes()]
+    nearest = [f"{group}.{kind}.{name}" for kind in choices[:MAX_NAMES]]
+    return f" (did you mean {' or '.join(nearest)}?)" if nearest else ""
 
 
 def _names(node: Any) -> list[str]:

@@ -120,7 +120,7 @@ def retried(
         failed: gets the reason of each failure that is followed by another attempt.
 
     Raises:
-        StorageFailed: every attempt has failed.
+        StorageFailed: every attempt has failed, or the call has raised it.
         OSError: of a kind that does not pass, such as FileNotFoundError and PermissionError.
         Interrupted: an attempt has failed, and a signal is to stop the process.
     """
@@ -129,7 +129,7 @@ def retried(
         try:
             return call()
         except Exception as error:
-            if isinstance(error, (*PERMANENT, SettingError)) or type(error).__name__ in NO_ACCESS:
+            if isinstance(error, (*PERMANENT, SettingError, StorageFailed)) or type(error).__name__ in NO_ACCESS:
                 raise
             if isinstance(error, OSError) and error.errno == errno.ENOSYS:  # the service has no such operation
                 raise

@@ -8,9 +8,11 @@ from typing import Protocol
 
 import numpy as np
 
+from distill.runtime.file_in_use import FileInUse
+
 
 class SequenceStore(Protocol):
-    """Sequences of one length, numbered from 0. A NumPy array of two dimensions, in memory or mapped, is one."""
+    """Sequences of one length, numbered from 0. A NumPy array of two dimensions is one."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -31,18 +33,19 @@ class SequenceStore(Protocol):
         ...
 
 
-def gather(pieces: Mapping[int, memoryview], piece: np.ndarray, within: np.ndarray, like: SequenceStore) -> np.ndarray:
-    """Sequences from several pieces of memory: of each sequence, [n], its piece and its number in that; [n, S].
-
-    NumPy would take ten times as long to pick single sequences from many arrays.
+def gather(files: Mapping[int, FileInUse], file: np.ndarray, within: np.ndarray, like: SequenceStore) -> np.ndarray:
+    """Sequences from several files: of each sequence, [n], the number of its file and its own in that; [n, S].
 
     Raises:
-        KeyError: a piece is not there.
+        KeyError: a file is not there.
+        StorageFailed: a file was changed since it was opened, or cannot be read.
     """
     width = sequence_bytes(like)
-    starts = zip(piece.tolist(), (within * width).tolist(), strict=True)
-    data = bytearray().join([pieces[number][start : start + width] for number, start in starts])
-    return np.frombuffer(data, like.dtype).reshape(len(piece), like.shape[1])
+    starts = zip(file.tolist(), (within * width).tolist(), strict=True)
+    data = bytearray().join([files[number].read(start, width) for number, start in starts])
+    for number in set(file.tolist()):
+        files[number].require_unchanged()
+    return np.frombuffer(data, like.dtype).reshape(len(file), like.shape[1])
 
 
 def starts_of(sequences: SequenceStore) -> np.ndarray | None:
@@ -55,11 +58,6 @@ def expect(sequences: SequenceStore, numbers: np.ndarray) -> None:
     """Announce the sequences that will be read soon, [n] int64: a store may fetch their blocks, in this order."""
     if (prepare := getattr(sequences, "expect", None)) is not None:
         prepare(numbers)
-
-
-def bytes_of(sequences: np.ndarray) -> memoryview:
-    """Those of sequences that lie one after the other in memory."""
-    return sequences.reshape(-1).view(np.uint8).data
 
 
 def sequence_bytes(sequences: SequenceStore) -> int:

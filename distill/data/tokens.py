@@ -1,6 +1,6 @@
 """Text turned once into sequences of token ids, kept on disk under a key of everything that decides them.
 
-`prepare` takes sources, a tokenizer, how text becomes sequences, and where these are kept; it gives memory-mapped
+`prepare` takes sources, a tokenizer, how text becomes sequences, and where these are kept; it gives stored
 sequences. `build_tokens` makes what is not there yet.
 """
 

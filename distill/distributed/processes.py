@@ -100,8 +100,8 @@ def _report_failure(rank: int, status: int) -> None:
     if (name := name_of(status)) is not None:
         # Rank 0 handles these signals and reports them itself.
         if rank > 0:
-            write_to(sys.stderr, f"rank {rank} was stopped by {name}; {log}\n")
+            write_to(sys.stderr, f"distill: rank {rank} was stopped by {name}; {log}\n")
     elif status > 128:
-        write_to(sys.stderr, f"rank {rank} was killed by {signal.Signals(status - 128).name}; {log}\n")
+        write_to(sys.stderr, f"distill: rank {rank} was killed by {signal.Signals(status - 128).name}; {log}\n")
     elif rank > 0:
-        write_to(sys.stderr, f"rank {rank} ended with status {status}; {log}\n")
+        write_to(sys.stderr, f"distill: rank {rank} ended with status {status}; {log}\n")

@@ -160,7 +160,13 @@ def check_vocabulary(model: Any, setting: str, tokenizer: PreTrainedTokenizerBas
         SettingError: an output embedding smaller than the vocabulary.
     """
     layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    size = (model.get_input_embeddings() if layer is None else layer).weight.shape[0]
+    check_vocabulary_size(
+        (model.get_input_embeddings() if layer is None else layer).weight.shape[0], setting, tokenizer
+    )
+
+
+def check_vocabulary_size(size: int, setting: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """`check_vocabulary` of a model with so many embeddings."""
     if size < len(tokenizer):
         folder = f" of {tokenizer.name_or_path}" if tokenizer.name_or_path else ""
         raise SettingError(

@@ -1,5 +1,6 @@
 """Reads models and tokenizers from folders or the Hub, and refuses what does not fit the task."""
 
+import itertools
 import json
 import logging
 from collections.abc import Callable
@@ -127,8 +128,18 @@ def load_pretrained(
     if missing:
         logger.info(f"{setting}={path}: its head for this task is new ({', '.join(missing)})")
     if not mapped:
+        _own_weights(model)
         check_model(model, f"{setting}={path}", kind)
     return model
+
+
+def _own_weights(model: Any) -> None:
+    """Move weights into memory of their own: transformers gives windows on their file.
+
+    They would change with it, or end the process where it is cut.
+    """
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def _refuse_other_weights(setting: str, path: str, folder: Path) -> None:
@@ -156,7 +167,7 @@ def saved_config(setting: str, path: str, hub: HubOptions = THE_NEWEST) -> Any:
         SettingError: there is none that loads, or its weights are quantized, or its attention is not computed here.
     """
     folder = model_folder(path)
-    check_saved_sizes(setting, path, Path(folder))
+    check_saved_sizes(setting, path, _on_disk(folder, hub))
     if Path(folder).is_file():
         raise SettingError(f"{setting}={path} is a file: give the folder that it lies in")
     with loading(setting, path, folder, "does not load", "correct its config.json"):
@@ -178,6 +189,21 @@ def saved_config(setting: str, path: str, hub: HubOptions = THE_NEWEST) -> Any:
                 "sdpa or eager: delete that line"
             )
     return config
+
+
+def _on_disk(folder: str, hub: HubOptions) -> Path:
+    """Where the files of a model lie: a folder, or the cached snapshot of a name on the Hub, with its config.json."""
+    if Path(folder).exists():
+        return Path(folder)
+    from transformers.utils import cached_file
+
+    try:
+        arguments = hub_arguments(folder, hub)
+        offline = arguments.get("local_files_only", False)
+        file = cached_file(folder, "config.json", revision=arguments["revision"], local_files_only=offline)
+    except Exception:  # of whatever kind: whoever loads the model reports it
+        return Path(folder)
+    return Path(folder if file is None else file).parent
 
 
 def _is_list_of_names(value: object) -> bool:

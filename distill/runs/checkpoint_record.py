@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -37,8 +38,9 @@ def read_record(path: Path) -> dict[str, Any]:
 
     Raises:
         Damaged: a file is missing or not as it was written, or the record does not have the parts of one.
-        SettingError: it was written in a format of another release.
+        SettingError: it was written in a format of another release, or this user may not read it.
     """
+    _refuse_unreadable(path)
     if not any((path / name).is_file() for name in (RECORD, WEIGHTS, MANIFEST)):
         raise Damaged(path, "it holds no checkpoint: those are folders runs/NAME/checkpoints/step-N")
     record = _parse(path)
@@ -52,6 +54,19 @@ def read_record(path: Path) -> dict[str, Any]:
     if record["format"] == OLDER_FORMAT:
         check_digests(path, {name: record["sha256"].get(name, "") for name in (WEIGHTS, OPTIMIZER)})
     return record
+
+
+def _refuse_unreadable(path: Path) -> None:
+    """Raises SettingError where this user may not read a checkpoint: that is no damage, for which another stands in."""
+    may_read: Callable[[Path, int], bool] = lambda file, how: os.access(file, how, effective_ids=True)  # noqa: E731
+    is_folder = os.path.isdir(path)
+    files = sorted(path.iterdir()) if is_folder and may_read(path, os.R_OK | os.X_OK) else [path] if is_folder else []
+    if (closed := next((file for file in files if os.path.exists(file) and not may_read(file, os.R_OK)), None)) is None:
+        return
+    raise SettingError(
+        f"{closed}: this user may not read that checkpoint: get its folder as your own (`sudo chown -R $USER "
+        f"{path.parent}`), or choose another one as hydra.run.dir"
+    )
 
 
 def tensor_files(record: dict[str, Any]) -> list[str]:

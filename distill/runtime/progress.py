@@ -182,7 +182,8 @@ class Progress:
         elapsed, rate, left = time.monotonic() - self.began, self.rate, self.seconds_left
         of_total = f"/{amount(self.total)}" if self.total else ""
         percent = f" {self.done / self.total:4.0%}" if self.total else ""
-        parts = [f"{self.label}{percent} {amount(self.done)}{of_total} {self.unit}"]
+        unit = self.unit.removesuffix("s") if self.total == 1 else self.unit
+        parts = [f"{self.label}{percent} {amount(self.done)}{of_total} {unit}"]
         if rate > 0:
             parts.append(f"{amount(float(f'{rate:.3g}'))} {self.unit}/s")
         parts.append(f"{duration(elapsed)} elapsed")

@@ -36,6 +36,7 @@ from distill.data.batches import Batches
 from distill.data.disk_cache import folder_of
 from distill.models.language_model import NO_OUTPUTS
 from distill.runtime.errors import SettingError
+from distill.runtime.file_in_use import FileInUse
 from distill.teacher.distributions import TopK
 from distill.teacher.layout import Layout, layout_from, layout_of
 from distill.teacher.output import TeacherOutput, Wanted
@@ -117,12 +118,14 @@ class Cache:
 
     def read(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """The columns by name at the positions of these sequences, sequence by sequence; token ids as int32."""
-        spans = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in numbers]
-        positions = np.concatenate(spans or [np.arange(0)])
-        values = {name: column[positions] for name, column in self._maps.items()}
-        return {
-            name: column if column.dtype == np.float16 else column.astype(np.int32) for name, column in values.items()
-        }
+        spans = [slice(int(self.offsets[row]), int(self.offsets[row + 1])) for row in numbers]
+        columns = {}
+        for name, column in self.layout.columns.items():
+            data = bytearray().join([self._bytes(name, span) for span in spans])
+            self._files[name].require_unchanged()
+            values = np.frombuffer(data, column.dtype).reshape(-1, column.width)
+            columns[name] = values if values.dtype == np.float16 else values.astype(np.int32)
+        return columns
 
     def facts(self) -> CacheFacts:
         """For results.json."""
@@ -185,16 +188,19 @@ class Cache:
         """sha256 of what the files hold of a part."""
         sequences, span = self.sequences_of(part), self.span_of(part)
         digest = hashlib.sha256(self.offsets[sequences.start : sequences.stop + 1].tobytes())
-        for values in self._maps.values():
-            digest.update(values[span].data)
+        for name in self.layout.columns:
+            digest.update(self._bytes(name, span))
         return digest.hexdigest()
 
+    def _bytes(self, name: str, span: slice) -> bytes:
+        """What the file of a column holds of these positions."""
+        stride = self.layout.columns[name].stride
+        return self._files[name].read(span.start * stride, (span.stop - span.start) * stride)
+
     @cached_property
-    def _maps(self) -> dict[str, np.ndarray]:
-        return {
-            name: np.memmap(self.folder / name, column.dtype, "r", shape=(self.num_positions, column.width))
-            for name, column in self.layout.columns.items()
-        }
+    def _files(self) -> dict[str, FileInUse]:
+        """The columns. Opened when they are first read: then they are finished."""
+        return {name: FileInUse(self.folder / name) for name in self.layout.columns}
 
     @cached_property
     def _meta(self) -> CacheMeta:

@@ -175,6 +175,8 @@ def test_a_teacher_is_checked_as_in_a_run(shelf: Shelf, tmp_path: Path) -> None:
     said = refused([first], *shelf.corpus, f"teacher={poor}")
     sizes = f"its vocabulary has {tokens - 1} tokens, but the tokenizer of {poor} has {tokens}"
     assert said.startswith(f"teacher ({poor}): {sizes}")
+    said = refused([str(poor)], *shelf.corpus, f"data.cache={tmp_path / 'cache'}")
+    assert said.startswith(f"model={poor}: {sizes}") and not (tmp_path / "cache").exists(), "before text is prepared"
 
 
 def test_models_that_mix_up_the_documents_of_a_row_are_refused(shelf: Shelf, tmp_path: Path) -> None:

@@ -107,7 +107,9 @@ def test_without_a_network(
     hub: Hub, done: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
-    assert "does not answer within 2 s: check the network" in refused(capfd, str(done), "me/student")
+    assert "does not answer within 2 s (HF_HUB_ETAG_TIMEOUT): check the network" in refused(
+        capfd, str(done), "me/student"
+    )
 
 
 def test_a_run_without_a_finished_student(

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from job import distill
+from job import distill, refused_line
 
 Capture = pytest.CaptureFixture[str]
 
@@ -97,3 +97,19 @@ def test_bad_input_ends_in_one_line(arguments: list[str], words: str, capfd: pyt
 
 def test_a_value_that_is_left_open_is_shown(capsys: Capture) -> None:
     assert origin(printed(capsys, "optimizer", "optimizer=custom"), "_target_")[0] == "???"
+
+
+def test_what_a_loss_term_takes_besides_with_its_defaults(capsys: Capture) -> None:
+    lines = printed(capsys, "objective", "objective.jsd.weight=0.5", "objective.mine={kind: soft, cutoff: 0.1}")
+    assert origin(lines, "jsd.weight") == ("0.5", "command line")
+    assert origin(lines, "jsd.positions") == ("all", "default")
+    assert origin(lines, "jsd.beta") == ("0.5", "default")
+    assert origin(lines, "jsd.temperature") == ("${objective.temperature}", "default")
+    assert origin(lines, "mine.cutoff") == ("0.1", "command line") and origin(lines, "mine.positions")[1] == "default"
+    assert lines[lines.index(next(line for line in lines if "jsd.beta" in line)) + 1].startswith(
+        "      The teacher's w"
+    )
+
+
+def test_a_setting_of_a_loss_term_without_the_term_is_refused_with_it(capsys: Capture) -> None:
+    assert "(did you mean objective.jsd.beta?)" in refused_line(capsys, "objective.beta=0.3")

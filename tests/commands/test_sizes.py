@@ -1,18 +1,23 @@
 """Sizes are bounded before anything of that size is built: overrides, YAML, layers, names of tensors."""
 
 import json
+import resource
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from job import refused_line, save_model
+from job import environment, refused_line, save_model
 from made_runs import make_run, results_of, settings_of
 
 from distill.commands.api.run_results import RunResults
 from distill.commands.cli import main
 from distill.config.sweep.index import INDEX, SweepIndex
+from distill.models import load
 from distill.models.fields import check_fields, family
 from distill.models.load import load_pretrained
 from distill.runs.located import settings_of_run
@@ -100,6 +105,29 @@ def test_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{tmp_path}/recipe/mine.yaml: its aliases stand for more than" in line
 
 
+def test_references_to_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "recipe").mkdir()
+    doubled = "".join(f"  a{n}: ${{.a{n - 1}}}${{objective.mine.a{n - 1}}}\n" for n in range(1, 40))
+    text = f"# @package _global_\nobjective:\n mine:\n  _target_: a.B\n  a0: twenty characters ...\n{doubled}"
+    (tmp_path / "recipe" / "mine.yaml").write_text(text)
+    for command in ([], ["settings"]):
+        line = refused_line(capsys, *command, "--config-dir", str(tmp_path), "+recipe=mine")
+        assert "objective.mine.a15 refers to settings that refer to others" in line, line
+
+
+def test_a_limit_on_memory_below_what_torch_takes() -> None:
+    """A C library that gets no memory while it is imported ends the process with messages of its own."""
+    low: Callable[[], None] = lambda: resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))  # noqa: E731
+    for command in ([], ["evaluate", "model=x"]):
+        words = [sys.executable, "-m", "distill", *command]
+        done = subprocess.run(words, capture_output=True, text=True, env=environment(), preexec_fn=low)
+        assert done.returncode == 2 and done.stdout == ""
+        assert (
+            done.stderr.startswith("distill: not enough memory: `ulimit -v` is 614400 kB")
+            and done.stderr.count("\n") == 1
+        )
+
+
 @pytest.mark.parametrize(
     ("architecture", "name"),
     [("bert", "num_hidden_layers"), ("distilbert", "n_layers"), ("gpt2", "n_layer"), ("albert", "num_hidden_groups"),
@@ -118,6 +146,19 @@ def test_a_saved_model_of_a_million_layers(name: str, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**fields, name: 10_000_000}))
     with pytest.raises(SettingError, match=rf"teacher\.path={folder}: its config\.json has {name}=10000000, and a"):
         load_pretrained("teacher.path", str(folder))
+
+
+def test_a_cached_model_of_the_hub_of_a_million_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(load, "is_hub_reached", lambda: False)
+    (tmp_path / "models--a--b" / "refs").mkdir(parents=True)
+    (tmp_path / "models--a--b" / "refs" / "main").write_text("0" * 40)
+    folder = save_model(tmp_path / "models--a--b" / "snapshots" / ("0" * 40), "bert")
+    assert load_pretrained("teacher.path", "a/b").config.num_hidden_layers == 4
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, "num_hidden_layers": 10_000_000}))
+    with pytest.raises(SettingError, match=r"teacher\.path=a/b: its config\.json has num_hidden_layers=10000000, and"):
+        load_pretrained("teacher.path", "a/b")
 
 
 def test_a_saved_model_that_memory_does_not_hold(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from job import distill, metrics, results
+from job import assert_alike, assert_same, command, distill, metrics, results
 from transformers import AutoTokenizer
 
 from distill.commands import predict as predict_command
@@ -54,6 +54,13 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
+def instructed(teacher: Path) -> Path:
+    """The teacher with a chat template."""
+    shutil.copytree("runs/gpt2_pretrain/student", teacher)
+    (teacher / "chat_template.jinja").write_text(SHORT)
+    return teacher
+
+
 def scored(run: Path) -> tuple[int, int]:
     """Positions that perplexity scores, and tokens of the set."""
     described = results(run)["evaluation"]["heldout"]
@@ -96,9 +103,7 @@ def test_the_template_of_the_teacher(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It writes the training, is in the student's folder, and is what predictions and the card's lines apply."""
-    teacher = folder / "instructed"
-    shutil.copytree(folder / "runs/gpt2_pretrain/student", teacher)
-    (teacher / "chat_template.jinja").write_text(SHORT)
+    teacher = instructed(folder / "instructed")
     for name, fields in (("config.json", NAMED[:1]), ("tokenizer_config.json", NAMED[1:])):  # as programs leave them
         content = json.loads((teacher / name).read_text()) | dict.fromkeys(fields, f"{folder}/mine")
         (teacher / name).write_text(json.dumps(content))
@@ -146,6 +151,33 @@ def test_the_template_of_the_teacher(
     with pytest.raises(SettingError, match="has no chat template, so it answers no messages"):
         model.tokenizer.chat_template = None
         predict(model, {"messages": MESSAGES})
+
+
+@pytest.mark.slow
+def test_the_template_on_two_ranks_and_after_a_stop(folder: Path) -> None:
+    """Prepared by two processes they are the same sequences, the student is that of one rank, and resumes bitwise."""
+    teacher, runs = instructed(folder / "instructed_too"), folder / "runs"
+    given = [
+        "+recipe=distilgpt2_gutenberg",
+        "corpus=chat",
+        "corpus.path=chats.jsonl",
+        f"teacher.path={teacher}",
+        *SMALL,
+    ]
+    given += ["student.layers=[0]", "train.save_every=2", "train.keep=9", "backend.threads=1"]
+    assert distill(*given, "hydra.run.dir=runs/whole", "data.cache=one") == 0
+    shutil.copytree(runs / "whole", runs / "stopped")
+    (runs / "stopped" / "results.json").unlink()
+    shutil.rmtree(sorted((runs / "stopped" / "checkpoints").glob("step-*"))[-1])
+    assert distill(*given, "hydra.run.dir=runs/stopped", "data.cache=one") == 0
+    assert_same(runs / "stopped", runs / "whole")
+    whole = results(runs / "whole")["identity"]["corpus.digest"]
+    ranks = ["backend=ddp", "backend.processes=2", "train.batch_size=4", "data.workers=2", "data.cache=other"]
+    process = command(*given, *ranks, "hydra.run.dir=runs/ranks")
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert results(runs / "ranks")["identity"]["corpus.digest"] == whole
+    assert_alike(runs / "ranks", runs / "whole")
 
 
 def test_prompts_and_completions() -> None:

@@ -109,7 +109,9 @@ def test_ranks_meet_and_each_keeps_its_log(name: str, tmp_path: Path) -> None:
 def test_the_status_is_that_of_the_rank_that_failed_first(name: str, tmp_path: Path) -> None:
     status, _, errors = run(tmp_path, name, "status")
     assert status == 7
-    assert "rank 1 ended with status 7; its output is in logs/rank1.log" in errors and "Traceback" not in errors
+    assert (
+        "distill: rank 1 ended with status 7; its output is in logs/rank1.log" in errors and "Traceback" not in errors
+    )
     assert "one bad thing" in (tmp_path / "logs/rank1.log").read_text()
 
 
@@ -125,7 +127,7 @@ def test_an_error_of_all_ranks_is_told_once(name: str, tmp_path: Path) -> None:
 def test_a_killed_rank_ends_the_run(name: str, tmp_path: Path) -> None:
     began = time.monotonic()
     status, _, errors = run(tmp_path, name, "kill")
-    assert status == 128 + signal.SIGKILL and "rank 1 was killed by SIGKILL" in errors
+    assert status == 128 + signal.SIGKILL and "distill: rank 1 was killed by SIGKILL" in errors
     assert time.monotonic() - began < 60
 
 

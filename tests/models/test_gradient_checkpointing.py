@@ -15,8 +15,9 @@ from tiny import Fit, assert_close, make_rows, make_tokenizer, objective_config,
 from torch import Tensor
 from transformers import AutoConfig
 
+import distill
 from distill.config.component import Component
-from distill.config.settings import BackendConfig, CustomStudentConfig, TrainConfig
+from distill.config.settings import BackendConfig, CustomStudentConfig, LayersStudentConfig, TrainConfig
 from distill.distributed import join_ranks
 from distill.distributed.shard import whole
 from distill.models.kernels.attention import use_batched_products
@@ -121,6 +122,24 @@ def test_a_run_gives_the_same_student_and_may_resume_with_the_other_setting(shel
         shutil.rmtree(folder / "checkpoints" / late)
     assert shelf.run(folder) == 0
     assert_same(folder, done)
+
+
+def test_a_pair_for_a_loop_of_ones_own_has_the_setting() -> None:
+    found = []
+    for checkpoints in (False, True):
+        student = LayersStudentConfig(layers=[0, 1], gradient_checkpointing=checkpoints)
+        pair = distill.load_pair("bundled_small", student, sequence_length=16, device="cpu")
+        calls: list[bool] = []
+        pair.student.model.base_model.encoder.layer[0].attention.register_forward_hook(
+            lambda *_, of=calls: of.append(True)
+        )
+        torch.manual_seed(5)
+        pair.objective({"soft": 1.0, "mlm": 1.0})(
+            ["It was a dark and stormy night.", "The rain fell."]
+        ).total.backward()
+        assert len(calls) == 1 + checkpoints
+        found.append({name: weight.grad for name, weight in pair.student.model.named_parameters()})
+    assert_close(found[1], found[0], rtol=0, atol=0)
 
 
 def test_a_model_without_a_list_of_blocks_is_refused() -> None:

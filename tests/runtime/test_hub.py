@@ -81,7 +81,7 @@ def test_a_hub_that_takes_connections_and_does_not_answer(hub: Hub, monkeypatch:
         silent.listen()
         hub(f"http://127.0.0.1:{silent.getsockname()[1]}")
         line = refusal(lambda: load_pretrained("teacher.path", "somebody/model"))
-    assert "does not answer within 0.3 s: check the network" in line
+    assert "does not answer within 0.3 s (HF_HUB_ETAG_TIMEOUT): check the network" in line
 
 
 @pytest.mark.usefixtures("unreachable")
@@ -89,7 +89,7 @@ def test_a_model_is_refused_with_the_setting_the_name_and_the_cure(tmp_path: Pat
     for load in (load_pretrained, load_tokenizer):
         line = refusal(lambda load=load: load("teacher.path", "somebody/model", MASKED))
         assert line.startswith("teacher.path=somebody/model: ") and f"no folder {tmp_path / 'somebody/model'}" in line
-        assert f"{constants.ENDPOINT} does not answer within 2 s: check the network" in line
+        assert f"{constants.ENDPOINT} does not answer within 2 s (HF_HUB_ETAG_TIMEOUT): check the network" in line
         assert "`hf download somebody/model --local-dir FOLDER`" in line and "HF_HOME" in line
     assert not is_unreachable(OSError("somebody/model is not a valid model identifier"))
 

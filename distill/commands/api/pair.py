@@ -93,12 +93,14 @@ class Pair:
         student: the model to train.
         sequence_length: tokens of a sequence; longer texts fill several.
         seed: of the masks.
+        gradient_checkpointing: whether the student's layers are computed again in the backward pass, to save memory.
     """
 
     teacher: LoadedModel
     student: LoadedModel
     sequence_length: int
     seed: int = 0
+    gradient_checkpointing: bool = False
 
     def batch(self, texts: Sequence[str], step: int = 0, masking: MaskingConfig | None = None) -> Batch:
         """The texts as one micro-batch with its targets; the masks of a masked model are drawn anew for each step."""
@@ -248,7 +250,8 @@ class PairObjective:
 
     def __init__(self, pair: Pair, objective: Objective, masking: MaskingConfig | None) -> None:
         self.pair, self.objective, self.masking = pair, objective, masking
-        self.trainable = Trainable(LanguageModel(pair.student.model), objective.modules()).to(pair.student.device)
+        student = LanguageModel(pair.student.model, checkpoints=pair.gradient_checkpointing)
+        self.trainable = Trainable(student, objective.modules()).to(pair.student.device)
         self.teacher = LanguageModel(pair.teacher.model) if objective.needs_teacher else None
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -336,6 +339,7 @@ def load_pair(
         LoadedModel(made.to(chosen_device), tokenizer, kind, path),
         length,
         seed,
+        not isinstance(start, LoadedModel) and start.gradient_checkpointing,
     )
 
 

@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.settings import Config, NoTeacherConfig
 from distill.distributed import Ranks
 from distill.evaluation.readers import MeanModel
-from distill.models.check import check_packing, check_vocabulary, max_positions
+from distill.models.check import check_packing, check_vocabulary, check_vocabulary_size, max_positions
 from distill.models.kind import ModelKind
-from distill.models.load import load_pretrained, load_tokenizer, size
+from distill.models.load import load_pretrained, load_tokenizer, saved_config, size
 from distill.models.loaded import SETTING
 from distill.runs.located import Located
 from distill.runtime.errors import SettingError
@@ -38,6 +38,9 @@ def groups_of(config: Config, kind: ModelKind, models: Sequence[Located], ranks:
     groups: list[Group] = []
     for model in models:
         tokenizer = load_tokenizer(SETTING, model.path, kind)
+        size_by_config = getattr(saved_config(SETTING, model.path), "vocab_size", None)
+        if isinstance(size_by_config, int):  # before any text is prepared
+            check_vocabulary_size(size_by_config, f"{SETTING}={model.name}", tokenizer)
         number = _same_vocabulary(groups, tokenizer)
         if number is None:
             groups.append(Group(tokenizer, (model,)))

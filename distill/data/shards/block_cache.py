@@ -1,25 +1,25 @@
 """Blocks of sequences on the disk of a node: fetched once for all its processes, bounded, checked, evicted.
 
 A block is a file of its plain sequences, with their sha256 after them, under the digest that the index
-assigns. So runs and corpora share a cache. Processes map the files; a file that is evicted while it is mapped stays
-readable until the last process unmaps it, as any file does on Linux.
+assigns. So runs and corpora share a cache. A file that is evicted while processes read it stays
+readable until the last of them closes it, as any file does on Linux.
 """
 
 import fcntl
 import logging
-import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from distill.data.disk_cache import folder_of
 from distill.data.shards.in_flight import InFlight, bytes_in_flight
 from distill.data.shards.index import DIGEST_BYTES, Block, Layout
 from distill.runtime.errors import StorageFailed
+from distill.runtime.file_in_use import FileInUse
 from distill.runtime.files import atomic
 from distill.runtime.storage import RESERVE, size
 
@@ -53,10 +53,8 @@ class BlockCache:
         self.folder.mkdir(exist_ok=True)
         (self.folder.parent / "locks").mkdir(exist_ok=True)
 
-    def get(
-        self, block: Block, layout: Layout, fetch: Callable[[Block], memoryview], ahead: bool = False
-    ) -> memoryview:
-        """The plain bytes of a block, mapped; fetched unless they are here, while other processes of the node wait.
+    def get(self, block: Block, layout: Layout, fetch: Callable[[Block], memoryview], ahead: bool = False) -> FileInUse:
+        """The file of the plain bytes of a block; fetched unless they are here, while other processes of the node wait.
 
         Args:
             fetch: gives the plain bytes of a block.
@@ -78,20 +76,18 @@ class BlockCache:
     def _path(self, block: Block) -> Path:
         return self.folder / (block.digest.hex() + SUFFIX)
 
-    def _open(self, block: Block, layout: Layout, check: bool = True) -> memoryview | None:
-        """The plain bytes of a block, mapped; None where they are not here, or not as they were written."""
+    def _open(self, block: Block, layout: Layout, check: bool = True) -> FileInUse | None:
+        """The file of the plain bytes of a block; None where they are not here, or not as they were written."""
         try:
-            with open(path := self._path(block), "rb") as file:
-                if check and not _is_whole(file, block.sequences * layout.sequence_bytes):
-                    logger.warning(f"{path} is damaged; it is fetched again")
-                    path.unlink(missing_ok=True)
-                    return None
-                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            file = FileInUse(path := self._path(block))
         except FileNotFoundError:
             return None
-        with suppress(FileNotFoundError):
-            os.utime(path)
-        return memoryview(content)[: block.sequences * layout.sequence_bytes]
+        if check and not _is_whole(file, block.sequences * layout.sequence_bytes):
+            logger.warning(f"{path} is damaged; it is fetched again")
+            path.unlink(missing_ok=True)
+            return None
+        file.mark_used()
+        return file
 
     def _add(self, block: Block, plain: memoryview) -> None:
         """Write a block; one process of the node at a time, so that the bound holds."""
@@ -127,7 +123,7 @@ class BlockCache:
                 continue
             with suppress(FileNotFoundError):  # another process found it damaged just now
                 status = entry.stat()
-                yield _File(status.st_mtime_ns, status.st_size, entry.path)
+                yield _File(status.st_atime_ns, status.st_size, entry.path)
 
     @contextmanager
     def _lock(self, name: str) -> Iterator[None]:
@@ -137,10 +133,10 @@ class BlockCache:
             yield
 
 
-def _is_whole(file: BinaryIO, num_bytes: int) -> bool:
-    """Whether a file holds so many bytes and then their digest. Mapped, it would count as memory."""
-    digest, left = sha256(), num_bytes
-    while left and (part := file.read(min(left, READ_BYTES))):
+def _is_whole(file: FileInUse, num_bytes: int) -> bool:
+    """Whether a file holds so many bytes and then their digest."""
+    digest, at = sha256(), 0
+    while at < num_bytes and (part := file.read(at, min(num_bytes - at, READ_BYTES))):
         digest.update(part)
-        left -= len(part)
-    return not left and file.read() == digest.digest()
+        at += len(part)
+    return at == num_bytes and file.read(at, DIGEST_BYTES + 1) == digest.digest()

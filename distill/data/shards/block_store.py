@@ -14,6 +14,7 @@ from distill.data.shards.fetch import Blocks
 from distill.data.shards.index import Block, ShardIndex
 from distill.data.shards.store import ShardStore
 from distill.runtime.errors import SettingError, StorageFailed
+from distill.runtime.file_in_use import FileInUse
 from distill.runtime.signals import Signals, in_force
 
 FETCHING = 8  # blocks at once that somebody waits for, where memory allows (`distill.data.shards.in_flight`)
@@ -33,9 +34,9 @@ class BlockStore(ShardStore):
     def __init__(self, index: ShardIndex, blocks: Blocks, cache: BlockCache) -> None:
         super().__init__(index)
         self.blocks, self.cache = blocks, cache
-        self._open: dict[int, memoryview] = {}  # mapped blocks
-        self._waited: dict[int, Future[memoryview]] = {}  # that somebody waits for
-        self._expected: dict[int, Future[memoryview]] = {}  # that are fetched ahead
+        self._open: dict[int, FileInUse] = {}  # by block
+        self._waited: dict[int, Future[FileInUse]] = {}  # that somebody waits for
+        self._expected: dict[int, Future[FileInUse]] = {}  # that are fetched ahead
         self._last_expected: np.ndarray | None = None  # the argument of the last `expect`, until a part of it fails
         self._failures = 0  # how often reading was given up; requests from before that are void
         self._lock = Lock()  # of all these
@@ -74,14 +75,14 @@ class BlockStore(ShardStore):
     def _is_coming(self, block: int) -> bool:
         return block in self._open or block in self._waited or block in self._expected
 
-    def _views(self, blocks: list[int]) -> dict[int, memoryview]:
+    def _views(self, blocks: list[int]) -> dict[int, FileInUse]:
         """The sequences of these blocks, once all are there."""
         with self._lock:
             views = {block: self._open[block] for block in blocks if block in self._open}
             waited = {block: self._need(block) for block in blocks if block not in views}
         return views | {block: self._wait(block, future) for block, future in waited.items()}
 
-    def _need(self, block: int) -> "Future[memoryview]":
+    def _need(self, block: int) -> "Future[FileInUse]":
         """Fetch a block before all that are fetched ahead. The lock is held."""
         if block in self._expected and self._expected[block].cancel():
             del self._expected[block]
@@ -89,7 +90,7 @@ class BlockStore(ShardStore):
             self._waited[block] = self._submit(self._now, block, self._waited)
         return self._waited[block]
 
-    def _wait(self, block: int, future: "Future[memoryview]") -> memoryview:
+    def _wait(self, block: int, future: "Future[FileInUse]") -> FileInUse:
         name, begun, signals = self.blocks.name(self.index.block(block)), time.monotonic(), in_force()
         logged = begun
         while not wait([future], NAP).done:
@@ -104,14 +105,12 @@ class BlockStore(ShardStore):
             raise self.blocks.last_error or StorageFailed(f"{name}: not read, as another block could not be") from error
 
     def _submit(
-        self, pool: ThreadPoolExecutor, block: int, coming: dict[int, "Future[memoryview]"]
-    ) -> "Future[memoryview]":
+        self, pool: ThreadPoolExecutor, block: int, coming: dict[int, "Future[FileInUse]"]
+    ) -> "Future[FileInUse]":
         return pool.submit(self._fetch, block, coming, self._failures, in_force())
 
-    def _fetch(
-        self, block: int, coming: dict[int, "Future[memoryview]"], failures: int, signals: Signals
-    ) -> memoryview:
-        """Map a block, and have it fetched where it is not here.
+    def _fetch(self, block: int, coming: dict[int, "Future[FileInUse]"], failures: int, signals: Signals) -> FileInUse:
+        """Open a block, and have it fetched where it is not here.
 
         Args:
             coming: which of the two holds its future.
@@ -136,7 +135,7 @@ class BlockStore(ShardStore):
         return view
 
     def _let_go_of_evicted(self) -> None:
-        """Unmap the blocks that the cache has no more: the disk gets their room back when no process has them mapped.
+        """Close the blocks that the cache has no more: the disk gets their room back when no process has them open.
 
         The block that has just come may be among them, as other threads evict; no later look need come.
         """
@@ -146,9 +145,7 @@ class BlockStore(ShardStore):
             for gone in [block for block in before if self._digest(block) not in cached]:
                 self._open.pop(gone, None)
 
-    def _give_up(
-        self, block: int, coming: dict[int, "Future[memoryview]"], error: BaseException, failures: int
-    ) -> None:
+    def _give_up(self, block: int, coming: dict[int, "Future[FileInUse]"], error: BaseException, failures: int) -> None:
         """A block cannot be fetched. That ends the run if a thread waits for it, and then no other is needed."""
         with self._lock:
             if failures != self._failures:  # the waiting thread has the error already, and may have begun anew

@@ -14,6 +14,7 @@ from typing import Any
 from distill.data.remote import ATTEMPTS, NAP, NoRanges, file_system, is_url, retried
 from distill.data.shards.index import Block, Layout
 from distill.runtime.errors import Damaged, SettingError, StorageFailed, first_line
+from distill.runtime.file_in_use import CURE
 from distill.runtime.signals import in_force
 
 SECONDS = 60.0  # that one request may take, where the library can be stopped
@@ -75,6 +76,8 @@ class Blocks:
             while arrived < block.size:
                 end = min(arrived + PIECE, block.size)
                 piece = read_range(name, block.offset + arrived, block.offset + end)
+                if len(piece) != end - arrived and not is_url(name):
+                    raise StorageFailed(f"{name} was cut while this run read it: {CURE}")
                 if len(piece) != end - arrived:
                     raise OSError(f"{arrived + len(piece):,} of {block.size:,} bytes came")
                 data[arrived:end] = piece

@@ -1,4 +1,4 @@
-"""The sequences of one part of a text, wherever its shards lie: mapped where that is possible, else through a cache."""
+"""The sequences of one part of a text, wherever its shards lie: from their files or through a cache."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from distill.data.shards.block_cache import BlockCache
 from distill.data.shards.block_store import BlockStore
 from distill.data.shards.fetch import Blocks, read_whole
 from distill.data.shards.index import ShardIndex
-from distill.data.shards.mapped import MappedShards, map_shard
+from distill.data.shards.plain import PlainShards
 from distill.runtime.errors import Damaged
 
 
@@ -37,7 +37,7 @@ def read_index(place: str, part: str, digest: str | None = None) -> ShardIndex:
 
 
 def open_sequences(place: str, part: str, data: DataConfig, digest: str | None = None) -> SequenceStore:
-    """The sequences of a part of the shards at a folder or URL; a memory map where they are one plain file of a folder.
+    """The sequences of a part of the shards at a folder or URL.
 
     Takes `digest` and raises as `read_index` does, and SettingError where the folder of the node's cache cannot be
     written.
@@ -45,9 +45,7 @@ def open_sequences(place: str, part: str, data: DataConfig, digest: str | None =
     place = place if is_url(place) else str(Path(place).expanduser())
     index = read_index(place, part, digest)
     if not is_url(place) and index.layout.compression is None and not _far(Path(place), data):
-        small = index.num_sequences * index.layout.sequence_bytes <= data.shuffle_bytes  # its order needs no blocks
-        one = index.num_shards == 1 and small
-        return map_shard(Path(place), index, 0) if one else MappedShards(Path(place), index)
+        return PlainShards(Path(place), index)
     setting = "data.cache" if data.local is None else "data.local"
     block_cache = BlockCache(data.local or data.cache, data.local_bytes, setting)
     return BlockStore(index, Blocks(place, index.layout), block_cache)
