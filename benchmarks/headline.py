@@ -143,7 +143,7 @@ class Runs:
         both = [f"+recipe={row.recipe}", f"seed={seed}", *(w.replace("TEACHER", teacher) for w in row.both.split())]
         if row.measure == "perplexity":
             both += ["evaluate.max_sequences=null", "evaluate.pseudo_perplexity.fraction=0"]
-            both += ["evaluate.sets=[books,wikitext2,imdb]"] * ("DISTILL_DATA" in os.environ)
+            both += ["evaluate.sets=[books,wikitext2,imdb]"] * bool(os.environ.get("DISTILL_DATA"))
         student, _ = self.run(f"{name}-student-{seed}", [*both, *row.student.split()])
         baseline, _ = self.run(f"{name}-baseline-{seed}", [*both, *row.baseline.split()])
         return student, baseline

@@ -67,7 +67,7 @@ def pair_settings(pair: str, teacher: str | None) -> list[str]:
 
 def evaluation(rows: int) -> list[str]:
     """Scores once, at the end: on unseen books and WikiText-2 where there are any, else on what is held out."""
-    sets = "[books,wikitext2]" if "DISTILL_DATA" in os.environ else "[heldout]"
+    sets = "[books,wikitext2]" if os.environ.get("DISTILL_DATA") else "[heldout]"
     return [
         f"evaluate.sets={sets}",
         f"evaluate.max_sequences={rows}",

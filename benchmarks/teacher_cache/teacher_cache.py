@@ -46,6 +46,7 @@ HEAD = (
     "KL",
 )
 QUICK = [
+    "corpus.fallback=true",  # the bundled books, without DISTILL_DATA
     "corpus.max_sequences=16",
     "corpus.sequence_length=32",
     "train={batch_size:8,accumulate:1,epochs:null,steps:2}",

@@ -32,6 +32,7 @@ SHARED = {
 WITHOUT_TEACHER = {"mlm_sop": "albert"}
 # Settings that a fair baseline may have otherwise, since it was tuned for itself; the report names those that differ.
 TUNED = ("optimizer.", "schedule.", "objective.masking.")
+KEEP_BEST = "train.keep_best"
 MOST_NAMED = 3  # differences in one line
 
 
@@ -83,7 +84,7 @@ def check_baseline(
     Args:
         baseline: its record.
         identity: of this run.
-        steps: of this run, wall-clock aside: one that ends by `train.minutes` may take any number of them.
+        steps: of this run: one that ends by `train.minutes` or `train.patience` may take any number of them.
         terms: of this run's objective.
 
     Raises:
@@ -100,7 +101,8 @@ def check_baseline(
     ]
     differences += _other_start(before, identity)
     taken = baseline.training.steps
-    if taken is not None and config.train.minutes is None and taken != steps:
+    has_fixed_steps = config.train.minutes is None and config.train.patience is None
+    if taken is not None and has_fixed_steps and taken != steps:
         differences.append(f"it took {counted(taken, 'step')}, and this run takes {steps:,}")
     if differences:
         more = f" and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
@@ -194,6 +196,9 @@ def _remarks(before: dict[str, Any], now: dict[str, Any], terms: Mapping[str, Te
         for name, value in now.items()
         if name.startswith(TUNED) and name in before and before[name] != value
     ]
+    kept, keeps = before.get(KEEP_BEST), now.get(KEEP_BEST)
+    if kept != keeps:
+        differing.append(f"{KEEP_BEST} was {kept} and is {keeps} here")
     labels = [name for name, term in terms.items() if not term.needs_teacher]
     names = list(baseline.objective.terms)
     if labels and names and sorted(labels) != sorted(names):

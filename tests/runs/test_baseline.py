@@ -121,6 +121,8 @@ def test_several_teachers_give_the_start_by_the_first() -> None:
 def test_a_run_against_the_clock_may_take_any_steps() -> None:
     clock = ("train.epochs=null", "train.minutes=5")
     assert checked(finished(identity(BASELINE, *clock), steps=100), *clock) == []
+    patient = ("train.keep_best=perplexity", "train.patience=2")
+    assert checked(finished(identity(BASELINE, *patient), steps=100), *patient) == []
 
 
 def test_what_else_differs_is_said() -> None:
@@ -130,6 +132,11 @@ def test_what_else_differs_is_said() -> None:
     assert "objective.masking.mlm_probability was 0.15 and is 0.3 here" in line
     (line,) = checked(finished(identity(BASELINE), terms="mlm sop"))
     assert "it learned from mlm, sop, this student besides its teacher from mlm" in line
+
+
+def test_a_choice_of_the_best_is_no_teacher() -> None:
+    (line,) = checked(finished(identity(BASELINE)), "train.keep_best=perplexity")
+    assert "train.keep_best was None and is perplexity here" in line
 
 
 def test_another_number_format_is_said() -> None:

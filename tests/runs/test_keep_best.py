@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from job import Shelf, assert_alike, assert_same, command, results
+from job import Shelf, assert_alike, assert_same, command, distill, results
 from torch import Tensor
 from torchmetrics import MeanMetric
 
@@ -234,6 +234,26 @@ def test_the_live_page_has_the_best_so_far() -> None:
     lines = [{"step": 2 * n, "epoch": n, "loss": {}, "m": {"s": score}} for n, score in enumerate((3.0, 1.0, 2.0), 1)]
     assert Record(best=Best("m", "s")).with_history(lines).best == Best("m", "s", True, None, 4, 1.0, 2.0, 1)
     assert Record().with_history(lines).best is None
+
+
+@pytest.mark.slow
+def test_beside_a_baseline_the_best_is_the_one_that_is_compared(shelf: Shelf, center: float) -> None:
+    """The losses of each sequence that the last evaluation has left are those of another student."""
+    base, folder, more = shelf.root / "best-base", shelf.root / "best-beside", (*BY_STEPS, "evaluate.max_sequences=16")
+    settings = [
+        each for each in shelf.arguments(base, *more, "train.steps=6") if not each.startswith(("+", "objective="))
+    ]
+    assert distill("+recipe=distilbert_gutenberg_baseline", *settings) == 0
+    plain = shelf.root / "best-beside-plain"
+    assert shelf.run(plain, *more, "train.steps=4") == 0
+    nearest = near(math.log(results(plain)["student"]["perplexity"]["heldout"]))
+    assert shelf.run(folder, *more, "train.steps=6", *nearest, f"evaluate.baseline={base}") == 0
+    content = results(folder)
+    score, other = (content[model]["perplexity"]["heldout"] for model in ("student", "baseline"))
+    assert content["best"]["step"] == 4 and score == results(plain)["student"]["perplexity"]["heldout"]
+    ratio = content["baseline"]["bootstrap"]["perplexity"]["heldout"]["ratio"]
+    assert ratio == pytest.approx(score / other, rel=1e-5)
+    assert "train.keep_best was None and is heldout.near here" in (folder / "report.md").read_text()
 
 
 @pytest.mark.slow
