@@ -69,8 +69,7 @@ class SourceConfig(Settings):
     )
     template: str | None = setting(
         None,
-        "How conversations are written: a message by its {role} and {content}, or a chat template in Jinja or a file "
-        "of one, *.jinja; null is the tokenizer's own, else `<|{role}|>`, a line's end, the content, a line's end.",
+        "How conversations are written: {role} and {content}, Jinja, or FILE.jinja; null: the tokenizer's way.",
     )
     target_role: str | None = setting(
         None, "The role whose messages a causal model learns to write; null is assistant."

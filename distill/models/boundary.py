@@ -37,7 +37,7 @@ def loading(setting: str, path: str, folder: str, failure: str, cure: str) -> It
         SettingError: also one that was raised in it, unchanged.
     """
     try:
-        with _quietly():  # what transformers warns of is in that line
+        with quietly():  # what transformers warns of is in that line
             yield
     except SettingError:
         raise
@@ -67,7 +67,7 @@ def _damaged_json(folder: Path) -> str:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Without transformers' table of the weights that a model lacks, has besides, or has in another shape."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(transformers_logging.CRITICAL)  # it logs an error before it raises it

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, Pre
 
 from distill.models.boundary import loading
 from distill.models.check import check_model
+from distill.models.converted import converted
 from distill.models.fields import check_saved_sizes
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.memory import require_memory_for_weights
@@ -38,9 +39,17 @@ DEBERTA_HEAD = {
 }
 
 
-def model_folder(path: str) -> str:
-    """A run folder stands for the student in it; anything else is taken as it is (a folder, or a name on the Hub)."""
+def model_folder(path: str, setting: str = "model") -> str:
+    """Where the files of a model lie: the student in a run folder, or what a GGUF file or a package was converted to.
+
+    Anything else is taken as it is (a folder, or a name on the Hub).
+
+    Raises:
+        SettingError: a path that none can be, or a file or package that cannot be read; the message names `setting`.
+    """
     try:
+        if (folder := converted(path, setting)) is not None:
+            return str(folder)
         folder = Path(path).expanduser()
         return str(folder / "student" if (folder / "student").is_dir() else folder)
     except (OSError, RuntimeError) as error:  # it is too long, or ~NAME is nobody here
@@ -97,7 +106,7 @@ def load_pretrained(
     Raises:
         SettingError: nothing loadable at `path`, or not with all its weights; the message names `setting`.
     """
-    folder = model_folder(path)
+    folder = model_folder(path, setting)
     refuse_custom_class(setting, path)
     config = saved_config(setting, path, hub)
     with loading(setting, path, folder, f"does not load as a {kind.noun}", AS_SAVED):
@@ -166,10 +175,10 @@ def saved_config(setting: str, path: str, hub: HubOptions = THE_NEWEST) -> Any:
     Raises:
         SettingError: there is none that loads, or its weights are quantized, or its attention is not computed here.
     """
-    folder = model_folder(path)
+    folder = model_folder(path, setting)
     check_saved_sizes(setting, path, _on_disk(folder, hub))
     if Path(folder).is_file():
-        raise SettingError(f"{setting}={path} is a file: give the folder that it lies in")
+        raise SettingError(f"{setting}={path} is a file: give the folder that it lies in, or a GGUF file (.gguf)")
     with loading(setting, path, folder, "does not load", "correct its config.json"):
         config = AutoConfig.from_pretrained(folder, **hub_arguments(folder, hub))
         if (quantization := getattr(config, "quantization_config", None)) is not None:
@@ -259,7 +268,7 @@ def load_tokenizer(
     Raises:
         SettingError: there is none at `path`; the message names `setting`.
     """
-    folder = model_folder(path)
+    folder = model_folder(path, setting)
     refuse_unfinished(setting, path)
     _refuse_no_files(setting, path, Path(folder))
     with loading(setting, path, folder, "has no tokenizer that loads", AS_SAVED):

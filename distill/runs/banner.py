@@ -2,15 +2,18 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from distill.config.flat_settings import flatten
 from distill.config.in_memory import PREFIX
 from distill.config.settings import Config, OptimizerConfig
+from distill.config.teacher import FrozenModelConfig
 from distill.data.batches import Batches, StepShape
 from distill.data.duplicates import describe_duplicates
 from distill.data.tokens import Tokens
-from distill.models.load import size
+from distill.models.converted import origin_of
+from distill.models.load import model_folder, size
 from distill.objective.objective import Objective
 from distill.optim.schedule import ENDLESS, total_steps
 from distill.optim.updates import peak_lr
@@ -53,6 +56,14 @@ def _notes(config: Config, tokens: Tokens, needs_teacher: bool) -> list[str]:
     for name, member in settings_by_member(config).items() if needs_teacher else ():
         if member.precision.teacher == "int8":
             lines.append(f"In training {whose(name)} encoder ran in int8; its scores are those of the teacher itself.")
+    for name, member in settings_by_member(config).items():
+        path = member.model.path if isinstance(member.model, FrozenModelConfig) else None
+        origin = None if path is None else origin_of(Path(model_folder(path)))
+        if origin is not None and origin.rounding is not None:
+            lines.append(
+                f"In {origin.file}, from which {whose(name)} weights come, they are rounded to {origin.rounding}: all "
+                "scores of this teacher are those of the rounded model."
+            )
     skipped = tokens.invalid.skipped
     if skipped:
         lines.append(f"Skipped {counted(len(skipped), 'file')} that could not be read: {', '.join(skipped[:5])}.")

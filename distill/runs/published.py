@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from distill.models.converted import origin_of
 from distill.models.load import model_folder
 from distill.runs.facts import Published
 from distill.runtime.hub import is_hub_reached
@@ -18,8 +19,9 @@ def published(path: str | None, revision: str | None = None) -> Published:
         return Published()
     card, config = (_file(path, name, revision) for name in ("README.md", "config.json"))
     stated = _license_of_card(card) or _license_of_config(config)
-    is_folder = Path(model_folder(path)).exists()
-    return Published(None if is_folder else path, stated if stated != UNSAID else None)
+    folder = Path(model_folder(path))
+    name = getattr(origin_of(folder), "published", None) if folder.exists() else path
+    return Published(name, stated if stated != UNSAID else None)
 
 
 def _license_of_card(file: Path | None) -> str | None:
