@@ -258,7 +258,7 @@ def test_conversations_and_a_causal_pair(tmp_path: Path, cache: Path) -> None:
         precision="fp32",
         folder="runs/chat",
         evaluate={"max_sequences": 8},
-        **{"corpus.sequence_length": 32, "data.cache": str(cache)},  # type: ignore[misc]
+        settings={"corpus.sequence_length": 32, "data": {"cache": str(cache)}},
     )
     assert run.record.recipe == "distilgpt2_gutenberg" and run.record.corpus.chat_template is not None
     assert "the messages of assistant count" in str(run.record.corpus.name)
@@ -308,7 +308,7 @@ run = distill.distill(
     [book(number, 2).strip() for number in range(60)],
     objective={{"soft": 2.0, "mlm": 1.0}}, backend="ddp", train=distill.TrainConfig(steps=4, epochs=None, batch_size=4),
     precision="fp32", evaluate={{"max_sequences": 32}}, folder={run!r},
-    **{{"corpus.sequence_length": 32, "data.cache": {cache!r}}},
+    settings={{"corpus.sequence_length": 32, "data.cache": {cache!r}}},
 )
 print(run)
 """

@@ -17,6 +17,7 @@ NOTEBOOK = ROOT / "recipes" / "notebooks" / "distil_in_a_notebook.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text())["cells"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
 HOOK = "MORE = []"  # where a reader adds settings, and the test its own
+STEPS = "STEPS = 120"  # of the run from objects
 
 
 def source(cell: dict[str, Any]) -> str:
@@ -35,7 +36,8 @@ def test_the_cells_run_in_order(
     shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert HOOK in source(CODE[0])
+    assert HOOK in source(CODE[0]) and sum(STEPS in source(cell) for cell in CODE) == 1
+    monkeypatch.setenv("HOME", str(tmp_path))
     more = [
         *shelf.corpus,
         "train.epochs=null",
@@ -44,8 +46,13 @@ def test_the_cells_run_in_order(
         "evaluate.pseudo_perplexity.fraction=0.1",
     ]
     names: dict[str, Any] = {}
-    values = [run_cell(source(cell).replace(HOOK, f"MORE = {more!r}"), names) for cell in CODE]
-    assert [type(value).__name__ for value in values if value is not None] == ["RunResults", "Chart", "dict"]
+    changes = {HOOK: f"MORE = {more!r}", STEPS: "STEPS = 8"}
+    cells = [source(cell).replace(HOOK, changes[HOOK]).replace(STEPS, changes[STEPS]) for cell in CODE]
+    values = [run_cell(cell, names) for cell in cells]
+    kinds = [type(value).__name__ for value in values if value is not None]
+    assert kinds == ["RunResults", "Chart", "dict", "int", "RunResults"]
+    assert len(names["totals"]) == 8 and [point["step"] for point in names["mine"].history] == [2, 4, 6, 8]
+    assert names["mine"].settings["train"]["keep_best"] == "perplexity"
     assert "Student" in values[2]._repr_html_() and values[3]._repr_png_()
     printed = capsys.readouterr().out
     assert printed.count("teacher  ") == printed.count("student  ") == 3  # of each model a line for each sentence

@@ -66,6 +66,7 @@ class RunSettings(TypedDict, total=False):
     report: ReportConfig | Mapping[str, Any]
     seed: int
     resume: str
+    settings: Mapping[str, Any]  # any further ones, also by dotted names and of the group `data`
 
 
 def distill(
@@ -102,7 +103,7 @@ def distill(
             of the data.
         folder: of the run. None: runs/RECIPE.
         settings: further settings, by section (`train={"steps": 100}`, `train=distill.TrainConfig(steps=100)`), by
-            option (`precision="bf16"`), or by their dotted names (`**{"train.steps": 100}`).
+            option (`precision="bf16"`), or by their dotted names (`settings={"train.steps": 100}`).
 
     Raises:
         SettingError, Diverged, RankLost, StorageFailed, Interrupted: as `distill.run`.
@@ -120,7 +121,8 @@ class _Job:
 
     def __init__(self, recipe: str | None, files: Path, settings: RunSettings) -> None:
         self.recipe, self.files, self.tokenizer = recipe, files, settings.get("tokenizer")
-        self.settings: Mapping[str, Any] = {name: value for name, value in settings.items() if name != "tokenizer"}
+        sections = {name: value for name, value in settings.items() if name not in ("tokenizer", "settings")}
+        self.settings: Mapping[str, Any] = {**sections, **settings.get("settings", {})}
         self.overrides = Overrides()
         self.kind: ModelKind | None = None  # of the models, where one is given
         self.defaults = list[str]()  # of Python alone, where no recipe is named
