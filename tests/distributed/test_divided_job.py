@@ -111,3 +111,19 @@ def test_a_damaged_part_is_named_and_the_checkpoint_before_is_taken(shelf: Shelf
     errors = run(shelf, folder, *RANKS)
     assert "step-00000008 is damaged" in errors and "taking step-00000006" in errors
     assert_alike(folder, alone)
+
+
+@pytest.mark.slow
+def test_losses_that_are_scores_are_those_of_one_process(shelf: Shelf, tmp_path: Path) -> None:
+    """Of a run that trains no head: ranks with fewer batches of a set join in the forwards of the sharded teacher."""
+    only = ["objective.soft.weight=0", "objective.mlm.weight=0", "objective.cosine.weight=0"]
+    only += ["objective.pooled.weight=1", "evaluate.batch_size=1", "evaluate.max_sequences=7"]
+    only += ["train.epochs=null", "train.steps=3"]
+    assert shelf.run(tmp_path / "alone", *only) == 0
+    process = command(*shelf.arguments(tmp_path / "ranks", *RANKS, *only))
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    one, two = results(tmp_path / "alone"), results(tmp_path / "ranks")
+    value = one["student"]["pooled_loss"]["heldout"]
+    assert value > 0 and two["student"]["pooled_loss"]["heldout"] == pytest.approx(value, rel=1e-3)
+    assert_alike(tmp_path / "ranks", tmp_path / "alone")

@@ -157,6 +157,12 @@ def test_of_values_they_read_predictions_and_values() -> None:
     assert values["error"] == pytest.approx(float(((outputs[:, 0].numpy() - labels) ** 2).mean()), rel=1e-5)
 
 
+def test_a_value_that_is_no_number_is_logged_with_its_measure_and_set(lines: list[str]) -> None:
+    values, _ = table_scores(np.ones(40), (), measures(mine="own_metrics.OfNone"), 1)
+    assert np.isnan(values["mine"])
+    assert lines == ["evaluate.measures.mine: it gives nan on table, so there is no score of it"]
+
+
 def test_questions_have_no_logits_and_targets_for_them() -> None:
     with pytest.raises(SettingError, match=r"accuracy\._target_=own_metrics\.Hits reads logits and targets, which"):
         refuse_measures(accuracy("own_metrics.Hits"), "questions with answers")

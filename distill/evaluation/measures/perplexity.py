@@ -128,7 +128,7 @@ class TokenPass(Pass):
                 byproducts.sequence_losses.update(losses, part.sequences)
             if byproducts.head_rows is not None:
                 byproducts.head_rows.add(data.name, part.head_rows)
-        return {**compute_metric(self.metric), **self.users.compute()}
+        return {**compute_metric(self.metric), **self.users.compute(data.name)}
 
     def _losses(self, model: LanguageModel, part: Part) -> Tensor:
         """[N] float64"""

@@ -88,7 +88,7 @@ class TablePass(Pass):
             if self.head in batch.labels:
                 sequences, targets = batch.labels[self.head]
                 self.users.update(logits[sequences], targets)
-        return {**compute_metric(metric), **self.users.compute()}
+        return {**compute_metric(metric), **self.users.compute(data.name)}
 
 
 def _user_measures(scoring: Scoring) -> UserMeasures:

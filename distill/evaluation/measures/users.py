@@ -4,6 +4,8 @@ Shapes: N positions of a batch, V vocabulary or C classes.
 """
 
 import inspect
+import logging
+import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,8 @@ CURE = (
     "higher_is_better"
 )
 TRIAL_POSITIONS = 2  # positions that every Metric is tried on
+
+logger = logging.getLogger(__name__)
 
 
 def check_measures(measures: dict[str, Component]) -> None:
@@ -87,9 +91,13 @@ class UserMeasures:
         for bound in self._metrics.values() if len(targets) else ():
             bound.update(logits, targets)
 
-    def compute(self) -> dict[str, float]:
-        """Values by name, over all ranks, which all call this."""
-        return {name: float(compute_metric(bound.metric)) for name, bound in self._metrics.items()}
+    def compute(self, set_name: str) -> dict[str, float]:
+        """Values by name, over all ranks, which all call this; one that is no number is logged with the set's name."""
+        values = {name: float(compute_metric(bound.metric)) for name, bound in self._metrics.items()}
+        for name, value in values.items():
+            if not math.isfinite(value):
+                logger.warning(f"evaluate.measures.{name}: it gives {value} on {set_name}, so there is no score of it")
+        return values
 
 
 class _BoundMetric:
