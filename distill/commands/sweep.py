@@ -40,7 +40,7 @@ def run_sweep(line: "CommandLine", composition: "Composition", train: "Train") -
         raise SettingError(ONE_PROCESS)
     check_sweep(composition)
     sweep = Sweep(
-        Path(composition.hydra.sweep.dir),
+        composition.sweep_folder,
         fixed_overrides(line, composition.hydra),
         composition.settings.get("optimize"),
     )

@@ -34,6 +34,7 @@ class Composition:
     hydra: Any
     overrides: list[str]  # those of the settings
     folder: Path  # of the run
+    sweep_folder: Path  # of a sweep of such runs
 
     @property
     def sweeps(self) -> bool:
@@ -194,10 +195,11 @@ def compose_overrides(primary: str, overrides: list[str]) -> Composition:
     settings = hydra_compose(primary, overrides, return_hydra_config=True)
     refuse_exploding(settings)
     HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
-    folder = Path(str(settings.hydra.run.dir))
+    # Read before Hydra's part is taken out: the folders refer to it.
+    folder, sweep_folder = Path(str(settings.hydra.run.dir)), Path(str(settings.hydra.sweep.dir))
     with open_dict(settings):
         del settings["hydra"]
-    return _composition(settings, HydraConfig.get(), folder)
+    return _composition(settings, HydraConfig.get(), folder, sweep_folder)
 
 
 def files_of(composition: Composition) -> list[Layer]:
@@ -210,10 +212,10 @@ def files_of(composition: Composition) -> list[Layer]:
     return sorted(layers, key=lambda layer: layer.option in named)
 
 
-def _composition(settings: Any, hydra: Any, folder: Path) -> Composition:
+def _composition(settings: Any, hydra: Any, folder: Path, sweep_folder: Path) -> Composition:
     overrides = overrides_of(hydra, "task")
     apply_overrides(settings, overrides, hydra)
-    return Composition(settings, hydra, overrides, folder)
+    return Composition(settings, hydra, overrides, folder, sweep_folder)
 
 
 def run_of(composition: Composition) -> ComposedRun:
@@ -244,7 +246,7 @@ def by_hydra(line: CommandLine, run: Callable[[Composition], float | None]) -> N
 
     def task(settings: Any) -> float | None:
         job = HydraConfig.get()
-        return run(_composition(settings, job, Path(job.runtime.output_dir)))
+        return run(_composition(settings, job, Path(job.runtime.output_dir), Path(job.sweep.dir)))
 
     register()
     name_sweep_folders(line)

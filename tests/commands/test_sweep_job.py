@@ -8,6 +8,9 @@ import pytest
 import yaml
 from job import Shelf, distill, metrics, results
 
+from distill.config.command_line import CommandLine
+from distill.config.composition import compose
+
 SMALL = ["train.steps=2", "train.epochs=null", "corpus.max_sequences=60", "evaluate.pseudo_perplexity.fraction=0"]
 
 
@@ -17,6 +20,10 @@ def sweep(shelf: Shelf, folder: Path, *more: str) -> int:
     given = {each.partition("=")[0] for each in SMALL}
     arguments = [each for each in arguments if each.partition("=")[0] not in given]
     return distill(*arguments, *SMALL, *more, f"hydra.sweep.dir={folder}", "--multirun")
+
+
+def test_the_comparison_lies_beside_the_runs() -> None:
+    assert compose(CommandLine.of(["+recipe=smoke", "seed=0,1"])).sweep_folder == Path("runs/smoke-sweep")
 
 
 def test_a_sweep_ends_with_its_comparison(

@@ -156,3 +156,24 @@ def test_workers_load_neither_torch_nor_transformers() -> None:
     code = f"import sys, distill.data.tokens; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+UNGUARDED = """
+from distill.config.settings import DataConfig
+from distill.data.disk_cache import workers
+
+print("once", flush=True)
+with workers(DataConfig(workers=2)) as pool:
+    print(pool.submit(abs, -3).result(), __file__)
+"""
+
+
+def test_processes_do_not_run_the_program_again(tmp_path: Path) -> None:
+    """A program without `if __name__ == "__main__"` starts them, and is as before afterwards."""
+    (tmp_path / "program.py").write_text(UNGUARDED)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    once, value, file = done.stdout.split()
+    assert (once, value, Path(file).name) == ("once", "3", "program.py")
