@@ -109,6 +109,7 @@ class Tokens:
     duplicates: dict[str, int] | None = None  # of the whole text, as `first_pass` counts them; None: not counted
     sources: dict[str, "Tokens"] = field(default_factory=dict)  # of a mixture, by name
     stored: Stored | None = None  # where they are in files
+    unit: str = "document"  # what `documents` counts
 
 
 def corpus_text(corpus: CorpusConfig, data: DataConfig) -> Text:

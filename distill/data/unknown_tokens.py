@@ -46,10 +46,7 @@ def check_counts(
             f"of this language, student.tokenizer=corpus, or the right encoding (corpus.max_unknown={largest:g})"
         )
     if unknown:
-        positions = predictable / max(num_tokens, 1)
-        logger.info(
-            f"{setting}: {fraction:.2%} of its tokens are unknown, {positions:.1%} of its positions can be predicted"
-        )
+        logger.info(f"{setting}: {fraction:.2%} of its tokens are not in the vocabulary")
     return fraction
 
 

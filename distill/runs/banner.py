@@ -147,7 +147,7 @@ def banner(
             f"  teacher  {teacher_name or 'none'}",
             f"  models   {sizes}",
             f"  data     {counted(len(batches.order), 'sequence')} of {length} tokens from "
-            f"{counted(tokens.documents, 'document')}",
+            f"{counted(tokens.documents, tokens.unit)}",
             f"  steps    {_sequences_of_a_step(batches.step_shape)} = "
             f"{counted(batches.sequences_per_step * length, 'token')} a step; "
             f"{counted(batches.steps_per_epoch, 'step')} an epoch; {end}",

@@ -108,6 +108,7 @@ class TableTask(Task):
             seconds=0.0,
             tokens_per_second=0.0,
             invalid=Invalid(),
+            unit="example",
         )
         sets, left_out = self.evaluation_sets(config, tokenizer)
         return Prepared(
