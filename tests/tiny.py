@@ -377,3 +377,8 @@ def plain_sgd(lr: float = 0.1) -> dict[str, Any]:
         "optimizer_settings": conf.OptimizerConfig(lr=lr, clip=None),
         "schedule": Constant(warmup=0.0),
     }
+
+
+def all_of(sequences: Any) -> np.ndarray:
+    """All sequences of a store, [N, S]."""
+    return sequences[np.arange(len(sequences))]

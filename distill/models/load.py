@@ -119,9 +119,12 @@ def load_pretrained(
             setattr(config, name, value)
         if not (mapped or hub.trust_remote_code):
             require_memory_for_weights(f"{setting}={path}", lambda: kind.auto_class.from_config(config))
+        arguments = hub_arguments(folder, hub)
+        # With PEFT installed, transformers looks for adapters of a name on the Hub although files are to be local.
+        is_cached_alone = arguments.get("local_files_only", False)
         model, report = kind.auto_class.from_pretrained(
-            folder,
-            **hub_arguments(folder, hub),
+            str(_on_disk(folder, hub)) if is_cached_alone else folder,
+            **arguments,
             config=config,
             key_mapping=names or None,
             use_safetensors=True,

@@ -5,7 +5,7 @@ from typing import Any
 
 import own_models
 import pytest
-from job import Shelf, distill, results, save_model
+from job import Shelf, distill, results
 from transformers import AutoModel, AutoTokenizer
 
 from distill.config.component import Component
@@ -84,11 +84,3 @@ def test_an_encoder_without_a_head_teaches_what_reads_none(tmp_path: Path, shelf
     assert content["agreement"] is None and "perplexity" not in content["teacher"]
     assert any("without a head" in note for note in content["notes"])
     assert shelf.run(tmp_path / "run", f"teacher.path={folder}", *student, *pooled) == 0  # the same teacher again
-
-
-def test_the_table_that_predictions_are_not_written_as(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    folder = save_model(tmp_path / "model", "bert", 1)
-    assert distill("predict", f"model={folder}", "text=the [MASK]", f"output={tmp_path / 'pred.csv'}") == 2
-    line = capfd.readouterr().err.strip()
-    assert "predictions are written as JSON lines, not as .csv: give output=FILE.jsonl" in line and "\n" not in line
-    assert not (tmp_path / "pred.csv").exists()

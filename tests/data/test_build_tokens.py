@@ -98,7 +98,7 @@ def test_two_at_once_make_it_once(child: tuple[Config, list[str], dict[str, str]
 
 def test_the_second_process_waits_and_says_so(reviews: Config, tokenizer: PreTrainedTokenizerFast) -> None:
     found = tokens_of(reviews, tokenizer)
-    folder = Path(str(found.sequences.filename)).parent
+    folder = found.sequences.folder
     kept = folder.rename(folder.with_name("kept"))
     said: list[str] = []
     with open(f"{folder}.{socket.gethostname()}.build.lock", "w") as lock:

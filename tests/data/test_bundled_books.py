@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from text import some_text, tokens_of
-from tiny import changed, parts
+from tiny import all_of, changed, parts
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config, DataConfig, EvaluateConfig, SourceConfig
@@ -58,7 +58,7 @@ def test_whole_books_are_held_out(
     of_split = SourceConfig(kind="bundled", split="heldout")
     whole = tokens_of(config.changed(corpus=config.corpus.changed(source=of_split, heldout=0.0)), words)
     assert (heldout.description, heldout.documents) == ("1 bundled book (book2)", 1)
-    assert heldout.sequences.tolist() == whole.sequences[:].tolist()
+    assert all_of(heldout.sequences).tolist() == all_of(whole.sequences).tolist()
     assert tokens_of(config, words).name == "2 bundled books (book0, book1)"
 
 

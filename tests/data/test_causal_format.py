@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_tokens import documents_of
-from tiny import changed, make_tokenizer, parts
+from tiny import all_of, changed, make_tokenizer, parts
 from vocabularies import special_ids, vocabulary_of
 
 from distill.config.settings import Config
@@ -38,7 +38,7 @@ def test_rows_are_those_of_a_naive_packer(reviews: Config, family: str, cross: b
     found = tokens_of(config, tokenizer, "train")
     pad = len(tokenizer)
     rows = naive(documents_of(config), tokenizer, 48, cross, pad)
-    np.testing.assert_array_equal(found.sequences, rows)
+    np.testing.assert_array_equal(all_of(found.sequences), rows)
     assert found.documents == 60 and found.tokens == sum(id_ != pad for row in rows for id_ in row)
     assert len(found.counts) == len(tokenizer) and found.counts.sum() == found.tokens
 
@@ -46,7 +46,7 @@ def test_rows_are_those_of_a_naive_packer(reviews: Config, family: str, cross: b
 def test_padding_that_is_a_token_of_its_own_is_kept(reviews: Config) -> None:
     tokenizer = vocabulary_of("gemma")
     assert causal_format(tokenizer) == SequenceFormat(None, None, 2, 1, None, 0, 1)
-    rows = tokens_of(changed(reviews, heldout=0.0), tokenizer, "train").sequences
+    rows = all_of(tokens_of(changed(reviews, heldout=0.0), tokenizer, "train").sequences)
     assert (rows[:, 0] != 0).all() and (rows == 0).any() and (rows == 2).sum() == (rows == 1).sum() == 60
 
 
@@ -55,7 +55,7 @@ def test_the_name_of_a_special_token_in_a_text_is_text(reviews: Config) -> None:
     (folder / "a.jsonl").write_text('{"text": "one <|endoftext|> two"}')
     (folder / "b.jsonl").unlink()
     tokenizer = vocabulary_of("gpt2")
-    (row,) = tokens_of(changed(reviews, heldout=0.0, sequence_length=48), tokenizer, "train").sequences
+    (row,) = all_of(tokens_of(changed(reviews, heldout=0.0, sequence_length=48), tokenizer, "train").sequences)
     ids = row[row != len(tokenizer)]
     assert (ids == tokenizer.eos_token_id).sum() == 1 and ids[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(ids[:-1]) == "one <|endoftext|> two"

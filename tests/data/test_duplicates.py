@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from shards import assert_same_rows, packing, prepare, write_text
 from text import some_text, tokens_of
-from tiny import changed, parts, text_config
+from tiny import all_of, changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.corpus import Duplicates, NearConfig
@@ -258,7 +258,9 @@ def test_near_copies_leave_the_training_text_and_held_out_ones_stay(
     write(tmp_path / "without", [texts])
     without = changed(given, path=str(tmp_path / "without"), duplicates=Duplicates.keep)
     for part in ("train", "heldout"):
-        kept, wanted = (np.sort(tokens_of(each, tokenizer, part).sequences, axis=0) for each in (given, without))
+        kept, wanted = (
+            np.sort(all_of(tokens_of(each, tokenizer, part).sequences), axis=0) for each in (given, without)
+        )
         assert np.array_equal(kept, wanted)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from job import composed
 from text import some_text
-from tiny import change, make_batches, make_masks, parts, text_config
+from tiny import all_of, change, make_batches, make_masks, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config
@@ -227,7 +227,9 @@ def test_a_mixture_is_its_sources_weighted(config: Config, words: PreTrainedToke
     tokens, rows, order = prepare_mixture(*parts(config), words, masked_format, seed=0)
     texts = corpus_texts(*parts(config))
     alone = {name: prepare(text, words, *parts(config), "train") for name, text in texts.items()}
-    assert np.array_equal(rows[np.arange(len(rows))], np.concatenate([each.sequences for each in alone.values()]))
+    assert np.array_equal(
+        rows[np.arange(len(rows))], np.concatenate([all_of(part.sequences) for part in alone.values()])
+    )
     assert len(order) == len(rows) and order.quotas.tolist() == quotas([1, 3], len(rows)).tolist()
     fed = order.numbers(0, np.arange(len(order)))
     exact = np.bincount(rows[fed].reshape(-1).astype(np.int64), minlength=len(words))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from text import some_text, tokens_of
-from tiny import changed, parts, text_config
+from tiny import all_of, changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config
@@ -49,7 +49,7 @@ def test_a_part_gives_enough_rows_and_holds_out_the_same(
     )
     held = [tokens_of(each, words, "heldout") for each in (config, changed(config, max_sequences=40))]
     assert held[0].digest == held[1].digest and len(held[0].sequences) > 10
-    assert not bodies(some.sequences[:]) & bodies(held[0].sequences[:])
+    assert not bodies(all_of(some.sequences)) & bodies(all_of(held[0].sequences))
 
 
 def test_processes_files_and_the_exact_number_change_nothing(

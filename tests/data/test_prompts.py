@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from chats import FORMAT, TEMPLATE, TOKENIZER, chats, conversations, naive_rows, tokens_of
 from test_sources import write_lines
-from tiny import PAD, SEP, changed, make_batches, parts, text_config
+from tiny import PAD, SEP, all_of, changed, make_batches, parts, text_config
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -33,7 +33,7 @@ def documents_of(settings: SourceConfig | Component) -> list[Document]:
 def test_targets_are_those_of_a_naive_loop(tmp_path: Path, cross: bool) -> None:
     found = tokens_of(chats(tmp_path, cross_documents=cross))
     expected = naive_rows(32, cross)
-    assert found.prompts and found.sequences.dtype == np.uint32 and isinstance(found.sequences, np.memmap)
+    assert found.prompts and found.sequences.dtype == np.uint32
     batch = make_batches(found.sequences, CausalLM(FORMAT, cross), len(expected), 1, 0).batch(
         np.arange(len(expected)), 0
     )
@@ -54,7 +54,7 @@ def test_targets_are_those_of_a_naive_loop(tmp_path: Path, cross: bool) -> None:
     assert batch.num_valid == found.tokens == sum(map(len, expected))
     assert 0 < len(wanted) < 0.7 * found.tokens
     ids = [id_ for row in expected for id_, _, _ in row]
-    padding = found.sequences.size - len(ids)
+    padding = all_of(found.sequences).size - len(ids)
     counts = np.bincount(ids, minlength=len(TOKENIZER))
     counts[PAD] += padding
     np.testing.assert_array_equal(found.counts, counts)
@@ -63,7 +63,7 @@ def test_targets_are_those_of_a_naive_loop(tmp_path: Path, cross: bool) -> None:
 def test_the_end_of_text_inside_a_conversation_and_in_a_content_differ(tmp_path: Path) -> None:
     config = chats(tmp_path, cross_documents=False, sequence_length=128)
     write_lines(tmp_path / "chats.jsonl", [{"messages": [{"role": "assistant", "content": "an [SEP]"}]}])
-    (row,) = np.asarray(tokens_of(config).sequences)
+    (row,) = all_of(tokens_of(config).sequences)
     marked = row[(row & IDS) == SEP]  # of the template, and of the document; that of the content is letters
     assert marked.tolist() == [SEP | INNER, SEP]
     assert row[1] == PAD | INNER | PROMPT
@@ -163,10 +163,8 @@ def test_a_document_with_parts_is_held_out_whole(tmp_path: Path, count: int) -> 
     lengths = set()
     for part in ("train", "heldout"):
         found = tokens_of(config, part)
-        assert (
-            found.documents
-            == ((found.sequences & PROMPT > 0).any(1) & (found.sequences[:, 0] & IDS == FORMAT.document_start)).sum()
-        )
+        rows = all_of(found.sequences)
+        assert found.documents == ((rows & PROMPT > 0).any(1) & (rows[:, 0] & IDS == FORMAT.document_start)).sum()
         lengths.add(found.documents)
     assert sum(lengths) == count and 0 < min(lengths) < 0.35 * count
 
@@ -227,7 +225,7 @@ def own(name: str, folder: Path) -> Config:
 
 
 def test_a_source_of_ones_own_with_prompts(tmp_path: Path) -> None:
-    row, _ = np.asarray(tokens_of(own("Riddles", tmp_path)).sequences)
+    row, _ = all_of(tokens_of(own("Riddles", tmp_path)).sequences)
     text = row[(row & IDS) != PAD]
     assert TOKENIZER.decode(text[text & PROMPT > 0] & IDS) == "the cat"
     assert TOKENIZER.decode(text[text & PROMPT == 0] & IDS) == "[CLS]an hat[SEP]"

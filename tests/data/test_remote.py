@@ -244,7 +244,8 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         file_system("gs://a/b", "data.tokens")
 
 
-def test_names_of_the_hub_go_to_its_own_library() -> None:
+def test_names_of_the_hub_go_to_its_own_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distill.data.remote.is_hub_reached", lambda: True)
     assert type(file_system("hf://datasets/a/b", "corpus.path")[0]).__name__ == "HfFileSystem"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chat_templates import CHATML, FAMILIES, MARKED, SHORT, SYSTEM, TALK, smollm2
-from tiny import changed, parts, text_config
+from tiny import all_of, changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config, SourceConfig
@@ -34,7 +34,7 @@ def tokens_of(config: Config, tokenizer: PreTrainedTokenizerFast) -> Tokens:
 def sequences_of(tokens: Tokens, tokenizer: PreTrainedTokenizerFast) -> list[tuple[list[int], list[bool]]]:
     """Ids of each conversation, and whether each counts."""
     pad = causal_format(tokenizer).pad
-    rows = [row[: np.flatnonzero(row != pad)[-1] + 1] for row in np.asarray(tokens.sequences)]
+    rows = [row[: np.flatnonzero(row != pad)[-1] + 1] for row in all_of(tokens.sequences)]
     return [((row & IDS).tolist(), (row & PROMPT == 0).tolist()) for row in rows]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from text import WORDS, some_text, tokens_of
-from tiny import changed, parts, text_config
+from tiny import all_of, changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config, Missing, SourceConfig
@@ -70,8 +70,8 @@ def test_rows_are_those_of_a_naive_packer(reviews: Config, tokenizer: PreTrained
         texts = [text for text, is_held in zip(documents_of(config), held, strict=True) if is_held is wanted]
         found = tokens_of(config, tokenizer, part)
         rows = np.array(naive(texts, tokenizer, length))
-        assert found.sequences.dtype == np.uint16 and isinstance(found.sequences, np.memmap)
-        np.testing.assert_array_equal(found.sequences, rows)
+        assert found.sequences.dtype == np.uint16
+        np.testing.assert_array_equal(all_of(found.sequences), rows)
         np.testing.assert_array_equal(found.counts, np.bincount(rows.ravel(), minlength=len(tokenizer)))
         assert found.tokens == (rows != tokenizer.pad_token_id).sum()
         assert found.documents == len(texts) and found.invalid.lines() == [] and found.tokens_per_second > 0
@@ -81,21 +81,21 @@ def test_all_takes_a_source_with_the_settings_of_the_corpus(
     reviews: Config, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     found = tokens_of_set(reviews, tokenizer, SourceConfig(kind="jsonl", path=reviews.corpus.source.path))
-    np.testing.assert_array_equal(found.sequences, naive(documents_of(reviews), tokenizer, 32))
+    np.testing.assert_array_equal(all_of(found.sequences), naive(documents_of(reviews), tokenizer, 32))
     assert found.name == f"2 JSONL files in {reviews.corpus.source.path}" and found.documents == 60
 
 
 def test_rows_cross_documents_only_when_asked(reviews: Config, tokenizer: PreTrainedTokenizerFast) -> None:
     config = changed(reviews, cross_documents=True, heldout=0.0)
     rows = naive(documents_of(config), tokenizer, 32, cross=True)
-    np.testing.assert_array_equal(tokens_of(config, tokenizer).sequences, rows)
+    np.testing.assert_array_equal(all_of(tokens_of(config, tokenizer).sequences), rows)
 
 
 def test_long_documents_lose_nothing_between_blocks(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     text = some_text(1, 20_000)
     (tmp_path / "long.txt").write_text(text)
     config = text_config(kind="text", path=str(tmp_path / "long.txt"), cache=str(tmp_path), heldout=0.0, workers=1)
-    np.testing.assert_array_equal(tokens_of(config, tokenizer).sequences, naive([text], tokenizer, 128))
+    np.testing.assert_array_equal(all_of(tokens_of(config, tokenizer).sequences), naive([text], tokenizer, 128))
 
 
 def test_the_name_of_a_special_token_is_text(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -103,7 +103,7 @@ def test_the_name_of_a_special_token_is_text(tmp_path: Path, tokenizer: PreTrain
     config = text_config(
         kind="text", path=f"{tmp_path}/a.txt", cache=str(tmp_path), heldout=0.0, sequence_length=16, workers=1
     )
-    body = tokens_of(config, tokenizer).sequences[:-1, 1:-1]
+    body = all_of(tokens_of(config, tokenizer).sequences)[:-1, 1:-1]
     assert not np.isin(body, [0, 2, 3, 4]).any()
 
 
@@ -128,8 +128,8 @@ def test_the_digest_follows_content_alone(
     monkeypatch.setattr(_files, "RANGE_BYTES", 5000)
     monkeypatch.setattr(host, "FEW_BYTES", 0)
     again = tokens_of(changed(reviews, path=str(elsewhere), workers=2), tokenizer)
-    assert again.digest == before.digest and again.sequences.filename != before.sequences.filename
-    assert again.digest == hashlib.sha256(b"uint16 32\n" + np.asarray(again.sequences).tobytes()).hexdigest()
+    assert again.digest == before.digest and again.sequences.folder != before.sequences.folder
+    assert again.digest == hashlib.sha256(b"uint16 32\n" + all_of(again.sequences).tobytes()).hexdigest()
     assert tokens_of(reviews, tokenizer, "heldout").digest != before.digest
     with (elsewhere / "b.jsonl").open("a") as file_:
         file_.write("\n" + json.dumps({"text": some_text(99, 200)}))
@@ -212,7 +212,7 @@ def test_a_single_book_still_has_something_held_out(tmp_path: Path, tokenizer: P
     config = text_config(kind="text", path=f"{tmp_path}/a.txt", cache=str(tmp_path), workers=1)
     train, held = tokens_of(config, tokenizer), tokens_of(config, tokenizer, "heldout")
     assert 0 < held.tokens < 0.1 * train.tokens
-    assert not set(map(bytes, np.asarray(train.sequences))) & set(map(bytes, np.asarray(held.sequences)))
+    assert not set(map(bytes, all_of(train.sequences))) & set(map(bytes, all_of(held.sequences)))
 
 
 def test_settings_that_cannot_work_are_refused(
@@ -248,8 +248,9 @@ def test_prose_stands_alone_or_joins_and_is_named(reviews: Config, tokenizer: Pr
     assert alone.name.startswith("bundled prose") and alone.documents == 1
     both = tokens_of(changed(reviews, add_prose=True, heldout=0.0), tokenizer)
     assert both.name.startswith("2 JSONL files in ") and " + bundled prose" in both.name
-    np.testing.assert_array_equal(both.sequences[-len(alone.sequences) :], alone.sequences)
-    np.testing.assert_array_equal(both.sequences[: -len(alone.sequences)], naive(documents_of(reviews), tokenizer, 32))
+    rows = all_of(both.sequences)
+    np.testing.assert_array_equal(rows[-len(alone.sequences) :], all_of(alone.sequences))
+    np.testing.assert_array_equal(rows[: -len(alone.sequences)], naive(documents_of(reviews), tokenizer, 32))
 
 
 def test_a_folder_of_a_larger_tokenizer_is_refused(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from chats import FORMAT, TEMPLATE, TOKENIZER, chats, naive_rows, tokens_of
 from families import make_family
+from tiny import all_of
 from torch.nn.functional import cross_entropy
 
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig
@@ -32,7 +33,7 @@ def evaluator(prompts: bool = True, packed: bool = True) -> Evaluator:
 def test_scores_are_those_of_a_naive_loop(tmp_path: Path, packed: bool) -> None:
     assert "[SEP]" in TEMPLATE  # inside a conversation, over whose sequences a window runs all the same
     found = tokens_of(chats(tmp_path, sequence_length=WIDTH, cross_documents=packed))
-    data = EvaluationSet("chats", "", found.sequences, found.documents, found.sequences, prompts=found.prompts)
+    data = EvaluationSet("chats", "", all_of(found.sequences), found.documents, found.sequences, prompts=found.prompts)
     model = make_family("gpt2")
     scores = evaluator(packed=packed).score(model, "model", [data])
     stream = [token for row in naive_rows(WIDTH, packed) for token in row]
@@ -56,7 +57,7 @@ def test_scores_are_those_of_a_naive_loop(tmp_path: Path, packed: bool) -> None:
 
 def test_rows_without_a_target_change_nothing(tmp_path: Path) -> None:
     found = tokens_of(chats(tmp_path, sequence_length=WIDTH))
-    rows = np.asarray(found.sequences)
+    rows = all_of(found.sequences)
     silent = EvaluationSet("chats", "", np.concatenate([rows, rows | np.uint32(1 << 31)]), 1)
     data = EvaluationSet("chats", "", rows, 1)
     one, other = make_family("gpt2"), make_family("gpt2", n_head=2)
