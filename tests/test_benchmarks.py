@@ -61,6 +61,7 @@ def test_the_weight_of_an_installation() -> None:
     assert numbers[0] > numbers[1] > 10 > numbers[2] and abs(sum(numbers[:3]) - numbers[3]) <= 2
 
 
+@pytest.mark.slow
 def test_storage_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("moto")
     pytest.importorskip("s3fs")

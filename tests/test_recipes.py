@@ -132,6 +132,7 @@ def test_published_trainings_of_albert(name: str, tmp_path: Path) -> None:
     assert rates == pytest.approx([rise / 2, 3124.5 * rise, optimizer.lr - slope / 2, end + slope / 2])
 
 
+@pytest.mark.slow
 def test_every_option_of_every_group_composes() -> None:
     """Those of groups that do not depend on each other are composed together."""
     options = {path: sorted(path.glob("*.yaml")) for path in CONF.iterdir() if path.is_dir()}

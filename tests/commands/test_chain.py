@@ -106,7 +106,6 @@ def finished(configs: Path, shelf: Shelf) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_a_chain_from_text_to_table(finished: Path) -> None:
     assert all(results(finished / name)["finished"] for name in JOBS)
     assert results(finished / "teacher")["training"]["steps"] == 4

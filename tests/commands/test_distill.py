@@ -122,6 +122,7 @@ def test_a_run_is_resumed_by_the_same_objects_alone(job: dict[str, Any]) -> None
         distill.distill(**job | {"objective": {"soft": 2.0, "mlm": 1.0, "my_loss": total_variation}})
 
 
+@pytest.mark.slow
 def test_a_student_in_memory_is_trained_as_a_copy(job: dict[str, Any], folder: Path) -> None:
     """As its folder is; its tokenizer is the teacher's where it brings none."""
     student = distill.load_model(folder, "cpu").model.requires_grad_(True)
@@ -167,6 +168,7 @@ def test_functions_and_classes_are_losses_metrics_and_schedules(job: dict[str, A
         distill.distill(**job | {"objective": lambda student, teacher: student})
 
 
+@pytest.mark.slow
 def test_token_ids_are_the_documents_that_they_come_from(job: dict[str, Any]) -> None:
     tokenizer = job["teacher"][1]
     more = {"corpus.heldout": 0.0, "evaluation": {"mine": TEXTS[:8]}}

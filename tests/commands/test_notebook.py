@@ -32,6 +32,7 @@ def run_cell(text: str, names: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(last.value), "cell", "eval"), names) if isinstance(last, ast.Expr) else None
 
 
+@pytest.mark.slow
 def test_the_cells_run_in_order(
     shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,7 +34,8 @@ def largest_file(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-@pytest.mark.parametrize("num_bytes", [pytest.param(20_000, marks=pytest.mark.slow), 200_000])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_bytes", [20_000, 200_000])
 def test_an_export_onto_a_full_disk_is_a_failure_of_storage(
     num_bytes: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

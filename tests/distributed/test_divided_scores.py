@@ -216,6 +216,7 @@ def assert_same_scores(ranks: list[dict[str, Any]], alone: dict[str, Any]) -> No
         assert rank["cache"] == alone["cache"]
 
 
+@pytest.mark.slow
 def test_scores_and_caches_of_two_ranks(two_ranks: list[Any], alone: dict[str, Any]) -> None:
     assert len(alone["causal"]) == 4 and 0 < alone["masked"]["agreement teacher top1 16 rows"] < 1
     assert sum("pseudo" in name for name in alone["masked"]) == 3 * len(NUM_ROWS)
@@ -227,6 +228,7 @@ def test_scores_and_caches_of_three_ranks_with_uneven_shares(alone: dict[str, An
     assert_same_scores(run_ranks(3, tmp_path / "out", on_a_rank, "fsdp", tmp_path), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_training_goes_on_unharmed_by_scores_in_another_format(
     precision: str, two_ranks: list[Any], alone: dict[str, Any]

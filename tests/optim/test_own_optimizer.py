@@ -17,6 +17,7 @@ def trained(shelf: Shelf) -> Path:
     return shelf.root / "own-optimizer"
 
 
+@pytest.mark.slow
 def test_the_schedule_is_in_force(trained: Path) -> None:
     lines = metrics(trained)
     assert [line["lr"] for line in lines] == [1e-3 * Triangle(0.25)((step + 0.5) / 8) for step in range(8)]

@@ -91,6 +91,7 @@ def test_long_runs_make_no_heavier_page(tmp_path: Path, results: dict, metrics: 
     assert (tmp_path / "report.html").stat().st_size < 600_000
 
 
+@pytest.mark.slow
 def test_a_history_by_steps(tmp_path: Path, results: dict, metrics: list) -> None:
     """Tables and figures go by steps; of a long history the tables list some points, the last always."""
     results["history_by"] = "step"

@@ -112,6 +112,7 @@ def test_the_best_is_published_and_described(kept: Path, short: Path) -> None:
     assert "4, kept" in report and "6, kept" not in report and "Dotted line: the student that was kept." in report
 
 
+@pytest.mark.slow
 def test_patience_ends_a_run_and_more_of_it_continues(shelf: Shelf, kept: Path, center: float) -> None:
     """The best but one is the sixth step's, whose checkpoint a later loss has shown to be good."""
     folder, settings = shelf.root / "patient", [*BY_STEPS, "train.steps=8", *near(center)]

@@ -24,6 +24,7 @@ def profiled(shelf: Shelf) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_student_is_the_same_bitwise(done: Path, profiled: Path) -> None:
     assert_same(done, profiled)
     assert [line["loss/total"] for line in metrics(done)] == [line["loss/total"] for line in metrics(profiled)]

@@ -53,6 +53,7 @@ def trained(shelf: Shelf, second: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_they_are_scored_together_and_each_by_its_name(trained: Path, shelf: Shelf, second: Path, done: Path) -> None:
     content = results(trained)
     teacher = content["teacher"]
