@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 README, HOW_TO = ROOT / "README.md", ROOT / "docs" / "how-to"
 EXTEND = HOW_TO / "extend.md"
-BOTH = pytest.mark.parametrize("page", [README, EXTEND], ids=["readme", "manual"])
+BOTH = pytest.mark.parametrize("page", [README, pytest.param(EXTEND, marks=pytest.mark.slow)], ids=["readme", "manual"])
 SMALL = ["data.cache=cache", "data.workers=1", "evaluate.max_sequences=8", "train.steps=2"]
 
 

@@ -46,7 +46,7 @@ def check_counts(
             f"of this language, student.tokenizer=corpus, or the right encoding (corpus.max_unknown={largest:g})"
         )
     if unknown:
-        logger.info(f"{setting}: {fraction:.2%} of its tokens are not in the vocabulary")
+        logger.info(f"{setting}: {fraction:.2%} of its tokens are unknown")
     return fraction
 
 

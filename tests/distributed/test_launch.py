@@ -95,6 +95,7 @@ def run(tmp_path: Path, name: str, what: str, *hosts: str) -> tuple[int, str, st
     return job.returncode, output, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK_WITH_HOROVOD)
 def test_ranks_meet_and_each_keeps_its_log(name: str, tmp_path: Path) -> None:
     status, output, errors = run(tmp_path, name, "run")

@@ -210,6 +210,7 @@ def test_two_ranks_give_the_values_of_one(name: str, tmp_path: Any) -> None:
         assert exchanges == len(NUM_ROWS), "perplexity takes one for each set"
 
 
+@pytest.mark.slow
 def test_torchmetrics_is_imported_where_models_are_scored_and_not_before() -> None:
     modules = "distill.job, distill.commands.scoring.score, distill.runs.check"
     program = f"import sys, {modules}; print('torchmetrics' in sys.modules)"

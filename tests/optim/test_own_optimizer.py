@@ -23,6 +23,7 @@ def test_the_schedule_is_in_force(trained: Path) -> None:
     assert [line["lr"] for line in lines] == [1e-3 * Triangle(0.25)((step + 0.5) / 8) for step in range(8)]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_bitwise(trained: Path, shelf: Shelf, capfd: pytest.CaptureFixture) -> None:
     folder = shelf.root / "own-optimizer-resumed"
     shutil.copytree(trained, folder)

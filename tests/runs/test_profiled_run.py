@@ -37,6 +37,7 @@ def test_a_profile_is_no_other_run(done: Path, shelf: Shelf, capfd: pytest.Captu
     assert "finished and nothing was changed" in capfd.readouterr().err and not (done / "profile").exists()
 
 
+@pytest.mark.slow
 def test_every_phase_is_timed(profiled: Path) -> None:
     profile, content = read(profiled)
     steps = results(profiled)["training"]["steps"]

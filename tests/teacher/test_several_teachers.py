@@ -73,6 +73,7 @@ def test_they_are_scored_together_and_each_by_its_name(trained: Path, shelf: She
     assert "the mean of a" in (trained / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_bitwise(trained: Path, shelf: Shelf, second: Path) -> None:
     folder = shelf.root / "several-resumed"
     shutil.copytree(trained, folder)
@@ -98,6 +99,7 @@ def test_the_run_is_known_by_all_teachers_and_their_shares(
         assert words in capfd.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_single_member_is_an_only_teacher_to_the_bit(shelf: Shelf, tmp_path: Path, done: Path) -> None:
     assert distill(*arguments(shelf, tmp_path, f"+teacher.members.one.path={shelf.teacher}")) == 0
     assert_same(tmp_path, done)
