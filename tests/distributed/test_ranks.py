@@ -41,7 +41,7 @@ def alone(shelf: Shelf) -> Path:
 
 
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [pytest.param("ddp", marks=pytest.mark.slow), BACKENDS[1]])
 def test_two_ranks_end_as_one_process_does(
     backend: str, start: Callable[..., Any], shelf: Shelf, alone: Path, tmp_path: Path
 ) -> None:
