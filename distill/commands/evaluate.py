@@ -11,7 +11,7 @@ usage: distill evaluate model=MODEL [model=MODEL ...] [output=FOLDER] [+recipe=N
 Score models on evaluation sets without training, and compare them in a table.
 
   model=MODEL      a run folder, its student/, a snapshot, any folder of transformers, a name on the Hub,
-                   bundled_small or bundled_deep; given again for each further one, or as model=[A,B]
+                   a GGUF file, bundled_small or bundled_deep; given again for each further one, or as model=[A,B]
   output=FOLDER    gets scores.json and scores.md (default: runs/evaluate)
   SETTING=VALUE    a setting of a run, of corpus, data, evaluate, precision, teacher and backend; what is not given
                    is as in the run that made the first model

@@ -12,9 +12,8 @@ import logging
 import shutil
 import zipfile
 from collections import Counter
-from collections.abc import Callable
 from contextlib import redirect_stderr
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -141,32 +140,41 @@ def _folder_of(file: str, num_bytes: int, modified: int, path: str, setting: str
         if missing:
             is_gguf = Path(file).suffix.lower() == GGUF
             require_room(root, (7 if is_gguf else 1) * num_bytes, f"the model of {setting}={path}")
-            logger.info(f"{setting}={path}: writing {size(num_bytes)} as a folder to {folder}, once, in about a minute")
-            make: Callable[[Path, Path], Origin] = _from_gguf if is_gguf else _from_archive
+            logger.info(f"{setting}={path}: writing {size(num_bytes)} as a folder to {folder}, once")
             with atomic(folder) as new:
                 new.mkdir()
                 try:
-                    _check_digest(Path(file), new, packaged, make)
+                    _write(Path(file), new, packaged)
                 except SettingError as error:
                     raise SettingError(f"{setting}={path}: {error}") from error
     return folder
 
 
-def _check_digest(file: Path, new: Path, packaged: Packaged | None, make: Callable[[Path, Path], Origin]) -> None:
-    """Make the folder `new`, and refuse weights of a package that are not those that are expected."""
-    origin = make(file, new)
+def _write(file: Path, new: Path, packaged: Packaged | None) -> None:
+    """Write the model of a file into the folder `new`."""
+    if file.suffix.lower() == GGUF:
+        if packaged is not None:
+            _check_digest(file, packaged)
+        origin = _from_gguf(file, new)
+    else:
+        origin = _from_archive(file, new)
+        if packaged is not None:
+            _check_digest(new / "model.safetensors", packaged)
     if packaged is not None:
-        weights = file if file.suffix == GGUF else new / "model.safetensors"
-        with weights.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-        if digest != packaged.sha256:
-            raise SettingError(
-                f"the weights in {file} have the SHA-256 {digest[:12]}..., and {packaged.sha256[:12]}... is expected: "
-                f"install {packaged.package} again"
-            )
-        origin = Origin(origin.file, origin.rounding, packaged.published)
+        origin = replace(origin, published=packaged.published)
         (new / "README.md").write_text(f"---\nlicense: {packaged.license}\n---\n", encoding="utf-8")
     (new / ORIGIN).write_text(json.dumps(asdict(origin), indent=1) + "\n", encoding="utf-8")
+
+
+def _check_digest(weights: Path, packaged: Packaged) -> None:
+    """Raises SettingError for weights of a package that are not those that are expected."""
+    with weights.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    if digest != packaged.sha256:
+        raise SettingError(
+            f"{weights.name} of {packaged.package} has the SHA-256 {digest[:12]}..., and {packaged.sha256[:12]}... is "
+            f"expected: install {packaged.package} again"
+        )
 
 
 def _from_archive(file: Path, new: Path) -> Origin:
@@ -208,7 +216,8 @@ def _from_gguf(file: Path, new: Path) -> Origin:
     decoded = str(tokenizer.decode(tokenizer(SENTENCE)["input_ids"], skip_special_tokens=True))
     if decoded.split() != SENTENCE.split():
         raise SettingError("its tokenizer does not give back a text that it has encoded: give the model as a folder")
-    _plain(model).save_pretrained(new)
+    with redirect_stderr(io.StringIO()):  # another bar
+        _plain(model).save_pretrained(new)
     model.generation_config.save_pretrained(new)
     tokenizer.save_pretrained(new)
     return Origin(file.name, rounding)
