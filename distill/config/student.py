@@ -46,6 +46,10 @@ class LayersStudentConfig(BuiltInStudentConfig):
     num_layers: int | None = setting(
         None, "Layers that a rule takes; null is half, or with auto those known of a bundled teacher.", ge=1, le=10_000
     )
+    # With it the layers depend on how fast the machine is; the same settings find the same ones without.
+    search_seconds: float | None = setting(
+        None, "The longest search of layers=auto; null: as long as it finds better ones.", unit="seconds", ge=1, le=1e6
+    )
 
 
 class NewStudentConfig(BuiltInStudentConfig):

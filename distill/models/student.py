@@ -232,8 +232,10 @@ def _in_memory(build: Callable[[], Any]) -> Any:
     Raises:
         SettingError: it has not.
     """
+    if not new_parameters_take_memory():
+        return build()
     least = 2 * weights_bytes(build)
-    if (free := free_memory()) is not None and least > free and new_parameters_take_memory():
+    if (free := free_memory()) is not None and least > free:
         raise SettingError(
             f"student.config makes a student whose weights and gradients take {least / 1e9:.3g} GB, and "
             f"{free / 1e9:.3g} GB are free: make it smaller"

@@ -104,7 +104,8 @@ def _layers(record: Record) -> list[Block]:
         rules = ["chosen"] * (choice.layers == search.layers) + [rule.replace("_", " ") for rule in choice.rules]
         layers = ["+".join(map(str, layer)) if isinstance(layer, list) else str(layer) for layer in choice.layers]
         rows.append([", ".join(layers), ", ".join(rules), shown(choice.loss)])
-    how = "All subsets were scored." if search.all_subsets else "One layer after another was taken away."
+    how = "All subsets were scored." if search.all_subsets else "Layers were taken away one after another."
+    how += " student.search_seconds ended the search." * search.stopped
     note = (
         f"Scores of the untrained student on {number(search.sequences)} training sequences; {number(search.tried)} "
         f"choices. {how} A plus sign joins layers whose weights are averaged."

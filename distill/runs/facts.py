@@ -133,6 +133,7 @@ class LayerSearch:
     sequences: int | None = field(default=None, metadata=stored(earlier="rows"))
     perplexity: bool = False
     seconds: float | None = None
+    stopped: bool = False
 
 
 @dataclass(frozen=True)

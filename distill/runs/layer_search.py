@@ -1,51 +1,38 @@
 """student.layers=auto: the layers of the teacher from which an untrained student has the lowest loss in training.
 
-Only forward passes are needed. Where there are few subsets all of them are scored; else one layer after another is
-taken away, always the one whose loss costs least, which is greedy backward elimination. What the rules of
-`distill.models.layer_choice` would have chosen is scored beside them. The best of all that was scored is taken;
-averages of layers are only compared. Where there is much to score, few sequences sort out what is then scored on all.
+Only forward passes are needed. Where there are few choices all of them are scored; few sequences sort out what is then
+scored on more. Of a deep teacher layers are taken away one after another (`distill.runs.layer_removal`). What the rules
+of `distill.models.layer_choice` would have chosen is scored beside them. The best of all that was scored is taken;
+averages of layers are only compared.
 """
 
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from distill.config.settings import LayersStudentConfig
-from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.models.from_layers import block_prefix
-from distill.models.kind import ModelKind
-from distill.models.language_model import NO_OUTPUTS, LanguageModel
 from distill.models.layer_choice import AUTO, RULES, Layer, choose_layers, number_of_layers
-from distill.models.student import from_layers
-from distill.objective.objective import Objective
-from distill.objective.terms import Term
-from distill.objective.terms.classes import Classes
-from distill.objective.terms.clm import Clm
-from distill.objective.terms.mlm import Mlm
-from distill.objective.terms.span import Span
-from distill.objective.trainable import Trainable
+from distill.runs.layer_losses import Losses, Prediction, first_batches
+from distill.runs.layer_removal import Removal
 from distill.runtime.errors import SettingError
-from distill.runtime.progress import counted
-from distill.teacher.output import TeacherOutput
+from distill.runtime.progress import Progress, counted
 
-TOKENS = 32_768  # that the losses are taken over, padding and context included ...
-CAUSAL_TOKENS = 8_192  # ... where each of them is predicted, not a fraction of them
-LEAST_SEQUENCES = 64  # ... or so many sequences, where these are long
 MOST_SUBSETS = 70  # up to so many are all scored: those of four layers of eight
 ROUGH = 4  # one of so many sequences, for the first of two rounds
 SHORTLIST = 8  # choices that come into the second round, besides those of the rules
-WORDS: tuple[type[Term], ...] = (Mlm, Clm)  # whose loss is the logarithm of a perplexity
-TERMS: tuple[type[Term], ...] = (*WORDS, Classes, Span)
+# One of so many sequences scores the layers of a deep teacher: of SmolLM2 1,024 tokens chose what 2,048 chose.
+DEEP = 8
 
 logger = logging.getLogger(__name__)
 
@@ -57,15 +44,6 @@ class Scored:
     layers: list[Layer]
     loss: float
     rules: tuple[str, ...] = ()
-
-
-class Prediction(NamedTuple):
-    """What a student predicts, and how."""
-
-    kind: ModelKind
-    label: str  # by its name in `Batch.labels`
-    vocabulary: int  # its entries; an embedding may have more
-    precision: str  # of the student's forward
 
 
 @dataclass(frozen=True)
@@ -81,6 +59,7 @@ class LayerSearch:
         all_subsets: whether these were all there are.
         sequences: of the corpus, on which.
         perplexity: whether the losses are logarithms of perplexities.
+        stopped: whether `student.search_seconds` ended the search.
     """
 
     layers: list[Layer]
@@ -92,10 +71,12 @@ class LayerSearch:
     sequences: int
     perplexity: bool
     seconds: float
+    stopped: bool = False
 
     def lines(self) -> list[str]:
         """A table, the best choices first."""
-        how = f"all {self.tried}" if self.all_subsets else f"{self.tried}, one layer after another taken away"
+        how = f"all {self.tried}" if self.all_subsets else f"{self.tried}, layers taken away one after another"
+        how += ", ended by student.search_seconds" if self.stopped else ""
         what = "perplexity" if self.perplexity else "loss"
         lines = [
             f"student.layers=auto: {what} of the untrained student on {counted(self.sequences, 'training sequence')}, "
@@ -135,9 +116,14 @@ def find_layers(
     if ranks.rank == 0:
         try:
             whole_teacher = on_device(teacher, ranks)
-            scored = first_batches(batches, prediction, ranks.device)
+            few_choices = math.comb(available, count) <= MOST_SUBSETS
+            scored = first_batches(batches, prediction, ranks.device, 1 if few_choices else DEEP)
             score = Losses(settings, whole_teacher, prediction, scored, ranks.device)
-            searched = search(available, count, score, score.of_fewer_sequences())
+            seconds = settings.search_seconds
+            if few_choices:
+                searched = score_all(available, count, score, score.of_fewer_sequences(ROUGH), seconds)
+            else:
+                searched = remove_layers(available, count, score, seconds)
             result = asdict(searched)
             for line in searched.lines():
                 logger.info(line)
@@ -172,113 +158,91 @@ def on_device(teacher: Any, ranks: Ranks) -> Any:
         ) from None
 
 
-def search(available: int, count: int, score: "Losses", rough: "Losses | None" = None) -> LayerSearch:
-    """The best choice of `count` of `available` layers, and what it was compared with.
+def score_all(
+    available: int, count: int, score: Losses, rough: Losses | None = None, seconds: float | None = None
+) -> LayerSearch:
+    """The best choice of `count` of `available` layers, each of which is scored, and what it was compared with.
 
     Args:
         rough: the same loss on few of the sequences, for what is only to be sorted out; None: `score` does that, too.
+        seconds: after which no further choice is scored, besides those of the rules.
+
+    Raises:
+        SettingError: there is none that goes into the student.
+    """
+    began, losses, first = time.monotonic(), dict[tuple[int, ...], float](), dict[tuple[int, ...], float]()
+    subsets = list(combinations(range(available), count))
+    if rough is None or len(subsets) <= SHORTLIST:
+        rough, first = score, losses
+    for subset in subsets:
+        if first and time.monotonic() - began > (seconds or math.inf):
+            break
+        first[subset] = rough(subset)
+    for subset in sorted(first, key=first.__getitem__)[:SHORTLIST]:
+        if subset not in losses:
+            losses[subset] = score(subset)
+    by_rule = _score_rules(available, count, score, losses)
+    stopped = len(first) < len(subsets)
+    searched = _outcome(losses, by_rule, score, score(range(available)), time.monotonic() - began)
+    return replace(searched, tried=len({**first, **losses}), all_subsets=not stopped, stopped=stopped)
+
+
+def remove_layers(available: int, count: int, score: Losses, seconds: float | None = None) -> LayerSearch:
+    """A good choice of `count` of the many choices of `available` layers, and what it was compared with.
+
+    Args:
+        seconds: after which the search ends with the best that it has; None: it ends where no exchange helps.
 
     Raises:
         SettingError: there is none that goes into the student.
     """
     began = time.monotonic()
-    losses, first = dict[tuple[int, ...], float](), dict[tuple[int, ...], float]()
+    removal = Removal(available, count, score, began + (seconds or math.inf))
+    whole = removal.begin()
+    estimate = removal.passes() * (time.monotonic() - began)
+    limit = "" if seconds is None else f", at most {seconds:g} s (student.search_seconds)"
+    logger.info(
+        f"student.layers=auto: choosing {count} of {counted(available, 'layer')} by forward passes over "
+        f"{counted(score.num_sequences, 'training sequence')}, about {estimate:.0f} s{limit}"
+    )
+    with Progress("layers", available - count, "layers") as progress:
+        removal.run(progress)
+    by_rule = _score_rules(available, count, score, removal.losses)
+    searched = _outcome(removal.losses, by_rule, score, whole, time.monotonic() - began)
+    return replace(searched, stopped=removal.is_over)
 
-    def loss(chosen: tuple[int, ...]) -> float:
-        if chosen not in losses:
-            losses[chosen] = score(chosen)
-        return losses[chosen]
 
-    def sorted_out(chosen: tuple[int, ...]) -> float:
-        if chosen not in first:
-            first[chosen] = (rough or score)(chosen)
-        return first[chosen]
-
-    everything = math.comb(available, count) <= MOST_SUBSETS
-    if rough is None or math.comb(available, count) <= SHORTLIST:
-        rough, first = None, losses
-    for subset in combinations(range(available), count) if everything else ():
-        sorted_out(subset)
-    if not everything:
-        _remove_greedily(available, count, sorted_out)
-    of_full_length = sorted((chosen for chosen in first if len(chosen) == count), key=first.__getitem__)
-    for subset in of_full_length[:SHORTLIST]:
-        loss(subset)
+def _score_rules(available: int, count: int, score: Losses, losses: dict[tuple[int, ...], float]) -> list[Scored]:
+    """The choices of the rules, as far as they go into the student; `losses` gets those that average nothing."""
     by_choice: dict[str, Scored] = {}
     for name, rule in RULES.items():
         layers = rule(available, count)
         numbers = tuple(layer for layer in layers if isinstance(layer, int))
-        mean = loss(numbers) if len(numbers) == count else score(layers)
-        if math.isfinite(mean):  # else they do not go into the student
+        if len(numbers) < count:
+            mean = score(layers)
+        else:
+            mean = losses[numbers] = losses[numbers] if numbers in losses else score(numbers)
+        if math.isfinite(mean):
             scored = by_choice.get(str(layers), Scored(layers, mean))
             by_choice[str(layers)] = replace(scored, rules=(*scored.rules, name))
-    fitting = (chosen for chosen in losses if len(chosen) == count and math.isfinite(losses[chosen]))
-    ranked = sorted(fitting, key=losses.__getitem__)
+    return list(by_choice.values())
+
+
+def _outcome(
+    losses: Mapping[tuple[int, ...], float], by_rule: list[Scored], score: Losses, teacher: float, seconds: float
+) -> LayerSearch:
+    """The best of the choices with the student's number of layers.
+
+    Raises:
+        SettingError: none of them has a finite loss.
+    """
+    count = min(map(len, losses))  # others are on the way to these
+    ranked = sorted(
+        (chosen for chosen in losses if len(chosen) == count and math.isfinite(losses[chosen])), key=losses.__getitem__
+    )
     if not ranked:
         raise SettingError(f"student.layers=auto: {score.refusal or 'no choice of layers has a finite loss'}")
+    best = [Scored(list(chosen), losses[chosen]) for chosen in ranked[:3]]
     return LayerSearch(
-        list(ranked[0]),
-        score(range(available)),
-        [Scored(list(chosen), losses[chosen]) for chosen in ranked[:3]],
-        list(by_choice.values()),
-        sum(len(chosen) == count for chosen in {**first, **losses}) if everything else len({**first, **losses}),
-        everything,
-        score.num_sequences,
-        score.perplexity,
-        time.monotonic() - began,
+        list(ranked[0]), teacher, best, by_rule, len(losses), False, score.num_sequences, score.perplexity, seconds
     )
-
-
-def _remove_greedily(available: int, count: int, loss: Callable[[tuple[int, ...]], float]) -> None:
-    """Take one layer after another away, always the one whose loss costs least."""
-    left = tuple(range(available))
-    while len(left) > count:
-        left = min(combinations(left, len(left) - 1), key=loss)
-
-
-def first_batches(batches: Batches, prediction: Prediction, device: torch.device) -> list[Batch]:
-    """The micro-batches that a choice of layers is scored on: those that training begins with."""
-    tokens = CAUSAL_TOKENS if prediction.label == Clm.task else TOKENS
-    return [batch.to(device) for batch in batches.first(max(LEAST_SEQUENCES, tokens // batches.sequences.shape[1]))]
-
-
-class Losses:
-    """The mean loss of students that start from layers, on the same sequences with the same masks."""
-
-    def __init__(
-        self,
-        settings: LayersStudentConfig,
-        teacher: Any,
-        prediction: Prediction,
-        batches: list[Batch],
-        device: torch.device,
-    ) -> None:
-        self.settings = settings.changed(num_layers=None)
-        self.teacher, self.prediction, self.device = teacher, prediction, device
-        term = next(make for make in TERMS if make.task == prediction.label)
-        self.perplexity, self.refusal = term in WORDS, ""
-        self.objective = Objective({prediction.label: term()}, {prediction.label: 1.0}, prediction.vocabulary)
-        self.batches = batches
-        self.num_sequences = sum(len(batch.ids) for batch in batches)
-
-    def of_fewer_sequences(self) -> "Losses | None":
-        """The losses on one of `ROUGH` sequences; None where there are too few batches for that."""
-        fewer = self.batches[: len(self.batches) // ROUGH]
-        return Losses(self.settings, self.teacher, self.prediction, fewer, self.device) if fewer else None
-
-    @torch.no_grad()
-    def __call__(self, chosen: Sequence[Layer]) -> float:
-        """The loss; infinite where these layers do not go into the student."""
-        try:
-            model = from_layers(self.settings, self.teacher, list(chosen), self.prediction.kind, alias=True)
-        except SettingError as error:
-            self.refusal = str(error)
-            return math.inf
-        trainable = Trainable(LanguageModel(model.to(self.device).eval(), self.prediction.precision))
-        counts = self.objective.count(self.batches)
-        scales = self.objective.scales(counts, self.device)
-        losses = [
-            self.objective(trainable, TeacherOutput(None, NO_OUTPUTS), batch, scales)[0] for batch in self.batches
-        ]
-        mean = float(torch.stack(losses).sum())
-        return mean if math.isfinite(mean) else math.inf

@@ -171,6 +171,7 @@ WORDS = {
     "LayerSearch.tried": "How many choices were scored.",
     "LayerSearch.all_subsets": "Whether these were all that there are.",
     "LayerSearch.perplexity": "Whether losses are logarithms of a perplexity.",
+    "LayerSearch.stopped": "Whether student.search_seconds ended the search.",
     "Scheduled.start": "Value at the beginning of the run.",
     "Scheduled.end": "Value at its end.",
     "Scheduled.shape": "linear or cosine.",
