@@ -25,6 +25,7 @@ from pathlib import Path
 
 from benchmarks.common import digest_of, execute, save, table, title
 from distill.models.teacher import bundled_folder
+from distill.runs.against_baseline import fraction_closed
 from distill.runs.record import Record
 
 
@@ -97,9 +98,10 @@ class Line:
 
     def closed(self) -> list[float]:
         """The fraction of the gap that each seed closes; none of a seed whose baseline is as good as the teacher."""
-        scale = math.log if self.measure == "perplexity" else lambda score: -score
-        triples = [map(scale, triple) for triple in zip(self.teacher, self.baseline, self.student, strict=True)]
-        return [(without - with_it) / (without - best) for best, without, with_it in triples if without > best]
+        models = zip(self.teacher, self.baseline, self.student, strict=True)
+        scores = [dict(zip(("teacher", "baseline", "student"), of_seed, strict=True)) for of_seed in models]
+        closed = [fraction_closed(of_seed, self.measure, self.measure == "perplexity") for of_seed in scores]
+        return [fraction for fraction in closed if fraction is not None]
 
     def cells(self) -> list[str]:
         closed, gap = self.closed(), "no gap"

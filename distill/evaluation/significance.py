@@ -7,7 +7,7 @@ one is better. A unit is a document, since tokens of one document depend on each
 Shapes: U units, R sequences, D draws.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +65,15 @@ class Bootstrap:
     num_units: int
 
 
+@dataclass(frozen=True)
+class GapInterval:
+    """The resampled fraction of the gap between a baseline and a teacher that a student closes, in log perplexity."""
+
+    low: float | None  # of the interval that holds the fractions of `CONFIDENCE` of all draws; None: some have no gap
+    high: float | None
+    without_gap: int  # draws in which the baseline is no worse than the teacher, so that there is no such fraction
+
+
 def paired_bootstrap(
     first: np.ndarray,
     second: np.ndarray,
@@ -87,11 +96,8 @@ def paired_bootstrap(
     difference, counts = (first - second)[is_scored].astype(np.float64), counts[is_scored].astype(np.float64)
     if len(counts) < 2 or not np.isfinite(difference).all():
         raise ValueError(f"{len(counts)} units with finite losses: two are needed to draw from")
-    draw, per_chunk = np.random.default_rng(seed), max(1, AT_ONCE // len(counts))
-    drawn = np.empty(resamples)
-    for start in range(0, resamples, per_chunk):
-        numbers = draw.integers(len(counts), size=(min(per_chunk, resamples - start), len(counts)))  # [D, U]
-        drawn[start : start + len(numbers)] = difference[numbers].sum(1) / counts[numbers].sum(1)
+    draws = _draws(len(counts), resamples, seed)
+    drawn = np.concatenate([difference[numbers].sum(1) / counts[numbers].sum(1) for numbers in draws])
     tail = (1 - confidence) / 2
     low, high = np.exp(np.quantile(drawn, [tail, 1 - tail]))
     return Bootstrap(
@@ -106,17 +112,58 @@ def paired_bootstrap(
     )
 
 
+def bootstrap_gap(
+    student: np.ndarray, baseline: np.ndarray, teacher: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
+) -> GapInterval:
+    """(baseline - student) / (baseline - teacher) in log perplexity, over the draws of `paired_bootstrap`.
+
+    All three models are scored on the same draw, whose count of tokens cancels. A draw without a gap has no fraction,
+    and one with hardly any has a huge one of either sign: quantiles over such draws would be no interval.
+
+    Args:
+        student, baseline, teacher: [U] finite sums of the losses of each unit's tokens, in nats; each unit has tokens.
+    """
+    closed, gap = (baseline - student).astype(np.float64), (baseline - teacher).astype(np.float64)
+    drawn = [(closed[numbers].sum(1), gap[numbers].sum(1)) for numbers in _draws(len(gap), resamples, seed)]
+    over, under = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
+    if without_gap := int((under <= 0).sum()):
+        return GapInterval(None, None, without_gap)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(over / under, [tail, 1 - tail])
+    return GapInterval(float(low), float(high), 0)
+
+
+def _draws(num_units: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """The numbers of the units of some draws at a time, [D, U]."""
+    draw, per_chunk = np.random.default_rng(seed), max(1, AT_ONCE // num_units)
+    for start in range(0, resamples, per_chunk):
+        yield draw.integers(num_units, size=(min(per_chunk, resamples - start), num_units))
+
+
 def compare_losses(first: SequenceLosses, second: SequenceLosses, units: Units) -> Bootstrap | None:
     """The bootstrap of two models that were scored at the same tokens of a set; None where it proves nothing.
 
     So it is with fewer than ten units, and with losses that are not finite.
     """
-    assert np.array_equal(first.counts, second.counts), "the models were scored at other tokens"
-    size = int(units.of_row.max()) + 1
-    one, other, counts = (np.bincount(units.of_row, part, size) for part in (first.losses, second.losses, first.counts))
-    if (counts > 0).sum() < LEAST or not np.isfinite(one + other).all():
+    if (sums := _unit_sums((first, second), units)) is None:
         return None
+    one, other, counts = sums
     return paired_bootstrap(one, other, counts, units.name)
+
+
+def _unit_sums(models: Sequence[SequenceLosses], units: Units) -> list[np.ndarray] | None:
+    """[U] the losses of each model by unit, then their counts; None of fewer than ten units or losses not finite.
+
+    Units without a scored token are left out.
+    """
+    counts = models[0].counts
+    assert all(np.array_equal(model.counts, counts) for model in models), "the models were scored at other tokens"
+    size = int(units.of_row.max()) + 1
+    sums = [np.bincount(units.of_row, part, size) for part in (*(model.losses for model in models), counts)]
+    is_scored = sums[-1] > 0
+    if is_scored.sum() < LEAST or not all(np.isfinite(part).all() for part in sums):
+        return None
+    return [part[is_scored] for part in sums]
 
 
 def compare_models(
@@ -131,15 +178,39 @@ def compare_models(
         first, second: what `Evaluator.score_by_sequence` gave of each of them.
     """
     by_measure: dict[str, dict[str, Bootstrap]] = {}
-    for data in sets:
-        units = units_of(data, scoring.collator_of(data))
-        for measure, name in first:
-            if name != data.name or (measure, name) not in second:
-                continue
-            compared = compare_losses(first[measure, name], second[measure, name], units)
-            if compared is not None:
-                by_measure.setdefault(measure, {})[name] = compared
+    for measure, name, (one, other), units in _shared([first, second], sets, scoring):
+        if (compared := compare_losses(one, other, units)) is not None:
+            by_measure.setdefault(measure, {})[name] = compared
     return by_measure
+
+
+def compare_gaps(
+    student: ModelLosses,
+    baseline: ModelLosses,
+    teacher: ModelLosses,
+    sets: Sequence[EvaluationSet],
+    scoring: Scoring,
+) -> dict[str, dict[str, GapInterval]]:
+    """By measure and set how much of the gap a student closes, where `compare_models` has its bootstrap."""
+    by_measure: dict[str, dict[str, GapInterval]] = {}
+    for measure, name, models, units in _shared([student, baseline, teacher], sets, scoring):
+        if (sums := _unit_sums(models, units)) is not None:
+            one, other, best, _ = sums
+            by_measure.setdefault(measure, {})[name] = bootstrap_gap(one, other, best)
+    return by_measure
+
+
+def _shared(
+    models: Sequence[ModelLosses], sets: Sequence[EvaluationSet], scoring: Scoring
+) -> Iterator[tuple[str, str, list[SequenceLosses], Units]]:
+    """Measure, set, what each model has of it, and the units to draw, wherever all of them have losses by sequence."""
+    for data in sets:
+        shared = [key for key in models[0] if key[1] == data.name and all(key in model for model in models)]
+        if not shared:
+            continue
+        units = units_of(data, scoring.collator_of(data))
+        for measure, name in shared:
+            yield measure, name, [model[measure, name] for model in models], units
 
 
 def units_of(data: EvaluationSet, collator: Collator) -> Units:

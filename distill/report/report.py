@@ -66,7 +66,7 @@ def _models(record: Record, pictures: dict[str, Picture]) -> list[Block]:
     )
     if record.agreement:
         note += " Top-1 agreement and KL divergence compare student and teacher at all positions with a target."
-    table = replace(table, note=note + _few_positions(record))
+    table = replace(table, note=" ".join(filter(None, [note, table.note, _few_positions(record)])))
     titles = {"Teacher": record.teacher, "Student" if record.teacher else "Model": record.student}
     names = [f"{title}: {model.name}." for title, model in titles.items() if model and model.name]
     if (baseline := record.baseline) is not None:
@@ -84,7 +84,7 @@ def _few_positions(record: Record) -> str:
     if not few:
         return ""
     return (
-        f" Pseudo-perplexity scored few positions here ({', '.join(few)}), so that its values are rough; a larger "
+        f"Pseudo-perplexity scored few positions here ({', '.join(few)}), so that its values are rough; a larger "
         "evaluate.pseudo_perplexity.fraction scores more."
     )
 

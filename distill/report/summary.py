@@ -1,11 +1,14 @@
 """The results of a run in short: findings in plain sentences, the few numbers to see first, and the table of models."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from distill.report import gap
 from distill.report.page import Table
 from distill.report.words import MINUS, NONE, TIMES, count_of, is_number, listed, number, percent, ratio, short, time_of
-from distill.runs.facts import Backend, Baseline, Measure, Model, Resampled
+from distill.runs.against_baseline import Resampled
+from distill.runs.facts import Backend, Baseline, Measure, Model
 from distill.runs.record import Record
 from distill.runtime.progress import counted, in_a_sentence
 
@@ -20,7 +23,7 @@ AGREEMENT: dict[str, tuple[str, Callable[[Any], str]]] = {
 def findings(record: Record) -> str:
     """Size and speed, quality against teacher and baseline: one sentence each, where there are numbers."""
     parts = [_size(record), _quality(record), _gain(record), _kept(record)]
-    parts += [against_baseline(record), _resampled(record), _unscored(record)]
+    parts += [against_baseline(record), gap.sentences(record), _resampled(record), _unscored(record)]
     return " ".join(filter(None, parts))
 
 
@@ -97,21 +100,26 @@ def tiles(record: Record) -> list[tuple[str, str]]:
 def comparison(record: Record) -> Table:
     """Size, speed and quality of teacher, student and baseline, one column each, then the student against its teacher.
 
-    Behind the teacher that several are together, each of them has a column.
+    Behind the teacher that several are together, each of them has a column; a baseline adds what of its gap is closed.
     """
     student, teacher = record.student, record.teacher
     both = student is not None and teacher is not None
     columns = _columns(record)
-    table = Table(["", *columns, *(["Against teacher"] if both else [])])
+    more = ["Against teacher"] * both + [gap.TITLE] * gap.has_gap(record)
+    table = Table(["", *columns, *more], note=gap.NOTE if gap.has_gap(record) else "")
 
     def add(
-        label: str, value_of: Callable[[Model], Any], form: Callable[[Any], str], against: Callable[[float], str]
+        label: str,
+        value_of: Callable[[Model], Any],
+        form: Callable[[Any], str],
+        against: Callable[[float], str],
+        closed: str = "",
     ) -> None:
         values = [value_of(model) for model in columns.values()]
         if any(value is not None for value in values):
             change = ratio(value_of(student), value_of(teacher)) if student and teacher else None
             last = [against(change) if change is not None else NONE] if both else []
-            table.rows.append([label, *map(form, values), *last])
+            table.rows.append([label, *map(form, values), *last, *([closed] * gap.has_gap(record))])
 
     add("Parameters", lambda model: model.parameters, number, percent)
     add("Weights", lambda model: model.bytes, lambda value: short(value, "B"), percent)
@@ -120,9 +128,14 @@ def comparison(record: Record) -> Table:
         sets = record.sets_of(name)
         table.rows.extend([[measure.title]] if sets else [])
         for key in sets:
-            add(record.label_of(key), lambda model, name=name, key=key: model.score(name, key), number, _signed)  # type: ignore[misc]
-    table.rows.extend(_agreement(record, list(columns.values()), both))
+            score_of = partial(_score, name, key)
+            add(record.label_of(key), score_of, number, _signed, gap.cell(record, name, key))
+    table.rows.extend(_agreement(record, list(columns.values()), len(more)))
     return table
+
+
+def _score(measure: str, data: str, model: Model) -> float | None:
+    return model.score(measure, data)
 
 
 def _columns(record: Record) -> dict[str, Model]:
@@ -139,7 +152,8 @@ def _columns(record: Record) -> dict[str, Model]:
     return columns
 
 
-def _agreement(record: Record, columns: list[Model], both: bool) -> list[list[str]]:
+def _agreement(record: Record, columns: list[Model], more: int) -> list[list[str]]:
+    """The rows of agreement with the teacher, with so many empty cells behind those of the models."""
     rows: list[list[str]] = []
     for key, (title, form) in AGREEMENT.items():
         values = {
@@ -151,7 +165,7 @@ def _agreement(record: Record, columns: list[Model], both: bool) -> list[list[st
         rows += [[title]] if values else []
         for name, value in values.items():
             cells = [form(value) if model is record.student else "" for model in columns]
-            rows.append([record.label_of(name), *cells, *([""] if both else [])])
+            rows.append([record.label_of(name), *cells, *[""] * more])
     return rows
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from distill.config.settings import Config, LayersStudentConfig
 from distill.models.layer_choice import AUTO
 from distill.objective.terms import Term
-from distill.runs.facts import Baseline, Model, Resampled
+from distill.runs.against_baseline import GapClosed, Resampled
+from distill.runs.facts import Baseline, Model
 from distill.runs.record import Record
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
@@ -43,12 +44,18 @@ class BaselineRun:
     record: Record
     remarks: list[str]
 
-    def beside(self, model: Model, folder: str | None, bootstrap: dict[str, dict[str, Resampled]]) -> Baseline:
+    def beside(
+        self,
+        model: Model,
+        folder: str | None,
+        bootstrap: dict[str, dict[str, Resampled]],
+        gap_closed: dict[str, dict[str, GapClosed]],
+    ) -> Baseline:
         """What the record of the student's run keeps of it.
 
         Args:
             model: with its scores on the sets of that run.
-            bootstrap: by measure and set, against the student.
+            bootstrap, gap_closed: by measure and set, of the student.
         """
         return Baseline(
             **vars(model),
@@ -59,6 +66,7 @@ class BaselineRun:
             objective=self.record.objective,
             remarks=self.remarks,
             bootstrap=bootstrap,
+            gap_closed=gap_closed,
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from distill.runs.against_baseline import GapClosed, Resampled
 from distill.runs.parts import from_json, stored
 from distill.runtime.jsonl import LogLine
 
@@ -277,20 +278,6 @@ class LearningCurve:
 
 
 @dataclass(frozen=True)
-class Resampled:
-    """The paired bootstrap of the student's perplexity over the baseline's (`distill.evaluation.significance`)."""
-
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    better: float | None = None
-    confidence: float | None = None
-    resamples: int | None = None
-    units: str = ""
-    num_units: int | None = None
-
-
-@dataclass(frozen=True)
 class Baseline(Model):
     """The same student, trained without a teacher in a run of its own; `remarks` name what else differs."""
 
@@ -301,6 +288,7 @@ class Baseline(Model):
     objective: Objective = field(default_factory=Objective)
     remarks: list[str] = field(default_factory=list)
     bootstrap: dict[str, dict[str, Resampled]] = field(default_factory=dict)
+    gap_closed: dict[str, dict[str, GapClosed]] = field(default_factory=dict, metadata=stored(sparse=True))
 
 
 @dataclass(frozen=True)

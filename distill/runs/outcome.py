@@ -1,18 +1,20 @@
 """What a training has come to: teacher, student and baseline scored side by side, for the record of the run."""
 
 import logging
+import math
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
-from distill.evaluation.significance import ModelLosses, compare_models
+from distill.evaluation.significance import ModelLosses, compare_gaps, compare_models
 from distill.evaluation.speed import tokens_per_second
+from distill.runs.against_baseline import GapClosed, Resampled, fraction_closed
 from distill.runs.baseline import BaselineRun
 from distill.runs.checkpoint import State
 from distill.runs.describe import backend_facts, data_wait, model_facts, training_facts
 from distill.runs.divergence import diverged_scores, weights_are_finite
-from distill.runs.facts import Agreement, EvaluationSet, HistoryPoint, Model, Resampled
+from distill.runs.facts import Agreement, EvaluationSet, HistoryPoint, Model
 from distill.runs.history import Examination, StudentHistory
 from distill.runs.pair import load_baseline
 from distill.runs.record import Record
@@ -83,7 +85,10 @@ def score_models(
     scored_baseline = None
     if baseline is not None:
         scored_baseline = baseline.beside(
-            filled["baseline"], run.config.evaluate.baseline, compare_with_baseline(losses, history.examination)
+            filled["baseline"],
+            run.config.evaluate.baseline,
+            compare_with_baseline(losses, history.examination),
+            gap_closed(filled, losses, history.examination),
         )
     return replace(
         begun,
@@ -126,6 +131,36 @@ def compare_with_baseline(losses: dict[str, ModelLosses], examination: Examinati
         measure: {name: Resampled(**asdict(bootstrap)) for name, bootstrap in by_set.items()}
         for measure, by_set in by_measure.items()
     }
+
+
+def gap_closed(
+    models: dict[str, Model], losses: dict[str, ModelLosses], examination: Examination
+) -> dict[str, dict[str, GapClosed]]:
+    """The fraction of the gap that the student closes, by every measure and set with a score of all three models.
+
+    Measures without losses by sequence have no interval.
+
+    Args:
+        models: `teacher`, where it is scored, `student` and `baseline`, each with its scores; others do not count.
+        losses: of the same by sequence.
+    """
+    if "teacher" not in models:
+        return {}
+    three = {name: models[name] for name in ("teacher", "student", "baseline")}
+    evaluator, sets = examination.evaluator, examination.sets
+    intervals = compare_gaps(losses["student"], losses["baseline"], losses["teacher"], sets, evaluator.scoring)
+    closed: dict[str, dict[str, GapClosed]] = {}
+    for measure in evaluator.measures:
+        for data in sets:
+            values = {name: model.score(measure.name, data.name) for name, model in three.items()}
+            scores = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+            if len(scores) < len(three):
+                continue
+            fraction = fraction_closed(scores, measure.name, measure.lower_is_better)
+            drawn = intervals.get(measure.name, {}).get(data.name) if fraction is not None else None
+            interval = GapClosed(fraction) if drawn is None else GapClosed(fraction, **asdict(drawn))
+            closed.setdefault(measure.name, {})[data.name] = interval
+    return closed
 
 
 def refuse_diverged(run: Run, state: State, scores: dict[str, dict[str, float | None]]) -> None:

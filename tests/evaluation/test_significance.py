@@ -21,6 +21,8 @@ from distill.evaluation.significance import (
     STRETCH,
     SequenceLosses,
     Units,
+    bootstrap_gap,
+    compare_gaps,
     compare_losses,
     compare_models,
     paired_bootstrap,
@@ -60,12 +62,42 @@ def test_it_is_that_of_a_plain_loop(resamples: int) -> None:
     assert (found.num_units, found.resamples, found.units) == (30, resamples, "documents")
 
 
+def test_the_gap_is_that_of_a_plain_loop_over_three_perplexities() -> None:
+    """On the draws of `paired_bootstrap`, of texts whose teacher is always the better one."""
+    student, baseline, counts = sums(0, effect=0.3)
+    teacher = baseline - counts * 0.9
+    found = bootstrap_gap(student, baseline, teacher, resamples=300, seed=5)
+    fractions = []
+    for draw in np.random.default_rng(5).integers(30, size=(300, 30)):
+        logs = [math.log(math.exp(losses[draw].sum() / counts[draw].sum())) for losses in (student, baseline, teacher)]
+        fractions.append((logs[1] - logs[0]) / (logs[1] - logs[2]))
+    low, high = np.quantile(fractions, [0.025, 0.975])
+    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-9) and found.without_gap == 0
+    whole = (baseline - student).sum() / (baseline - teacher).sum()
+    assert found.low is not None and found.high is not None and 0 < found.low < whole < found.high < 1
+
+
+def test_draws_without_a_gap_leave_no_interval_and_are_counted() -> None:
+    """Quantiles of a fraction whose denominator goes through zero would be of no use."""
+    student, baseline, counts = sums(0)
+    teacher = baseline - counts * np.random.default_rng(1).normal(0.05, 0.3, len(counts))
+    found = bootstrap_gap(student, baseline, teacher, resamples=300, seed=5)
+    draws = np.random.default_rng(5).integers(30, size=(300, 30))
+    expected = sum(baseline[draw].sum() <= teacher[draw].sum() for draw in draws)
+    assert 0 < expected < 300 and (found.low, found.high, found.without_gap) == (None, None, expected)
+    assert bootstrap_gap(student, baseline, baseline, resamples=300).without_gap == 300, "zero is no gap"
+
+
 def test_draws_in_several_chunks_are_all_different(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distill.evaluation.significance.AT_ONCE", 60)
     many = paired_bootstrap(*sums(1), resamples=1001)
     monkeypatch.setattr("distill.evaluation.significance.AT_ONCE", 1 << 20)
     whole = paired_bootstrap(*sums(1), resamples=1001)
     assert many == whole and many.low < many.ratio < many.high
+    student, baseline, counts = sums(1)
+    whole_gap = bootstrap_gap(student, baseline, baseline - counts, resamples=1001)
+    monkeypatch.setattr("distill.evaluation.significance.AT_ONCE", 60)
+    assert bootstrap_gap(student, baseline, baseline - counts, resamples=1001) == whole_gap
 
 
 def test_equal_models_and_one_that_is_clearly_better() -> None:
@@ -187,6 +219,13 @@ def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
     assert set(compared) == {"perplexity", "pseudo_perplexity"} and compared["perplexity"]["small"].units == "sequences"
     (single,) = compare_models(kept["one"], kept["one"], [data], evaluator.scoring)["perplexity"].values()
     assert (single.low, single.high) == (1.0, 1.0)
+    one, two = kept["one"], kept["two"]
+    swapped = compare_gaps(two, one, two, [data], evaluator.scoring)  # the student is the teacher
+    other = compare_gaps(one, two, one, [data], evaluator.scoring)
+    gaps = [by_set["small"] for by_set in (swapped["perplexity"], other["perplexity"])]
+    assert set(swapped) == {"perplexity", "pseudo_perplexity"}
+    assert any(each.without_gap for each in gaps) and {each.low for each in gaps} <= {1.0, None}
+    assert compare_gaps(one, two, {}, [data], evaluator.scoring) == {}
 
 
 def test_a_row_gets_its_own_losses(tokenizer: Any) -> None:

@@ -56,6 +56,20 @@ def test_seeds_become_one_line_with_mean_and_range(tmp_path: Path) -> None:
     ]
 
 
+def test_seeds_beside_baselines_have_the_mean_of_the_gap_that_they_close(tmp_path: Path) -> None:
+    """Of another teacher it is another gap, and has a mark; a run whose baseline leaves no gap has no number."""
+    for seed, fraction in enumerate((0.3, 0.5, None)):
+        baseline = {"perplexity": {"heldout": 11.0}, "gap_closed": {"perplexity": {"heldout": {"fraction": fraction}}}}
+        make_run(tmp_path / str(seed), settings_of(seed), results_of({"heldout": 10.0}, baseline=baseline))
+    table = scores_table(laid_out(tmp_path))
+    assert table.full_head()[-1] == "Gap closed, perplexity: heldout"
+    assert table.rows[0][-1] == "40% (30% to 50%)" and "Higher is better: Gap closed, perplexity." in table.note
+    baseline["gap_closed"]["perplexity"]["heldout"]["fraction"] = 0.9
+    results = results_of({"heldout": 10.0}, baseline=baseline, identity={"teacher.digest": "other"})
+    make_run(tmp_path / "other", settings_of(0, 9.0), results)
+    assert [row[-1] for row in rows_of(laid_out(tmp_path))][:2] == ["40% (30% to 50%)", "90% †"]
+
+
 def test_who_is_best_is_open_where_the_ranges_overlap(tmp_path: Path) -> None:
     for temperature, scores in {1.0: (10.0, 12.0), 2.0: (9.0, 11.5)}.items():
         for seed, score in enumerate(scores):

@@ -12,6 +12,7 @@ from distill.config.settings import BundledTeacherConfig, Config, PrecisionConfi
 from distill.data.batches import StepShape
 from distill.data.invalid import Invalid
 from distill.report import report, summary
+from distill.report.model_card import model_card
 from distill.runs.banner import _sequences_of_a_step as sequences_of_step_in_banner
 from distill.runs.banner import notes_of
 from distill.runs.record import Record
@@ -55,6 +56,48 @@ def test_a_difference_that_hangs_on_the_sample_is_no_verdict(
     assert summary.against_baseline(Record.from_json(results)).startswith(verdict)
 
 
+def closed_by(content: dict[str, Any], heldout: dict[str, Any], wikitext2: dict[str, Any]) -> str:
+    """The findings of a run whose student closes so much of the gap."""
+    content["baseline"]["bootstrap"] = {
+        "perplexity": {name: {"resamples": 10_000, "confidence": 0.95} for name in ("heldout", "wikitext2")}
+    }
+    content["baseline"]["gap_closed"] = {"perplexity": {"heldout": heldout, "wikitext2": wikitext2}}
+    return summary.findings(Record.from_json(content))
+
+
+CLOSED = {"fraction": 0.341, "low": 0.288, "high": 0.402, "without_gap": 0}
+
+
+def test_how_much_of_the_gap_is_closed_is_seen_at_first_sight(results: dict[str, Any], tmp_path: Path) -> None:
+    """In the sentences of console, report and model card, and in the table, where a measure without it has a dash."""
+    sentence = (
+        "Learning from the teacher closes 34% (95% interval 29 to 40) of the gap between baseline and teacher on "
+        "heldout test and \u22125% on wikitext2 test, by perplexity."
+    )
+    assert sentence in closed_by(results, CLOSED, {"fraction": -0.05})
+    record = Record.from_json(results)
+    report.write(tmp_path, record, [], CONFIG)
+    for page in ((tmp_path / "report.md").read_text(), model_card(record)):
+        assert (
+            sentence in page and "| Against teacher | Gap closed |" in page and "of perplexities in logarithms" in page
+        )
+        assert re.search(r"^\| heldout test \| .* \| 34% \(29 to 40\) \|$", page, re.M)
+        assert re.search(r"^\| wikitext2 test \| .* \| \u22125% \|$", page, re.M)
+    assert {len(row) for row in summary.comparison(record).rows} == {1, 6}
+
+
+def test_where_there_is_no_gap_there_is_no_number(results: dict[str, Any]) -> None:
+    words = closed_by(results, {"fraction": None}, {"fraction": 0.5, "without_gap": 320})
+    assert (
+        "closes 50% of the gap between baseline and teacher on wikitext2 test, by perplexity. There is no gap" in words
+    )
+    assert "no gap between baseline and teacher on heldout test: the baseline is no worse there. On wikitext2" in words
+    assert "that has no interval: in 320 of 10,000 resamples the baseline is no worse than the teacher." in words
+    assert [row[-1] for row in summary.comparison(Record.from_json(results)).rows[4:6]] == ["no gap", "50%"]
+    words = closed_by(results, {"fraction": None}, {"fraction": None})
+    assert "closes" not in words and "no gap between baseline and teacher on heldout test and wikitext2 test:" in words
+
+
 def test_a_baseline_that_differs_otherwise_gives_no_verdict(results: dict[str, Any], tmp_path: Path) -> None:
     results["baseline"]["steps"] = 100
     words = summary.against_baseline(Record.from_json(results))
@@ -64,6 +107,7 @@ def test_a_baseline_that_differs_otherwise_gives_no_verdict(results: dict[str, A
     results["baseline"].update(steps=123, remarks=["The baseline differs in more than its teacher: optimizer.lr."])
     words = summary.findings(Record.from_json(results))
     assert "Learning from the teacher" not in words and "Against its baseline" in words
+    assert "The student closes 34% (95% interval 29 to 40)" in closed_by(dict(results), CLOSED, CLOSED)
     report.write(tmp_path, Record.from_json(results), [], CONFIG)
     page = (tmp_path / "report.md").read_text()
     assert "in more than its teacher: optimizer.lr." in page and "the same data" not in page

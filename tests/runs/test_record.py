@@ -9,7 +9,8 @@ import pytest
 from sample import sample_results
 
 from distill.config.renamed import renamed
-from distill.runs.facts import Scheduled
+from distill.runs.against_baseline import GapClosed
+from distill.runs.facts import Baseline, Scheduled
 from distill.runs.record import VERSION, Record
 from distill.runs.results_file import read_results, read_run, write_results
 from distill.runtime.errors import Damaged, SettingError
@@ -61,6 +62,16 @@ def test_a_record_is_read_as_it_was_written(content: dict[str, Any], tmp_path: P
     assert read_results(tmp_path / "results.json") == record
     assert json.loads((tmp_path / "results.json").read_text())["version"] == VERSION
     assert Record.from_json(record.to_json()) == record and record.redacted() == record
+
+
+def test_only_a_run_with_a_baseline_has_a_gap() -> None:
+    """Other runs have the record that they had before there was one; no gap is kept as a null."""
+    assert "gap_closed" not in json.dumps([Record().to_json(), Record.from_json(sample_results()).to_json()])
+    closed = {"perplexity": {"heldout": GapClosed(0.5, 0.4, 0.6, 0), "imdb": GapClosed()}}
+    record = Record(baseline=Baseline(gap_closed=closed))
+    assert Record.from_json(record.to_json()) == record
+    written = {"heldout": {"fraction": 0.5, "low": 0.4, "high": 0.6, "without_gap": 0}, "imdb": {"fraction": None}}
+    assert record.to_json()["baseline"]["gap_closed"] == {"perplexity": written}
 
 
 def test_a_weight_with_a_schedule_is_read_as_one() -> None:

@@ -5,15 +5,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from distill.report import gap
 from distill.report.summary import AGREEMENT
-from distill.report.words import is_number, number
+from distill.report.words import is_number, number, percent
 from distill.runs.facts import Model
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
+from distill.runtime.progress import in_a_sentence
 
 # Measures that belong to one vocabulary: another one has other tokens to predict.
 OF_VOCABULARY = ("perplexity", "pseudo_perplexity")
+GAP_CLOSED = "gap_closed"
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,10 @@ COSTS = (
 
 
 def scores_of(record: Record) -> list[Column]:
-    """Columns for the student's scores: every measure on every set, then its agreement with the teacher."""
+    """Columns for the student's scores: every measure on every set, then its agreement with the teacher.
+
+    Beside a baseline the fraction of the gap that is closed follows, by the first measure.
+    """
     columns = []
     for name, measure in record.measures.items():
         for data in record.sets_of(name):
@@ -86,7 +92,20 @@ def scores_of(record: Record) -> list[Column]:
                 columns.append(
                     Column(f"{data}.{key}", title, record.label_of(data), read, key == "kl", form, key, data)
                 )
+    first, measure = next(iter(record.measures.items()))
+    for data in record.sets_of(first) if gap.has_gap(record) else ():
+        title, label, read = (
+            f"{gap.TITLE}, {in_a_sentence(measure.title)}",
+            record.label_of(data),
+            partial(_closed, data),
+        )
+        columns.append(Column(f"{data}.{GAP_CLOSED}", title, label, read, False, percent, GAP_CLOSED, data))
     return columns
+
+
+def _closed(data: str, record: Record) -> float | None:
+    closed = gap.closed_of(record, next(iter(record.measures)), data)
+    return closed.fraction if closed else None
 
 
 def _score(measure: str, data: str, record: Record) -> float | None:

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from distill.report.comparison.columns import COSTS, OF_VOCABULARY, Column, column_named, columns_of, scores_of
+from distill.report.comparison.columns import (
+    COSTS,
+    GAP_CLOSED,
+    OF_VOCABULARY,
+    Column,
+    column_named,
+    columns_of,
+    scores_of,
+)
 from distill.report.comparison.groups import Group, group_runs
 from distill.report.comparison.runs import Run
 from distill.report.summary import AGREEMENT
@@ -116,13 +124,13 @@ def _mark(comparison: Comparison, column: Column) -> None:
 
 
 def basis_of(record: Record, vocabulary: str | None, column: Column) -> tuple[str, str, str]:
-    """What a number rests on besides the model: vocabulary, scored text, and the teacher that it agrees with.
+    """What a number rests on besides the model: vocabulary, scored text, and the teacher that it is measured by.
 
     Args:
         vocabulary: a digest of the student's.
     """
     of_vocabulary = column.measure in (*OF_VOCABULARY, *AGREEMENT)
-    teacher = str(record.identity.get("teacher.digest")) if column.measure in AGREEMENT else ""
+    teacher = str(record.identity.get("teacher.digest")) if column.measure in (*AGREEMENT, GAP_CLOSED) else ""
     return str(vocabulary) if of_vocabulary else "", repr(_scored(record, column, of_vocabulary)), teacher
 
 

@@ -1,0 +1,57 @@
+"""What a record has of a student against its baseline: how sure the difference is, and what it closes of the gap.
+
+The gap is the one between the baseline and the teacher. Of a perplexity it is taken in logarithms, in nats a token:
+there equal steps are equal factors, while in perplexity itself the first steps of a bad model would count for most.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from distill.runs.parts import stored
+
+LOGARITHMIC = ("perplexity", "pseudo_perplexity")
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """The paired bootstrap of the student's perplexity over the baseline's (`distill.evaluation.significance`)."""
+
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    better: float | None = None
+    confidence: float | None = None
+    resamples: int | None = None
+    units: str = ""
+    num_units: int | None = None
+
+
+@dataclass(frozen=True)
+class GapClosed:
+    """The fraction of the gap from the baseline to the teacher that the student closes, on the draws of `Resampled`.
+
+    The interval is left out where some draws have no gap, and where nothing is resampled.
+    """
+
+    fraction: float | None = None
+    low: float | None = field(default=None, metadata=stored(sparse=True))
+    high: float | None = field(default=None, metadata=stored(sparse=True))
+    without_gap: int | None = field(default=None, metadata=stored(sparse=True))
+
+
+def fraction_closed(scores: Mapping[str, float], measure: str, lower_is_better: bool = True) -> float | None:
+    """(baseline - student) / (baseline - teacher); None where the baseline is no worse than the teacher.
+
+    Below 0 the student is worse than the baseline, above 1 better than the teacher.
+
+    Args:
+        scores: of `teacher`, `student` and `baseline`, finite numbers.
+        measure: by its name in the record.
+    """
+    as_losses = {
+        name: math.log(score) if measure in LOGARITHMIC else score if lower_is_better else -score
+        for name, score in scores.items()
+    }
+    gap = as_losses["baseline"] - as_losses["teacher"]
+    return (as_losses["baseline"] - as_losses["student"]) / gap if gap > 0 else None
