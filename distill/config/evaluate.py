@@ -88,8 +88,7 @@ class EvaluateConfig(Settings):
     )
     samples: int | None = setting(
         None,
-        "Show in the report how teacher, student and baseline continue this many beginnings of sequences of the first "
-        "set; null is 3 of a causal model, 0 none.",
+        "Beginnings of texts of the first set that the models continue for the report; null is 3 of causal models.",
         ge=0,
         le=100,
     )

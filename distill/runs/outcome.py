@@ -1,6 +1,7 @@
 """What a training has come to: teacher, student and baseline scored side by side, for the record of the run."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -123,7 +124,7 @@ def score_each(
     return filled, losses
 
 
-def draw_samples(run: Run, models: dict[str, Any], evaluator: Evaluator) -> Samples | None:
+def draw_samples(run: Run, models: Mapping[str, Any], evaluator: Evaluator) -> Samples | None:
     """How teacher, student and baseline continue the same beginnings of the first set; all ranks call it.
 
     None where there are none, and on ranks other than 0.

@@ -45,7 +45,7 @@ def _usual_measures() -> dict[str, Measure]:
 class Sample:
     """The beginning of a text, and what each model writes behind it."""
 
-    prompt: str = ""
+    prompt: str = ""  # as text, without special tokens
     continuations: dict[str, str] = field(default_factory=dict)  # by model: `teacher`, `student`, `baseline`
 
 
