@@ -23,9 +23,9 @@ def samples_blocks(record: Record) -> list[Block]:
             rows.append([titles.get(name, name), text.strip() or "(ends the text here)"])
     length = f", up to {tokens}" if (tokens := count_of(samples.max_tokens, "token")) else ""
     note = (
-        f"In bold beginnings of texts of {record.label_of(samples.data)}, evenly spaced over the set, and below what "
-        f"each model writes behind them{length}. Tokens are drawn at temperature {samples.temperature}, with the same "
-        "random numbers for all models and in every run. They show how a model writes; the scores show how well it "
-        "predicts."
+        f"In bold are beginnings of evenly spaced sequences of {record.label_of(samples.data)}, which may start inside "
+        f"a word; below is what each model writes behind them{length}. Tokens are drawn at temperature "
+        f"{samples.temperature}, with the same random numbers for all models and in every run. Samples show how a "
+        "model writes; the scores show how well it predicts."
     )
     return [Table(["", ""], rows, note, text=True)]

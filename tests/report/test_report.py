@@ -137,7 +137,7 @@ def test_samples_of_text_are_shown_and_mean_nothing_to_the_page(tmp_path: Path, 
     ]
     assert not list(table.iter("b"))
     page = " ".join("".join(parsed(tmp_path).itertext()).split())
-    assert "at temperature 0.7" in page and "up to 40 tokens" in page and "texts of heldout" in page
+    assert "at temperature 0.7" in page and "up to 40 tokens" in page and "sequences of heldout" in page
     markdown = (tmp_path / "report.md").read_text()
     assert r"| **Once \<b\>there\</b\> \| was** |  |" in markdown and "| Student | of steel |" in markdown
     assert r"| Teacher | a \*king\*, \`and\` \</table\> \[so\](on) |" in markdown
