@@ -51,6 +51,11 @@ def test_it_learns_and_is_scored(student: Path, causal_teacher: Path) -> None:
     assert 0 < content["agreement"]["heldout"]["top1"] <= 1
     assert content["teacher"]["perplexity"] == results(causal_teacher)["student"]["perplexity"]
     text = (student / "report.md").read_text()
+    assert "Samples of text" in text and content["samples"]["set"] == "heldout"
+    samples = content["samples"]["texts"]
+    assert len({sample["prompt"] for sample in samples}) == 3
+    assert all(sample["continuations"].keys() == {"teacher", "student"} for sample in samples)
+    assert any(len(text) > 16 for sample in samples for text in sample["continuations"].values())
     assert "Bits per byte" in text and "Next token" in text and "seudo-perplexity" not in text
 
 
@@ -73,6 +78,16 @@ def test_it_resumes_bitwise(student: Path, shelf: Shelf, causal_teacher: Path) -
     shutil.rmtree(newest)
     assert run(shelf, causal_teacher, folder) == 0
     assert_same(folder, student)
+
+
+def test_samples_change_nothing_and_can_be_left_out(student: Path, shelf: Shelf, causal_teacher: Path) -> None:
+    folder = shelf.root / "distilgpt2-without-samples"
+    assert run(shelf, causal_teacher, folder, "evaluate.samples=0") == 0
+    assert_same(folder, student)
+    content, other = results(folder), results(student)
+    assert "samples" not in content and "Samples of text" not in (folder / "report.html").read_text()
+    assert content["agreement"] == other["agreement"]
+    assert content["student"]["perplexity"] == other["student"]["perplexity"]
 
 
 @pytest.mark.slow
@@ -124,3 +139,6 @@ def test_its_baseline_learns_without_the_teacher(shelf: Shelf, causal_teacher: P
     assert run(shelf, causal_teacher, again, f"evaluate.baseline={folder}") == 0
     assert results(again)["baseline"]["perplexity"] == pytest.approx(content["student"]["perplexity"])
     assert_same(again, student)
+    for sample in results(again)["samples"]["texts"]:
+        assert sample["continuations"].keys() == {"teacher", "student", "baseline"}
+    assert "Baseline (no teacher)" in (again / "report.md").read_text().split("Samples of text")[1]

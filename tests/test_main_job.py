@@ -34,6 +34,7 @@ def test_the_run_folder_keeps_its_contract(done: Path) -> None:
     for model in ("teacher", "student"):
         assert content[model]["perplexity"]["heldout"] > 1 and content[model]["pseudo_perplexity"]["heldout"] > 1
     assert content["student"]["parameters"] < content["teacher"]["parameters"]
+    assert "samples" not in content and "Samples of text" not in (done / "report.md").read_text()
 
 
 def test_losses_add_up_and_fall(done: Path) -> None:

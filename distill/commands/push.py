@@ -18,8 +18,8 @@ usage: distill push run=RUN name=NAME [public=true] [message=TEXT] [overwrite=tr
        distill push RUN NAME [--public]
 
 Upload the student of a finished run to the Hugging Face Hub, in one commit of a new, private repository: the folder
-student/ with its card, and report.html without the paths of this machine. The token is that of `hf auth login`, or
-HF_TOKEN in the environment; it is no argument.
+student/ with its card, and report.html without the paths of this machine and without samples of its text. The token is
+that of `hf auth login`, or HF_TOKEN in the environment; it is no argument.
 
   run=RUN          a run folder with a student and results.json
   name=NAME        of the repository: OWNER/NAME, or NAME in your own account
@@ -155,7 +155,7 @@ def student_files(student: Path) -> dict[str, Path]:
 
 
 def write_report(folder: Path, run_folder: Path, record: "Record") -> Path:
-    """Write the report of a run into another folder, without the paths of this machine and without its settings."""
+    """Write the report of a run into another folder, without paths of this machine, settings and samples of text."""
     from distill.report import report
     from distill.report.card_facts import shareable, without_paths
     from distill.runs.record import Record
@@ -168,6 +168,6 @@ def write_report(folder: Path, run_folder: Path, record: "Record") -> Path:
             return [strip(inner) for inner in value]
         return without_paths(value) if isinstance(value, str) else value
 
-    shared = Record.from_json(strip(replace(shareable(record), started_in=None).to_json()))
+    shared = Record.from_json(strip(replace(shareable(record), started_in=None, samples=None).to_json()))
     report.write(folder, shared, read_lines(run_folder / "metrics.jsonl", is_metrics), "")
     return folder / REPORT

@@ -8,6 +8,7 @@ from distill.config.corpus import Missing
 from distill.config.model import BATCH, ROWS, STEPS, Settings, setting
 from distill.runtime.errors import SettingError
 
+SAMPLES = 3  # of text, in the report of a causal model
 FRACTION = "Score this seeded fraction of the positions; 1 is all, 0 none."
 
 
@@ -85,6 +86,12 @@ class EvaluateConfig(Settings):
         "Further measures by name: a torchmetrics Metric of logits and targets, as `_target_` and its arguments.",
         factory=dict,
     )
+    samples: int | None = setting(
+        None,
+        "Beginnings of texts of the first set that the models continue for the report; null is 3 of causal models.",
+        ge=0,
+        le=100,
+    )
     baseline: str | None = setting(
         None, "Run folder of the no-teacher baseline, which the report lays beside the student."
     )
@@ -106,6 +113,10 @@ class EvaluateConfig(Settings):
         """The fraction of the positions of this set that pseudo-perplexity scores."""
         of_set = self.by_set.get(name)
         return float(self.pseudo_perplexity.fraction if of_set is None else of_set.pseudo_perplexity.fraction)
+
+    def num_samples(self, causal: bool) -> int:
+        """How many beginnings the models of a run continue; only causal ones continue a text."""
+        return self.samples if self.samples is not None else SAMPLES if causal else 0
 
     @property
     def scores_singly(self) -> bool:

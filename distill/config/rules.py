@@ -80,6 +80,10 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
     _refuse_prompts(config)
     if config.evaluate.stride is not None:
         raise SettingError(f"evaluate.stride={config.evaluate.stride} is for causal models: set it to null")
+    if config.evaluate.samples:
+        raise SettingError(
+            f"evaluate.samples={config.evaluate.samples} is for causal models, which continue a text: set it to null"
+        )
 
 
 def _check_unlabelled(config: Config, terms: Terms, task: Any) -> None:

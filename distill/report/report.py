@@ -11,6 +11,7 @@ from distill.report.model_card import title_of_run
 from distill.report.page import Block, Code, Picture, Section, Table, Tiles, facts_table
 from distill.report.profile import profile_blocks
 from distill.report.run_figures import Metrics
+from distill.report.samples import samples_blocks
 from distill.report.summary import comparison, findings, sequences_of_step, setting, tiles
 from distill.report.words import NONE, count_of, is_number, number, percent, time_of, with_unit
 from distill.runs.facts import Fed, Training
@@ -34,6 +35,7 @@ def write(folder: Path, record: Record, metrics: Metrics, config_yaml: str) -> N
     sections = [
         Section("", _headline(record)),
         Section("Size, speed and quality", _models(record, pictures)),
+        Section("Samples of text", samples_blocks(record)),
         Section(f"Learning curve by {axis}", history_blocks(record, pictures)),
         Section("Layer selection", _layers(record)),
         Section("Training", _training(record, pictures)),

@@ -19,6 +19,7 @@ from distill.runs.history import Examination, StudentHistory
 from distill.runs.pair import load_baseline
 from distill.runs.record import Record
 from distill.runs.run import Followers, Run
+from distill.runs.samples import draw_samples
 from distill.runtime.errors import Diverged
 from distill.runtime.jsonl import read_lines
 
@@ -96,6 +97,7 @@ def score_models(
         student=filled["student"],
         baseline=scored_baseline,
         agreement=None if agreement is None else {name: Agreement(**entry) for name, entry in agreement.items()},
+        samples=draw_samples(run, {name: model for name, (_, model) in entries.items()}, evaluator),
         evaluation={data.name: EvaluationSet(**evaluator.describe(data)) for data in sets},
     )
 

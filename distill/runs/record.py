@@ -42,6 +42,24 @@ def _usual_measures() -> dict[str, Measure]:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """The beginning of a text, and what each model writes behind it."""
+
+    prompt: str = ""  # as text, without special tokens
+    continuations: dict[str, str] = field(default_factory=dict)  # by model: `teacher`, `student`, `baseline`
+
+
+@dataclass(frozen=True)
+class Samples:
+    """How the models of a run continue the same beginnings, which shows how they write and measures nothing."""
+
+    data: str = field(default="", metadata=stored("set"))  # the evaluation set that the beginnings are from
+    temperature: float | None = None  # at which each token is drawn
+    max_tokens: int | None = None  # of a continuation
+    texts: list[Sample] = field(default_factory=list)  # in the order of the report
+
+
+@dataclass(frozen=True)
 class Record:
     """A run.
 
@@ -66,6 +84,7 @@ class Record:
     student: Student | None = None
     baseline: Baseline | None = field(default=None, metadata=stored(earlier="twin"))
     agreement: dict[str, Agreement] | None = None
+    samples: Samples | None = field(default=None, metadata=stored(sparse=True))
     evaluation: dict[str, EvaluationSet] = field(default_factory=dict)
     objective: Objective = field(default_factory=Objective)
     optimizer: Optimizer = field(default_factory=Optimizer)

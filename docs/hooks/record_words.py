@@ -23,6 +23,7 @@ WORDS = {
     "Record.student": "The student, and what it scored.",
     "Record.baseline": "The same student trained without a teacher, where `evaluate.baseline` names its run.",
     "Record.agreement": "How alike the predictions of student and teacher are, by evaluation set.",
+    "Record.samples": "What the models write, where they are causal (`evaluate.samples`).",
     "Record.evaluation": "The evaluation sets.",
     "Record.objective": "The loss.",
     "Record.optimizer": "The optimizer.",

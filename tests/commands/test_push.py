@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import hub_server
@@ -12,6 +13,9 @@ from huggingface_hub import constants, metadata_load
 from job import Shelf
 
 from distill.commands.cli import main
+from distill.commands.push import write_report
+from distill.runs.record import Sample, Samples
+from distill.runs.results_file import read_run
 from distill.runtime.hub import is_hub_reached
 
 
@@ -64,6 +68,13 @@ def test_the_student_its_card_and_the_report_are_one_commit(
     (tmp_path / "README.md").write_bytes(repository.files["README.md"])
     assert metadata_load(tmp_path / "README.md")["library_name"] == "transformers"
     assert sum(request.startswith("POST") and "/commit/" in request for request in hub.requests) == 1
+
+
+def test_samples_of_the_users_text_stay_here(done: Path, tmp_path: Path) -> None:
+    record = read_run(done, "run")
+    samples = Samples("heldout", 0.7, 40, [Sample("A private letter", {"student": "that nobody reads"})])
+    page = write_report(tmp_path, done, replace(record, samples=samples)).read_text()
+    assert "Learning curve" in page and "private letter" not in page and "nobody reads" not in page
 
 
 def test_a_public_one_in_ones_own_account(hub: Hub, done: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -77,6 +77,8 @@ def test_distillation_on_conversations(
     content = results(run)
     assert "of which the messages of assistant count" in content["corpus"]["name"]
     assert "prompts are read and not scored" in content["measures"]["perplexity"]["explanation"]
+    asked = [sample["prompt"] for sample in content["samples"]["texts"]]
+    assert asked and all(prompt.endswith("<|assistant|>\n") for prompt in asked), asked
     positions, tokens = scored(run)
     assert 0 < positions < 0.6 * tokens
     assert all(line["loss/clm"] > 0 and line["loss/soft"] > 0 for line in metrics(run))

@@ -44,6 +44,7 @@ from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
 from distill.evaluation.memory_check import check_memory
 from distill.evaluation.readers import MeanModel
+from distill.evaluation.samples import continue_with_each
 from distill.evaluation.sets import MASKING, EvaluationSet
 from distill.evaluation.speed import tokens_per_second
 from distill.models.kernels.precision import dtype_of
@@ -94,8 +95,12 @@ def masked_scores(ranks: Ranks) -> dict[str, float]:
     return found
 
 
-def causal_scores(ranks: Ranks) -> dict[str, float]:
-    """Perplexity by a sliding window, and bits per byte, of packed and of padded documents."""
+def causal_scores(ranks: Ranks, samples: dict[str, list[list[int]]]) -> dict[str, float]:
+    """Perplexity by a sliding window, and bits per byte, of packed and of padded documents.
+
+    Args:
+        samples: gets what the model writes behind two beginnings, on rank 0.
+    """
     tokenizer, found = vocabulary_of("llama"), {}
     for packed in (True, False):
         model = divided(ranks, without_dropout("llama", **special_ids(tokenizer)), trained=True)
@@ -106,6 +111,7 @@ def causal_scores(ranks: Ranks) -> dict[str, float]:
         evaluator = Evaluator(scoring, find_task("clm").passes(scoring), PrecisionConfig())
         scores = evaluator.score(model, "student", [EvaluationSet("set", "", ids, 1)])
         found |= {f"{measure} {packed}": values["set"] for measure, values in scores.items()}
+        samples |= continue_with_each({f"student {packed}": model}, [ids[0, :5], ids[1]], evaluator, 6)
     return found
 
 
@@ -185,7 +191,8 @@ def trained_weights(ranks: Ranks, folder: Path, precision: str, evaluates: bool)
 def on_a_rank(name: str, folder: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     ranks = join_ranks(BackendConfig(name=name, device="cpu", timeout=60.0))
-    found = {"masked": masked_scores(ranks), "causal": causal_scores(ranks)}
+    samples: dict[str, list[list[int]]] = {}
+    found = {"masked": masked_scores(ranks), "causal": causal_scores(ranks, samples), "samples": samples}
     found["cache"] = cached(ranks, folder / f"cache-{ranks.size}")
     if ranks.size < 3:
         for precision in ("fp32", "bf16", "fp16"):
@@ -208,6 +215,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def assert_same_scores(ranks: list[dict[str, Any]], alone: dict[str, Any]) -> None:
+    assert len(alone["samples"]) == 2 and all(len(each) == 2 for each in alone["samples"].values())
+    assert [rank["samples"] for rank in ranks] == [alone["samples"], *[{}] * (len(ranks) - 1)]
     for rank in ranks:
         for kind in ("masked", "causal"):
             assert rank[kind].keys() == alone[kind].keys()

@@ -119,6 +119,30 @@ def test_scores_over_minutes(tmp_path: Path, results: dict, metrics: list) -> No
     assert "minutes" not in run_figures.draw(tmp_path, Record.from_json(results), metrics)
 
 
+def test_samples_of_text_are_shown_and_mean_nothing_to_the_page(tmp_path: Path, results: dict, metrics: list) -> None:
+    prompt, text = " Once <b>there</b> | was ", "a *king*, `and`\n</table> [so](on)"
+    by_model = {"teacher": text, "student": " of\nsteel", "baseline": ""}
+    texts = [{"prompt": prompt, "continuations": by_model}, {"prompt": "", "continuations": {"student": "x"}}]
+    results["samples"] = {"set": "heldout", "temperature": 0.7, "max_tokens": 40, "texts": texts}
+    report.write(tmp_path, Record.from_json(results), metrics, CONFIG)
+    (table,) = (of for of in parsed(tmp_path).iter("table") if "there" in "".join(of.itertext()))
+    rows = [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
+    assert rows == [
+        [prompt.strip()],
+        ["Teacher", text],
+        ["Student", "of\nsteel"],
+        ["Baseline (no teacher)", "(ends the text here)"],
+        ["(the beginning of a text)"],
+        ["Student", "x"],
+    ]
+    assert not list(table.iter("b"))
+    page = " ".join("".join(parsed(tmp_path).itertext()).split())
+    assert "at temperature 0.7" in page and "up to 40 tokens" in page and "sequences of heldout" in page
+    markdown = (tmp_path / "report.md").read_text()
+    assert r"| **Once \<b\>there\</b\> \| was** |  |" in markdown and "| Student | of steel |" in markdown
+    assert r"| Teacher | a \*king\*, \`and\` \</table\> \[so\](on) |" in markdown
+
+
 def test_report_without_teacher_baseline_and_agreement(tmp_path: Path, results: dict, metrics: list) -> None:
     results.update(teacher=None, baseline=None, agreement=None, recipe="bert_pretrain", objective=objective("mlm"))
     results["training"]["final_loss"] = {"total": 3.7, "soft": None, "mlm": 3.7, "cosine": None}

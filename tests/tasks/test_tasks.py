@@ -66,6 +66,7 @@ def test_the_recipes_pass(run: list[str]) -> None:
             ("objective.masking", "objective.task=clm", "leave it out"),
         ),
         ([*FROM_SCRATCH, "student.init=neighbours"], ("student.init=neighbours", "objective.task=clm")),
+        ([*MASKED_RUN, "evaluate.samples=2"], ("evaluate.samples=2", "causal models", "null")),
         ([*CAUSAL_RUN, "evaluate.stride=128"], ("evaluate.stride=128", "corpus.sequence_length=128")),
     ],
 )
@@ -76,3 +77,4 @@ def test_what_only_another_task_would_read(overrides: list[str], words: tuple[st
 
 def test_a_term_of_another_task_without_weight_is_left_out() -> None:
     check(composed(*CAUSAL_RUN, "+objective.mlm.weight=0", "evaluate.stride=127"))
+    check(composed(*MASKED_RUN, "evaluate.samples=0"))
