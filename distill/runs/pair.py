@@ -34,7 +34,8 @@ from distill.models.student import make_student, tokenizer_of
 from distill.models.teacher import STARTS, teacher_path, teacher_tokenizer
 from distill.objective.build import bind_terms
 from distill.objective.terms import Term, VocabularyTerm
-from distill.runs.layer_search import Prediction, find_layers
+from distill.runs.layer_losses import Prediction
+from distill.runs.layer_search import find_layers
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import shard_models, weights_on_disk
 from distill.runtime.errors import SettingError

@@ -4,22 +4,31 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from families import make_family
 from job import Shelf, assert_same, command, metrics, results
-from tiny import make_model
+from tiny import make_batches, make_model, make_tokenizer
 
-from distill.config.settings import LayersStudentConfig
-from distill.models.kind import MASKED
+from distill.config.settings import LayersStudentConfig, MaskingConfig
+from distill.data.collate.clm import CausalLM
+from distill.data.collate.mlm import masked_lm
+from distill.data.sequence_format import causal_format
+from distill.models.kind import CAUSAL, MASKED
 from distill.models.layer_choice import RULES
 from distill.models.student import from_layers
-from distill.runs.layer_search import search
+from distill.runs.layer_losses import Losses, Prediction
+from distill.runs.layer_removal import Removal
+from distill.runs.layer_search import remove_layers, score_all
 from distill.runtime.errors import SettingError
 from distill.runtime.files import remove
+from distill.runtime.progress import Progress
 
 
 class Costs:
@@ -37,11 +46,18 @@ class Costs:
         both = sum(cost for pair, cost in self.pairs.items() if set(pair) <= set(missing))
         return 1 + sum(self.costs[layer] for layer in missing) + both
 
+    def record(self, chosen: Sequence[int]) -> list[float]:
+        """What each layer costs is what it does to its input."""
+        return [self.costs[layer] for layer in chosen]
+
+    def influence_of_runs(self, length: int) -> list[float]:
+        return [sum(self.costs[start : start + length]) for start in range(1, len(self.costs) - length + 1)]
+
 
 def test_of_few_subsets_the_best_of_all_is_found() -> None:
     # Layer 1 costs least by itself, but a great deal together with any other one: greedy removal would lose it first.
     costs = Costs([0.3, 0.1, 0.2, 0.25], {(0, 1): 9.0, (1, 2): 9.0, (1, 3): 9.0})
-    found = search(4, 2, costs)  # type: ignore[arg-type]
+    found = score_all(4, 2, costs)  # type: ignore[arg-type]
     assert found.layers == [0, 1]
     assert found.all_subsets and found.tried == 6 and found.best[0].layers == found.layers
     assert len(costs.asked) == len(set(costs.asked))  # none is scored twice
@@ -50,26 +66,67 @@ def test_of_few_subsets_the_best_of_all_is_found() -> None:
 def test_of_many_subsets_one_layer_after_another_is_taken_away() -> None:
     costs = [5.0, 4.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 3.0]
     score = Costs(costs)
-    found = search(12, 3, score)  # type: ignore[arg-type]
-    assert found.layers == [0, 1, 11] and not found.all_subsets
-    scored = 12 + 11 + 10 + 9 + 8 + 7 + 6 + 5 + 4  # of 12 layers, of 11, ... of 4
-    assert scored <= found.tried < math.comb(12, 3)
+    found = remove_layers(12, 3, score)  # type: ignore[arg-type]
+    assert found.layers == [0, 1, 11] and not found.all_subsets and not found.stopped
+    assert found.tried < math.comb(12, 3) and len(score.asked) - 2 == found.tried  # not the whole model, not means of layers
     assert {rule for each in found.by_rule for rule in each.rules} == set(RULES)
     assert found.teacher == 1.0
 
 
-@pytest.mark.parametrize(("available", "count"), [(12, 3), (8, 4)])
-def test_few_rows_sort_out_what_all_rows_decide(available: int, count: int) -> None:
-    """On few rows layer 2 looks a little better than layer 1, which it is not."""
-    costs = [5.0, 1.0, 0.9] + [0.1 * number for number in range(available - 3)]
+def test_a_layer_with_little_influence_that_costs_much_stays() -> None:
+    """Influence alone would take layer 2 away, scores keep it."""
+
+    class Misleading(Costs):
+        def record(self, chosen: Sequence[int]) -> list[float]:
+            return [0.0 if layer == 2 else cost for layer, cost in zip(chosen, super().record(chosen), strict=True)]
+
+    found = remove_layers(12, 6, Misleading([1.0, 1.0, 9.0, 1.0, 1.0, 1.0, *[0.1] * 6]))  # type: ignore[arg-type]
+    assert found.layers == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_exchange_finds_what_removals_alone_miss() -> None:
+    """Layers 10 and 11 cost least each, and much when both are gone; by then the shortlist has taken one of them."""
+    costs, pairs = [4.0] * 5 + [1.0, 1.1, 1.2, 1.3, 1.4, 0.1, 0.2], {(10, number): 1.15 for number in range(5, 10)}
+    score = Costs(costs, pairs)
+    removal = Removal(12, 6, score)
+    removal.begin()
+    with Progress("layers", 6, "layers") as progress:
+        greedy = removal._reduce(tuple(range(12)), progress)
+        removal.run(progress)
+    best = min((choice for choice in removal.losses if len(choice) == 6), key=removal.losses.__getitem__)
+    assert removal.losses[best] < removal.losses[greedy]
+    assert best == min(combinations(range(12), 6), key=score)
+
+
+def test_when_the_time_is_up_the_layers_of_least_influence_go() -> None:
+    """A clock that goes on by a second with each look at it: of 24 layers few were scored."""
+    ticks, score = iter(range(10**6)), Costs([number / 10 for number in range(24)])
+    removal = Removal(24, 6, score, deadline=30, clock=lambda: next(ticks))
+    removal.begin()
+    with Progress("layers", 18, "layers") as progress:
+        removal.run(progress)
+    assert tuple(range(18, 24)) in removal.losses and removal.is_over
+    assert len(score.asked) < 40 < Removal(24, 6, Costs([1.0])).passes() + 40
+
+
+def test_a_search_that_its_seconds_end_says_so() -> None:
+    found = remove_layers(24, 12, Costs([1.0] * 24), seconds=1e-9)  # type: ignore[arg-type]
+    assert found.stopped and len(found.layers) == 12 and "student.search_seconds" in found.lines()[0]
+    shallow = score_all(8, 4, Costs([1.0] * 8), seconds=1e-9)  # type: ignore[arg-type]
+    assert shallow.stopped and not shallow.all_subsets and len(shallow.layers) == 4
+
+
+def test_few_sequences_sort_out_what_all_decide() -> None:
+    """On few sequences layer 2 looks a little better than layer 1, which it is not."""
+    costs = [5.0, 1.0, 0.9] + [0.1 * number for number in range(5)]
     score, rough = Costs(costs), Costs([*costs[:1], 0.9, 1.0, *costs[3:]])
-    found = search(available, count, score, rough)  # type: ignore[arg-type]
-    assert found.layers == search(available, count, Costs(costs)).layers  # type: ignore[arg-type]
+    found = score_all(8, 4, score, rough)  # type: ignore[arg-type]
+    assert found.layers == score_all(8, 4, Costs(costs)).layers  # type: ignore[arg-type]
     assert len(score.asked) < 20 < len(rough.asked) and found.tried >= len(set(rough.asked))
     assert found.best[0].loss == Costs(costs)(found.layers)
 
 
-def test_a_rule_that_is_better_than_greedy_removal_is_taken() -> None:
+def test_a_rule_that_is_better_than_removals_is_taken() -> None:
     """Of 12 layers each of the first six seems to cost nothing, until all of them are gone."""
 
     class Traps(Costs):
@@ -77,7 +134,7 @@ def test_a_rule_that_is_better_than_greedy_removal_is_taken() -> None:
             numbers = {layer for layer in chosen if isinstance(layer, int)}
             return 0.5 if numbers == set(range(6)) else super().__call__(chosen)
 
-    found = search(12, 6, Traps([0.0] * 6 + [1.0] * 6))  # type: ignore[arg-type]
+    found = remove_layers(12, 6, Traps([0.0] * 6 + [1.0] * 6))  # type: ignore[arg-type]
     assert found.layers == [0, 1, 2, 3, 4, 5] and found.best[0].loss == 0.5
 
 
@@ -90,12 +147,52 @@ def test_what_does_not_go_into_the_student_is_left_out_and_nothing_at_all_is_ref
 
     refusing = Refusing([0.1, 0.5, 0.2, 0.3])
     refusing.needed = 0  # type: ignore[attr-defined]
-    found = search(4, 2, refusing)  # type: ignore[arg-type]
+    found = score_all(4, 2, refusing)  # type: ignore[arg-type]
     assert found.layers == [0, 1]
-    assert all(math.isfinite(each.loss) for each in [*found.best, *found.by_rule])
-    refusing.needed = 9  # type: ignore[attr-defined]
+    deep = Refusing([0.0, *[1.0] * 11])
+    deep.needed = 0  # type: ignore[attr-defined]
+    removed = remove_layers(12, 4, deep)  # type: ignore[arg-type]
+    assert removed.layers[0] == 0
+    assert all(math.isfinite(each.loss) for each in [*found.best, *found.by_rule, *removed.best, *removed.by_rule])
+    for attempt in (refusing, deep):
+        attempt.needed = 99  # type: ignore[attr-defined]
     with pytest.raises(SettingError, match="keep layer 0 first"):
-        search(4, 2, refusing)  # type: ignore[arg-type]
+        score_all(4, 2, refusing)  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="keep layer 0 first"):
+        remove_layers(12, 4, deep)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "family", ["bert", "distilbert", "roberta", "deberta-v2", "gpt2", "llama", "gemma2", "modernbert"]
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_losses_from_recorded_layers_are_those_without(family: str, precision: str) -> None:
+    """Bit for bit, whatever the two choices share; the influence of a layer is that of its hidden states."""
+    depth: dict[str, Any] = {"gpt2": {"n_layer": 5}, "distilbert": {"n_layers": 5}}.get(family, {"num_hidden_layers": 5})
+    if family == "gemma2":
+        depth["layer_types"] = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"] * 2
+        depth["layer_types"] = depth["layer_types"][:5]
+    model = make_family(family, **depth).eval()
+    causal = family in ("gpt2", "llama", "gemma2")
+    kind, label = (CAUSAL, "clm") if causal else (MASKED, "mlm")
+    ids = np.random.default_rng(0).integers(5, 40, (6, 16)).astype(np.uint16)
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = tokenizer.sep_token
+    collator = (
+        CausalLM(causal_format(tokenizer), packed=False) if causal
+        else masked_lm(MaskingConfig(), tokenizer, np.ones(len(tokenizer), np.int64))
+    )  # fmt: skip
+    settings, cpu = LayersStudentConfig(layers="auto", dropout=0.0), torch.device("cpu")
+    batches = list(make_batches(ids, collator, batch_size=3).first(6))
+    prediction = Prediction(kind, label, 40, precision)
+    plain, fast = (Losses(settings, model, prediction, batches, cpu) for _ in range(2))
+    fast.record((0, 1, 2, 3, 4))
+    choices = [(0, 1, 2, 3, 4), (0, 1, 3, 4), (0, 2, 4), (0, 1, 2)]
+    assert [fast(choice) for choice in choices] == [plain(choice) for choice in choices]
+    influence = fast.record((0, 1, 3, 4))
+    assert influence == plain.record((0, 1, 3, 4)) and all(0 <= value <= 2 for value in influence)
+    assert fast((0, 1, 4)) == plain((0, 1, 4)) != plain((0, 1, 3, 4))
+    assert fast.influence_of_runs(1) == pytest.approx(influence[1:], abs=1e-6)
 
 
 def test_a_list_in_place_of_a_layer_gives_the_mean_of_their_weights() -> None:
@@ -218,9 +315,7 @@ def test_models_that_are_divided_between_ranks_are_searched_before(
 
 
 def test_layers_are_all_alike_where_one_block_is_called_several_times() -> None:
-    from families import make_family
-
-    from distill.runs.layer_search import Prediction, find_layers
+    from distill.runs.layer_search import find_layers
 
     settings = LayersStudentConfig(layers="auto", num_layers=2)
     albert = make_family("albert", num_hidden_layers=4)
