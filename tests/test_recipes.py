@@ -30,6 +30,7 @@ OF_SCRATCH = {
     "albert_pretrain": [ALBERT],
     "gpt2_pretrain": ["student.config={n_embd:32,n_layer:2,n_head:2}", "corpus.vocab_size=300"],
 }
+OF_A_DEEP_TEACHER = {"distil_smollm2": ["student.layers=even"]}  # which has more layers than that of the tests
 OF_TABLES = {"squad", "glue", "table"}  # run by test_fine_tuning.py
 OF_SOURCES = {"mixture"}  # run by test_mixture_job.py
 
@@ -162,7 +163,7 @@ def test_recipe_runs_two_steps(name: str, shelf: Shelf, tmp_path: Path) -> None:
     if models is None:
         saved = {"clm": save_model, "mlm_sop": save_ordered}.get(composed(f"+recipe={name}").objective.task)
         teacher = shelf.teacher if saved is None else saved(tmp_path / "teacher")
-        models = ["teacher=pretrained", f"teacher.path={teacher}"]
+        models = ["teacher=pretrained", f"teacher.path={teacher}", *OF_A_DEEP_TEACHER.get(name, [])]
     assert distill(f"+recipe={name}", *small, *models, f"hydra.run.dir={tmp_path / 'run'}") == 0
     assert metrics(tmp_path / "run")[-1]["step"] == 2
     assert results(tmp_path / "run")["student"]["perplexity"]["heldout"] > 1

@@ -29,7 +29,7 @@ PAGES = ROOT / "docs/gallery"
 # A run may start from the student of one before it.
 ORDER = ["smoke", "distilbert_gutenberg_baseline", "distilbert_gutenberg", "mixture", "bert_pretrain", "gpt2_pretrain"]
 ORDER += ["distilgpt2_gutenberg_baseline", "distilgpt2_gutenberg", "albert_pretrain", "distilalbert_gutenberg", "squad"]
-ORDER += ["glue", "table", "search", "seeds"]
+ORDER += ["glue", "table", "search", "seeds", "distil_smollm2"]
 PLACES = {
     "BOOKS": "gutenberg/train",
     "WIKI": "wikitext-2-raw",

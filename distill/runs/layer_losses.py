@@ -146,7 +146,7 @@ class Losses:
         shared = 0
         while shared < min(len(chosen), len(self._recorded)) and chosen[shared] == self._recorded[shared]:
             shared += 1
-        blocks = block_list(model.base_model, len(chosen)) if shared else []
+        blocks: Any = block_list(model.base_model, len(chosen)) if shared else []
         for number in range(shared):
             blocks[number] = Recorded(blocks[number], iter(self._outputs[number]))
         return LanguageModel(model, self.prediction.precision)

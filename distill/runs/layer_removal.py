@@ -76,14 +76,17 @@ class Removal:
         )
         return removals + 2 * exchange
 
-    def run(self, progress: Progress) -> None:
+    def run(self) -> None:
         """Score choices until the time is up or nothing lowers the loss."""
         everything, gone = tuple(range(self.available)), self.available - self.count
         self._loss(_without(everything, sorted(everything, key=self._influence.__getitem__)[:gone]))
         if runs := self.score.influence_of_runs(gone):
             start = 1 + min(range(len(runs)), key=runs.__getitem__)
             self._loss(_without(everything, range(start, start + gone)))
-        self._exchange(self._reduce(everything, progress))
+        with Progress("layers taken away", gone, "layers") as progress:
+            layers = self._reduce(everything, progress)
+        with Progress("layers exchanged", 0, "choices", start=len(self.losses)) as progress:
+            self._exchange(layers, progress)
 
     def _reduce(self, layers: Choice, progress: Progress | None = None) -> Choice:
         """Take one layer after another away. When the time is up all that are too many go at once, by influence."""
@@ -99,7 +102,7 @@ class Removal:
                 progress.update(self.available - len(layers))
         return layers
 
-    def _exchange(self, layers: Choice) -> None:
+    def _exchange(self, layers: Choice, progress: Progress) -> None:
         """Let a layer come back and another one go, as long as that lowers the loss and there is time."""
         improved = True
         while improved and not self.is_over:
@@ -109,6 +112,7 @@ class Removal:
             larger = [choice for choice in larger if not self.is_over and math.isfinite(self._loss(choice))]
             for choice in sorted(larger, key=self._loss)[:RETURNS]:
                 other = self._reduce(choice)
+                progress.update(len(self.losses))
                 if self._loss(other) < self._loss(layers):
                     layers, improved = other, True
                     break

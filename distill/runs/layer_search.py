@@ -26,7 +26,7 @@ from distill.models.layer_choice import AUTO, RULES, Layer, choose_layers, numbe
 from distill.runs.layer_losses import Losses, Prediction, first_batches
 from distill.runs.layer_removal import Removal
 from distill.runtime.errors import SettingError
-from distill.runtime.progress import Progress, counted
+from distill.runtime.progress import counted
 
 MOST_SUBSETS = 70  # up to so many are all scored: those of four layers of eight
 ROUGH = 4  # one of so many sequences, for the first of two rounds
@@ -205,8 +205,7 @@ def remove_layers(available: int, count: int, score: Losses, seconds: float | No
         f"student.layers=auto: choosing {count} of {counted(available, 'layer')} by forward passes over "
         f"{counted(score.num_sequences, 'training sequence')}, about {estimate:.0f} s{limit}"
     )
-    with Progress("layers", available - count, "layers") as progress:
-        removal.run(progress)
+    removal.run()
     by_rule = _score_rules(available, count, score, removal.losses)
     searched = _outcome(removal.losses, by_rule, score, whole, time.monotonic() - began)
     return replace(searched, stopped=removal.is_over)

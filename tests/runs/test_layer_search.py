@@ -28,7 +28,6 @@ from distill.runs.layer_removal import Removal
 from distill.runs.layer_search import remove_layers, score_all
 from distill.runtime.errors import SettingError
 from distill.runtime.files import remove
-from distill.runtime.progress import Progress
 
 
 class Costs:
@@ -68,7 +67,7 @@ def test_of_many_subsets_one_layer_after_another_is_taken_away() -> None:
     score = Costs(costs)
     found = remove_layers(12, 3, score)  # type: ignore[arg-type]
     assert found.layers == [0, 1, 11] and not found.all_subsets and not found.stopped
-    assert found.tried < math.comb(12, 3) and len(score.asked) - 2 == found.tried  # not the whole model, not means of layers
+    assert found.tried < math.comb(12, 3) and len(score.asked) - 2 == found.tried  # whole model, means
     assert {rule for each in found.by_rule for rule in each.rules} == set(RULES)
     assert found.teacher == 1.0
 
@@ -90,9 +89,8 @@ def test_an_exchange_finds_what_removals_alone_miss() -> None:
     score = Costs(costs, pairs)
     removal = Removal(12, 6, score)
     removal.begin()
-    with Progress("layers", 6, "layers") as progress:
-        greedy = removal._reduce(tuple(range(12)), progress)
-        removal.run(progress)
+    greedy = removal._reduce(tuple(range(12)))
+    removal.run()
     best = min((choice for choice in removal.losses if len(choice) == 6), key=removal.losses.__getitem__)
     assert removal.losses[best] < removal.losses[greedy]
     assert best == min(combinations(range(12), 6), key=score)
@@ -103,8 +101,7 @@ def test_when_the_time_is_up_the_layers_of_least_influence_go() -> None:
     ticks, score = iter(range(10**6)), Costs([number / 10 for number in range(24)])
     removal = Removal(24, 6, score, deadline=30, clock=lambda: next(ticks))
     removal.begin()
-    with Progress("layers", 18, "layers") as progress:
-        removal.run(progress)
+    removal.run()
     assert tuple(range(18, 24)) in removal.losses and removal.is_over
     assert len(score.asked) < 40 < Removal(24, 6, Costs([1.0])).passes() + 40
 
@@ -168,7 +165,8 @@ def test_what_does_not_go_into_the_student_is_left_out_and_nothing_at_all_is_ref
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_losses_from_recorded_layers_are_those_without(family: str, precision: str) -> None:
     """Bit for bit, whatever the two choices share; the influence of a layer is that of its hidden states."""
-    depth: dict[str, Any] = {"gpt2": {"n_layer": 5}, "distilbert": {"n_layers": 5}}.get(family, {"num_hidden_layers": 5})
+    names = {"gpt2": "n_layer", "distilbert": "n_layers"}
+    depth: dict[str, Any] = {names.get(family, "num_hidden_layers"): 5}
     if family == "gemma2":
         depth["layer_types"] = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"] * 2
         depth["layer_types"] = depth["layer_types"][:5]
