@@ -4,7 +4,7 @@
     python benchmarks/tools/gallery.py RUNS --data FOLDER --only smoke squad
 
 The command of a page is the block of shell behind its line `<!-- run -->`. It runs as it stands in the folder RUNS,
-with the names of `PLACES` replaced by files below FOLDER; what is finished is not run again. What is between
+where the names of `PLACES` are links to folders below FOLDER; what is finished is not run again. What is between
 `<!-- measured -->` and `<!-- end -->` is written anew. Needs Chromium, as `report_picture.py` does.
 """
 
@@ -58,8 +58,9 @@ def run(name: str, runs: Path, data: Path) -> tuple[Path, float]:
     match = COMMAND.search((PAGES / f"{name}.md").read_text())
     assert match, f"docs/gallery/{name}.md has no block of shell behind <!-- run -->"
     words = shlex.split(match[1].replace("\\\n", " "), comments=True)[1:]
-    for place, path in PLACES.items():
-        words = [re.sub(rf"=({place})(?=/|$)", f"={data / path}", word) for word in words]
+    for place, path in PLACES.items():  # links, so that reports show the names that the page has
+        if not (runs / place).is_symlink():
+            (runs / place).symlink_to(data / path)
     taken = runs / f"{name}.seconds.json"  # a command that resumes would measure its last part alone
     if not taken.is_file():
         began = time.monotonic()
