@@ -8,6 +8,7 @@ per cent. Outside of forward, objective, backward and optimizer are zeroing grad
 
 import argparse
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.profiler import profile, record_function
 
 import distill.train
 from benchmarks.common import save, table, title
-from benchmarks.step.models import SHAPES, Variant, batches, make_student, make_teacher, operations
+from benchmarks.step.models import SHAPES, AfterStep, Variant, batches, make_student, make_teacher, operations
 from benchmarks.step.step import WARM_UP, matrix_rate, train_with_distill
 from distill.config.settings import PrecisionConfig
 from distill.objective.objective import Objective
@@ -75,6 +76,30 @@ def kernels(events: list[FunctionEvent]) -> dict[str, float]:
     return found
 
 
+def profiled(train_for: Callable[[AfterStep], None], shapes: bool = False) -> tuple[list[FunctionEvent], float]:
+    """The events of one step after those that warm up, and its seconds; `train_for` trains one step more than these.
+
+    Args:
+        shapes: record those of the operators' inputs too.
+    """
+    profiler, step, steps = profile(record_shapes=shapes), record_function("step"), 0
+
+    def after_step() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == WARM_UP:
+            profiler.__enter__()
+            step.__enter__()
+        if steps == WARM_UP + 1:
+            step.__exit__(None, None, None)
+            profiler.__exit__(None, None, None)
+
+    train_for(after_step)
+    events = list(profiler.events())
+    seconds = sum(event.cpu_time_total for event in events if event.name == "step") / 1e6
+    return [event for event in events if event.name != "step"], seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="base")
@@ -93,24 +118,13 @@ def main() -> None:
     name_calls(torch.Tensor, "backward", "backward")
     name_calls(distill.train, "clip_gradients", "clipping and optimizer")
     name_calls(torch.optim.AdamW, "step", "clipping and optimizer")
-    profiler, step, steps = profile(), record_function("step"), 0
-
-    def after_step() -> None:
-        nonlocal steps
-        steps += 1
-        if steps == WARM_UP:
-            profiler.__enter__()
-            step.__enter__()
-        if steps == WARM_UP + 1:
-            step.__exit__(None, None, None)
-            profiler.__exit__(None, None, None)
-
     variant = Variant("distill", rows, formats)
-    train_with_distill(
-        batches(shape, options.accumulate, WARM_UP + 2), (teacher, student), variant, WARM_UP + 1, after_step
-    )
-    events = [event for event in profiler.events() if event.name != "step"]
-    seconds = sum(e.cpu_time_total for e in profiler.events() if e.name == "step") / 1e6
+
+    def train_for(after_step: AfterStep) -> None:
+        source = batches(shape, options.accumulate, WARM_UP + 2)
+        train_with_distill(source, (teacher, student), variant, WARM_UP + 1, after_step)
+
+    events, seconds = profiled(train_for)
     dtype = torch.float32 if options.precision == "fp32" else torch.bfloat16
     floor = operations(shape, rows) / matrix_rate(shape, dtype, device)
     found = {"phases": phases(events, seconds), "kernels": kernels(events)}

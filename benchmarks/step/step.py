@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -94,23 +94,37 @@ def settings(rows: str, task: str = "mlm") -> ObjectiveConfig:
     return objective_config({"task": task, **terms})
 
 
+class Plan(NamedTuple):
+    """What a run trains by."""
+
+    objective: ObjectiveConfig
+    precision: PrecisionConfig
+    num_positions: int = 10**9  # of the run: where there are many the objective is compiled
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+
 def train_with_distill(
     source: Batches, pair: tuple[Any, Any], variant: Variant, steps: int, after_step: AfterStep
 ) -> None:
+    """The loop of a run with the loss that the plain step has."""
+    task = next(iter(source.window(0)[0].labels))
+    plan = Plan(settings(variant.rows, task), variant.precision)
+    train_by_plan(source, pair, plan._replace(num_positions=0) if "eager" in variant.name else plan, steps, after_step)
+
+
+def train_by_plan(source: Batches, pair: tuple[Any, Any], plan: Plan, steps: int, after_step: AfterStep) -> None:
     """The loop of a run, `distill.train.train`, with what a run builds for it."""
-    (teacher, student), task = pair, next(iter(source.window(0)[0].labels))
-    config = settings(variant.rows, task)
+    teacher, student = pair
     ranks = Single(BackendConfig(device=str(student.device)))
-    terms = bind_terms(make_terms(config), student, teacher)
-    many = 0 if "eager" in variant.name else 10**9  # positions: from that many on the objective is compiled
-    objective = build_objective(terms, config, variant.precision, student.config.vocab_size, many, ranks.device)
-    frozen = setup_teacher(teacher, variant.precision, ranks)
-    trainable = setup_student(student, objective, variant.precision, ranks)
-    sync = gradient_sync(ranks, trainable)
-    optimizer = OptimizerConfig()
+    terms = bind_terms(make_terms(plan.objective), student, teacher)
+    vocabulary, device = student.config.vocab_size, ranks.device
+    objective = build_objective(terms, plan.objective, plan.precision, vocabulary, plan.num_positions, device)
+    frozen = setup_teacher(teacher, plan.precision, ranks)
+    trainable = setup_student(student, objective, plan.precision, ranks)
+    sync, optimizer = gradient_sync(ranks, trainable), optim.build(trainable, plan.optimizer)
     with tempfile.TemporaryDirectory() as folder:
         length = TrainConfig(epochs=None, steps=steps + 1, save_every=steps + 1)
-        learner = Learner(trainable, sync, optim.build(trainable, optimizer), Constant(), optimizer)
+        learner = Learner(trainable, sync, optimizer, Constant(), plan.optimizer)
         checkpoints = Checkpoints(Path(folder), 1, {})
         run = Training(learner, LiveTeacher(frozen), source, ranks, length, State(), checkpoints)
         train(run, objective, (CallAfterStep(after_step),), NoHistory())
