@@ -5,7 +5,7 @@ give the recorded outputs stand in place of those blocks. The rest is computed a
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -155,7 +155,7 @@ class Losses:
 def _keeps(outputs: list[Any], influence: list[Tensor]) -> Any:
     """A forward hook that keeps the output of a block, and the influence of the block."""
 
-    def hook(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+    def hook(_: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Tensor], output: Any) -> None:
         outputs.append(output)
         influence.append(_influence(inputs[0] if inputs else named["hidden_states"], _states(output)))
 
