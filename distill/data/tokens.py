@@ -388,6 +388,11 @@ def _no_sequences(meta: Meta, part: str, text: Text, corpus: CorpusConfig) -> Se
         if meta["skipped"]
         else ""
     )
+    if text.prompts and not count + meta["bad"] + len(meta["skipped"]):
+        return SettingError(
+            f"{text.setting}.path={text.path}: in none of its documents does anything count as a "
+            f"target; check {text.setting}.target_role of conversations, and {text.setting}.field of answers to prompts"
+        )
     return SettingError(
         f"{text.setting}.path={text.path}: not one sequence: {counted(count, 'document')}, none long "
         f"enough{invalid}; check {text.setting}.kind and {text.setting}.fraction"

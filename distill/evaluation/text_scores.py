@@ -24,7 +24,7 @@ from distill.evaluation.measures import token_losses
 from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel, OutputSpec
-from distill.models.loaded import LoadedModel, as_loaded
+from distill.models.loaded import Held, LoadedModel, as_loaded
 from distill.runtime.errors import SettingError
 
 METHODS = ("original", "within_word_l2r")
@@ -62,7 +62,7 @@ class TextScore:
         return float(self.base**-self.mean)
 
 
-Model = str | Path | LoadedModel  # as `score` takes it
+Model = str | Path | LoadedModel | Held  # as `score` takes it
 
 
 # fmt: off
@@ -89,11 +89,13 @@ def score(
 ) -> TextScore | list[TextScore]:
     """The (pseudo-)log-likelihood of a text, or of each of several, token by token.
 
-    Special tokens around a text are seen and not scored. The model computes in fp32; the softmax is taken in float64.
+    Special tokens around a text are seen and not scored. A model that is loaded here computes in fp32; the softmax is
+    taken in float64.
 
     Args:
         text: one, or several, which are computed together.
-        model: a run folder, a model folder, a name on the Hub, or what `distill.load_model` gave.
+        model: a run folder, a model folder, a name on the Hub, what `distill.load_model` gave, or (model, tokenizer)
+            in memory.
         method: of masked models: `original`, every token masked by itself; or `within_word_l2r`, every token masked
             together with the tokens of its word that come after it.
         bos: of causal models: whether a text begins behind the beginning-of-text token, or the end-of-text token of a

@@ -241,8 +241,8 @@ def refuse_unfinished(setting: str, path: str) -> None:
     snapshots = sorted((run / "snapshots").glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
     other = f", or name its snapshot {snapshots[-1]}" if snapshots else ""
     raise SettingError(
-        f"{setting}={path} is a run that has not finished, so it has no student: give its command again, which resumes "
-        f"it{other}"
+        f"{setting}={path} is a run that has not finished, so it has no student: give its command, or its call of "
+        f"distill.distill, again, which resumes it{other}"
     )
 
 

@@ -7,16 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from distill.models.check import check_vocabulary, max_positions
 from distill.models.kind import CAUSAL, CLASSES, MASKED, ORDERED, SPANS, ModelKind, saved_class
-from distill.models.load import load_pretrained, load_tokenizer, model_folder, saved_config, size
+from distill.models.load import (
+    load_pretrained,
+    load_tokenizer,
+    model_folder,
+    refuse_unfinished,
+    saved_config,
+    size,
+)
 from distill.runtime.bounded_yaml import read_yaml
 from distill.runtime.errors import SettingError
 
 KINDS = (SPANS, CLASSES, CAUSAL, MASKED, ORDERED)
+Held = tuple[Any, PreTrainedTokenizerBase]  # a model of transformers in memory and its tokenizer
 SETTING = "model"  # what error lines call the path of a model that is loaded by itself
 
 
@@ -112,9 +121,23 @@ def without_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def as_loaded(model: "str | Path | LoadedModel", device: str = "auto") -> LoadedModel:
-    """The model as it is where it is loaded already; else load it by `load_model`."""
-    return model if isinstance(model, LoadedModel) else load_model(model, device)
+def as_loaded(model: "str | Path | LoadedModel | Held", device: str = "auto") -> LoadedModel:
+    """The model as it is where it is loaded already, also as (model, tokenizer); else load it by `load_model`."""
+    found = in_memory(SETTING, model)
+    return found if isinstance(found, LoadedModel) else load_model(found, device)
+
+
+def in_memory(name: str, model: Any) -> Any:
+    """A model in memory with its tokenizer, as one object; anything else as it is.
+
+    Raises:
+        SettingError: it has no tokenizer; the message calls it `name`.
+    """
+    if isinstance(model, nn.Module):
+        raise SettingError(
+            f"{name} is a {type(model).__name__} in memory, without its tokenizer: give (model, tokenizer)"
+        )
+    return LoadedModel.of(*model) if isinstance(model, tuple) and len(model) == 2 else model
 
 
 def device_of(name: str) -> torch.device:
@@ -138,6 +161,7 @@ def kind_of(setting: str, path: str) -> ModelKind:
     Raises:
         SettingError: there is none, or of another class.
     """
+    refuse_unfinished(setting, path)
     folder = Path(model_folder(path))
     if (folder / "model.safetensors").is_file() and not (folder / "config.json").is_file():
         raise SettingError(

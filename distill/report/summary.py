@@ -42,7 +42,7 @@ def setting(record: Record) -> str:
         sentences.append(f"Teacher: {record.teacher.name}.")
     sentences += [_start(record)]
     if is_number(training.steps):
-        epochs = f" ({training.epochs:.3g} epochs)" if is_number(training.epochs) else ""
+        epochs = f" ({training.epochs:.3g} epoch{'s' * (training.epochs != 1)})" if is_number(training.epochs) else ""
         time = f" in {time_of(training.seconds)}" if is_number(training.seconds) else ""
         hardware = f" on {record.environment.device}" if record.environment.device else ""
         sentences.append(f"Training took {counted(training.steps, 'step')}{epochs}{time}{hardware}.")

@@ -1,6 +1,6 @@
 """Observers of the user's own: what they may read of a training, and how a run calls them. Rank 0 alone has them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -180,7 +180,15 @@ def _make(component: Component, folder: Path) -> object:
 
 
 def _observes(observer: object) -> bool:
-    return any(callable(getattr(observer, method, None)) for method in METHODS)
+    """Whether it has one of the methods, other than those of the base class, which do nothing."""
+    return any(callable(found) and found is not getattr(Observer, name) for name, found in _methods(observer))
+
+
+def _methods(observer: object) -> Iterator[tuple[str, object]]:
+    """The methods that it has, by name; bound ones as the functions that they are made of."""
+    for name in METHODS:
+        found = getattr(observer, name, None)
+        yield name, getattr(found, "__func__", found)
 
 
 def _nothing(observed: Observed) -> None:

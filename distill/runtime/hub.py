@@ -45,9 +45,9 @@ def why_not_reached() -> str:
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE=1 forbids requests to the Hub: unset it"
-    return (
-        f"{constants.ENDPOINT} does not answer within {seconds_to_wait():g} s (HF_HUB_ETAG_TIMEOUT): check the network"
-    )
+    chosen = ", and HF_ENDPOINT, which names it" if os.environ.get("HF_ENDPOINT") else ""
+    waited = f"{seconds_to_wait():g} s (HF_HUB_ETAG_TIMEOUT)"
+    return f"{constants.ENDPOINT} does not answer within {waited}: check the network{chosen}"
 
 
 def how_to_do_without(name: str, kind: str = "model") -> str:

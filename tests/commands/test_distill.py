@@ -198,7 +198,10 @@ class Stream(IterableDataset[Any]):
         ),
         ({"data": Stream()}, r"data is a Stream, whose rows have no numbers"),
         ({"data": datasets.Dataset.from_dict({"text": TEXTS}).to_iterable_dataset()}, r"data is a streamed data set"),
-        ({"data": datasets.Dataset.from_dict({"body": TEXTS})}, r"corpus: .* has no column text.* it has body: name"),
+        (
+            {"data": datasets.Dataset.from_dict({"body": TEXTS})},
+            r"corpus: .* has no column text.* it has body: name .* prompts as corpus\.prompt",
+        ),
         ({"data": datasets.DatasetDict(test=datasets.Dataset.from_dict({"text": TEXTS}))}, r"data has the splits test"),
         ({"data": [1.5]}, r"data holds a float"),
         ({"data": []}, r"data is empty"),
@@ -206,6 +209,9 @@ class Stream(IterableDataset[Any]):
         ({"evaluation": {"my-set": TEXTS}}, r"evaluation: a set has the name my-set"),
         ({"train": {"stps": 3}}, r"train\.stps"),
         ({"train": {"steps": torch.nn.Linear(1, 1)}}, r"train\.steps is a Linear: settings are numbers"),
+        ({"train": {"steps": 1}, "eval_dataset": TEXTS}, r"eval_dataset is no argument .*: give evaluation="),
+        ({"observers": [Counted()]}, r"observers is a list: give each a name, as observers=\{'mine'"),
+        ({"observers": Counted()}, r"observers is a Counted: give each a name"),
         ({"lr": 1e-3}, r"lr is .*optimizer\.lr"),
         ({"teacher": torch.nn.Linear(1, 1)}, r"teacher is a Linear in memory, without its tokenizer"),
         ({"backend": {"name": "ddp", "processes": 2}}, r"backend\.processes=2 .*\(teacher, corpus\): .*`torchrun "),
@@ -264,6 +270,15 @@ def test_conversations_and_a_causal_pair(tmp_path: Path, cache: Path) -> None:
     )
     assert run.record.recipe == "distilgpt2_gutenberg" and run.record.corpus.chat_template is not None
     assert "the messages of assistant count" in str(run.record.corpus.name)
+    data = datasets.Dataset.from_list([{"messages": row["messages"][:1]} for row in rows])
+    with pytest.raises(SettingError, match=r"^corpus\.path=.*: in none of its documents does anything count"):
+        distill.distill(
+            teacher=held,
+            student=LAYERS,
+            data=data,
+            corpus={"sequence_length": 32},
+            settings={"data": {"cache": str(cache)}},
+        )
 
 
 def test_how_settings_become_overrides() -> None:

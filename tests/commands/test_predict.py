@@ -186,5 +186,7 @@ def test_inputs_that_a_model_does_not_read(writer: LoadedModel, answerer: Loaded
         predict(answerer, "who?")
     with pytest.raises(SettingError, match=r"^input 2 has no context that is text"):
         predict(answerer, [{"question": "a", "context": "b"}, {"question": "a"}])
+    with pytest.raises(SettingError, match=r'^input 1 has no text that is text: .* needs text, or \{"messages": \['):
+        predict(writer, [{"role": "user", "content": "a"}])
     with pytest.raises(SettingError, match=r"^input 1 has a second text"):
         predict(writer, {"text": "a", "second": "b"})

@@ -14,8 +14,10 @@ from job import Shelf
 
 from distill.commands.cli import main
 from distill.commands.push import write_report
+from distill.models.loaded import load_model
 from distill.runs.record import Sample, Samples
 from distill.runs.results_file import read_run
+from distill.runtime.errors import SettingError
 from distill.runtime.hub import is_hub_reached
 
 
@@ -118,9 +120,10 @@ def test_without_a_network(
     hub: Hub, done: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
-    assert "does not answer within 2 s (HF_HUB_ETAG_TIMEOUT): check the network" in refused(
-        capfd, str(done), "me/student"
-    )
+    line = refused(capfd, str(done), "me/student")
+    assert line.endswith("does not answer within 2 s (HF_HUB_ETAG_TIMEOUT): check the network")
+    monkeypatch.setenv("HF_ENDPOINT", constants.ENDPOINT)
+    assert refused(capfd, str(done), "me/student") == f"{line}, and HF_ENDPOINT, which names it"
 
 
 def test_a_run_without_a_finished_student(
@@ -130,6 +133,8 @@ def test_a_run_without_a_finished_student(
     (tmp_path / "config.yaml").touch()
     (tmp_path / "checkpoints").mkdir()
     assert "is a run that has not finished" in refused(capfd, str(tmp_path), "me/student")
+    with pytest.raises(SettingError, match=r"^model=.* is a run that has not finished, so it has no student"):
+        load_model(tmp_path)
     (tmp_path / "results.json").write_text((done / "results.json").read_text())
     (tmp_path / "student").mkdir()
     for file in (done / "student").iterdir():

@@ -119,3 +119,9 @@ def test_texts_and_models_that_do_not_fit(tmp_path: Path, causal: LoadedModel) -
         score("the", causal, method="within_word_l2r")
     with pytest.raises(SettingError, match=r"^model=.*nothing does not load.*correct the name"):
         score("the", tmp_path / "nothing")
+
+
+def test_a_model_in_memory_is_scored_with_its_tokenizer(causal: LoadedModel) -> None:
+    assert score("the cat", (causal.model, causal.tokenizer)) == score("the cat", causal)
+    with pytest.raises(SettingError, match=r"^model is a .* in memory, without its tokenizer: give \(model, tokeni"):
+        score("the cat", causal.model)

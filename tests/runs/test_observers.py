@@ -48,6 +48,17 @@ class Half:
         SEEN.append(evaluation)
 
 
+class Misspelt(distill.Observer):
+    """Would never be called."""
+
+    def on_step_end(self, step: distill.ObservedStep) -> None:
+        SEEN.append(step)
+
+
+def misspelt() -> Misspelt:
+    return Misspelt()
+
+
 def each_step(prefix: str = "") -> Any:
     """Gives a plain function of a step."""
     return lambda step: SEEN.append(f"{prefix}{step.step}")
@@ -124,6 +135,8 @@ def test_what_is_no_observer_is_refused(tmp_path: Path) -> None:
     )
     for path in ("fractions.Fraction", "os.getcwd"):
         assert f"observers.mine._target_={path}" in (line := refusal("mine", path)) and "distill.Observer" in line
+    for path in (f"{__name__}.Misspelt", f"{__name__}.misspelt"):
+        assert f"observers.mine._target_={path}" in (line := refusal("mine", path)) and "after_step" in line
     assert "observers.mine.fail is no setting" in refusal("mine", f"{__name__}.Recorder", fail=1)
     assert "does not fit" in refusal("mine", f"{__name__}.Recorder", fails_at="soon")
     assert "cannot be imported" in refusal("mine", "no_such_module_33.Observer")

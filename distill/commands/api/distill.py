@@ -43,6 +43,17 @@ RECIPES = {MASKED: "distilbert_gutenberg", CAUSAL: "distilgpt2_gutenberg", CLASS
 LABELLED = ("table", "glue")  # recipes whose data has labels
 SCORED = (("validation", "dev"), ("test",))  # splits that are evaluated on: the first of these that there are
 COLUMNS = {name: f"${{corpus.{name}}}" for name in ("text", "second", "label", "regression")}  # of labelled sets
+ELSEWHERE = {  # arguments that other trainers have: what to give in their place
+    "args": "train=distill.TrainConfig(...), optimizer={...} and the other sections of the settings",
+    "model": "student=",
+    "teacher_model": "teacher=",
+    "processing_class": "tokenizer=, or models as (model, tokenizer)",
+    "train_dataset": "data=",
+    "eval_dataset": "evaluation=",
+    "callbacks": "observers={'mine': OBSERVER}",
+    "compute_metrics": "evaluate={'measures': {'mine': METRIC}}",
+    "output_dir": "folder=",
+}
 SUFFIXES = {".jsonl": "jsonl", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}  # kinds of files by their names
 
 Model = str | Path | nn.Module | LoadedModel | tuple[nn.Module, "PreTrainedTokenizerBase"]
@@ -120,6 +131,9 @@ class _Job:
     """The command line of a run as it is put together from the arguments of `distill`."""
 
     def __init__(self, recipe: str | None, files: Path, settings: RunSettings) -> None:
+        for name in settings:
+            if name in ELSEWHERE:
+                raise SettingError(f"{name} is no argument of distill.distill: give {ELSEWHERE[name]}")
         self.recipe, self.files, self.tokenizer = recipe, files, settings.get("tokenizer")
         sections = {name: value for name, value in settings.items() if name not in ("tokenizer", "settings")}
         self.settings: Mapping[str, Any] = {**sections, **settings.get("settings", {})}

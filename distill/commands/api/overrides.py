@@ -36,6 +36,10 @@ class Overrides:
         """
         if isinstance(value, Settings):
             value = _given_fields(name, value)
+        if name == OBSERVERS.rstrip(".") and not isinstance(value, Mapping | None):
+            raise SettingError(
+                f"observers is a {type(value).__name__}: give each a name, as observers={{'mine': OBSERVER}}"
+            )
         if _is_weight(name, value):
             name += ".weight"
         if _stands_for_target(name, value):

@@ -42,7 +42,7 @@ from distill.models.export_folder import export
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel
 from distill.models.layer_choice import AUTO
-from distill.models.loaded import LoadedModel, device_of, kind_of, without_bars
+from distill.models.loaded import LoadedModel, device_of, in_memory, kind_of, without_bars
 from distill.models.student import check_student, make_student, tokenizer_of
 from distill.models.teacher import load_teacher, teacher_path
 from distill.objective.build import bind_terms, make_terms
@@ -312,8 +312,8 @@ def load_pair(
         raise SettingError(
             "layers and num_layers are for a student from the teacher's layers: leave them or student out"
         )
-    start: LoadedModel | StudentConfig | str | Path | None = _in_memory("student", student)
-    chosen_device, frozen = device_of(device), _teacher(_in_memory("teacher", teacher))
+    start: LoadedModel | StudentConfig | str | Path | None = in_memory("student", student)
+    chosen_device, frozen = device_of(device), _teacher(in_memory("teacher", teacher))
     model, kind = frozen.model, frozen.kind
     if start is None:
         chosen = layers if layers is None or isinstance(layers, str) else list(layers)
@@ -361,15 +361,6 @@ def _student_tokenizer(student: LoadedModel | StudentConfig, teacher: LoadedMode
         named = f"student.tokenizer={student.tokenizer}"
         refuse_layers(student, how_they_differ(named, tokenizer, teacher.tokenizer))
     return tokenizer
-
-
-def _in_memory(name: str, model: Any) -> Any:
-    """A model in memory with its tokenizer, as one object; anything else as it is."""
-    if isinstance(model, nn.Module):
-        raise SettingError(
-            f"{name} is a {type(model).__name__} in memory, without its tokenizer: give (model, tokenizer)"
-        )
-    return LoadedModel.of(*model) if isinstance(model, tuple) and len(model) == 2 else model
 
 
 def _teacher(teacher: str | Path | LoadedModel) -> LoadedModel:

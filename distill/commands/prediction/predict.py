@@ -12,7 +12,7 @@ from distill.commands.prediction.span_answers import answer_questions
 from distill.commands.prediction.text_classes import classify
 from distill.data.lines import Record
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
-from distill.models.loaded import LoadedModel, as_loaded
+from distill.models.loaded import Held, LoadedModel, as_loaded
 from distill.runtime.errors import SettingError
 
 Input = str | tuple[str, str] | Mapping[str, Any]
@@ -24,18 +24,19 @@ ANSWERS: dict[str, tuple[Answering, tuple[str, ...]]] = {
     CLASSES.noun: (classify, ("text",)),
     SPANS.noun: (answer_questions, ("question", "context")),
 }
+CONVERSATION = ', or {"messages": [{"role": "user", "content": TEXT}]}'
 
 
 @overload
 def predict(
-    model: str | Path | LoadedModel, inputs: Input, *, device: str = "auto", **options: Unpack[Options]
+    model: str | Path | LoadedModel | Held, inputs: Input, *, device: str = "auto", **options: Unpack[Options]
 ) -> Record: ...
 @overload
 def predict(
-    model: str | Path | LoadedModel, inputs: list[Any], *, device: str = "auto", **options: Unpack[Options]
+    model: str | Path | LoadedModel | Held, inputs: list[Any], *, device: str = "auto", **options: Unpack[Options]
 ) -> list[Record]: ...
 def predict(
-    model: str | Path | LoadedModel,
+    model: str | Path | LoadedModel | Held,
     inputs: Input | Sequence[Input],
     *,
     device: str = "auto",
@@ -44,11 +45,12 @@ def predict(
     """The prediction for an input, or for each of a list of inputs.
 
     A masked model fills masks (`[MASK]`, whatever its own mask token is), a causal model continues texts, a fine-tuned
-    one gives classes with probabilities or values, or finds the answers to questions in their contexts. Models compute
-    in fp32, and code that comes with a model is never run.
+    one gives classes with probabilities or values, or finds the answers to questions in their contexts. Models that are
+    loaded compute in fp32, and code that comes with a model is never run.
 
     Args:
-        model: a run folder, a snapshot, a model folder, a name on the Hub, or what `distill.load_model` gave.
+        model: a run folder, a snapshot, a model folder, a name on the Hub, what `distill.load_model` gave, or
+            (model, tokenizer) in memory, which stay as they are.
         inputs: a text; for pairs of texts a tuple of both, or a dict with `text` and `second`; for answers a dict with
             `question` and `context`; for an answer in a conversation a dict with `messages`. Further entries of a dict,
             such as `id`, are kept in its outcome. Or a list.
@@ -111,6 +113,7 @@ def as_record(item: Any, number: int, kind: ModelKind, what: str = "input") -> R
         if not isinstance(record.get(name), str):
             raise SettingError(
                 f"{what} {number} has no {name} that is text: a {kind.noun} needs {' and '.join(needed)}"
+                f"{CONVERSATION * (kind is CAUSAL)}"
             )
     try:
         json.dumps(dict(record), ensure_ascii=False, default=str).encode()

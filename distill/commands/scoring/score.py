@@ -63,6 +63,11 @@ def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output:
     for name, argument, example in (("models", models, "runs/first"), ("settings", settings, "evaluate.sets=[books]")):
         if isinstance(argument, str | Path):
             raise SettingError(f"{name}={argument} is one string: give a list, such as ['{example}']")
+        if not isinstance(argument, Sequence) or not all(isinstance(entry, str | Path) for entry in argument):
+            raise SettingError(
+                f"{name} is a {type(argument).__name__}, or holds what is no text: give a list such as ['{example}']; "
+                "models in memory are scored by distill.load_pair(TEACHER, STUDENT).evaluate(TEXTS)"
+            )
     try:
         with ExitStack() as stack:
             stack.enter_context(handled(owns_process=False))

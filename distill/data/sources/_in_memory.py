@@ -88,7 +88,7 @@ def source_in_memory(rows: Any, digest: str, name: str, settings: SourceConfig, 
         wanted = "text, messages or input_ids" if field is None else field
         raise SettingError(
             f"{setting}: {name} has no column {wanted}; it has {', '.join(rows.column_names)}: name the column as "
-            f"{setting}.field"
+            f"{setting}.field, and one of prompts as {setting}.prompt"
         )
     first = rows[0][field] if len(rows) else ""
     if not isinstance(first, list) or not first:

@@ -25,7 +25,7 @@ from distill.distributed import Ranks
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.runtime.errors import SettingError
-from distill.runtime.progress import in_a_sentence
+from distill.runtime.progress import counted, in_a_sentence
 from distill.runtime.seed import key
 
 if TYPE_CHECKING:
@@ -197,11 +197,15 @@ def require_positions(passes: Sequence[Pass], sets: Sequence[EvaluationSet]) -> 
                 continue
             (measure, *_) = scoring_pass.measures
             if measure.name == "pseudo_perplexity" and scoring_pass is not passes[0]:
-                cure = f"raise evaluate.by_set.{data.name}.pseudo_perplexity.fraction, or set it to 0 for no such score"
+                more = ", or hold more out by corpus.heldout" if data.name.startswith("heldout") else ""
+                cure = (
+                    f"raise evaluate.by_set.{data.name}.pseudo_perplexity.fraction (1: every position), or set it to 0 "
+                    f"for no such score{more}"
+                )
             else:
                 cure = "take a longer text, or models with a vocabulary of this language"
             raise SettingError(
-                f"evaluate.sets: {data.name} has {data.num_sequences:,} sequences and not one position that "
+                f"evaluate.sets: {data.name} has {counted(data.num_sequences, 'sequence')} and not one position that "
                 f"{in_a_sentence(measure.title)} scores: {cure}"
             )
 
