@@ -21,6 +21,7 @@ from distill.data.batches import Batches, StepShape
 from distill.data.collate.clm import CausalLM
 from distill.data.order import At, FullShuffle
 from distill.data.sequence_format import SequenceFormat
+from distill.optim.schedules.constant import Constant
 
 ADAMW = "distill.optim.optimizers.adamw.Adamw"
 AS_TRL = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
@@ -44,11 +45,12 @@ class InOrder(FullShuffle):
 
 
 def plan_of(job: Job) -> Plan:
-    """The settings of a job, as a run has them; AdamW as TRL has it."""
+    """The settings of a job as those of a run; AdamW as TRL has it, at a learning rate that stays as it is."""
     soft = {"weight": 1.0, "positions": "targets", "temperature": 1.0}
     precision = PrecisionConfig(student=job.format, teacher=job.format)
     optimizer = OptimizerConfig(make=Component("optimizer", ADAMW, AS_TRL), lr=job.lr, clip=job.clip)
-    return Plan(objective_config({"task": "clm", "soft": soft}), precision, optimizer=optimizer)
+    objective = objective_config({"task": "clm", "soft": soft})
+    return Plan(objective, precision, optimizer=optimizer, schedule=Constant(warmup=0.0))
 
 
 def pair_of(folder: Path) -> tuple[Any, Any]:
