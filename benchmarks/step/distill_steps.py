@@ -21,6 +21,7 @@ from distill.data.batches import Batches, StepShape
 from distill.data.collate.clm import CausalLM
 from distill.data.order import At, FullShuffle
 from distill.data.sequence_format import SequenceFormat
+from distill.optim.schedules.constant import Constant
 
 ADAMW = "distill.optim.optimizers.adamw.Adamw"
 AS_TRL = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
@@ -29,8 +30,19 @@ ATTENTION = ("bmm", "softmax", "scaled_dot_product")
 CASTS = ("aten::copy_", "aten::_to_copy", "aten::to")
 NORMS = ("aten::pow", "aten::mean", "aten::rsqrt", "rms_norm")
 PRODUCTS = ("aten::mm", "aten::addmm", "linear")
-OPTIMIZER = ("adamw", "norm", "_foreach")
-KINDS = ("AdamW and clipping", "head", "attention", "norms", "casts and copies", "other products", "everything else")
+OPTIMIZER = ("adamw", "vector_norm", "_foreach")
+IN_PLACE = ("aten::add_", "aten::mul_", "aten::fill_")
+UPDATE = "AdamW, clipping, sums of gradients"
+KINDS = (
+    "head",
+    "other products",
+    "attention",
+    "norms",
+    "SiLU and gates",
+    "casts and copies",
+    UPDATE,
+    "everything else",
+)
 
 
 class InOrder(FullShuffle):
@@ -44,11 +56,12 @@ class InOrder(FullShuffle):
 
 
 def plan_of(job: Job) -> Plan:
-    """The settings of a job, as a run has them; AdamW as TRL has it."""
+    """The settings of a job as those of a run; AdamW as TRL has it, at a learning rate that stays as it is."""
     soft = {"weight": 1.0, "positions": "targets", "temperature": 1.0}
     precision = PrecisionConfig(student=job.format, teacher=job.format)
     optimizer = OptimizerConfig(make=Component("optimizer", ADAMW, AS_TRL), lr=job.lr, clip=job.clip)
-    return Plan(objective_config({"task": "clm", "soft": soft}), precision, optimizer=optimizer)
+    objective = objective_config({"task": "clm", "soft": soft})
+    return Plan(objective, precision, optimizer=optimizer, schedule=Constant(warmup=0.0))
 
 
 def pair_of(folder: Path) -> tuple[Any, Any]:
@@ -82,7 +95,7 @@ def profile(job: Job) -> tuple[dict[str, float], float]:
     """Seconds of each kind of operator in one step, and of the step, under torch's profiler."""
     torch.set_num_threads(job.threads)
     pair = pair_of(job.folder)
-    vocabulary = pair[1].config.vocab_size
+    vocabulary, width = pair[1].config.vocab_size, pair[1].config.hidden_size
 
     def train_for(after_step: AfterStep) -> None:
         train_by_plan(batches_of(job, vocabulary), pair, plan_of(job), WARM_UP + 1, after_step)
@@ -90,25 +103,28 @@ def profile(job: Job) -> tuple[dict[str, float], float]:
     events, seconds = profiled(train_for, shapes=True)
     found = dict.fromkeys(KINDS, 0.0)
     for event in events:
-        found[kind_of(event, vocabulary)] += event.self_cpu_time_total / 1e6
+        found[kind_of(event, vocabulary, width)] += event.self_cpu_time_total / 1e6
     return found, seconds
 
 
-def kind_of(event: FunctionEvent, vocabulary: int) -> str:
+def kind_of(event: FunctionEvent, vocabulary: int, width: int) -> str:
     """By the operator's name and the sizes of its inputs; rotary positions and heads of queries count as attention."""
     shapes = [shape for shape in event.input_shapes or [] if shape and not isinstance(shape[0], list)]
+    largest = max(shapes, key=len, default=[])
 
     def named(names: tuple[str, ...]) -> bool:
         return any(name in event.name for name in names)
 
-    if named(OPTIMIZER) and not named(NORMS):
-        return "AdamW and clipping"
+    if named(OPTIMIZER) or (event.name in IN_PLACE and len(largest) <= 2):  # of weights: activations are [B, S, H]
+        return UPDATE
     if any(vocabulary in shape for shape in shapes) or named(("CompiledFxGraph", "Torch-Compiled")):
         return "head"
-    if named(ATTENTION) or any(len(shape) >= 4 for shape in shapes):
+    if named(ATTENTION) or len(largest) >= 4:
         return "attention"
-    if named(NORMS):
+    if named(NORMS) or (event.name in ("aten::mul", "aten::sum") and largest[-1:] == [width]):
         return "norms"
+    if named(("aten::silu",)) or event.name == "aten::mul":
+        return "SiLU and gates"
     if named(CASTS):
         return "casts and copies"
     return "other products" if named(PRODUCTS) else "everything else"

@@ -42,6 +42,7 @@ from distill.data.sources.gutenberg import books
 from distill.models.kind import CAUSAL
 from distill.models.student import make_student
 from distill.models.teacher import load_teacher
+from distill.runtime.threads import limit_spinning
 
 LAYERS = [0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 19, 20, 21, 22, 23, 24, 25, 27, 28, 29]
 LOSSES = ("distill", "trl", "trl-chunked", "distillkit")
@@ -85,12 +86,13 @@ def prepare(folder: Path, options: argparse.Namespace) -> None:
     """Write models, tokenizer and sequences, which all processes read."""
     teacher, tokenizer, _ = load_teacher(SavedTeacherConfig(path=options.teacher), CAUSAL)
     layers = [int(number) for number in options.layers.split(",")]
-    student = make_student(LayersStudentConfig(layers=layers), teacher, tokenizer, options.length, CAUSAL)
+    settings = LayersStudentConfig(layers=layers, dropout=0.0)  # which TRL turns off, too, where it finds it
+    student = make_student(settings, teacher, tokenizer, options.length, CAUSAL)
     for name, model in ((TEACHER, teacher), (STUDENT, student)):
         model.save_pretrained(folder / name)
     tokenizer.save_pretrained(folder / TEACHER)
     np.save(folder / SEQUENCES, sequences_of(options.books / "train", tokenizer, options.length, options.sequences))
-    np.save(folder / HELDOUT, sequences_of(options.books / "heldout", tokenizer, options.length, 64))
+    np.save(folder / HELDOUT, sequences_of(options.books / "heldout", tokenizer, options.length, options.heldout))
 
 
 @torch.no_grad()
@@ -204,6 +206,7 @@ def main() -> None:
     parser.add_argument("--layers", default=",".join(map(str, LAYERS)), help="of the teacher, for the student")
     parser.add_argument("--books", type=Path, default=HERE / "data" / "books", help="with train/ and heldout/")
     parser.add_argument("--sequences", type=int, default=4000, help="most that are learnt")
+    parser.add_argument("--heldout", type=int, default=64, help="sequences that are scored")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
@@ -213,6 +216,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.peers:
         options.only = "^distill$"
+    limit_spinning()  # as a run does; the processes of all variants inherit it
     torch.set_num_threads(options.threads)
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:

@@ -39,6 +39,7 @@ from distill.distributed import gradient_sync
 from distill.distributed.single import Single
 from distill.objective.build import bind_terms, build_objective, make_terms
 from distill.optim import updates as optim
+from distill.optim.schedule import Schedule
 from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.setup import setup_student, setup_teacher
@@ -101,6 +102,7 @@ class Plan(NamedTuple):
     precision: PrecisionConfig
     num_positions: int = 10**9  # of the run: where there are many the objective is compiled
     optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: Schedule = Constant()
 
 
 def train_with_distill(
@@ -124,7 +126,7 @@ def train_by_plan(source: Batches, pair: tuple[Any, Any], plan: Plan, steps: int
     sync, optimizer = gradient_sync(ranks, trainable), optim.build(trainable, plan.optimizer)
     with tempfile.TemporaryDirectory() as folder:
         length = TrainConfig(epochs=None, steps=steps + 1, save_every=steps + 1)
-        learner = Learner(trainable, sync, optimizer, Constant(), plan.optimizer)
+        learner = Learner(trainable, sync, optimizer, plan.schedule, plan.optimizer)
         checkpoints = Checkpoints(Path(folder), 1, {})
         run = Training(learner, LiveTeacher(frozen), source, ranks, length, State(), checkpoints)
         train(run, objective, (CallAfterStep(after_step),), NoHistory())
