@@ -161,8 +161,8 @@ def kind_of(setting: str, path: str) -> ModelKind:
     Raises:
         SettingError: there is none, or of another class.
     """
-    refuse_unfinished(setting, path)
     folder = Path(model_folder(path))
+    refuse_unfinished(setting, path)
     if (folder / "model.safetensors").is_file() and not (folder / "config.json").is_file():
         raise SettingError(
             f"{setting}={path} holds the weights of a module of your own without the code that makes it: load it as "
