@@ -21,7 +21,7 @@ from distill.objective.objective import Objective
 from distill.objective.terms import Term
 from distill.objective.trainable import Trainable
 from distill.optim import updates as optim
-from distill.optim.schedule import ENDLESS, Schedule, length_in_steps, make_schedule, total_steps
+from distill.optim.schedule import ENDLESS, Limits, Schedule, length_in_steps, make_schedule, total_steps
 from distill.report.comparison.goal import Goal, choose_best
 from distill.report.live_run import RunPage
 from distill.report.publish import make_snapshots, write_outputs
@@ -224,7 +224,7 @@ def make_followers(
     config, pair, data, folder = run.config, run.pair, run.data, run.folder
     settings = config.tracker if folder.writes else TrackerConfig()
     tracker = trackers.build(settings, folder.path, config.written, record.recipe or "")
-    log = RunLog(folder, tracker, page, state.step, steps)
+    log = RunLog(folder, tracker, page, state, Limits.of(config.train, data.batches.steps_per_epoch))
     examination = Examination(evaluator, data.sets, by_sequence=config.evaluate.baseline is not None)
     points = Points.of(config.evaluate)
     teacher = pair.teacher if run.objective.needs_teacher and pair.comparable else None

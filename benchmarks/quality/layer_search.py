@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.common import execute, save, table, title
-from distill.runs.facts import LayerSearch
+from distill.runs.facts import ChosenLayers, LayerSearch
 from distill.runs.record import Record
 
 COMMON = ["train.epochs=null", "train.steps=1", "optimizer.lr=1e-12", "schedule.warmup=0", "student.layers=auto"]
@@ -67,7 +67,7 @@ def search_of(record: Record) -> LayerSearch:
 def line(name: str, limit: float | None, record: Record) -> list[str]:
     search = search_of(record)
     assert record.student is not None and search.teacher is not None and search.best[0].loss is not None
-    rule = min(search.by_rule, key=lambda choice: choice.loss or math.inf)
+    rule = min(search.by_rule, key=lambda choice: choice.loss or math.inf, default=ChosenLayers())
     scores = [record.student.score("perplexity", data) for data in record.sets_of("perplexity")]
     return [
         TITLES[name],
@@ -76,7 +76,7 @@ def line(name: str, limit: float | None, record: Record) -> list[str]:
         str(search.tried),
         f"{math.exp(search.best[0].loss):.1f} (teacher {math.exp(search.teacher):.1f})",
         ", ".join(f"{score:.1f}" for score in scores if score is not None),
-        f"{math.exp(min(rule.loss or 0.0, 700)):.3g} ({', '.join(rule.rules)})",
+        f"{math.exp(min(rule.loss, 700)):.3g} ({', '.join(rule.rules)})" if rule.loss else "not scored",
         str(search.layers).replace(" ", ""),
     ]
 

@@ -53,6 +53,7 @@ class Removal:
         self.available, self.count, self.score = available, count, score
         self.losses = dict[Choice, float]()
         self._deadline, self._clock, self._influence = deadline, clock, list[float]()
+        self._shortlist, self._pass = SHORTLIST, 0.0  # seconds of a pass of the whole model
 
     @property
     def is_over(self) -> bool:
@@ -61,20 +62,21 @@ class Removal:
 
     def begin(self) -> float:
         """Record the whole model; gives its loss."""
-        everything = tuple(range(self.available))
+        everything, began = tuple(range(self.available)), self._clock()
         self._influence = self.score.record(everything)
-        return self.score(everything)
+        whole = self.score(everything)
+        self._pass = self._clock() - began
+        return whole
 
-    def passes(self) -> float:
-        """About how many passes of the whole model `run` takes."""
-        removals = sum(
-            (PART * min(SHORTLIST, left) + 1) * left / self.available
-            for left in range(self.count + 1, self.available + 1)
-        )
-        exchange = (
-            (PART * (self.available - self.count) + RETURNS * (PART * SHORTLIST + 1)) * self.count / self.available
-        )
-        return removals + 2 * exchange
+    def estimate(self) -> float:
+        """About how many seconds `run` takes without a deadline."""
+        exchange = PART * (self.available - self.count) + RETURNS * (PART * SHORTLIST + 1)
+        return self._removals(SHORTLIST) + 2 * self._pass * exchange * self.count / self.available
+
+    def _removals(self, shortlist: int) -> float:
+        """About how many seconds it takes to take the layers away."""
+        depths = range(self.count + 1, self.available + 1)
+        return self._pass * sum((PART * min(shortlist, depth) + 1) * depth / self.available for depth in depths)
 
     def run(self) -> None:
         """Score choices until the time is up or nothing lowers the loss."""
@@ -83,9 +85,12 @@ class Removal:
         if runs := self.score.influence_of_runs(gone):
             start = 1 + min(range(len(runs)), key=runs.__getitem__)
             self._loss(_without(everything, range(start, start + gone)))
+        left = self._deadline - self._clock()
+        self._shortlist = next((size for size in range(SHORTLIST, 1, -1) if self._removals(size) <= left), 2)
         with Progress("layers taken away", gone, "layers") as progress:
             layers = self._reduce(everything, progress)
         with Progress("layers exchanged", 0, "choices", start=len(self.losses)) as progress:
+            self._shortlist = SHORTLIST
             self._exchange(layers, progress)
 
     def _reduce(self, layers: Choice, progress: Progress | None = None) -> Choice:
@@ -121,7 +126,7 @@ class Removal:
         """The best of the first few that go into the student. Raises SettingError where none does."""
         fitting = list[Choice]()
         for choice in choices:
-            if len(fitting) == SHORTLIST or (fitting and self.is_over):
+            if len(fitting) == self._shortlist or (fitting and self.is_over):
                 break
             if math.isfinite(self._loss(choice)):
                 fitting.append(choice)

@@ -165,7 +165,7 @@ def score_all(
 
     Args:
         rough: the same loss on few of the sequences, for what is only to be sorted out; None: `score` does that, too.
-        seconds: after which no further choice is scored, besides those of the rules.
+        seconds: after which no further choice is scored.
 
     Raises:
         SettingError: there is none that goes into the student.
@@ -181,7 +181,7 @@ def score_all(
     for subset in sorted(first, key=first.__getitem__)[:SHORTLIST]:
         if subset not in losses:
             losses[subset] = score(subset)
-    by_rule = _score_rules(available, count, score, losses)
+    by_rule = _score_rules(available, count, score, losses, began + (seconds or math.inf))
     stopped = len(first) < len(subsets)
     searched = _outcome(losses, by_rule, score, score(range(available)), time.monotonic() - began)
     return replace(searched, tried=len({**first, **losses}), all_subsets=not stopped, stopped=stopped)
@@ -199,24 +199,31 @@ def remove_layers(available: int, count: int, score: Losses, seconds: float | No
     began = time.monotonic()
     removal = Removal(available, count, score, began + (seconds or math.inf))
     whole = removal.begin()
-    estimate = removal.passes() * (time.monotonic() - began)
-    limit = "" if seconds is None else f", at most {seconds:g} s (student.search_seconds)"
+    limit = "" if seconds is None else f", ended after {seconds:g} s (student.search_seconds)"
     logger.info(
         f"student.layers=auto: choosing {count} of {counted(available, 'layer')} by forward passes over "
-        f"{counted(score.num_sequences, 'training sequence')}, about {estimate:.0f} s{limit}"
+        f"{counted(score.num_sequences, 'training sequence')}, about {removal.estimate():.0f} s{limit}"
     )
     removal.run()
-    by_rule = _score_rules(available, count, score, removal.losses)
+    stopped = removal.is_over
+    by_rule = _score_rules(available, count, score, removal.losses, began + (seconds or math.inf))
     searched = _outcome(removal.losses, by_rule, score, whole, time.monotonic() - began)
-    return replace(searched, stopped=removal.is_over)
+    return replace(searched, stopped=stopped)
 
 
-def _score_rules(available: int, count: int, score: Losses, losses: dict[tuple[int, ...], float]) -> list[Scored]:
-    """The choices of the rules, as far as they go into the student; `losses` gets those that average nothing."""
+def _score_rules(
+    available: int, count: int, score: Losses, losses: dict[tuple[int, ...], float], deadline: float
+) -> list[Scored]:
+    """The choices of the rules, as far as they go into the student; `losses` gets those that average nothing.
+
+    Those that are not scored by the deadline are left out.
+    """
     by_choice: dict[str, Scored] = {}
     for name, rule in RULES.items():
         layers = rule(available, count)
         numbers = tuple(layer for layer in layers if isinstance(layer, int))
+        if numbers not in losses and time.monotonic() > deadline:
+            continue
         if len(numbers) < count:
             mean = score(layers)
         else:

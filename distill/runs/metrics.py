@@ -7,7 +7,7 @@ from typing import Protocol
 from distill.data.batches import Batches
 from distill.objective.objective import Objective
 from distill.objective.running_mean import TOKENS, RunningMean
-from distill.optim.schedule import ENDLESS
+from distill.optim.schedule import ENDLESS, Limits
 from distill.runs.checkpoint import State
 from distill.runs.run_folder import RunFolder
 from distill.runs.step import Follower, StepResult
@@ -35,10 +35,11 @@ class Page(Protocol):
 class RunLog:
     """Writes lines of metrics to metrics.jsonl, the tracker and the live page, and the progress line; rank 0 does."""
 
-    def __init__(self, folder: RunFolder, tracker: Tracker, page: Page, first_step: int, steps: int) -> None:
-        """`first_step`: where the training begins; `steps`: after which the run ends."""
-        self.folder, self.tracker, self.page, self.first_step = folder, tracker, page, first_step
-        self.progress = Progress("training", 0 if steps == ENDLESS else steps, "steps", start=first_step)
+    def __init__(self, folder: RunFolder, tracker: Tracker, page: Page, state: State, limits: Limits) -> None:
+        """`state`: where the training begins; `limits`: what ends the run."""
+        self.folder, self.tracker, self.page, self.first_step = folder, tracker, page, state.step
+        total, seconds = 0 if limits.steps == ENDLESS else limits.steps, 60 * limits.minutes - state.seconds
+        self.progress = Progress("training", total, "steps", start=state.step, limit=seconds)
         self._typical, self._typical_since = False, 0.0  # whether the last steps were as fast as those to come
         self._has_logged_the_end = False
 

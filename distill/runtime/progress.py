@@ -4,6 +4,7 @@ Only rank 0 logs: `configure_logging` silences the others.
 """
 
 import logging
+import math
 import shutil
 import sys
 import time
@@ -127,8 +128,10 @@ class Progress:
         unit: str,
         stream: TextIO | None = None,
         start: float = 0,
+        limit: float = math.inf,
     ) -> None:
-        self.label, self.total, self.unit = label, total, unit
+        """`limit`: seconds after which the work ends, done or not."""
+        self.label, self.total, self.unit, self.limit = label, total, unit, limit
         self.stream = stream or sys.stderr
         self.start = self.done = start
         self.quiet = _quiet
@@ -174,9 +177,10 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds left at this rate; None without a rate or an end."""
-        rate = self.rate
-        return max(0.0, self.total - self.done) / rate if rate > 0 and self.total else None
+        """Seconds left at this rate, or until the limit; None without a rate or an end."""
+        rate, until_limit = self.rate, max(0.0, self.limit - (time.monotonic() - self.began))
+        left = max(0.0, self.total - self.done) / rate if rate > 0 and self.total else math.inf
+        return min(left, until_limit) if rate > 0 and min(left, until_limit) < math.inf else None
 
     def line(self, ended: bool = False) -> str:
         elapsed, rate, left = time.monotonic() - self.began, self.rate, self.seconds_left

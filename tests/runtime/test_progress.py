@@ -53,6 +53,15 @@ def test_line_says_done_rate_elapsed_and_left(clock: Clock) -> None:
         assert stream.getvalue() == ("train  10% 100/1,000 steps, 2 steps/s, 50 s elapsed, 7:30 min left  loss 3.21\n")
 
 
+def test_a_limit_in_seconds_ends_the_work_before_its_total(clock: Clock) -> None:
+    stream = io.StringIO()
+    for total, left in ((1000, "10 s left"), (0, "10 s left"), (110, "5 s left")):
+        with Progress("train", total, "steps", stream, limit=60) as line:
+            clock.now += 50
+            line.update(100)
+        assert left in stream.getvalue().splitlines()[-2]
+
+
 def test_rate_counts_this_process_only(clock: Clock) -> None:
     stream = io.StringIO()
     with Progress("train", 1000, "steps", stream, start=900) as line:
