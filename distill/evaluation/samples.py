@@ -48,11 +48,11 @@ def prompt_of(sequence: np.ndarray, sequence_format: SequenceFormat) -> np.ndarr
     documents = np.split(np.arange(len(sequence)), np.flatnonzero(ends) + 1)
     document = max((sequence[numbers[is_text[numbers]]] for numbers in documents), key=len)
     room = len(sequence) - num_new_tokens(len(sequence))
-    asked = document & PROMPT != 0
-    if not asked.any():
+    is_prompt = document & PROMPT != 0
+    if not is_prompt.any():
         return document[: min(PROMPT_TOKENS, room, (len(document) + 1) // 2)]
-    first = int(asked.argmax())
-    answers = np.flatnonzero(~asked[first:])
+    first = int(is_prompt.argmax())
+    answers = np.flatnonzero(~is_prompt[first:])
     end = first + int(answers[0]) if len(answers) else len(document)
     return document[:end][-min(MAX_PROMPT_TOKENS, room) :]
 

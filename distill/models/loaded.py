@@ -123,8 +123,8 @@ def without_bars() -> Iterator[None]:
 
 def as_loaded(model: "str | Path | LoadedModel | Held", device: str = "auto") -> LoadedModel:
     """The model as it is where it is loaded already, also as (model, tokenizer); else load it by `load_model`."""
-    found = in_memory(SETTING, model)
-    return found if isinstance(found, LoadedModel) else load_model(found, device)
+    held = in_memory(SETTING, model)
+    return held if isinstance(held, LoadedModel) else load_model(held, device)
 
 
 def in_memory(name: str, model: Any) -> Any:

@@ -66,7 +66,7 @@ class Recorded(nn.Module):
 
 
 def first_batches(batches: Batches, prediction: Prediction, device: torch.device, part: int = 1) -> list[Batch]:
-    """The micro-batches that a choice of layers is scored on: those that training begins with; one `part` of them."""
+    """The micro-batches that a choice of layers is scored on: those that training begins with, one of `part`."""
     tokens = CAUSAL_TOKENS if prediction.label == Clm.task else TOKENS
     count = max(LEAST_SEQUENCES, tokens // batches.sequences.shape[1]) // part
     return [batch.to(device) for batch in batches.first(count)]

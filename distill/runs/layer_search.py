@@ -31,7 +31,8 @@ from distill.runtime.progress import counted
 MOST_SUBSETS = 70  # up to so many are all scored: those of four layers of eight
 ROUGH = 4  # one of so many sequences, for the first of two rounds
 SHORTLIST = 8  # choices that come into the second round, besides those of the rules
-# One of so many sequences scores the layers of a deep teacher: of SmolLM2 1,024 tokens chose what 2,048 chose.
+# One of so many sequences scores the layers of a deep teacher. Half as many chose worse: on other text 20 layers of
+# SmolLM2 had a perplexity of 141 in place of 121.
 DEEP = 8
 
 logger = logging.getLogger(__name__)

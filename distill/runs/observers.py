@@ -181,14 +181,14 @@ def _make(component: Component, folder: Path) -> object:
 
 def _observes(observer: object) -> bool:
     """Whether it has one of the methods, other than those of the base class, which do nothing."""
-    return any(callable(found) and found is not getattr(Observer, name) for name, found in _methods(observer))
+    return any(callable(method) and method is not getattr(Observer, name) for name, method in _methods(observer))
 
 
 def _methods(observer: object) -> Iterator[tuple[str, object]]:
     """The methods that it has, by name; bound ones as the functions that they are made of."""
     for name in METHODS:
-        found = getattr(observer, name, None)
-        yield name, getattr(found, "__func__", found)
+        method = getattr(observer, name, None)
+        yield name, getattr(method, "__func__", method)
 
 
 def _nothing(observed: Observed) -> None:
