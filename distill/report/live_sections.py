@@ -9,6 +9,7 @@ from distill.report.history import history_blocks
 from distill.report.live_logs import MAX_POINTS
 from distill.report.page import Block, Code, Section, Table, Tiles
 from distill.report.run_figures import loss_panels, machine_panels, optimizer_panels, points_of, throughput
+from distill.report.summary import reproduced_by
 from distill.report.words import NONE, number, percent, short, time_of
 from distill.runs.record import Record
 
@@ -104,7 +105,7 @@ def _ending(run: RunView, ending: Ending) -> list[Block]:
     blocks: list[Block] = [
         f"Stopped with status {ending.status}: {ending.message}",
         after,
-        Code(run.record.command_from_anywhere, wrap=True),
+        *reproduced_by(run.record, run.record.command_from_anywhere),
     ]
     traceback: list[Block] = [Code(ending.traceback, "Traceback")] if ending.traceback else []
     return [*blocks, f"Folder: {run.folder}. Written {run.written}.", *traceback, *_tiles(run)]
@@ -187,7 +188,7 @@ def _facts(run: RunView) -> list[Block]:
         ("Folder", run.folder),
     ]
     shown = [[label, str(value)] for label, value in rows if value]
-    command: list[Block] = [] if run.ending else [Code(record.command_from_anywhere, wrap=True)]
+    command = [] if run.ending else reproduced_by(record, record.command_from_anywhere)
     return [Table(["", ""], shown, text=True), *command]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from distill.report.card_facts import before_publishing, metadata, model_name, shareable
 from distill.report.page import Block, Code, Section, facts_table, render
-from distill.report.summary import comparison, findings, sequences_of_step, setting
+from distill.report.summary import comparison, findings, reproduced_by, sequences_of_step, setting
 from distill.report.use import CAUSAL, CHAT, CLASSES, FEATURES, MASKED, SPANS, VECTORS, Use, encoding, use_of_student
 from distill.report.words import number
 from distill.runs.facts import Student
@@ -26,13 +26,12 @@ def model_card(record: Record) -> str:
     record = shareable(record)
     use, title = use_of_run(record), title_of_run(record)
     notes: list[Block] = [record.notes] if record.notes else []
-    command: list[Block] = [Code(record.command, language="bash")] if record.command else []
     opening: list[Block] = [findings(record), setting(record)]
     sections = [
         Section("", [block for block in opening if block]),
         Section("Use", [Code(use.code, language="python")]),
         Section("Evaluation", [comparison(record)]),
-        Section("Training", [*command, *facts_table("", _facts(record)), *notes]),
+        Section("Training", [*reproduced_by(record, record.command), *facts_table("", _facts(record)), *notes]),
         Section("Limits", [_limits(record, use)]),
         Section("Publish and export", _elsewhere(record, use)),
     ]

@@ -12,7 +12,7 @@ from distill.report.page import Block, Code, Picture, Section, Table, Tiles, fac
 from distill.report.profile import profile_blocks
 from distill.report.run_figures import Metrics
 from distill.report.samples import samples_blocks
-from distill.report.summary import comparison, findings, sequences_of_step, setting, tiles
+from distill.report.summary import comparison, findings, reproduced_by, sequences_of_step, setting, tiles
 from distill.report.words import NONE, count_of, is_number, number, percent, time_of, with_unit
 from distill.runs.facts import Fed, Training
 from distill.runs.record import Record, term_titles
@@ -213,7 +213,7 @@ def _sources(record: Record) -> list[Block]:
 
 
 def _reproduce(record: Record, config_yaml: str) -> list[Block]:
-    command: list[Block] = [Code(record.command_from_anywhere, language="bash")] if record.command else []
     environment = [(name.replace("_", " "), value) for name, value in vars(record.environment).items()]
     config: list[Block] = [Code(config_yaml, "Resolved configuration", "yaml")] if config_yaml.strip() else []
+    command = reproduced_by(record, record.command_from_anywhere)
     return [*command, *facts_table("Environment", environment), *config]

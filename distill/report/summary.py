@@ -4,8 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from distill.config.in_memory import PREFIX
 from distill.report import gap
-from distill.report.page import Table
+from distill.report.page import Block, Code, Table
 from distill.report.words import MINUS, NONE, TIMES, count_of, is_number, listed, number, percent, ratio, short, time_of
 from distill.runs.against_baseline import Resampled
 from distill.runs.facts import Backend, Baseline, Measure, Model
@@ -47,6 +48,17 @@ def setting(record: Record) -> str:
         hardware = f" on {record.environment.device}" if record.environment.device else ""
         sentences.append(f"Training took {counted(training.steps, 'step')}{epochs}{time}{hardware}.")
     return " ".join(filter(None, sentences))
+
+
+def reproduced_by(record: Record, command: str | None) -> list[Block]:
+    """The command that gives this run again; of one that a program started with its own objects, what it needs too."""
+    if not command:
+        return []
+    remark = (
+        "A Python program started this run by distill.distill() with objects of its own, which this command cannot "
+        "name: call that function with the same objects and folder. The command shows the settings:"
+    )
+    return [*([remark] if PREFIX in command else []), Code(command, language="bash", wrap=True)]
 
 
 def _start(record: Record) -> str:

@@ -134,6 +134,7 @@ def test_a_student_in_memory_is_trained_as_a_copy(job: dict[str, Any], folder: P
     assert_same(first.folder, named.folder)
     card = (first.student / "README.md").read_text()
     assert "AutoModelForMaskedLM" in card and card.count("from transformers import") == 1
+    assert "call that function with the same objects and folder" in card
     with pytest.raises(SettingError, match=r"the student starts from other weights than then\)"):
         distill.distill(**job | {"student": distill.load_model(first.student, "cpu").model.requires_grad_(True)})
 

@@ -13,6 +13,7 @@ from distill.data.batches import StepShape
 from distill.data.invalid import Invalid
 from distill.report import report, summary
 from distill.report.model_card import model_card
+from distill.report.page import Code
 from distill.runs.banner import _sequences_of_a_step as sequences_of_step_in_banner
 from distill.runs.banner import notes_of
 from distill.runs.record import Record
@@ -258,3 +259,12 @@ def test_a_run_of_one_step_on_one_rank_is_written_in_the_singular(results: dict[
     assert not re.search(r"\b1 (steps|ranks|sequences|micro-batches|documents)\b|\(s\)", page)
     banner = sequences_of_step_in_banner(StepShape(16, 8, 0, 1, False))
     assert banner == "8 sequences (1 micro-batch of at most 8)"
+
+
+def test_beside_objects_of_a_program_the_command_is_called_what_it_is() -> None:
+    """It names settings alone; that of a run from the command line stands by itself."""
+    command = "distill +recipe=glue '++teacher._target_=in memory: BertModel, sha256 0123456789abcdef'"
+    remark, code = summary.reproduced_by(Record(command=command), command)
+    assert "call that function with the same objects" in str(remark) and isinstance(code, Code) and code.text == command
+    assert [type(block) for block in summary.reproduced_by(Record(), "distill +recipe=glue")] == [Code]
+    assert summary.reproduced_by(Record(), None) == []

@@ -1,5 +1,6 @@
 """What is set in the environment before torch reads it, and that a user's own choice stays."""
 
+import itertools
 import os
 from pathlib import Path
 
@@ -16,11 +17,54 @@ def unset(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delenv(name)
 
 
-def test_waiting_threads_give_way_unless_the_user_says_how_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def loadavg(monkeypatch: pytest.MonkeyPatch, *running: int) -> None:
+    """Let /proc/loadavg name so many running threads, in turn and again."""
+    texts = (f"0.50 0.40 0.30 {count}/150 4242\n" for count in itertools.cycle(running))
+    read = Path.read_text
+    name = "/proc/loadavg"
+    monkeypatch.setattr(Path, "read_text", lambda path: next(texts) if str(path) == name else read(path))
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch) -> str:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         unset(monkeypatch, name)
     limit_spinning()
-    assert os.environ["GOMP_SPINCOUNT"] == "1000"
+    return os.environ["GOMP_SPINCOUNT"]
+
+
+@pytest.mark.parametrize(
+    ("threads", "running", "spins"),
+    [
+        ("", [1], "10000"),  # this process alone
+        ("", [2], "1000"),  # one beside four threads on four cores
+        ("2", [3], "10000"),  # two beside two threads
+        ("2", [4], "1000"),
+        ("", [3, 1, 2, 2], "10000"),  # what runs for a moment is no program that computes
+        ("many", [1], "10000"),
+    ],
+)
+def test_waiting_threads_give_way_sooner_beside_other_programs(
+    monkeypatch: pytest.MonkeyPatch, threads: str, running: list[int], spins: str
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    loadavg(monkeypatch, *running)
+    assert chosen(monkeypatch) == spins
+
+
+@pytest.mark.parametrize("text", [None, "", "0.1 0.1 0.1 few/100 1"])
+def test_where_nothing_tells_what_runs_they_give_way_soon(monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
+    def read(path: Path) -> str:
+        if text is None:
+            raise FileNotFoundError(path)
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert chosen(monkeypatch) == "1000"
+
+
+def test_a_users_own_way_of_waiting_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    unset(monkeypatch, "OMP_WAIT_POLICY")
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     limit_spinning()
     assert os.environ["GOMP_SPINCOUNT"] == "7"
