@@ -197,3 +197,9 @@ def test_scripts_that_pages_name_exist_and_the_index_has_all() -> None:
     parts |= {"tools/report_picture.py", "tools/gallery.py"}
     names = {str(path.relative_to(folder)) for path in mains} - parts
     assert len(names) > 25 and not [name for name in names if f"`{name}`" not in index]
+
+
+def test_no_page_has_the_marks_of_a_merge() -> None:
+    """As git leaves them where two changes of one place meet."""
+    marks = re.compile(r"^(<{7}|>{7}) ", re.M)
+    assert [path.name for path in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")] if marks.search(path.read_text())] == []

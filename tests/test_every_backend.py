@@ -10,7 +10,7 @@ import torch
 from job import TINY, Shelf, assert_alike, command, composed, distill, metrics, results, save_model, save_ordered
 from labelled import mrpc, squad, table
 from safetensors.torch import load_file, save_file
-from test_recipes import ALBERT, NAMES, OF_SCRATCH
+from test_recipes import ALBERT, NAMES, OF_A_CAUSAL_STUDENT, OF_SCRATCH
 
 HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 BACKENDS = ["ddp", "fsdp", pytest.param("horovod", marks=HOROVOD)]
@@ -50,6 +50,8 @@ def text(name: str, shelf: Shelf, folder: Path) -> list[str]:
         return [*corpus, ALBERT, "corpus.vocab_size=400", "schedule.warmup_steps=1"]
     if name in OF_SCRATCH:
         return [*corpus, *OF_SCRATCH[name]]
+    if name in OF_A_CAUSAL_STUDENT:
+        return [*corpus, f"student.path={save_model(folder / 'model')}"]
     saved = {"clm": save_model, "mlm_sop": save_ordered}.get(composed(f"+recipe={name}").objective.task)
     whole = shelf.teacher if saved is None else saved(folder / "whole")
     teacher = stored(whole, folder / "teacher", torch.bfloat16)

@@ -31,6 +31,7 @@ OF_SCRATCH = {
     "gpt2_pretrain": ["student.config={n_embd:32,n_layer:2,n_head:2}", "corpus.vocab_size=300"],
 }
 OF_A_DEEP_TEACHER = {"distil_smollm2": ["student.layers=even"]}  # which has more layers than that of the tests
+OF_A_CAUSAL_STUDENT = {"smollm2_books"}  # which is trained further
 OF_TABLES = {"squad", "glue", "table"}  # run by test_fine_tuning.py
 OF_SOURCES = {"mixture"}  # run by test_mixture_job.py
 
@@ -160,6 +161,8 @@ def test_recipe_runs_two_steps(name: str, shelf: Shelf, tmp_path: Path) -> None:
         "corpus.max_sequences=60",
     ]
     models = OF_SCRATCH.get(name)
+    if name in OF_A_CAUSAL_STUDENT:
+        models = [f"student.path={save_model(tmp_path / 'model')}"]
     if models is None:
         saved = {"clm": save_model, "mlm_sop": save_ordered}.get(composed(f"+recipe={name}").objective.task)
         teacher = shelf.teacher if saved is None else saved(tmp_path / "teacher")
