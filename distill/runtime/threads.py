@@ -7,8 +7,8 @@ from pathlib import Path
 
 # Rounds of a loop that a thread spins before it sleeps, by default for milliseconds. Where another program needs the
 # core, the thread that is waited for then does not run, and two threads were up to thirteen times slower than one: a
-# few microseconds are best. Where cores are idle, waking a thread costs more than half a millisecond of spinning: a
-# step of SmolLM2 on two cores was 1.3 times as fast with the longer wait (docs/explanation/benchmarks/quality.md).
+# few microseconds are best. Where cores are idle, spinning costs nothing, and to wake a thread takes time: a step of
+# SmolLM2 on two cores was 1.3 times as fast with the longer wait (docs/explanation/benchmarks/quality.md).
 SPINS_BESIDE_OTHERS, SPINS_ON_IDLE_CORES = "1000", "10000"
 SAMPLES, BETWEEN_SAMPLES = 4, 0.005  # seconds
 
