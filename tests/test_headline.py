@@ -51,15 +51,19 @@ def test_a_row_from_training_to_table(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("DISTILL_DATA", raising=False)
     settings = ["corpus.max_sequences=32", "corpus.sequence_length=32", "evaluate.max_sequences=8", "backend.threads=1"]
     command = ["small", "--seeds", "1", "--work", str(tmp_path), "--json", str(tmp_path / "table.json"), *settings]
-    printed = []
-    for more in ([], [], ["--seeds", "2", "--minutes", "0"]):
+    printed, results = [], []
+    for more in ([], [], ["--seeds", "2", "--minutes", "0"], ["--rates", "1e-3,2e-3"]):
         done = Forked([*command, *more], dict(os.environ), script=SCRIPT)
         printed.append(done.communicate(timeout=600))
         assert done.returncode == 0, printed[-1][1][-2000:]
-    (line,) = json.loads((tmp_path / "table.json").read_text())["results"]
+        results.append(json.loads((tmp_path / "table.json").read_text())["results"])
+    (line,) = results[0]
     assert line["row"] == "small" and line["data"] == "heldout" and len(line["closed"]) == 1
     assert line["teacher"][0] < line["student"][0] < line["baseline"][0] and line["minutes"][0] > 0
     assert "| small | 2 of 4 layers of a smaller BERT: 71% of the parameters" in printed[0][0]
     assert printed[0][0] == printed[1][0] and "..." in printed[0][1] and "..." not in printed[1][1]
     assert "small: 1 of 2 seeds; the same command resumes" in printed[2][1]
-    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 2
+    assert "| small, 1e-3 | 2 of 4" in printed[3][0] and "| small, 2e-3 | 2 of 4" in printed[3][0]
+    assert [line["rate"] for line in results[3]] == ["1e-3", "2e-3"]
+    assert results[3][0]["baseline"] != results[3][1]["baseline"]
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 6
