@@ -257,8 +257,8 @@ def against_baseline(record: Record) -> str:
     """The first measure against the baseline's, with a verdict on the teacher where nothing else differs.
 
     Differences that round to nothing count as none, and so do those of a set whose interval of the bootstrap holds 1:
-    other text of its kind might give the opposite. With other steps, or settings of its own (`remarks`), a baseline
-    shows numbers and no verdict.
+    other text of its kind might give the opposite. With other steps, or settings of its own besides the learning rate
+    (`remarks`), a baseline shows numbers and no verdict.
     """
     measure, described = _first_measure(record)
     student, baseline = record.student, record.baseline
@@ -277,6 +277,7 @@ def against_baseline(record: Record) -> str:
     )
     compared = f"its {in_a_sentence(described.title)} is {words}"
     same, after = _steps_beside(record.training.steps, baseline)
+    after += f" at its own learning rate ({baseline.learning_rate:g})" if is_number(baseline.learning_rate) else ""
     if not same or baseline.remarks:
         return f"Against its baseline, trained without a teacher{after}, {compared}."
     unclear = [_is_unclear(baseline, measure, key) for key in pairs]

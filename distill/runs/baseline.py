@@ -31,18 +31,26 @@ SHARED = {
 }
 # An objective of labels alone, by the task; for the others it has the name of the task.
 WITHOUT_TEACHER = {"mlm_sop": "albert"}
-# Settings that a fair baseline may have otherwise, since it was tuned for itself; the report names those that differ.
+# Settings that a baseline may have otherwise; the report names those that differ and gives no verdict. Where only the
+# learning rate differs it gives one: each learns best at another, and a baseline at the student's flatters the teacher.
 TUNED = ("optimizer.", "schedule.", "objective.masking.")
+LEARNING_RATE = "optimizer.lr"
 KEEP_BEST = "train.keep_best"
 MOST_NAMED = 3  # differences in one line
 
 
 @dataclass(frozen=True)
 class BaselineRun:
-    """The run of a baseline, and a sentence for the report on each thing in which it differs besides the teacher."""
+    """The run of a baseline.
+
+    Attributes:
+        remarks: a sentence for the report on each thing that keeps the comparison from being about the teacher alone.
+        learning_rate: the baseline's, where the student has another one.
+    """
 
     record: Record
     remarks: list[str]
+    learning_rate: float | None = None
 
     def beside(
         self,
@@ -65,6 +73,7 @@ class BaselineRun:
             curve=self.record.curve,
             objective=self.record.objective,
             remarks=self.remarks,
+            learning_rate=self.learning_rate,
             bootstrap=bootstrap,
             gap_closed=gap_closed,
         )
@@ -81,7 +90,9 @@ def find_baseline(
     if config.evaluate.baseline is None:
         return None
     baseline = read_run(Path(config.evaluate.baseline), "evaluate.baseline")
-    return BaselineRun(baseline, check_baseline(config, baseline, identity, steps, terms))
+    remarks = check_baseline(config, baseline, identity, steps, terms)
+    rate = baseline.identity.get(LEARNING_RATE)
+    return BaselineRun(baseline, remarks, rate if rate != identity.get(LEARNING_RATE) else None)
 
 
 def check_baseline(
@@ -202,7 +213,7 @@ def _remarks(before: dict[str, Any], now: dict[str, Any], terms: Mapping[str, Te
     differing = [
         f"{name} was {before[name]} and is {value} here"
         for name, value in now.items()
-        if name.startswith(TUNED) and name in before and before[name] != value
+        if name.startswith(TUNED) and name != LEARNING_RATE and name in before and before[name] != value
     ]
     kept, keeps = before.get(KEEP_BEST), now.get(KEEP_BEST)
     if kept != keeps:

@@ -279,7 +279,11 @@ class LearningCurve:
 
 @dataclass(frozen=True)
 class Baseline(Model):
-    """The same student, trained without a teacher in a run of its own; `remarks` name what else differs."""
+    """The same student, trained without a teacher in a run of its own; `remarks` name what else differs.
+
+    Attributes:
+        learning_rate: where it is not the student's.
+    """
 
     folder: str | None = None
     steps: int | None = None
@@ -287,6 +291,7 @@ class Baseline(Model):
     curve: LearningCurve | None = None
     objective: Objective = field(default_factory=Objective)
     remarks: list[str] = field(default_factory=list)
+    learning_rate: float | None = field(default=None, metadata=stored(sparse=True))
     bootstrap: dict[str, dict[str, Resampled]] = field(default_factory=dict)
     gap_closed: dict[str, dict[str, GapClosed]] = field(default_factory=dict, metadata=stored(sparse=True))
 

@@ -58,6 +58,7 @@ WORDS = {
     "Baseline.curve": "Its scores on a few sequences while it trained.",
     "Baseline.objective": "Its loss.",
     "Baseline.remarks": "What else differs from the run of the student.",
+    "Baseline.learning_rate": "The baseline's learning rate, where it is not the student's.",
     "Baseline.bootstrap": "The ratio of perplexities, by measure and evaluation set.",
     "Baseline.gap_closed": "How much of its gap to the teacher the student closes, by measure and evaluation set.",
     "Best.measure": "By which evaluations are compared.",

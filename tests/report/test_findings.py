@@ -105,14 +105,20 @@ def test_a_baseline_that_differs_otherwise_gives_no_verdict(results: dict[str, A
     assert words.startswith(
         "Against its baseline, trained without a teacher for 100 steps instead of 123, its perplexity"
     )
-    results["baseline"].update(steps=123, remarks=["The baseline differs in more than its teacher: optimizer.lr."])
+    results["baseline"].update(steps=123, remarks=["The baseline differs in more than its teacher: schedule.kind."])
     words = summary.findings(Record.from_json(results))
     assert "Learning from the teacher" not in words and "Against its baseline" in words
     assert "The student closes 34% (95% interval 29 to 40)" in closed_by(dict(results), CLOSED, CLOSED)
     report.write(tmp_path, Record.from_json(results), [], CONFIG)
     page = (tmp_path / "report.md").read_text()
-    assert "in more than its teacher: optimizer.lr." in page and "the same data" not in page
-    results["baseline"].update(steps=None, remarks=[])
+    assert "in more than its teacher: schedule.kind." in page and "the same data" not in page
+    results["baseline"].update(remarks=[], learning_rate=2.5e-4)
+    words = summary.against_baseline(Record.from_json(results))
+    assert (
+        words.startswith("Learning from the teacher")
+        and "for the same 123 steps at its own learning rate (0.00025)" in words
+    )
+    results["baseline"].update(steps=None, remarks=[], learning_rate=None)
     assert summary.against_baseline(Record.from_json(results)).startswith(
         "Against its baseline, trained without a teacher, its perplexity"
     )

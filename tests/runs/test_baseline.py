@@ -1,6 +1,7 @@
 """Which run may stand beside a student as its baseline without a teacher, and what is said of one that may not."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from distill.config.compose import build, register
 from distill.config.composition import compose_overrides
 from distill.config.settings import CONF, Config
 from distill.objective.build import make_terms
-from distill.runs.baseline import BaselineRun, check_baseline, check_baseline_settings
+from distill.runs.baseline import BaselineRun, check_baseline, check_baseline_settings, find_baseline
 from distill.runs.check import check
-from distill.runs.facts import Start, Student
+from distill.runs.facts import Model, Start, Student
 from distill.runs.identity import run_identity
 from distill.runs.record import Record
+from distill.runs.results_file import write_results
 from distill.runtime.errors import SettingError
 
 MAIN, BASELINE = "+recipe=distilbert_gutenberg", "+recipe=distilbert_gutenberg_baseline"
@@ -126,12 +128,23 @@ def test_a_run_against_the_clock_may_take_any_steps() -> None:
 
 
 def test_what_else_differs_is_said() -> None:
-    (line,) = checked(finished(identity(BASELINE, "optimizer.lr=2e-3")))
-    assert line == "The baseline differs in more than its teacher: optimizer.lr was 0.002 and is 0.001 here."
+    (line,) = checked(finished(identity(BASELINE, "optimizer.weight_decay=0.1")))
+    assert line == "The baseline differs in more than its teacher: optimizer.weight_decay was 0.1 and is 0.01 here."
     (line,) = checked(finished(identity(BASELINE, "objective.masking.mlm_probability=0.15")))
     assert "objective.masking.mlm_probability was 0.15 and is 0.3 here" in line
     (line,) = checked(finished(identity(BASELINE), terms="mlm sop"))
     assert "it learned from mlm, sop, this student besides its teacher from mlm" in line
+
+
+def test_a_learning_rate_of_its_own_is_fair(tmp_path: Path) -> None:
+    """It is kept for the report, and no remark: each of the two learns best at another one."""
+    config, own = composed(MAIN, f"evaluate.baseline={tmp_path}"), identity(MAIN)
+    for rate, kept in (("2e-3", 2e-3), ("1e-3", None)):
+        record = replace(finished(identity(BASELINE, f"optimizer.lr={rate}")), finished=True)
+        write_results(tmp_path / "results.json", record)
+        found = find_baseline(config, own, 625, make_terms(config.objective))
+        assert found is not None and found.remarks == []
+        assert found.beside(Model(), None, {}, {}).learning_rate == kept
 
 
 def test_a_choice_of_the_best_is_no_teacher() -> None:
