@@ -9,7 +9,7 @@ from distill.config.model import BATCH, ROWS, STEPS, Settings, setting
 from distill.runtime.errors import SettingError
 
 SAMPLES = 3  # of text, in the report of a causal model
-FRACTION = "Score this seeded fraction of the positions; 1 is all, 0 none."
+FRACTION = "Score this seeded fraction of the positions, 16 where that is none; 1 is all, 0 none."
 
 
 class PseudoPerplexityConfig(Settings):

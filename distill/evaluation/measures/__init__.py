@@ -189,24 +189,17 @@ def require_positions(passes: Sequence[Pass], sets: Sequence[EvaluationSet]) -> 
     """Refuse sets that a pass would score at no position at all: their scores would be no numbers.
 
     Raises:
-        SettingError: a set has none, such as sequences of unknown tokens alone or a fraction that draws none of a few.
+        SettingError: a set has none, such as sequences of unknown tokens alone.
     """
     for data in sets:
         for scoring_pass in passes:
             if not scoring_pass.applies_to(data) or scoring_pass.has_positions(data):
                 continue
             (measure, *_) = scoring_pass.measures
-            if measure.name == "pseudo_perplexity" and scoring_pass is not passes[0]:
-                more = ", or hold more out by corpus.heldout" if data.name.startswith("heldout") else ""
-                cure = (
-                    f"raise evaluate.by_set.{data.name}.pseudo_perplexity.fraction (1: every position), or set it to 0 "
-                    f"for no such score{more}"
-                )
-            else:
-                cure = "take a longer text, or models with a vocabulary of this language"
             raise SettingError(
                 f"evaluate.sets: {data.name} has {counted(data.num_sequences, 'sequence')} and not one position that "
-                f"{in_a_sentence(measure.title)} scores: {cure}"
+                f"{in_a_sentence(measure.title)} scores: take a longer text, or models with a vocabulary of this "
+                "language"
             )
 
 

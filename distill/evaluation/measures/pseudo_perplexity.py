@@ -24,13 +24,14 @@ from distill.runtime.seed import key, uniform
 PSEUDO_PERPLEXITY = Measure(
     "pseudo_perplexity", "Pseudo-perplexity", "the same with each scored token masked by itself"
 )
+LEAST = 16  # positions of a text so short that the fraction draws none
 COPY = 128  # longest copy of which `pseudo_perplexity.batch_size` are in one forward
 
 
 class SinglePass(TokenPass):
     """Tokens that are masked one at a time.
 
-    A seeded fraction of all maskable positions is scored, drawn position by position.
+    A seeded fraction of all maskable positions is scored, drawn position by position; 16 where that draws none.
     """
 
     unit = "positions"
@@ -59,8 +60,11 @@ class SinglePass(TokenPass):
     def positions(self, data: EvaluationSet) -> np.ndarray:
         """The flat positions of `data.sequences` that are scored, [N] int64."""
         maskable = np.flatnonzero(self.collator.maskable[data.sequences].reshape(-1))
-        drawn = uniform(key(SEED, "pseudo-perplexity", maskable)) < self.fraction_of(data.name)
-        return maskable[drawn]
+        draws = uniform(key(SEED, "pseudo-perplexity", maskable))
+        positions = maskable[draws < self.fraction_of(data.name)]
+        if len(positions) or not self.applies_to(data):
+            return positions
+        return np.sort(maskable[np.argsort(draws)[:LEAST]])
 
     def score(
         self,
