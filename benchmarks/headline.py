@@ -69,10 +69,10 @@ ROWS = {
         "objective=masked objective.cosine.weight=0 objective.relations={weight:1.0,relation_heads:12}",
     ),
     "task": Row(
-        "3 of 6 layers of all-MiniLM-L6-v2, which others have trained, fine-tuned on SST-2",
+        "1 of 6 layers of all-MiniLM-L6-v2, which others have trained, fine-tuned on SST-2",
         "glue",
         "DistilBERT on SST-2: 91.3, BERT 92.7 (arXiv:1910.01108)",
-        f"{SST2} teacher=pretrained teacher.path=TEACHER student=layers student.layers=[0,1,2]",
+        f"{SST2} teacher=pretrained teacher.path=TEACHER student=layers student.layers=[0]",
         "objective=distil_classes",
         "objective=classes",
         f"+recipe=glue {SST2} student.path=minilm",
