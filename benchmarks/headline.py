@@ -72,7 +72,7 @@ ROWS = {
         "1 of 6 layers of all-MiniLM-L6-v2, which others have trained, fine-tuned on SST-2",
         "glue",
         "DistilBERT on SST-2: 91.3, BERT 92.7 (arXiv:1910.01108)",
-        f"{SST2} teacher=pretrained teacher.path=TEACHER student=layers student.layers=[0]",
+        f"{SST2} teacher=pretrained teacher.path=TEACHER student=layers student.layers=[0] optimizer.lr=3e-4",
         "objective=distil_classes",
         "objective=classes",
         f"+recipe=glue {SST2} student.path=minilm",
