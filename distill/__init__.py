@@ -91,6 +91,7 @@ _PUBLIC = {
     "OutputSpec": "distill.models.language_model",
     "Outputs": "distill.models.language_model",
     "Pair": "distill.commands.api.pair",
+    "Part": "distill.data.sources",
     "PrecisionConfig": "distill.config.settings",
     "ProfileConfig": "distill.config.settings",
     "PseudoPerplexityConfig": "distill.config.settings",

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
-from distill.config.settings import Config, TrackerConfig
+from distill.config.settings import Config, SourceConfig, TrackerConfig
 from distill.data.batches import Batches
 from distill.distributed import Ranks, gradient_sync, join_ranks
 from distill.distributed.rank_identity import refuse_differing_settings
@@ -81,13 +81,13 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         baseline = find_baseline(config, identity, steps, terms)
         folder = stack.enter_context(RunFolder(path, config.resume, identity, config.train.keep, ranks))
         if (finished := folder.load_finished_record(steps, config.train.length)) is not None:
-            logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
+            report_finished(config, finished, path)
             return finished
         # Resolve what the settings leave open: from here on no setting is `auto`.
         config, formats = resolve_precision(config, folder)
         config, pair = resolve_layers(config, models, task, data.batches, folder)
         baseline = check_baseline_settings(baseline, config)
-        objective = make_objective(config, models.terms, data.batches, steps, len(pair.tokenizer), ranks)
+        objective = make_objective(config, pair.terms, data.batches, steps, len(pair.tokenizer), ranks)
         run = Run(config, task, pair, data, objective, folder, ranks)
         # Build everything that trains.
         caches = choose_caches(run, models.digests)
@@ -114,6 +114,21 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
             return record
         # Score, and write the report.
         return publish(run, complete_record(record, run, state, followers, baseline), page, resolved)
+
+
+def report_finished(config: Config, record: Record, path: Path) -> None:
+    """Tell the user that nothing is to be done, and what a finished run will not get any more."""
+    logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
+    lacking = [f"measure {name}" for name in config.evaluate.measures if name not in record.measures]
+    for name in config.evaluate.sets:
+        source = config.evaluate.sources.get(name)
+        if isinstance(source, SourceConfig) and source.path is not None and name not in record.evaluation:
+            lacking.append(f"set {name}")
+    if lacking:
+        logger.warning(
+            f"its results have no {', no '.join(lacking)}: `distill evaluate model={path}` scores the student so "
+            "with these settings, and hydra.run.dir=DIR makes another run"
+        )
 
 
 def enter_ranks(config: Config, stack: ExitStack) -> Ranks:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from job import Shelf, assert_same, metrics, results, weights
+from job import Shelf, assert_same, distill, metrics, results, weights
 from safetensors.torch import load_file
 
 NARROW = "student.config={hidden_size:24,num_hidden_layers:2,num_attention_heads:2,intermediate_size:48}"
@@ -75,6 +75,14 @@ def test_ready_objectives_run(arguments: tuple[str, ...], terms: list[str], shel
     assert shelf.run(folder, *arguments, "train.steps=2", "teacher.micro_batches=2") == 0
     assert sorted(results(folder)["objective"]["terms"]) == terms
     assert all(line[f"loss/{name}"] > 0 for line in metrics(folder) for name in terms)
+
+
+def test_terms_are_fitted_to_the_layers_that_are_known_for_a_bundled_teacher(tmp_path: Path) -> None:
+    """Which are fewer than half, the number of a student whose layers are searched for."""
+    folder = tmp_path / "run"
+    more = ["teacher=bundled_deep", "objective.relations.weight=1", "objective.hidden_mse.weight=1"]
+    assert distill("+recipe=smoke", *more, "train.steps=1", f"hydra.run.dir={folder}") == 0
+    assert results(folder)["objective"]["terms"].keys() >= {"relations", "hidden_mse"}
 
 
 @pytest.mark.parametrize(

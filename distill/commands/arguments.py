@@ -3,9 +3,11 @@
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from distill.config.command_line import WITH_VALUE
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -44,8 +46,12 @@ def split(
 ) -> tuple[Arguments, list[str]]:
     """The same of a command that takes settings of a run too, which are the second part."""
     kinds, values, rest = get_type_hints(cls), dict[str, Any](), list[str]()
-    for argument in arguments:
+    left = iter(arguments)
+    for argument in left:
         name, separator, value = argument.partition("=")
+        if argument in WITH_VALUE:
+            rest += [argument, *islice(left, 1)]
+            continue
         if name in (moved or {}):
             raise SettingError(f"{name} is an option of an earlier release: write {(moved or {})[name]}")
         if not separator and not argument.startswith(("-", "~")):

@@ -30,6 +30,7 @@ from distill.runtime.redaction import literal_secret, redact
 from distill.runtime.signals import STOPPING, handled
 
 REFERENCE = re.compile(r"\{(\w+)\}")  # in a setting: the folder of an earlier stage, or of one of its snapshots
+TEMPLATE = re.compile(r"\+*[\w.]*\.template=")  # of conversations, where names in braces stand for something else
 
 STAGE = "chain_stage.json"  # in the folder of a run: the command and the inputs that it was finished with
 
@@ -100,6 +101,8 @@ def _finish(path: Path, chain: ChainConfig, name: str, run: Run, options: list[s
     stage = chain.stages[name]
     settings = [
         REFERENCE.sub(lambda match: str(_folder_of(path, chain, stage, run, match[1])), setting)
+        if _references(setting)
+        else setting
         for setting in stage.settings
     ]
     seeded = [] if run.seed is None else [f"seed={run.seed}"]
@@ -127,7 +130,7 @@ def check_chain(chain: ChainConfig) -> None:
                     f"chain.stages.{name}.settings: {secret} is named like a secret, and everybody on this machine can "
                     f"read the command line of a stage: set a variable and write {secret}=${{oc.env:NAME}}"
                 )
-            for other in REFERENCE.findall(setting):
+            for other in _references(setting):
                 prefix = f"chain.stages.{name}.settings: {setting} names the stage {other}, which"
                 if other not in earlier:
                     raise SettingError(f"{prefix} does not come before: name one of {', '.join(earlier) or 'none'}")
@@ -149,6 +152,11 @@ def check_chain(chain: ChainConfig) -> None:
                 )
 
 
+def _references(setting: str) -> list[str]:
+    """The stages that a setting names."""
+    return [] if TEMPLATE.match(setting) else REFERENCE.findall(setting)
+
+
 def _check_snapshots(chain: ChainConfig, name: str, producer: str, earlier: list[str]) -> None:
     """Refuse `snapshots_of=of` for the stage `name`, where only the stages `earlier` come before."""
     setting = f"chain.stages.{name}.snapshots_of={producer}"
@@ -162,7 +170,7 @@ def _check_snapshots(chain: ChainConfig, name: str, producer: str, earlier: list
             f"{setting} keeps none: add train.snapshot_every=STEPS or train.snapshots=[STEP,...] to "
             f"chain.stages.{producer}.settings"
         )
-    if not any(producer in REFERENCE.findall(used) for used in chain.stages[name].settings):
+    if not any(producer in _references(used) for used in chain.stages[name].settings):
         raise SettingError(
             f"{setting}, but no setting of {name} has {{{producer}}}, which stands for the snapshot: add one, such as "
             f"student.path={{{producer}}}"
@@ -209,7 +217,7 @@ def _folder_of(path: Path, chain: ChainConfig, stage: StageConfig, run: Run, nam
 
 def _inputs(path: Path, chain: ChainConfig, stage: StageConfig, run: Run) -> dict[str, str]:
     """sha256 of what the settings of a stage refer to, by its folder: a run's results, or a snapshot's weights."""
-    names = {name for setting in stage.settings for name in REFERENCE.findall(setting)}
+    names = {name for setting in stage.settings for name in _references(setting)}
     files = {}
     for name in names:
         folder = _folder_of(path, chain, stage, run, name)

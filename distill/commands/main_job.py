@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
 
 def run_command(arguments: list[str], signals: "Signals") -> int:
     """Run a command line; returns its exit status, of a sweep that of the first run that failed."""
-    from distill.config.command_line import CommandLine, check_overrides
+    from distill.config.command_line import CommandLine, check_one_run, check_overrides
     from distill.config.composition import by_hydra, compose
     from distill.config.written import as_yaml
 
@@ -40,6 +40,8 @@ def run_command(arguments: list[str], signals: "Signals") -> int:
             return 0
         composition = compose(line)
         if shown == "job":
+            if "--multirun" not in line.options:
+                check_one_run(line)
             print(as_yaml(composition.settings, "--resolve" in line.options), end="")
             return 0
         if composition.sweeps or "--multirun" in line.options:

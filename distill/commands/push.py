@@ -68,6 +68,11 @@ def run(arguments: list[str]) -> None:
             made = api.create_repo(name, private=not options.public, exist_ok=options.overwrite)
             if options.overwrite and not options.public and not api.repo_info(name).private:
                 raise SettingError(f"name={name}: this repository is public: give public=true, or another name")
+            if options.overwrite and options.public and api.repo_info(name).private:
+                raise SettingError(
+                    f"name={name}: this repository is private, and public=true is for a new one: make it public in its "
+                    "settings on the Hub, or give another name"
+                )
             additions = [CommitOperationAdd(place, file) for place, file in files.items()]
             api.create_commit(name, additions, commit_message=message)
     print(made)

@@ -29,14 +29,16 @@ RUN = "run"  # the heading of settings that are in no section
 
 def run(arguments: list[str]) -> None:
     """Print the settings. Raises SettingError for bad input."""
-    from distill.config.command_line import CommandLine
+    from distill.config.command_line import CommandLine, check_one_run
     from distill.config.origins import explained
 
     line = CommandLine.of(arguments)
     if options := [name for name in line.options if name != "--config-dir"]:
         raise SettingError(f"{options[0]}: `distill settings` takes --config-dir alone; leave it out")
     names = [text for text in line.overrides if "=" not in text and not text.startswith(("+", "~"))]
-    recipe, settings = explained(CommandLine(line.options, [text for text in line.overrides if text not in names]))
+    of_run = CommandLine(line.options, [text for text in line.overrides if text not in names])
+    recipe, settings = explained(of_run)
+    check_one_run(of_run)
     print("\n".join([f"Settings of the recipe {recipe}", *_lines(_chosen(settings, names))]))
 
 

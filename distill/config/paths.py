@@ -16,14 +16,14 @@ from distill.runtime.nearest import did_you_mean
 LISTED = 1000  # entries of a folder among which the nearest name is looked for
 
 
-def check_paths(config: Config) -> None:
-    """Raises SettingError for a file or folder that is not there."""
+def check_paths(config: Config, corpus: bool = True) -> None:
+    """Raises SettingError for a file or folder that is not there; `corpus`: whether that is read, too."""
     for setting, path in _models(config):
         if path is not None and looks_local(path):
             refuse_missing(setting, path)
     if config.resume not in ("auto", "strict", "never"):
         _check_resume(config.resume)
-    for setting, path in _texts_to_read(config):
+    for setting, path in _texts_to_read(config, corpus):
         if path is not None and not glob.has_magic(path) and "://" not in path:
             refuse_missing(setting, path)
 
@@ -78,12 +78,13 @@ def _models(config: Config) -> Iterator[tuple[str, str | None]]:
     yield "student.tokenizer", config.student.tokenizer
 
 
-def _texts_to_read(config: Config) -> Iterator[tuple[str, str | None]]:
+def _texts_to_read(config: Config, corpus: bool) -> Iterator[tuple[str, str | None]]:
     """The settings that name files or folders of text or of an earlier run."""
-    yield "corpus.path", _path_of(config.corpus.source)
-    for name, source in config.corpus.sources.items():
-        yield f"corpus.sources.{name}.path", _path_of(source)
-    yield "corpus.unlabelled", config.corpus.unlabelled
+    if corpus:
+        yield "corpus.path", _path_of(config.corpus.source)
+        for name, source in config.corpus.sources.items():
+            yield f"corpus.sources.{name}.path", _path_of(source)
+        yield "corpus.unlabelled", config.corpus.unlabelled
     yield "evaluate.baseline", config.evaluate.baseline
     if config.evaluate.missing is Missing.stop:
         for name in config.evaluate.sets:

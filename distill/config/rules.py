@@ -315,6 +315,10 @@ def check_evaluation(config: Config, reads_text: bool) -> None:
                 f"evaluate.by_set.{name} is for a set that is not known{did_you_mean(name, set_names)}: name one of "
                 f"{', '.join(dict.fromkeys(set_names))}"
             )
+        if name == "heldout" and parts:
+            raise SettingError(
+                f"evaluate.by_set.heldout: a mixture has a held-out set of each source: name {', '.join(parts)}"
+            )
     if "heldout" in settings.sets and config.corpus.heldout == 0:
         raise SettingError("corpus.heldout=0, but evaluate.sets names heldout: hold a share out, or name other sets")
 

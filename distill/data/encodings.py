@@ -84,6 +84,8 @@ def check_encoding(encoding: str | None, setting: str) -> None:
     if encoding is None:
         return
     try:
+        if codecs.lookup(encoding).name == "utf-8-sig":  # a byte order mark is dropped from any UTF-8
+            return
         readable = codecs.lookup(encoding)._is_text_encoding and "\n".encode(encoding) == b"\n"
         if readable:  # some can only be strict
             codecs.getincrementaldecoder(encoding)(errors="replace").decode(b"\xff\n", True)

@@ -34,15 +34,16 @@ class HeldOut:
     def parts(self, document: Document) -> Iterator[tuple[bool, Document]]:
         """(held out?, stretch) for each stretch of a document that falls to one part; they follow each other."""
         if not self.by_block or document.parts:
-            yield self._below(document.text), document
+            yield self._below(document.text.strip()), document
             return
         stretch: list[str] = []
         is_held_out = False
         for block in blocks(document.text, BLOCK):
-            if stretch and self._below(block) != is_held_out:
+            falls_out = self._below(block.strip() if block == document.text else block)
+            if stretch and falls_out != is_held_out:
                 yield is_held_out, Document(document.name, "".join(stretch))
                 stretch = []
-            is_held_out = self._below(block)
+            is_held_out = falls_out
             stretch.append(block)
         if stretch:
             yield is_held_out, Document(document.name, "".join(stretch))
@@ -65,16 +66,19 @@ def held_out(share: float, documents: Iterable[Document], of_corpus: float = 1.0
     drawn, count, holds_one = list[float](), 0, False
     for count, document in enumerate(islice(documents, MANY), 1):
         drawn += [fraction(block, "heldout") for block in _blocks(document)]
-        holds_one = holds_one or fraction(document.text, "heldout") < share
+        holds_one = holds_one or fraction(document.text.strip(), "heldout") < share
         if count >= FEW and holds_one:
             return by_document
     if not drawn or count == MANY or (of_corpus < 1 and count / of_corpus >= FEW):
         return by_document
     drawn.sort()
     blocks_out = min(max(1, round(share * len(drawn))), len(drawn) - 1)
-    return HeldOut(drawn[blocks_out], by_block=True)  # strictly below: exactly so many (more only of repeated text)
+    # Strictly below: exactly so many, but for repeated text, of which all copies fall to one part.
+    return HeldOut(next((bound for bound in drawn[blocks_out:] if bound > drawn[0]), drawn[0]), by_block=True)
 
 
 def _blocks(document: Document) -> Iterator[str]:
     """What of a document is held out or not as a whole."""
-    return iter([document.text]) if document.parts else blocks(document.text, BLOCK)
+    if document.parts:
+        return iter([document.text.strip()])
+    return (block.strip() if block == document.text else block for block in blocks(document.text, BLOCK))

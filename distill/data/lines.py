@@ -106,8 +106,8 @@ def _decoded(
     decoder = codecs.getincrementaldecoder(encoding)()
     lenient = codecs.getincrementaldecoder(encoding)(errors="replace")
     hint: str | None = None
-    at, number = place.start, 1
-    while (place.stop is None or at < place.stop) and (raw := file.readline(limit)):
+    at, number, ends = place.start, 1, True
+    while (not ends or place.stop is None or at < place.stop) and (raw := file.readline(limit)):
         ends = raw.endswith(b"\n")
         final = ends or len(raw) < limit
         before = decoder.getstate()
@@ -132,7 +132,7 @@ def _decoded(
                 yield _checked(place, line, at, number)
         at += size
         number += ends
-    if (place.stop is None or at < place.stop) and decoder.getstate()[0]:
+    if decoder.getstate()[0]:
         yield InvalidRecord(place.line(number), "it ends within a character")
 
 

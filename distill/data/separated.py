@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from distill.data.lines import LONGEST, InvalidRecord, Record, sound_lines
+from distill.data.lines import LONGEST, InvalidFile, InvalidRecord, Record, sound_lines
 from distill.data.readers import unfit_field
 
 _PLAIN = (".csv", ".tsv")
 SUFFIXES = (*_PLAIN, *(f"{suffix}.gz" for suffix in _PLAIN))
-SPAN = 1 << 20  # characters; a row that has not ended by then was begun by a stray quotation mark
+SPAN = LONGEST  # characters; a row that has not ended by then was begun by a stray quotation mark
 
 
 def is_table(path: Path) -> bool:
@@ -37,6 +37,8 @@ def separated_rows(path: Path, fields: dict[str, str], encoding: str | None = No
     split = _unquoted if ".tsv" in path.name.lower() else _quoted
     for row in split(path, encoding, names):
         if isinstance(row, InvalidRecord):
+            if not names:
+                raise InvalidFile(path.name, f"its header is damaged: {row.reason}")
             yield row
         elif names:
             yield dict(zip(names, row, strict=True))

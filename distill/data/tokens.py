@@ -45,7 +45,7 @@ from distill.runtime.progress import counted
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 5  # raise it when the same inputs and settings would give other sequences
+FORMAT = 6  # raise it when the same inputs and settings would give other sequences
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from distill.evaluation.readers import Readers
 from distill.evaluation.sets import EvaluationSet, SetContents
 from distill.evaluation.significance import SequenceLosses
 from distill.models.language_model import LanguageModel, idle_forward
+from distill.runtime.errors import SettingError
 from distill.runtime.progress import Progress, in_a_sentence
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class Evaluator:
             *of_task,
             *(measure for scoring_pass in passes for measure in scoring_pass.user_measures),
         ]
+        if taken := {measure.name for measure in of_task} & {*scoring.settings.measures}:
+            name = min(taken)
+            raise SettingError(f"evaluate.measures.{name}: this task measures {name} itself; give yours another name")
         self.kept: dict[str, KeptRows] = {}
 
     def score(self, model: Any, label: str, sets: list[EvaluationSet], keep: str | None = None) -> Scores:

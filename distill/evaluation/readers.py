@@ -18,6 +18,7 @@ from distill.distributed.formats import without_gradients
 from distill.models.kernels.packed_linear import pack_for_evaluation
 from distill.models.kernels.precision import dtype_of
 from distill.models.language_model import LanguageModel, Outputs, OutputSpec, idle_forward
+from distill.models.modes import in_evaluation_mode
 from distill.teacher.distributions import mixed_logits
 
 
@@ -92,13 +93,8 @@ class Readers:
     @contextmanager
     def evaluating(self, model: Any) -> Iterator[None]:
         """Evaluation mode without gradients, in the format of evaluation, and back to what was before."""
-        training = model.training
-        model.eval()
-        try:
-            with without_gradients(model, dtype_of(self.precision.evaluate)):
-                yield
-        finally:
-            model.train(training)
+        with in_evaluation_mode(model), without_gradients(model, dtype_of(self.precision.evaluate)):
+            yield
 
     @contextmanager
     def timed(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.distributed.shard import plain_class
 from distill.models.kind import CAUSAL, MASKED, ModelKind
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.models.modes import in_evaluation_mode
 from distill.runtime.errors import SettingError, first_line
 
 EXAMPLE = "'Add a model' in docs/how-to/extend.md"  # of what a model has to offer
@@ -28,8 +29,6 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
         raise SettingError(
             f"{setting}: {_class(model)} takes more than text, such as images: choose a {kind.noun} of text only"
         )
-    training = model.training
-    model.eval()
     ids = torch.arange(8, device=next(model.parameters()).device)[None]
     depth: int | None = getattr(config, "num_hidden_layers", None)
     if depth is not None and depth < 1:
@@ -37,7 +36,7 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
     layers = (LAST,) if depth is None else (*range(depth), LAST)
     states = {} if depth is None else {"output_hidden_states": True}
     try:
-        with torch.no_grad():
+        with torch.no_grad(), in_evaluation_mode(model):
             whole_output = model(input_ids=ids, attention_mask=None, **states)
             reader = LanguageModel(model)
             read = reader({"input_ids": ids}, None, OutputSpec(kind.vocabulary, None, layers, extra=kind.heads))
@@ -51,8 +50,6 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
             f"{setting}: {_class(model)} lacks a part of a language model: base_model, "
             f"get_output_embeddings() and a forward that calls both ({first_line(error)}); see {EXAMPLE}"
         ) from error
-    finally:
-        model.train(training)
     if not all(alike(*pair) for pair in pairs):
         raise SettingError(
             f"{setting}: {_class(model)} computes something between its layers and its logits that is not "
@@ -92,29 +89,24 @@ def check_length(model: Any, setting: str, length: int) -> None:
     Raises:
         SettingError: its forward fails.
     """
-    training = model.training
     ids = torch.zeros(1, length, dtype=torch.long, device=next(model.parameters()).device)
     try:
-        with torch.no_grad():
-            LanguageModel(model.eval())({"input_ids": ids}, None, OutputSpec(False, None, (LAST,)))
+        with torch.no_grad(), in_evaluation_mode(model):
+            LanguageModel(model)({"input_ids": ids}, None, OutputSpec(False, None, (LAST,)))
     except UNFIT as error:
         raise SettingError(
             f"{setting}: {_class(model)} cannot read corpus.sequence_length={length} tokens "
             f"({first_line(error)}): lower it"
         ) from error
-    finally:
-        model.train(training)
 
 
 def _check_direction(model: Any, setting: str, kind: ModelKind) -> None:
     """Refuse a causal model for masked tokens, and one that attends to later tokens for next-token prediction."""
-    training, device = model.training, next(model.parameters()).device
-    ids = torch.arange(8, device=device)[None].repeat(3, 1)
+    ids = torch.arange(8, device=next(model.parameters()).device)[None].repeat(3, 1)
     ids[1, -1], ids[2, 0] = 0, 1  # another last token, another first one
-    reader = LanguageModel(model.eval())
-    with torch.no_grad():
+    reader = LanguageModel(model)
+    with torch.no_grad(), in_evaluation_mode(model):
         outputs = [reader({"input_ids": sequence[None]}, None, OutputSpec(False, None, (LAST,))) for sequence in ids]
-    model.train(training)
     states, other_end, other_start = (output.hidden[LAST][0] for output in outputs)
     looks_ahead = not torch.allclose(states[:-1], other_end[:-1], rtol=1e-4, atol=1e-5)
     looks_back = not torch.allclose(states[1:], other_start[1:], rtol=1e-4, atol=1e-5)
@@ -136,19 +128,17 @@ def check_packing(model: Any, setting: str) -> None:
     Raises:
         SettingError: a document's hidden states depend on the documents before it in the sequence.
     """
-    training, device = model.training, next(model.parameters()).device
+    device = next(model.parameters()).device
     ids = torch.arange(9, device=device)[None]
-    reader, spec = LanguageModel(model.eval()), OutputSpec(False, None, (LAST,))
+    reader, spec = LanguageModel(model), OutputSpec(False, None, (LAST,))
     starts = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5]], device=device)
     cure = "set corpus.cross_documents=false, so that every sequence holds one document"
     try:
-        with torch.no_grad():
+        with torch.no_grad(), in_evaluation_mode(model):
             packed = reader({"input_ids": ids, "position_ids": starts}, None, spec).hidden[LAST][:, 3:]
             apart = reader({"input_ids": ids[:, 3:]}, None, spec).hidden[LAST]
     except TypeError as error:
         raise SettingError(f"{setting}: {_class(model)} takes no position_ids: {cure}") from error
-    finally:
-        model.train(training)
     if not torch.allclose(packed, apart, rtol=1e-3, atol=1e-3):
         raise SettingError(f"{setting}: {_class(model)} does not keep the documents of a sequence apart: {cure}")
 

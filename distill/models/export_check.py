@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from distill.distributed.shard import plain_class
 from distill.models.check import UNFIT, alike
+from distill.models.modes import in_evaluation_mode
 from distill.runtime.errors import SettingError
 from distill.runtime.users_code import mistake
 
@@ -80,12 +81,10 @@ def _refuse(wrong: dict[str, list[str]]) -> None:
 @torch.no_grad()
 def _logits(model: Any) -> torch.Tensor:
     """Of a few tokens, in evaluation mode, on the processor: those over the vocabulary, or the first that it gives."""
-    training, device = model.training, next(model.parameters()).device
+    device = next(model.parameters()).device
     ids = torch.arange(NUM_TOKENS, device=device)[None]
-    try:
-        outputs = model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids))
-    finally:
-        model.train(training)
+    with in_evaluation_mode(model):
+        outputs = model(input_ids=ids, attention_mask=torch.ones_like(ids))
     named = [name for name in ("prediction_logits", "logits", "start_logits") if hasattr(outputs, name)]
     logits: torch.Tensor = getattr(outputs, named[0]) if named else outputs[0]
     return logits.float().cpu()

@@ -1,7 +1,7 @@
 """Loads a saved model with its tokenizer and the settings of the run that trained it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from distill.models.load import (
     saved_config,
     size,
 )
+from distill.models.modes import in_evaluation_mode
 from distill.runtime.bounded_yaml import read_yaml
 from distill.runtime.errors import SettingError
 
@@ -74,15 +75,9 @@ class LoadedModel:
         """The maximum length of a sequence in tokens; None where its configuration sets no limit."""
         return max_positions(self.model)
 
-    @contextmanager
-    def evaluating(self) -> Iterator[Any]:
+    def evaluating(self) -> AbstractContextManager[Any]:
         """Gives the model in evaluation mode, and puts it back into the mode that it was in."""
-        training = self.model.training
-        self.model.eval()
-        try:
-            yield self.model
-        finally:
-            self.model.train(training)
+        return in_evaluation_mode(self.model)
 
     def __repr__(self) -> str:
         origin = f" from {self.path}" if self.path else ""

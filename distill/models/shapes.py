@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from distill.models.language_model import LanguageModel, Outputs, OutputSpec
+from distill.models.modes import in_evaluation_mode
 
 NUM_TOKENS = 8
 
@@ -42,11 +43,7 @@ def attention_shapes(model: Any, blocks: Sequence[int]) -> list[AttentionShape]:
 
 def _forward(model: Any, spec: OutputSpec) -> Outputs:
     """One in evaluation mode, without gradients; the model is left as it was."""
-    training = model.training
     ids = torch.arange(NUM_TOKENS, device=next(model.parameters()).device)[None]
-    try:
-        with torch.no_grad():
-            outputs: Outputs = LanguageModel(model.eval())({"input_ids": ids}, None, spec)
-    finally:
-        model.train(training)
+    with torch.no_grad(), in_evaluation_mode(model):
+        outputs: Outputs = LanguageModel(model)({"input_ids": ids}, None, spec)
     return outputs

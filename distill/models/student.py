@@ -84,6 +84,8 @@ def make_student(
         case CustomStudentConfig():
             context = {"teacher": teacher, "tokenizer": tokenizer, "sequence_length": length}
             model = custom_model(settings.custom, settings.path, kind, **context)
+            for weight in model.parameters():  # optimizers and files take a weight row by row, a part of another too
+                weight.data = weight.data.contiguous()
     for name, one in (("teacher", teacher), ("student", model)):
         if (limit := max_positions(one)) is not None and length > limit:
             raise SettingError(f"corpus.sequence_length={length} exceeds the {name}'s {limit} positions: lower it")

@@ -123,8 +123,8 @@ def _limits(record: Record, use: Use) -> list[str]:
         else "Expect higher perplexity on other kinds of text, and predictions that repeat the corpus's views."
     )
     limits = [
-        f"It was trained on {record.corpus.name or 'one corpus'} alone. {expected}",
-        f"{use.does} It was evaluated only on the sets of the table above.",
+        f"It was trained on {record.corpus.name} alone. {expected}" if record.corpus.name else expected,
+        f"{use.does} It was evaluated only on the sets of the table above." if record.evaluation else use.does,
     ]
     if length is not None:
         limits.append(f"It was trained on sequences of {length} tokens; longer inputs were not tested.")

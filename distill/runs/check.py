@@ -31,6 +31,13 @@ def check(config: Config) -> None:
                 f"objective.{name} is a term of objective.task={task_of(term.task)}, but objective.task="
                 f"{config.objective.task}: set objective.{name}.weight=0, or choose another objective"
             )
+        heads = {*term.student_reads.extra, *term.teacher_reads.extra} - {*task.kind.heads}
+        if heads or (isinstance(term, VocabularyTerm) and not task.kind.vocabulary):
+            lacks = f"for {min(heads)}" if heads else "over the vocabulary"
+            raise SettingError(
+                f"objective.{name} reads a head {lacks}, which models of objective.task={config.objective.task} do not "
+                f"have: set objective.{name}.weight=0, or choose another objective"
+            )
     check_rules(config, terms, task)
     if isinstance(config.teacher, SeveralTeachersConfig) and len(config.teacher.members) > 1:
         on_logits = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}

@@ -100,6 +100,7 @@ class StudentHistory:
         self.steps_per_epoch, self.folder, self.tracker = steps_per_epoch, folder, tracker
         # Of the student by the step of the last point, where they are kept, unless an earlier process scored it.
         self._sequence_losses: dict[int, ModelLosses | None] = {}
+        self._scored_steps: set[int] = set()  # by this process, with the sets and settings of now
 
     def due(self, step: int) -> bool:
         return self.points.after(step, self.steps_per_epoch)
@@ -117,6 +118,7 @@ class StudentHistory:
             keep = "student" if ends else None  # its agreement with the teacher comes next
             scores, losses_by_sequence = self.examination.score(self.student, "student", keep)
             self._sequence_losses = {state.step: losses_by_sequence}
+            self._scored_steps.add(state.step)
         place = {"epoch": epochs, "step": state.step, "tokens": state.tokens, "seconds": state.seconds}
         line: LogLine = without_nan({**place, "loss": losses, **scores})
         if not self.folder.writes:
@@ -133,13 +135,16 @@ class StudentHistory:
     def scores_at(self, step: int) -> tuple[Scores | None, ModelLosses | None]:
         """The student's scores at a point, and its losses by sequence; all ranks call it.
 
-        Both are None where the point has no scores, or where the losses are of use and are not known any more.
+        Both are None where the point has no scores, where an earlier process scored it, perhaps on other sets, or where
+        the losses are of use and are not known any more.
         """
         lines = [line for line in self.lines() if line["step"] == step]
         line = self.folder.ranks.broadcast(lines[-1] if lines else {})
         losses = self._sequence_losses.get(step)
         names = [measure.name for measure in self.examination.evaluator.measures]
-        if not all(name in line for name in names) or (self.examination.by_sequence and losses is None):
+        if step not in self._scored_steps or not all(name in line for name in names):
+            return None, None
+        if self.examination.by_sequence and losses is None:
             return None, None
         return {name: line[name] for name in names}, losses
 

@@ -126,6 +126,7 @@ def refuse_other_settings(
         earlier_run: what error lines call the earlier run.
         finished: its folder, where it has a student that another run may begin from.
     """
+    now = renamed(now)  # an argument of a user's component may have the name that a setting had
     before = _with_later_settings(renamed(before), now)
     names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
     if not names:

@@ -75,7 +75,8 @@ def score_models(
         entries["baseline"] = model_facts(Model, type(model).__name__, model), model
     best = begun.best
     filled, losses = score_each(entries, history, state.step if best is None or best.step is None else best.step)
-    scores = {measure.name: filled["student"].scores.get(measure.name, {}) for measure in evaluator.measures}
+    names = [measure.name for measure in evaluator.measures if measure.name not in run.config.evaluate.measures]
+    scores = {name: filled["student"].scores.get(name, {}) for name in names}
     refuse_diverged(run, state, scores)
     scored_teacher = filled.get("teacher", begun.teacher)
     if scored_teacher is not None and scored:

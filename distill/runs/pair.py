@@ -65,7 +65,7 @@ class RunModels:
     # Of each teacher, and of the student where it starts from a model of the user's.
     digests: dict[str, str | None]
     student: BuiltStudent | None  # None: its layers are chosen by the sequences (student.layers=auto)
-    terms: dict[str, Term]  # of the loss, fitted to these models
+    terms: dict[str, Term]  # of the loss, fitted to these models; where there is no student yet, to none
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
     teacher_tokenizer: PreTrainedTokenizerBase | None  # where the teacher reads with another one
     kind: ModelKind  # of the student
+    terms: dict[str, Term]  # of the loss, fitted to these models
     trained_head: bool = True  # whether the student's head was trained, by a loss or before the run
 
     @property
@@ -146,10 +147,12 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
         for member in teachers:
             check_packing(member.model, member.setting)
         check_packing(student, "student")
-    fitted = bind_terms(terms, student, first)
+    fitted = bind_terms(terms, student, first)  # also where the student is not kept, to refuse what does not fit
     if (path := config.evaluate.baseline) is not None:
         check_tokenizers(tokenizer, load_tokenizer("evaluate.baseline", path, task.kind), f"evaluate.baseline={path}")
-    return RunModels(teachers, tokenizer, teacher_only_tokenizer, task.kind, digests, built, fitted)
+    return RunModels(
+        teachers, tokenizer, teacher_only_tokenizer, task.kind, digests, built, terms if layers_are_open else fitted
+    )
 
 
 def new_student(
@@ -186,14 +189,15 @@ def resolve_layers(
     config: Config, models: RunModels, task: Task, batches: Batches, folder: RunFolder
 ) -> tuple[Config, Pair]:
     """The pair that trains, and the settings with the layers in place of `student.layers=auto`."""
-    built = models.student
+    built, terms = models.student, models.terms
     if built is None:
         config, search = find_start(config, models, task, batches, folder)
         student = new_student(config, models.teachers[0].model, models.tokenizer, task, folder.ranks)
         # Whole models are needed to choose layers: only now are they sharded.
         built = BuiltStudent(student, search, shard_run_models(config, models.teachers, student, task, folder.ranks))
+        terms = bind_terms(terms, built.model, models.teachers[0].model)  # they count its layers
     head = has_trained_head(config, models)
-    return config, Pair(models.teachers, built, models.tokenizer, models.teacher_tokenizer, models.kind, head)
+    return config, Pair(models.teachers, built, models.tokenizer, models.teacher_tokenizer, models.kind, terms, head)
 
 
 def has_trained_head(config: Config, models: RunModels) -> bool:

@@ -54,7 +54,9 @@ class LossPass(Pass):
         on_progress: ProgressCallback,
         byproducts: Byproducts = NO_BYPRODUCTS,
     ) -> dict[str, float]:
-        with self.readers.opened(self.pair.teacher) as reader:
+        # Of several teachers training compares hidden states with those of the first.
+        teacher = self.pair.teachers[0].model if self.pair.teachers else None
+        with self.readers.opened(teacher) as reader:
             sums = self._sums(model, self._teacher(reader, data), reader, data, on_progress)
         totals, counts = self.scoring.ranks.sum(sums).tolist()
         return {

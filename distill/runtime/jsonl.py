@@ -34,7 +34,9 @@ def is_history(line: Any) -> bool:
 
 def is_curve(line: Any) -> bool:
     """Whether this can be a line of curve.jsonl: where it was measured, and the score."""
-    return _has_numbers(line, ("step", "tokens", "seconds")) and _is_number(line.get("score"))
+    if not _has_numbers(line, ("step", "tokens", "seconds")) or "score" not in line:
+        return False
+    return line["score"] is None or _is_number(line["score"])
 
 
 def _has_numbers(line: Any, names: tuple[str, ...]) -> bool:

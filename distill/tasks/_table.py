@@ -24,6 +24,7 @@ from distill.distributed import Ranks
 from distill.evaluation.measures import Pass, Scoring
 from distill.evaluation.sets import EvaluationSet
 from distill.runtime.errors import SettingError
+from distill.runtime.progress import counted
 from distill.tasks import Prepared, Task, make_batches
 
 if TYPE_CHECKING:
@@ -154,10 +155,11 @@ class TableTask(Task):
             config.evaluate.max_sequences_of(name),
             f"examples of {name}",
         )
-        if split.where.split != data.split.where.split and examples.same_as(data.examples):
+        shared = len({*examples.texts} & {*data.examples.texts})
+        if split.where.split != data.split.where.split and 2 * shared > min(len(examples), len(data.examples)):
             raise SettingError(
-                f"{setting} holds the very examples that are trained on: give {setting}.path of others, or files "
-                "called train and validation in one folder"
+                f"{setting} holds {counted(shared, 'example')} that the student is trained on: give {setting}.path of "
+                "others, or files called train and validation in one folder"
             )
         if data.unlabelled is not None and {*examples.texts} <= {*data.unlabelled.texts}:
             raise SettingError(

@@ -1,6 +1,7 @@
 """A teacher that runs while the student trains."""
 
 from collections.abc import Iterator
+from itertools import groupby
 
 import torch
 
@@ -19,13 +20,19 @@ class LiveTeacher:
         return batch
 
     def outputs(self, window: list[Batch], spec_of: Wanted) -> Iterator[TeacherOutput]:
-        for start in range(0, len(window), self.micro_batches):
-            part = window[start : start + self.micro_batches]
+        for part in self._parts(window):
             specs = [spec_of(batch) for batch in part]
             if specs[0].is_empty:
                 yield from (TeacherOutput(None, NO_OUTPUTS) for _ in part)
             else:
                 yield from self._forward(part, specs)
+
+    def _parts(self, window: list[Batch]) -> Iterator[list[Batch]]:
+        """Batches in a row that go into one forward: those of labelled texts may differ in length."""
+        for _, of_length in groupby(window, lambda batch: batch.ids.shape[1]):
+            alike = list(of_length)
+            for start in range(0, len(alike), self.micro_batches):
+                yield alike[start : start + self.micro_batches]
 
     def _forward(self, batches: list[Batch], specs: list[OutputSpec]) -> Iterator[TeacherOutput]:
         """One forward of all batches, and its outcome, cut up again by batch."""

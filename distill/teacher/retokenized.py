@@ -17,7 +17,8 @@ class RetokenizedTeacher:
     """Gives what does not depend on tokens: pooled vectors of whole sequences.
 
     The text of a sequence is what the student's tokenizer decodes its ids to, before any token is masked and without
-    special tokens. A tokenizer that drops case or spaces drops them for the teacher too.
+    special tokens. A tokenizer that drops case or spaces drops them for the teacher too, as it drops words that it does
+    not know.
     """
 
     def __init__(

@@ -260,3 +260,8 @@ def test_the_page_of_a_chain_lists_its_jobs_and_ends_with_its_table(finished: Pa
     for name in JOBS:
         assert f'<a href="{name}/report.html">{name}</a>' in text
     assert "Published: 99." in text and f'<th scope="col">{ACCURACY}</th>' in text.replace("<wbr/>", "")
+
+
+def test_a_template_of_conversations_names_no_stage() -> None:
+    stages = {"one": StageConfig(recipe="r", settings=['corpus.template="{role}: {content}"'])}
+    check_chain(ChainConfig(stages=stages))

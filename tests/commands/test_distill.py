@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification
 
 import distill
 from distill.commands.api.callables import target_of
+from distill.commands.api.data_in_memory import in_memory
 from distill.commands.api.overrides import Overrides
 from distill.config.in_memory import InMemory
 from distill.models.identity import model_digest
@@ -341,3 +342,12 @@ def test_every_rank_of_a_launcher_calls_it(job: dict[str, Any], folder: Path, ca
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert_alike(Path("runs/ranks"), distill.distill(**job).folder)
+
+
+def test_a_format_for_training_is_set_aside(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_dict({"text": TEXTS, "label": [number % 2 for number in range(len(TEXTS))]})
+    made = in_memory(rows.with_format("torch", columns=["label"]), "corpus", True, tmp_path).make()
+    examples = made.read("corpus", training=True)
+    assert examples.first == TEXTS and examples.classes == ("0", "1")
+    with pytest.raises(SettingError, match=r"^corpus holds a data set with a transform.*rows\.map"):
+        in_memory(rows.with_transform(lambda batch: batch), "corpus", False, tmp_path)

@@ -262,3 +262,10 @@ def test_models_from_scratch_need_no_run(shelf: Shelf) -> None:
         ["bundled_small"], [*shelf.corpus[:5], "evaluate.max_sequences=2", "evaluate.pseudo_perplexity.fraction=0"]
     )
     assert scores.sets == ["heldout"] and scores.models[0].parameters == 3_028_032
+
+
+def test_the_corpus_is_needed_only_where_a_part_of_it_is_scored(done: Path, tmp_path: Path) -> None:
+    moved = [*own_text(tmp_path), "corpus.path=/nowhere/books"]
+    scores = evaluate_models([done], [*moved, "evaluate.sets=[mine]", "evaluate.max_sequences=2"])
+    assert list(scores.vocabularies[0].sets) == ["mine"]
+    assert refused([str(done)], *moved, "evaluate.sets=[mine,heldout]").startswith("corpus.path=/nowhere/books")

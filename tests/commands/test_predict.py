@@ -69,6 +69,15 @@ def test_continuations_do_not_depend_on_their_batch(writer: LoadedModel) -> None
         assert each["continuation"] == writer.tokenizer.decode(new, skip_special_tokens=True)
 
 
+def test_what_a_saved_model_asks_for_changes_no_token(writer: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["the cat and the cat", "an owl and the"]
+    plain = predict(writer, texts, max_new_tokens=12)
+    asked = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "suppress_tokens": [5, 6, 7]}
+    for name, value in {**asked, "return_dict_in_generate": True, "num_return_sequences": 2}.items():
+        monkeypatch.setattr(writer.model.generation_config, name, value)
+    assert predict(writer, texts, max_new_tokens=12) == plain
+
+
 def test_no_text_has_no_continuation(writer: LoadedModel) -> None:
     assert predict(writer, []) == []
 

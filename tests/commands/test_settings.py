@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from job import distill, refused_line
 
+from distill.commands.arguments import split
+from distill.commands.profile import Request as ProfileRequest
+
 Capture = pytest.CaptureFixture[str]
 
 
@@ -82,6 +85,7 @@ def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     ("arguments", "words"),
     [
         (["optimizr"], "optimizr is no setting or section (did you mean optimizer"),
+        (["optimizer.lr=1e-3,2e-3"], "optimizer.lr=1e-3,2e-3 is several values: add --multirun"),
         (["train.steps=abc"], "train.steps=abc is no whole number"),
         (["+recipe=albert_chain"], "this recipe is a chain"),
         (["--cfg", "job"], "--cfg: `distill settings` takes --config-dir alone"),
@@ -113,3 +117,9 @@ def test_what_a_loss_term_takes_besides_with_its_defaults(capsys: Capture) -> No
 
 def test_a_setting_of_a_loss_term_without_the_term_is_refused_with_it(capsys: Capture) -> None:
     assert "(did you mean objective.jsd.beta?)" in refused_line(capsys, "objective.beta=0.3")
+
+
+def test_a_folder_of_recipes_is_given_in_two_words_to_every_command() -> None:
+    given = ["--config-dir", "my_configs", "+recipe=my_pair", "steps=3"]
+    request, rest = split(ProfileRequest, given, "profile")
+    assert rest == given[:3] and request.steps == 3

@@ -158,6 +158,8 @@ objective.soft.weight=1e30
 objective.soft.weight=null
 objective.soft.wieght=1
 objective.sfot.weight=1 -> objective.sfot
+objective.soft_classes.weight=1 -> head for class
+objective=classes ;; objective.soft.weight=1 -> over the vocabulary
 +objective.sfot.weight=1 -> objective.sfot
 objective.temperature=1e9
 objective.temperature=null

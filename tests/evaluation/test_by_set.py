@@ -56,6 +56,13 @@ def test_what_cannot_be_is_refused(override: str, words: tuple[str, ...]) -> Non
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
+def test_of_a_mixture_each_source_has_a_set(tmp_path: Path) -> None:
+    sources = [f"corpus.sources.{name}.path={tmp_path}" for name in ("wiki", "books")]
+    check(composed("+recipe=mixture", *sources, "evaluate.by_set.heldout_wiki.max_sequences=3"))
+    with pytest.raises(SettingError, match=r"^evaluate\.by_set\.heldout: a mixture.* heldout_wiki, heldout_books"):
+        check(composed("+recipe=mixture", *sources, "evaluate.by_set.heldout.max_sequences=3"))
+
+
 @pytest.fixture(scope="module")
 def own_sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Two short texts as evaluation sets, one whose every position counts and one without pseudo-perplexity."""

@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from distributed import run_ranks
 from families import make_family
-from job import composed, environment
+from job import composed, distill, environment, results
 from test_scores import MODEL, SET, make, silent
 from tiny import VOCAB, make_evaluator, make_masks, make_rows, make_tokenizer
 from torch import Tensor
@@ -126,17 +127,24 @@ class Outcomes:
         return Outputs(None, {}, extra={"class": self.table[inputs["input_ids"][:, 1]]})
 
 
-def table_scores(labels: np.ndarray, classes: tuple[str, ...], chosen: dict[str, Component], width: int) -> Any:
-    """Values of a set of 40 texts by a model that knows nothing, and its outputs for them [40, width]."""
-    tokenizer, draw = vocabulary_of("bert"), np.random.default_rng(1)
+def table_scoring(labels: np.ndarray, classes: tuple[str, ...], chosen: dict[str, Component], draw: Any) -> Scoring:
+    """What a set of 40 texts is scored by."""
+    tokenizer = vocabulary_of("bert")
     texts = [chr(97 + number) for number in draw.integers(0, 26, 40)]
     examples = LabelledTexts("made", texts, None, labels, classes)
     rows = class_sequences(examples, tokenizer, 8, "corpus.sequence_length")
     data = replace(class_set("table", examples, rows), collator=Classes(rows, segments=True))
     settings = EvaluateConfig(batch_size=7, measures=chosen)
-    scoring = Scoring(data.collator, tokenizer, settings, Single(BackendConfig(device="cpu")), [data], ("class",))
-    model = Outcomes(torch.from_numpy(draw.normal(size=(len(tokenizer), width))).float())
-    return TablePass(scoring).score(model, data, silent), model.table[rows.sequences[:, 1].astype(np.int64)]  # type: ignore[arg-type]
+    return Scoring(data.collator, tokenizer, settings, Single(BackendConfig(device="cpu")), [data], ("class",))
+
+
+def table_scores(labels: np.ndarray, classes: tuple[str, ...], chosen: dict[str, Component], width: int) -> Any:
+    """Values of a set of 40 texts by a model that knows nothing, and its outputs for them [40, width]."""
+    draw = np.random.default_rng(1)
+    scoring = table_scoring(labels, classes, chosen, draw)
+    (data,) = scoring.sets
+    model = Outcomes(torch.from_numpy(draw.normal(size=(len(scoring.tokenizer), width))).float())
+    return TablePass(scoring).score(model, data, silent), model.table[data.sequences[:, 1].astype(np.int64)]  # type: ignore[arg-type]
 
 
 def test_of_classes_they_read_logits_and_labels() -> None:
@@ -271,3 +279,18 @@ def test_the_checks_of_a_run_look_at_measures() -> None:
     check(composed(f"+evaluate.measures.mine._target_={ACCURACY}", "+evaluate.measures.mine.num_classes=9"))
     with pytest.raises(SettingError, match=r"evaluate\.measures\.mine\._target_=own_metrics\.Nothing"):
         check(composed("+evaluate.measures.mine._target_=own_metrics.Nothing"))
+
+
+def test_the_name_of_a_measure_of_the_task_is_taken() -> None:
+    """It would replace the task's own, which has a percentage, by a fraction."""
+    labels, classes = np.random.default_rng(0).integers(0, 3, 40), ("a", "b", "c")
+    scoring = table_scoring(labels, classes, accuracy(ACCURACY, num_classes=3), np.random.default_rng(1))
+    with pytest.raises(SettingError, match=r"^evaluate\.measures\.accuracy: this task measures accuracy itself"):
+        Evaluator(scoring, [TablePass(scoring)], PrecisionConfig())
+
+
+def test_a_measure_without_a_number_does_not_end_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    more = ["train.steps=2", "+evaluate.measures.mine._target_=own_metrics.OfNone"]
+    assert distill("+recipe=smoke", *more, f"hydra.run.dir={folder}") == 0
+    assert results(folder)["student"]["mine"] == {"heldout": None} and (folder / "student").is_dir()

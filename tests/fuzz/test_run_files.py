@@ -17,7 +17,7 @@ from distill.config.settings import TrainConfig
 from distill.runs.record import Record
 from distill.runs.results_file import read_results, write_results
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.jsonl import is_history, is_metrics, read_lines
+from distill.runtime.jsonl import is_curve, is_history, is_metrics, read_lines
 from distill.runtime.manifest import MANIFEST, write_manifest
 
 JSON = st.recursive(
@@ -162,3 +162,9 @@ def test_any_byte_gone_from_results(tmp_path: Path) -> None:
     content = path.read_bytes()
     for where in range(len(content)):
         as_written_or_damaged(path, content[:where] + content[where + 1 :])
+
+
+def test_a_curve_may_have_a_score_that_is_no_number() -> None:
+    """It is written as null."""
+    place = {"step": 0, "tokens": 0, "seconds": 0.0}
+    assert is_curve({**place, "score": None}) and not is_curve(place) and not is_curve({**place, "score": "2"})

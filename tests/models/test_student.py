@@ -168,6 +168,18 @@ def test_student_from_ones_own_function(teacher: Any) -> None:
     assert "student.width" in text and "it takes layers" in text
 
 
+def make_transposed() -> Any:
+    model = make_model("bert", 1)
+    weight = model.bert.encoder.layer[0].intermediate.dense.weight
+    weight.data = weight.data.t().contiguous().t()
+    return model
+
+
+def test_weights_of_ones_own_that_are_parts_of_others_are_laid_out_by_rows(teacher: Any) -> None:
+    weights = list(make(custom(f"{__name__}.make_transposed"), teacher).parameters())
+    assert all(weight.is_contiguous() for weight in weights)
+
+
 def not_a_model(tokenizer: Any) -> str:
     return "a model"
 

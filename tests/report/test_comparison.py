@@ -336,3 +336,16 @@ def test_names_of_numbers(tmp_path: Path) -> None:
         "training.seconds",
         "loss.total",
     ]
+
+
+def test_scores_that_other_runs_have_get_no_panel(tmp_path: Path) -> None:
+    for name, data, architecture in [
+        ("a", "heldout", "x"),
+        ("b", "heldout", "y"),
+        ("c", "books", "x"),
+        ("d", "books", "y"),
+    ]:
+        settings = settings_of(0, student={"architecture": architecture}, evaluate={"sets": [data]})
+        make_run(tmp_path / name, settings, results_of({data: 3.0}))
+    compare_runs(tmp_path).write(tmp_path / "out")
+    assert "<svg" in (tmp_path / "out" / "comparison.html").read_text()

@@ -212,3 +212,10 @@ def test_where_it_does_not_it_says_why(shelf: Shelf, tmp_path: Path, capfd: pyte
     capfd.readouterr()
     assert shelf.run(tmp_path / "run", "train.epochs=3") == 2
     refused(capfd, "train.epochs was 1 and is now 3", "linear schedule", "schedule=constant")
+
+
+def test_an_argument_of_a_users_component_may_have_the_old_name_of_a_setting() -> None:
+    now = {"objective.mine._target_": "my.Loss", "objective.mine.rows": 3, "student.start": 1}
+    refuse_other_settings(now, now, "hydra.run.dir=x")
+    with pytest.raises(SettingError, match="was 3 and is now 4"):
+        refuse_other_settings(now, now | {"objective.mine.rows": 4}, "hydra.run.dir=x")

@@ -246,3 +246,9 @@ def test_members_belong_to_several(shelf: Shelf, kind: str, tmp_path: Path, capf
         "pretrained": "teacher.members.a.path=x is not read with teacher.kind=pretrained: choose teacher.kind=several",
     }
     assert words[kind] in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_hidden_states_alone_are_scored_beside_the_first(shelf: Shelf, second: Path, tmp_path: Path) -> None:
+    given = [*both(shelf, second), "objective=tinybert", "train.steps=2"]
+    assert distill(*arguments(shelf, tmp_path / "run", *given)) == 0
+    assert results(tmp_path / "run")["student"]["hidden_mse_loss"]["heldout"] > 0

@@ -1,16 +1,15 @@
 """Classes, functions and objects of a program as what `_target_` names: losses, metrics and other parts."""
 
 import copy
-import hashlib
 import importlib
 import inspect
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from distill.commands.api.digest import digest_of
 from distill.config.in_memory import InMemory
 from distill.objective.terms import ALL, VocabularyTerm
 from distill.runtime.errors import SettingError
@@ -48,7 +47,8 @@ def target_of(place: str, value: Any) -> str | InMemory:
     if is_function and place.startswith(METRICS):
         return InMemory(name, digest_of(value), partial(_metric, value))
     if place.startswith(OBSERVERS) and not inspect.isclass(value):
-        return InMemory(name, digest_of(value), lambda: value)
+        # What it has seen may be long, and no run depends on it.
+        return InMemory(name, digest_of(value if is_function else type(value)), lambda: value)
     if inspect.isclass(value) or is_function:
         return import_path(value) or InMemory(name, digest_of(value), value)
     return InMemory(name, digest_of(value), lambda: copy.deepcopy(value))
@@ -62,21 +62,6 @@ def import_path(value: Any) -> str | None:
     except (ImportError, AttributeError, ValueError):
         return None
     return f"{module}.{name}" if is_there else None
-
-
-def digest_of(value: Any) -> str:
-    """sha256 of the source code of a class or function, or of that of an object's class and of the object's values."""
-    if isinstance(value, partial):
-        parts = [digest_of(value.func), repr(value.args), repr(sorted(value.keywords.items()))]
-    elif inspect.isclass(value) or inspect.isroutine(value):
-        try:
-            parts = [inspect.getsource(value)]
-        except (OSError, TypeError):  # of C, or typed into an interpreter
-            parts = [f"{value.__module__}.{value.__qualname__}"]
-    else:
-        kept = vars(value) if hasattr(value, "__dict__") else {}
-        parts = [digest_of(type(value)), json.dumps(kept, sort_keys=True, default=lambda inner: type(inner).__name__)]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 class _LossOf:

@@ -29,8 +29,8 @@ def splits_of(data: Data, setting: str) -> "Mapping[str, datasets.Dataset]":
     """The data sets of an object by split; one that has no splits is `train` alone.
 
     Args:
-        data: a datasets.Dataset or DatasetDict; an iterable of texts or of rows; a DataLoader whose data set holds
-            token ids.
+        data: a datasets.Dataset or DatasetDict; a DataFrame of pandas; an iterable of texts or of rows; a DataLoader
+            whose data set holds token ids.
         setting: what error lines call it: data or evaluation.
 
     Raises:
@@ -53,6 +53,8 @@ def splits_of(data: Data, setting: str) -> "Mapping[str, datasets.Dataset]":
         raise SettingError(f"{setting} {_no_order(type(data).__name__)}")
     if isinstance(data, torch.utils.data.Dataset):
         return {TRAIN: _from_rows(_by_number(data), setting)}
+    if type(data).__name__ == "DataFrame" and type(data).__module__.startswith("pandas"):
+        return {TRAIN: datasets.Dataset.from_pandas(data, preserve_index=False)}
     if isinstance(data, Mapping) or not isinstance(data, Iterable):
         raise SettingError(f"{setting} is a {type(data).__name__}: {TAKEN}")
     return {TRAIN: _from_rows(data, setting)}
@@ -113,6 +115,9 @@ def in_memory(rows: Any, setting: str, labelled: bool, files: Path) -> InMemory:
         setting: what error lines call the settings beside it, such as `corpus`.
         files: a folder for rows that are too many to be sent to the processes that prepare them.
     """
+    if rows.format["type"] == "custom":
+        raise SettingError(f"{setting} holds a data set with a transform, which is not kept: apply it by rows.map")
+    rows = rows.with_format(None)  # a format for training hides columns, and makes tensors of numbers
     digest = _digest(rows)
     if not rows.cache_files and rows.data.nbytes > FEW_BYTES:
         rows = _on_disk(rows, files / digest[:16])

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from torch import nn
 
-from distill.commands.api.callables import digest_of
 from distill.commands.api.data_in_memory import TRAIN, in_memory, splits_of, temporary_folder
+from distill.commands.api.digest import digest_of
 from distill.commands.api.overrides import Overrides
 from distill.commands.api.run import run_arguments
 from distill.config.command_line import options_of, run_dir
@@ -30,6 +30,7 @@ from distill.config.settings import (
 from distill.data.sources import Source
 from distill.models.identity import model_digest
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
+from distill.models.load import saved_config
 from distill.models.loaded import LoadedModel, kind_in_memory, kind_of
 from distill.runtime.errors import SettingError
 
@@ -170,7 +171,8 @@ class _Job:
         if objective is None:
             return
         if callable(objective):
-            objective = {getattr(objective, "__name__", "loss"): objective}
+            name = str(getattr(objective, "__name__", ""))
+            objective = {name if name.isidentifier() else "loss": objective}  # a lambda's is none
         if isinstance(objective, Mapping):
             others = [name for name in terms_of(before) if name not in objective]
             objective = {**{name: 0.0 for name in others}, **objective}
@@ -184,7 +186,7 @@ class _Job:
         for name, value in (("teacher", teacher), ("student", student)):
             model = held[name]
             if model is not None:
-                self._add_object(name, *model)
+                self._add_object(name, *model, loaded=isinstance(value, LoadedModel))
             elif isinstance(value, str | Path) and str(value) not in options_of(name):
                 self.overrides.texts.append(f"{name}=pretrained")
                 self.overrides.add(f"{name}.path", value)
@@ -193,6 +195,15 @@ class _Job:
             self.kind = self.kind or _kind(name, value if model is None else model[0])
         if self.kind is CLASSES and teacher is not None:
             self.defaults.append("objective=distil_classes")
+        if teacher is not None and (student is None or isinstance(student, LayersStudentConfig)):
+            self._add_layers(teacher)
+
+    def _add_layers(self, teacher: Any) -> None:
+        """Let the student have the teacher's own architecture where the recipe has another one, or none."""
+        if self.kind in (CLASSES, SPANS):
+            self.defaults.append("student=layers")
+        elif self.kind is MASKED and _family(teacher) != "bert":
+            self.defaults.append("student.architecture=same")
 
     def _held(self, name: str, value: Any) -> "tuple[nn.Module, PreTrainedTokenizerBase | None] | None":
         """A model in memory and its tokenizer; None for what is named or set."""
@@ -209,8 +220,17 @@ class _Job:
             )
         return value, self.tokenizer
 
-    def _add_object(self, name: str, model: nn.Module, tokenizer: "PreTrainedTokenizerBase | None") -> None:
-        held = InMemory(type(model).__name__, model_digest(model, tokenizer), lambda: deepcopy(model), tokenizer)
+    def _add_object(
+        self, name: str, model: nn.Module, tokenizer: "PreTrainedTokenizerBase | None", loaded: bool
+    ) -> None:
+        """`loaded`: by `distill.load_model`, which freezes a model whatever it is for."""
+
+        def copied() -> nn.Module:
+            made = deepcopy(model)
+            is_frozen = not any(parameter.requires_grad for parameter in made.parameters())
+            return made.requires_grad_() if loaded and is_frozen and name == "student" else made
+
+        held = InMemory(type(model).__name__, model_digest(model, tokenizer), copied, tokenizer)
         self.overrides.texts += [f"{name}=custom", f"{name}.path=null", f"{name}.tokenizer=null"]
         self.overrides.add_object(name, held)
 
@@ -269,6 +289,13 @@ def _kind(name: str, model: Any) -> ModelKind | None:
         return kind_of(name, str(model))
     except SettingError:  # such as an encoder without a head
         return None
+
+
+def _family(model: Any) -> str:
+    """transformers' model type of a model of known kind, in memory or named."""
+    model = model[0] if isinstance(model, tuple) else getattr(model, "model", model)
+    config = model.config if isinstance(model, nn.Module) else saved_config("teacher", str(model))
+    return str(config.model_type)
 
 
 def _kind_of_files(path: str | Path) -> str:

@@ -77,7 +77,8 @@ class Overrides:
 def _stands_for_target(name: str, value: Any) -> bool:
     if name.endswith("._target_"):
         return callable(value)
-    is_place = name in CALLED or (name.startswith((LOSSES, METRICS, OBSERVERS)) and name.count(".") <= 2)
+    group, _, last = name.rpartition(".")
+    is_place = name in CALLED or (bool(last) and f"{group}." in (LOSSES, METRICS, OBSERVERS))
     is_value = value is None or isinstance(value, str | int | float | Mapping | Settings | list | tuple)
     return is_place and not is_value
 
@@ -105,6 +106,8 @@ def _refuse_names(name: str, values: Mapping[Any, Any]) -> None:
 
 def literal(value: Any, name: str) -> str:
     """A value as Hydra reads it on a command line. Raises SettingError for an object that no setting has."""
+    if callable(getattr(value, "item", None)) and getattr(value, "size", None) == 1:  # a number of numpy
+        return literal(value.item(), name)
     match value:
         case None:
             return "null"
@@ -122,8 +125,6 @@ def literal(value: Any, name: str) -> str:
             return "{" + ",".join(f"{_key(key)}:{literal(inner, name)}" for key, inner in value.items()) + "}"
         case list() | tuple() | range() | set():
             return "[" + ",".join(_entries(value, name)) + "]"
-    if callable(getattr(value, "item", None)) and getattr(value, "size", None) == 1:  # a number of numpy
-        return literal(value.item(), name)
     raise SettingError(
         f"{name} is a {type(value).__name__}: settings are numbers, texts, lists and mappings; models are given as "
         "teacher= and student=, texts as data= and evaluation="

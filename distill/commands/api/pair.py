@@ -11,47 +11,41 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from distill.commands.api.pair_models import frozen_teacher, started, student_tokenizer
 from distill.commands.api.texts import text_collator, text_sequences
 from distill.config.compose import objective_config
-from distill.config.errors import parse
-from distill.config.renamed import refuse_old_teacher
 from distill.config.settings import (
     BackendConfig,
-    BundledTeacherConfig,
     CustomStudentConfig,
     EvaluateConfig,
     LayersStudentConfig,
     MaskingConfig,
     ObjectiveConfig,
-    OneTeacherConfig,
     PrecisionConfig,
     PseudoPerplexityConfig,
     SavedStudentConfig,
-    SavedTeacherConfig,
     StudentConfig,
 )
-from distill.config.teacher import BUNDLED
 from distill.config.weight_schedule import WeightSchedule
 from distill.data.batch import Batch
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import MASKING, EvaluationSet
-from distill.models.check import check_model, check_vocabulary, max_positions
+from distill.models.check import check_vocabulary, max_positions
 from distill.models.export_folder import export
-from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel
 from distill.models.layer_choice import AUTO
-from distill.models.loaded import LoadedModel, device_of, in_memory, kind_of, without_bars
-from distill.models.student import check_student, make_student, tokenizer_of
-from distill.models.teacher import load_teacher, teacher_path
+from distill.models.loaded import LoadedModel, device_of, in_memory, without_bars
+from distill.models.student import make_student
 from distill.objective.build import bind_terms, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.report.model_card import model_card
 from distill.runs import facts
 from distill.runs.describe import environment, model_facts, origin_of
-from distill.runs.pair import how_they_differ, refuse_layers, refuse_pairs_of_tokens
+from distill.runs.pair import how_they_differ, refuse_pairs_of_tokens
+from distill.runs.published import published
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError
 from distill.runtime.files import make_folder
@@ -186,7 +180,8 @@ class Pair:
         device = self.student.device
         # The backend makes its device the current one; here that is so within the call alone.
         current: Any = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-        with current, Single(BackendConfig(device=str(device)), alone=True) as ranks:
+        backend = BackendConfig(device=str(device), threads=torch.get_num_threads())  # which stay the caller's
+        with current, Single(backend, alone=True) as ranks:
             scoring = Scoring(text_collator(tokenizer, kind, MASKING), tokenizer, settings, ranks, sets)
             passes = find_task("clm" if kind.causal else "mlm").passes(scoring)
             evaluator = Evaluator(scoring, passes, PrecisionConfig())
@@ -210,10 +205,9 @@ class Pair:
         make_folder(path.parent, f"folder={folder}")
         model = self.student.model
         origin = origin_of(model, None, self.student.kind.causal)
+        teacher = model_facts(facts.Teacher, self.teacher.path or type(self.teacher.model).__name__, self.teacher.model)
         record = Record(
-            teacher=model_facts(
-                facts.Teacher, self.teacher.path or type(self.teacher.model).__name__, self.teacher.model
-            ),
+            teacher=replace(teacher, published=published(self.teacher.path or None)),
             student=replace(model_facts(facts.Student, type(model).__name__, model), origin=origin),
             corpus=facts.Corpus(sequence_length=self.sequence_length),
             environment=environment(self.student.device),
@@ -293,6 +287,8 @@ def load_pair(
 ) -> Pair:
     """A teacher and a student, masked or causal, for a training loop of your own.
 
+    Models in memory are not copied: the teacher is frozen, both are in fp32 and on the device afterwards.
+
     Args:
         teacher: a run folder, a model folder or a name on the Hub; or `bundled_small` or `bundled_deep`, which come
             with the package; or a model in memory, as (model, tokenizer) or as `distill.load_model` gives it.
@@ -313,7 +309,7 @@ def load_pair(
             "layers and num_layers are for a student from the teacher's layers: leave them or student out"
         )
     start: LoadedModel | StudentConfig | str | Path | None = in_memory("student", student)
-    chosen_device, frozen = device_of(device), _teacher(in_memory("teacher", teacher))
+    chosen_device, frozen = device_of(device), frozen_teacher(in_memory("teacher", teacher))
     model, kind = frozen.model, frozen.kind
     if start is None:
         chosen = layers if layers is None or isinstance(layers, str) else list(layers)
@@ -323,10 +319,9 @@ def load_pair(
     if isinstance(start, LayersStudentConfig) and start.layers == AUTO:
         raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
     length = sequence_length or min(USUAL_LENGTH, max_positions(model) or USUAL_LENGTH)
-    tokenizer = _student_tokenizer(start, frozen)
+    tokenizer = student_tokenizer(start, frozen)
     if isinstance(start, LoadedModel):
-        check_student(start.model, length, kind)
-        made, path = start.model.float().train(), start.path
+        made, path = started(start, model, length, kind)
     else:
         with torch.random.fork_rng([]), without_bars():
             torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators
@@ -341,50 +336,3 @@ def load_pair(
         seed,
         not isinstance(start, LoadedModel) and start.gradient_checkpointing,
     )
-
-
-def _student_tokenizer(student: LoadedModel | StudentConfig, teacher: LoadedModel) -> PreTrainedTokenizerBase:
-    """The student's own tokenizer where it has one that differs from the teacher's; else the teacher's.
-
-    Raises:
-        SettingError: a student from the teacher's layers has another one, or it is to be trained on a corpus.
-    """
-    if isinstance(student, LoadedModel):
-        tokenizer = student.tokenizer
-    elif student.tokenizer == "corpus":
-        raise SettingError("student.tokenizer=corpus: no corpus is here to train a tokenizer on: name a folder of one")
-    else:
-        tokenizer = tokenizer_of(student, teacher.kind) or teacher.tokenizer
-    if tokenizer.get_vocab() == teacher.tokenizer.get_vocab():
-        return teacher.tokenizer
-    if not isinstance(student, LoadedModel):
-        named = f"student.tokenizer={student.tokenizer}"
-        refuse_layers(student, how_they_differ(named, tokenizer, teacher.tokenizer))
-    return tokenizer
-
-
-def _teacher(teacher: str | Path | LoadedModel) -> LoadedModel:
-    """A frozen masked or causal teacher. Raises SettingError where there is none."""
-    if isinstance(teacher, LoadedModel):
-        kind, settings = teacher.kind, None
-    else:
-        settings = _settings_of(str(teacher))
-        kind = kind_of("teacher", teacher_path(settings))
-    if kind not in (MASKED, CAUSAL):
-        raise SettingError(f"teacher={teacher} is a {kind.noun}: choose a masked or a causal language model")
-    if isinstance(teacher, LoadedModel):
-        teacher.model.requires_grad_(False).float().eval()
-        check_model(teacher.model, "teacher", kind)
-        return teacher
-    assert settings is not None
-    with without_bars():
-        model, tokenizer, _ = load_teacher(settings, kind)
-    return LoadedModel(model, tokenizer, kind, str(teacher))
-
-
-def _settings_of(teacher: str) -> OneTeacherConfig:
-    if teacher in BUNDLED:
-        return parse(BundledTeacherConfig, {"kind": teacher}, "teacher")
-    if not Path(teacher).expanduser().exists():
-        refuse_old_teacher("teacher", teacher)
-    return SavedTeacherConfig(path=teacher)

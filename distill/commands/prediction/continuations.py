@@ -110,6 +110,16 @@ def ends_of(model: LoadedModel, chats: bool) -> list[int]:
     return [end for end in dict.fromkeys(ends) if end is not None]
 
 
+# What a saved model's generation_config.json may ask for, and nobody who wants its most probable tokens does.
+ALTERING = (
+    *("repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
+    *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "min_length", "min_new_tokens"),
+    *("min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty"),
+    *("forced_bos_token_id", "forced_eos_token_id", "guidance_scale", "penalty_alpha", "watermarking_config"),
+    *("stop_strings", "max_time"),
+)
+
+
 def _write(
     model: LoadedModel, prompts: list[list[int]], max_new_tokens: int, ends: list[int], settings: PredictConfig
 ) -> list[list[int]]:
@@ -117,9 +127,10 @@ def _write(
     width, pad = max(len(prompt) for prompt in prompts), ends[0] if ends else 0
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    drawing = {}
+    saved = getattr(model.model, "generation_config", None)
+    drawing: dict[str, Any] = {name: None for name in ALTERING if getattr(saved, name, None) is not None}
     if settings.sample:
-        drawing = {
+        drawing |= {
             "temperature": settings.temperature or 1.0,
             "top_p": settings.top_p or 1.0,
             "top_k": settings.top_k or 0,
@@ -130,6 +141,8 @@ def _write(
         max_new_tokens=max_new_tokens,
         do_sample=bool(settings.sample),
         num_beams=1,
+        num_return_sequences=1,
+        return_dict_in_generate=False,
         output_hidden_states=False,  # as nothing reads them, whatever its generation_config.json asks for
         bos_token_id=pad,  # nor is a prompt ever empty
         pad_token_id=pad,

@@ -5,9 +5,11 @@ from typing import Any
 
 from distill.config.compose import add_recipe
 from distill.config.composition import composed
+from distill.config.in_memory import PREFIX
+from distill.config.mixture_settings import HELDOUT
 from distill.config.paths import check_paths
 from distill.config.rules import check_corpus, check_evaluation
-from distill.config.settings import CONF, Config
+from distill.config.settings import CONF, Config, SourceConfig
 from distill.evaluation.measures.users import check_measures
 from distill.runs.located import Located, formats_of_run, settings_of_run
 from distill.runtime.errors import SettingError
@@ -110,6 +112,7 @@ def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:
     if "precision" not in names:
         precision = {**(settings.get("precision") or {}), **formats_of_run(first.run)}
         sections["precision"] = {name: precision[name] for name in ("evaluate", "kernels") if name in precision}
+    sections = _without_objects(sections)
     for name, code in _code_in(sections, ""):
         raise SettingError(
             f"model={first.name}: the settings of its run name code ({name}={code}), which is not run because a run "
@@ -117,6 +120,29 @@ def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:
             f"give {name}={code} yourself if you trust it"
         )
     return sections
+
+
+def _without_objects(sections: dict[str, Any]) -> dict[str, Any]:
+    """Without the texts that the program of the run held, and without the sets that were of them."""
+    corpus, evaluate = sections.get("corpus", {}), sections.get("evaluate", {})
+    sources, sets = evaluate.get("sources") or {}, evaluate.get("sets") or []
+    held = {name for name, source in sources.items() if _is_object(source)}
+    if _is_object(corpus):
+        corpus = {name: corpus[name] for name in ("sequence_length", "cross_documents") if name in corpus}
+        held |= {name for name, source in sources.items() if (source or {}).get("kind") == HELDOUT}
+    if not held:
+        return sections
+    evaluate["sources"] = {name: source for name, source in sources.items() if name not in held}
+    evaluate["sets"] = [name for name in sets if name not in held]
+    return (
+        {**sections, "corpus": corpus, "evaluate": evaluate}
+        if "evaluate" in sections
+        else {**sections, "corpus": corpus}
+    )
+
+
+def _is_object(source: Any) -> bool:
+    return isinstance(source, dict) and str(source.get("_target_") or "").startswith(PREFIX)
 
 
 def _code_in(settings: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -147,7 +173,9 @@ def _check(config: Config) -> None:
     check_evaluation(config, find_task(config.objective.task).kind.vocabulary)
     check_measures(config.evaluate.measures)
     check_corpus(config)
-    check_paths(config)
+    sources = [config.evaluate.sources.get(name) for name in config.evaluate.sets]
+    held_out = any(isinstance(source, SourceConfig) and source.kind == HELDOUT for source in sources)
+    check_paths(config, corpus=held_out)  # which nothing else reads here
     if config.backend.name != "single":
         raise SettingError(f"backend.name={config.backend.name}: models are scored by one process; leave it out")
     if config.evaluate.baseline is not None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
 from distill.data.encodings import check_encoding
-from distill.data.find_files import data_folder, find_files
+from distill.data.find_files import data_folder, files_below, find_files
 from distill.data.lines import InvalidFile, InvalidRecord, Record
 from distill.data.remote import file_state, for_each, path_of, size_of
 from distill.data.separated import is_table, separated_rows
@@ -81,7 +81,7 @@ class FileSource(Source):
 
     def below(self, root: Path) -> list[Path]:
         """The files of a folder that belong to the source."""
-        return [path for path in root.rglob("*") if path.name.lower().endswith(self.suffixes) and path.is_file()]
+        return files_below(root, self.suffixes)
 
     def read(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         """The texts of a file, or of the lines that begin in its bytes [start, stop)."""

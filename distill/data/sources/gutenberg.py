@@ -6,9 +6,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from distill.data.encodings import guess
+from distill.data.find_files import is_hidden
 from distill.data.lines import LONGEST, SAMPLE, InvalidFile, InvalidRecord, open_bytes
 from distill.data.sources._files import Content, FileSource, is_records
 from distill.runtime.errors import StorageFailed
@@ -59,45 +59,52 @@ class Gutenberg(FileSource):
         return clean(text)
 
 
-def books(path: Path) -> Iterator[tuple[str, str]]:
+def books(path: Path) -> Iterator[tuple[str, str | InvalidRecord]]:
     """Name and text of the book in a `.txt` or `.txt.gz` file, or of every `.txt` member of a `.zip`.
+
+    A member that is no book, in its place, is an invalid record.
 
     Raises:
         InvalidFile: the file is damaged, holds no `.txt`, is not text, or has no text left without header and licence.
     """
     try:
         for name, data in _contents(path):
-            text = clean(decode(data, name))
-            if not text:
-                raise InvalidFile(name, "no text between header and licence")
-            yield name, text
+            try:
+                yield name, _text_of(data, name)
+            except InvalidFile as error:
+                if name == path.name:
+                    raise
+                yield name, InvalidRecord(name, error.reason)
     except StorageFailed:
         raise
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise InvalidFile(path.name, f"{type(error).__name__}: {error}") from error
 
 
+def _text_of(data: bytes, name: str) -> str:
+    if len(data) > LONGEST:
+        raise InvalidFile(name, f"more than {LONGEST >> 20} MiB, which is no book; read it as kind=text")
+    if text := clean(decode(data, name)):
+        return text
+    raise InvalidFile(name, "no text between header and licence")
+
+
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Names and bytes, of which at most one more than a book may have, since it is held in memory as a whole."""
     name = path.name.lower()
     if name.endswith(".zip"):
         with path.open("rb") as packed, zipfile.ZipFile(packed) as archive:
-            members = sorted(member for member in archive.namelist() if member.lower().endswith(".txt"))
+            members = sorted(
+                name for name in archive.namelist() if name.lower().endswith(".txt") and not is_hidden(name)
+            )
             if not members:
                 raise InvalidFile(path.name, "no .txt inside")
             for member in members:
                 with archive.open(member) as file:
-                    yield f"{path.name}/{member}", _book(file, path.name)
+                    yield f"{path.name}/{member}", file.read(LONGEST + 1)
     else:
         with open_bytes(path) as file:
-            yield path.name, _book(file, path.name)
-
-
-def _book(file: IO[bytes], name: str) -> bytes:
-    """A book is held in memory as a whole, so one that is larger than books are is refused, packed or not."""
-    data = file.read(LONGEST + 1)
-    if len(data) > LONGEST:
-        raise InvalidFile(name, f"more than {LONGEST >> 20} MiB, which is no book; read it as kind=text")
-    return data
+            yield path.name, file.read(LONGEST + 1)
 
 
 def decode(data: bytes, name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from distill.data.find_files import data_folder, find_files
+from distill.data.find_files import data_folder, files_below, find_files
 from distill.data.readers import load_hub
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
@@ -68,10 +68,6 @@ class LabelledTexts:
         """Those of these numbers, in that order."""
         second = None if self.second is None else [self.second[number] for number in numbers]
         return replace(self, first=[self.first[n] for n in numbers], second=second, labels=self.labels[numbers])
-
-    def same_as(self, other: Any) -> bool:
-        """Whether the texts are the same."""
-        return (self.first, self.second) == (other.first, other.second)
 
     def describe(self) -> str:
         """For example `3,667 examples of MRPC (train); 1 left out: no label`."""
@@ -181,7 +177,7 @@ def describe(table: TableConfig, files: Sequence[Path]) -> str:
 
 def _of_split(folder: Path, split: str, suffixes: tuple[str, ...]) -> list[Path]:
     """The files of a folder that are called like the split; all of them where none is called like any split."""
-    files = sorted(path for path in folder.rglob("*") if path.name.lower().endswith(suffixes) and path.is_file())
+    files = sorted(files_below(folder, suffixes))
     is_named = any(_is_called(path, name) for path in files for names in SPLITS.values() for name in names)
     return [path for path in files if any(_is_called(path, name) for name in _names(split))] if is_named else files
 
@@ -192,4 +188,5 @@ def _names(split: str) -> tuple[str, ...]:
 
 def _is_called(path: Path, name: str) -> bool:
     stem = path.name.lower().split(".")[0]
-    return stem == name or stem.startswith((f"{name}-", f"{name}_"))
+    # GLUE has numbers of rows beside a split, in `dev_ids.tsv`.
+    return stem == name or (stem.startswith((f"{name}-", f"{name}_")) and stem != f"{name}_ids")

@@ -75,10 +75,6 @@ class Questions:
         """Those of these numbers, in that order."""
         return replace(self, questions=tuple(self.questions[number] for number in numbers))
 
-    def same_as(self, other: Any) -> bool:
-        """Whether the questions are the same."""
-        return self.questions == other.questions
-
     def describe(self) -> str:
         """For example `4,371 questions of train-v1.1.json (v1.1); 2 left out: no answer in its context`."""
         moved = f"; {counted(self.moved, 'answer')} found elsewhere in their context" if self.moved else ""

@@ -131,10 +131,13 @@ def _over_ranks(norms: Tensor, weights: list[Tensor]) -> Tensor:
 
 
 def _chunks(weights: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Split tensors, in order, into lists of at most `CHUNK` elements, or of one tensor that is larger."""
+    """Split tensors, in order, into lists of at most `CHUNK` elements, or of one tensor that is larger.
+
+    Of a sharded tensor the whole counts, as its parts differ in length: all ranks exchange the norms of the same lists.
+    """
     chunk: list[Tensor] = []
     for weight in weights:
-        if chunk and sum(local(before).numel() for before in chunk) + local(weight).numel() > CHUNK:
+        if chunk and sum(before.numel() for before in chunk) + weight.numel() > CHUNK:
             yield chunk
             chunk = []
         chunk.append(weight)

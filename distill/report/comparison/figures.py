@@ -123,6 +123,8 @@ def _ranked(comparison: Comparison, columns: list[Column]) -> list[DotPanel]:
     panels = []
     for column in columns:
         values = {row: comparison.values(group, column) for row, group in enumerate(order)}
+        if not any(values.values()):  # only groups that the first score does not rank have this one
+            continue
         means = {row: fmean(numbers) for row, numbers in values.items() if numbers}
         spans = {row: (min(numbers), max(numbers)) for row, numbers in values.items() if numbers}
         panels.append(DotPanel(_title(column), rows, {"": (MODELS["student"], "o", means)}, spans))

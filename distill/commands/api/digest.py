@@ -1,0 +1,76 @@
+"""Digests of classes, functions and objects of a program: of their code, and of the values that they hold."""
+
+import hashlib
+import inspect
+import pickle
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+
+def digest_of(value: Any) -> str:
+    """sha256 of the source code of a class or function, or of that of an object's class and of the object's values."""
+    return _sha256(_text(value, ()))
+
+
+def _text(value: Any, around: tuple[int, ...]) -> str:
+    """A text that is another one for every other value; `around`: the objects that hold this one, by id."""
+    if isinstance(value, None | bool | int | float | str | Path):
+        return repr(value)
+    if id(value) in around:
+        return "itself"
+    around = (*around, id(value))
+    if isinstance(value, Mapping):
+        return str(sorted(f"{_text(key, around)}: {_text(inner, around)}" for key, inner in value.items()))
+    if isinstance(value, list | tuple):
+        return str([_text(inner, around) for inner in value])
+    if isinstance(value, set | frozenset):
+        return str(sorted(_text(inner, around) for inner in value))
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().double().numpy() if value.is_floating_point() else value.cpu().numpy()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return f"{value.dtype} {value.shape} {_sha256(np.ascontiguousarray(value).tobytes())}"
+    if isinstance(value, partial):
+        return f"{_text(value.func, around)} {_text(value.args, around)} {_text(value.keywords, around)}"
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return _source(value)
+    if type(value).__module__.startswith("pandas"):
+        return str(value.to_json())
+    if hasattr(value, "__dict__"):
+        return f"{_source(type(value))} {_text(vars(value), around)}"
+    try:
+        return _sha256(pickle.dumps(value))
+    except Exception:  # of whatever kind an object raises that cannot be pickled
+        return type(value).__qualname__
+
+
+def _source(value: Any) -> str:
+    """The source code of a class or function; what stands for it where it was typed into an interpreter or is of C."""
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError):
+        name = f"{value.__module__}.{value.__qualname__}"
+    if inspect.isclass(value) and value.__module__ == "__main__":
+        own = {key: inner for key, inner in vars(value).items() if key not in ("__dict__", "__weakref__", "__doc__")}
+        return f"{name} {sorted(f'{key}={_member(inner)}' for key, inner in own.items())}"
+    code = getattr(value, "__code__", None)
+    return name if code is None else f"{name} {_code(code)} {getattr(value, '__defaults__', None)!r}"
+
+
+def _member(value: Any) -> str:
+    return _source(value) if inspect.isroutine(value) and hasattr(value, "__code__") else _text(value, ())
+
+
+def _code(code: CodeType) -> str:
+    """What compiled code does, without the places of its lines."""
+    constants = [_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
+
+
+def _sha256(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content).hexdigest()
