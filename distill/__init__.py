@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from distill.config.settings import TrainConfig as TrainConfig
     from distill.data.batch import Batch as Batch
     from distill.data.sources import Document as Document
+    from distill.data.sources import Part as Part
     from distill.data.sources import Shard as Shard
     from distill.data.sources import Source as Source
     from distill.evaluation.text_scores import TextScore as TextScore

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Part(NamedTuple):
-    """A stretch of a document."""
+    """A stretch of a document, such as its prompt or its answer."""
 
     text: str
     counts: bool = True  # whether its tokens are to be predicted; those of a prompt are only read

@@ -14,4 +14,4 @@ def in_evaluation_mode(model: Any) -> Iterator[Any]:
         yield model
     finally:
         for module, training in modes:
-            module.training = training
+            module.train(training)  # and those in it, which come later here

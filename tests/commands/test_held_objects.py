@@ -75,7 +75,7 @@ def test_a_pair_trains_a_loaded_student(saved: Path) -> None:
     with pytest.raises(SettingError, match=r"^student is the very model of the teacher"):
         distill.load_pair(both, both)
     with pytest.raises(SettingError, match=r"^student: requires_grad is off"):
-        distill.load_pair("bundled_small", (both.model.requires_grad_(False), both.tokenizer))
+        distill.load_pair("bundled_small", (both.model.requires_grad_(False), both.tokenizer), sequence_length=32)
 
 
 def test_each_module_keeps_its_mode(saved: Path) -> None:
@@ -93,7 +93,7 @@ def test_numbers_and_paths_as_settings() -> None:
     overrides.add("optimizer", {"lr": np.float64(1e-4), "clip": np.float32(0.5)})
     overrides.add("objective", {"mine": {"_target_": "my.Loss", "weight": np.float32(0.25), "file": Path("a.csv")}})
     assert overrides.texts == [
-        *("optimizer.lr=0.0001", "optimizer.clip=0.5", "++objective.mine._target_=my.Loss"),
+        *("optimizer.lr=0.0001", "optimizer.clip=0.5", "objective.mine._target_=my.Loss"),
         *("++objective.mine.weight=0.25", "++objective.mine.file=a.csv"),
     ]
 

@@ -218,6 +218,7 @@ def test_what_does_not_fit(teacher: Path, causal: Path, tmp_path: Path) -> None:
 def test_models_in_memory_are_a_pair(teacher: Path) -> None:
     """The same losses as with their folders."""
     one, other = load_model(teacher, "cpu"), load_model(teacher, "cpu")
+    other.model.requires_grad_(True)
     pair = load_pair(
         LoadedModel.of(one.model, one.tokenizer), LoadedModel.of(other.model, other.tokenizer), sequence_length=24
     )

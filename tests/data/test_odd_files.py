@@ -43,8 +43,11 @@ def test_hidden_copies_are_no_text_and_no_split(tmp_path: Path) -> None:
         (tmp_path / name).write_text("A text.")
     assert read_all(tmp_path, kind="text")[0] == ["A text."]
     for name in ("train.csv", ".ipynb_checkpoints/train-checkpoint.csv"):
-        (tmp_path / name).write_text("text,label\nA text.,good\n")
-    assert table.read(ColumnsConfig(), TableConfig(path=str(tmp_path)), "data", "data", True).first == ["A text."]
+        (tmp_path / name).write_text("text,label\nA text.,good\nOther.,bad\n")
+    assert table.read(ColumnsConfig(), TableConfig(path=str(tmp_path)), "data", "data", True).first == [
+        "A text.",
+        "Other.",
+    ]
     assert read_all(hidden, kind="text")[0] == ["A text."]  # where the user names it
 
 

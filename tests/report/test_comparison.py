@@ -348,4 +348,4 @@ def test_scores_that_other_runs_have_get_no_panel(tmp_path: Path) -> None:
         settings = settings_of(0, student={"architecture": architecture}, evaluate={"sets": [data]})
         make_run(tmp_path / name, settings, results_of({data: 3.0}))
     compare_runs(tmp_path).write(tmp_path / "out")
-    assert "<svg" in (tmp_path / "out" / "comparison.html").read_text()
+    assert "<svg" in (tmp_path / "out" / "compare.html").read_text()

@@ -47,7 +47,7 @@ def scoring_of(batch_size: int, ranks: Any) -> Scoring:
 
 def loss_pass(student: Any, batch_size: int, ranks: Any) -> LossPass:
     objective = make_objective(only(**TERMS), student, TEACHER)
-    pair: Any = SimpleNamespace(teacher=TEACHER, tokenizers=None)
+    pair: Any = SimpleNamespace(teachers=[SimpleNamespace(model=TEACHER)], tokenizers=None)
     return LossPass(scoring_of(batch_size, ranks), objective, pair, Readers(Config().precision, ranks))
 
 

@@ -17,6 +17,7 @@ from distill.runtime.errors import SettingError
 from distill.tasks import Prepared, find_task
 
 WORDS = ["a river", "the house of the king", "an old letter", "winter", "the captain and a ship", "the quiet road"]
+OTHERS = [f"not {words}" for words in WORDS[::-1]]  # which are not trained on
 VALUES = [1.0, 2.5, 3.0, 0.5, 4.0, 2.0]
 
 
@@ -46,7 +47,7 @@ def test_values_that_are_all_the_same_are_not_trained_on(labels: list[float], tm
         prepared(train, dev, REGRESSION)
 
 
-@pytest.mark.parametrize(("labels", "texts"), [([3.0] * 6, WORDS), ([3.0], WORDS), (VALUES, ["winter"] * 6)])
+@pytest.mark.parametrize(("labels", "texts"), [([3.0] * 6, OTHERS), ([3.0], OTHERS), (VALUES, ["no winter"] * 6)])
 def test_sets_without_a_correlation(labels: list[float], texts: list[str], tmp_path: Path) -> None:
     train = write(tmp_path / "a.tsv", VALUES, WORDS[::-1])
     dev = write(tmp_path / "b.tsv", labels, texts)
@@ -58,11 +59,11 @@ def test_sets_without_a_correlation(labels: list[float], texts: list[str], tmp_p
         "pearson or spearman there: give examples with other texts and labels, or raise evaluate.max_sequences where "
         "it leaves the others out"
     )
-    assert len(prepared(train, write(tmp_path / "c.tsv", [9, 8], WORDS), REGRESSION).sets) == 1
+    assert len(prepared(train, write(tmp_path / "c.tsv", [9, 8], OTHERS), REGRESSION).sets) == 1
 
 
 def test_a_sample_of_one_example(tmp_path: Path) -> None:
-    train, dev = write(tmp_path / "a.tsv", VALUES), write(tmp_path / "b.tsv", VALUES[::-1], WORDS[::-1])
+    train, dev = write(tmp_path / "a.tsv", VALUES), write(tmp_path / "b.tsv", VALUES[::-1], OTHERS)
     with pytest.raises(SettingError, match=r"the only value is .*, or raise corpus\.max_sequences"):
         prepared(train, dev, REGRESSION, "corpus.max_sequences=1")
     with pytest.raises(SettingError, match=r"no model has a value of pearson.* raise evaluate\.max_sequences"):
@@ -70,12 +71,12 @@ def test_a_sample_of_one_example(tmp_path: Path) -> None:
 
 
 def test_accuracy_is_there_for_one_class_and_other_measures_are_not(tmp_path: Path) -> None:
-    train, dev = write(tmp_path / "a.tsv", [0, 1] * 3), write(tmp_path / "b.tsv", [0] * 3, WORDS[::-1])
+    train, dev = write(tmp_path / "a.tsv", [0, 1] * 3), write(tmp_path / "b.tsv", [0] * 3, OTHERS)
     (data,) = prepared(train, dev).sets
     assert data.num_sequences == 3
     cola = [f"x\t{label}\t\t{text}\n" for label, text in zip([0, 1] * 3, WORDS, strict=True)]
     (tmp_path / "train.tsv").write_text("".join(cola))
-    (tmp_path / "dev.tsv").write_text("".join(cola[::-2]))
+    (tmp_path / "dev.tsv").write_text("".join(line.replace("\t\t", "\t\tno ") for line in cola[::-2]))
     config = composed("+recipe=glue", "corpus.task=cola", "student.path=x", f"corpus.path={tmp_path}")
     with pytest.raises(SettingError, match=r"^evaluate\.sources\.dev: .*no model has a value of matthews there"):
         find_task("classes").read(config).prepare(config, vocabulary_of("bert"), Single(config.backend))

@@ -249,6 +249,8 @@ def test_members_belong_to_several(shelf: Shelf, kind: str, tmp_path: Path, capf
 
 
 def test_hidden_states_alone_are_scored_beside_the_first(shelf: Shelf, second: Path, tmp_path: Path) -> None:
-    given = [*both(shelf, second), "objective=tinybert", "train.steps=2"]
+    sizes = "student.config={hidden_size:24,num_hidden_layers:2,num_attention_heads:2,intermediate_size:48}"
+    given = [*both(shelf, second), "student=bert", "student.layers=null", sizes, "train.steps=2"]
+    given += [*(f"objective.{name}.weight=0" for name in ("soft", "mlm", "cosine")), "+objective.hidden_mse.weight=1"]
     assert distill(*arguments(shelf, tmp_path / "run", *given)) == 0
     assert results(tmp_path / "run")["student"]["hidden_mse_loss"]["heldout"] > 0

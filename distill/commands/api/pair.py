@@ -285,9 +285,7 @@ def load_pair(
     seed: int = 0,
     device: str = "auto",
 ) -> Pair:
-    """A teacher and a student, masked or causal, for a training loop of your own.
-
-    Models in memory are not copied: the teacher is frozen, both are in fp32 and on the device afterwards.
+    """A teacher and a student, masked or causal, for a training loop of your own. Models in memory are not copied.
 
     Args:
         teacher: a run folder, a model folder or a name on the Hub; or `bundled_small` or `bundled_deep`, which come
@@ -299,7 +297,7 @@ def load_pair(
         num_layers: how many a rule takes; None: half of them.
         sequence_length: tokens of a sequence; None: 128, or all that the teacher reads where that is less.
         seed: of what is random in the student, and of the masks. torch's own generator is left as it was.
-        device: as `distill.load_model` takes it.
+        device: as `distill.load_model` takes it; both models are there afterwards, in fp32, the teacher frozen.
 
     Raises:
         SettingError: a model that does not load, or that does not fit the other.

@@ -1,6 +1,6 @@
 """Continuations of a text or a conversation, from a causal language model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -128,9 +128,10 @@ def _write(
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     saved = getattr(model.model, "generation_config", None)
-    drawing: dict[str, Any] = {name: None for name in ALTERING if getattr(saved, name, None) is not None}
+    drawing: Mapping[str, Any] = {name: None for name in ALTERING if getattr(saved, name, None) is not None}
     if settings.sample:
-        drawing |= {
+        drawing = {
+            **drawing,
             "temperature": settings.temperature or 1.0,
             "top_p": settings.top_p or 1.0,
             "top_k": settings.top_k or 0,

@@ -1,6 +1,6 @@
 """The settings that models are scored with: those of the run that made the first of them, then what is given."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from distill.config.compose import add_recipe
@@ -112,7 +112,7 @@ def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:
     if "precision" not in names:
         precision = {**(settings.get("precision") or {}), **formats_of_run(first.run)}
         sections["precision"] = {name: precision[name] for name in ("evaluate", "kernels") if name in precision}
-    sections = _without_objects(sections)
+    sections = {**_without_objects(sections)}
     for name, code in _code_in(sections, ""):
         raise SettingError(
             f"model={first.name}: the settings of its run name code ({name}={code}), which is not run because a run "
@@ -122,7 +122,7 @@ def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:
     return sections
 
 
-def _without_objects(sections: dict[str, Any]) -> dict[str, Any]:
+def _without_objects(sections: Mapping[str, Any]) -> Mapping[str, Any]:
     """Without the texts that the program of the run held, and without the sets that were of them."""
     corpus, evaluate = sections.get("corpus", {}), sections.get("evaluate", {})
     sources, sets = evaluate.get("sources") or {}, evaluate.get("sets") or []
