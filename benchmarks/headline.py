@@ -132,7 +132,7 @@ class Line:
             gap = f"{statistics.mean(closed):.0%}"
             if (degrees := len(closed) - 1) > 0:
                 error = statistics.stdev(closed) / math.sqrt(degrees + 1)
-                gap += f" ± {100 * error * (*QUANTILES, 2.0)[min(degrees, 10) - 1]:.0f}"
+                gap += f" ± {100 * error * (*QUANTILES, 2.228)[min(degrees, 10) - 1]:.0f}"
         speed = f", {self.speed:.2f} times as fast" if self.speed else ""
         student = f"{ROWS[self.row].title}: {self.size:.0%} of the parameters{speed}"
         scores = [spread(values) for values in (self.teacher, self.baseline, self.student)]
@@ -171,7 +171,8 @@ class Runs:
 
     def run(self, name: str, arguments: list[str]) -> tuple[Record, Path]:
         """This run, finished, and its folder. Raises TimeoutError where it is not and may not begin."""
-        folder = self.work / f"{name}-{digest_of([*arguments, *self.settings])}"
+        data = os.environ.get("DISTILL_DATA", "")  # where recipes find their text
+        folder = self.work / f"{name}-{digest_of([*arguments, *self.settings, data])}"
         if not (folder / "results.json").is_file() and time.monotonic() > self.deadline:
             raise TimeoutError
         return Record.from_json(execute(folder, [*arguments, *self.settings])), folder

@@ -39,6 +39,7 @@ from distill.runs.metrics import Metrics, RunLog
 from distill.runs.observers import UserObservers, make_observers
 from distill.runs.outcome import complete_record
 from distill.runs.pair import load_models, resolve_layers
+from distill.runs.profile.phases import EVALUATION, phase
 from distill.runs.record import Record
 from distill.runs.run import Followers, Run
 from distill.runs.run_folder import RunFolder
@@ -124,6 +125,10 @@ def report_finished(config: Config, record: Record, path: Path) -> None:
         source = config.evaluate.sources.get(name)
         if isinstance(source, SourceConfig) and source.path is not None and name not in record.evaluation:
             lacking.append(f"set {name}")
+    wanted = {*(config.train.snapshots or [])}
+    if (every := config.train.snapshot_every) is not None:
+        wanted |= {*range(every, (record.training.steps or 0) + 1, every)}
+    lacking += [f"snapshot of step {step}" for step in sorted(wanted - {*record.snapshots})[:1]]
     if lacking:
         logger.warning(
             f"its results have no {', no '.join(lacking)}: `distill evaluate model={path}` scores the student so "
@@ -258,7 +263,8 @@ def train_profiled(run: Run, training: Training, followers: Followers, record: R
     config, batches, ranks = run.config, run.data.batches, run.ranks
     recording = profiling.recorder(config, run.folder.path, batches, ranks)
     with saved_when_a_rank_is_lost(training), recording as recorder:
-        followers.curve.begin(training.state)
+        with phase(EVALUATION):
+            followers.curve.begin(training.state)
         ended_by = train(training, run.objective, followers.in_order, followers.history)
     followers.log.close()
     profile = profiling.gather_profile(recorder, config, batches, ranks, record.identity)

@@ -224,7 +224,8 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
     if state.step and (history.due(state.step) or over):
         # Interrupted between this point's checkpoint and the end of its evaluation.
         health.check(state, over)
-        out_of_patience = evaluate_if_due(training, objective, followers, history)
+        with phase(EVALUATION):
+            out_of_patience = evaluate_if_due(training, objective, followers, history)
     state.loss_scale.begin(training.learner.model.student.precision == "fp16")
     windows = batches.stream(state.step, limits.steps, ranks.device, training.teacher.read_ahead, recorder.watch)
     window = first_window(windows, objective, training)
@@ -239,9 +240,10 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
             for follower in followers:
                 follower.after_step(state, result)
 
-            at_point = history.due(state.step) or over
+            at_point = (history.due(state.step) or over) and not recorder.is_trial
             save_due |= state.step % settings.save_every == 0 or at_point or result.should_save
             saved = False
+            save_due &= not recorder.is_trial
             if save_due and not state.skipped_in_a_row and not result.diverged:  # else after the next good step
                 save_due, saved = False, save(training, followers)
             if result.save_requested:
@@ -257,6 +259,8 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
                     out_of_patience = evaluate_if_due(training, objective, followers, history)
             if recorder.end_step():
                 return TRIAL
+    if recorder.is_trial:
+        return TRIAL
     return limits.ended_by(state.step) if over else PATIENCE
 
 

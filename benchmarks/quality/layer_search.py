@@ -10,10 +10,11 @@ the search itself. The rows of SmolLM2 need the packages that docs/how-to/studen
 
 import argparse
 import math
+import os
 import sys
 from pathlib import Path
 
-from benchmarks.common import execute, save, table, title
+from benchmarks.common import digest_of, execute, save, table, title
 from distill.runs.facts import ChosenLayers, LayerSearch
 from distill.runs.record import Record
 
@@ -47,8 +48,9 @@ def main() -> int:
     for name in options.pairs or PAIRS:
         for limit in [*options.seconds, None]:
             settings = f"student.search_seconds={'null' if limit is None else limit}"
-            folder = (options.work / f"{name}-{limit or 'none'}").resolve()
-            record = Record.from_json(execute(folder, [*PAIRS[name], *COMMON, settings]))
+            arguments = [*PAIRS[name], *COMMON, settings]
+            digest = digest_of([*arguments, os.environ.get("DISTILL_DATA", "")])
+            record = Record.from_json(execute((options.work / f"{name}-{digest}").resolve(), arguments))
             cells.append(line(name, limit, record))
             search = search_of(record)
             measured.append({"pair": name, "limit": limit, "seconds": search.seconds, "layers": search.layers})

@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import execute, save, table, title
+from benchmarks.common import digest_of, execute, save, table, title
 from benchmarks.quality.trainings import (
     RECIPES,
     Contestant,
@@ -100,7 +100,7 @@ def distill_seconds(kind: str, contestant: Contestant, folder: Path, common: lis
 
 def rates(kind: str, shape: Shape, own: Contestant, options: argparse.Namespace, common: list[str]) -> dict[str, Any]:
     """Seconds a row of both steps in turns, and of a whole short command; those of before where `turns` is 0."""
-    path = options.work / f"rates-{kind}.json"
+    path = options.work / f"rates-{kind}-{digest_of([str(shape), *own.settings, *common])}.json"
     if options.turns:
         plain, distill, commands = [], [], []
         for turn in range(options.turns):

@@ -55,7 +55,7 @@ class InTurns(Recorder):
         """Begin the next turn, with a thread that samples or without one."""
         self._taken, self.on = 0, not self.on
         if self.on:
-            self._sampler = Sampler(INTERVAL, self._backend.device)
+            self._sampler = Sampler(INTERVAL, self._rank.device)
             self._sampler.start()
         else:
             self._sampler.stop()

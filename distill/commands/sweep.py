@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,9 @@ def _run(run: "Composition", sweep: "Sweep", train: "Train", statuses: list[int]
         failure = expected(error, str(run.folder))
         sweep.end(run.folder, run.overrides, failure or error)
         if failure is None:
+            statuses.append(1)
+            if run.hydra.sweeper.get("direction") is not None:  # a search takes it for a failed trial, and says no more
+                traceback.print_exc()
             raise
         report_problem(sweep.line(failure))
         statuses.append(failure.status)

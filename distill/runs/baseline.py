@@ -14,6 +14,7 @@ from distill.models.layer_choice import AUTO
 from distill.objective.terms import Term
 from distill.runs.against_baseline import GapClosed, Resampled
 from distill.runs.facts import Baseline, Model
+from distill.runs.identity import LATER
 from distill.runs.record import Record
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
@@ -187,7 +188,7 @@ def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         name
         for name in names
         if before.get(name) != now.get(name)
-        if name.startswith("student.config") or (name in before and name in now)
+        if name.startswith("student.config") or name in LATER or (name in before and name in now)
     ]
     differences = [f"{name} was {before.get(name)} and is {now.get(name)} here" for name in differing]
     if (start := _start_digest(before)) is not None and start != _start_digest(now):

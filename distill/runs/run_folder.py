@@ -181,7 +181,8 @@ class RunFolder:
             self.checkpoints.drop_after(state.step)
             if any(line["step"] == state.step for line in self.history_lines()):
                 state.begin_interval()
-            if self.resume not in CHOICES:  # from a chosen checkpoint, perhaps with another precision
+            diverged = any(self.checkpoints.folder.glob("diverged-step-*"))
+            if diverged or self.resume not in CHOICES:  # from a chosen checkpoint, perhaps with another precision
                 for later in self.snapshots_path.glob("step-*"):
                     if (match := STEP.fullmatch(later.name)) and int(match[1]) > state.step:
                         remove(later)

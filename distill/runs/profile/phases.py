@@ -30,6 +30,11 @@ Window = TypeVar("Window")
 class Watcher(Protocol):
     """What the loop reports to while it runs."""
 
+    @property
+    def is_trial(self) -> bool:
+        """Whether the run is for its profile alone, and leaves nothing else."""
+        ...
+
     def enter(self, phase: str) -> str:
         """This phase begins; gives the one that it interrupts."""
         ...
@@ -45,6 +50,8 @@ class Watcher(Protocol):
 
 class Unprofiled:
     """Times nothing."""
+
+    is_trial = False
 
     def enter(self, phase: str) -> str:
         return OTHER

@@ -133,6 +133,11 @@ class Recorder:
         self._phases.restart()  # to write a trace takes seconds, which are no part of the run
         return self._number == self.settings.stop_after
 
+    @property
+    def is_trial(self) -> bool:
+        """Whether the run is for its profile alone, and leaves nothing else."""
+        return self.settings.stop_after is not None
+
     def record(self) -> RankProfile:
         """What is known by now."""
         first = self._number - len(self._steps)
