@@ -90,6 +90,18 @@ def test_the_command_ends_after_its_steps_and_leaves_no_student(
     assert not (tmp_path / "run" / "results.json").exists() and not (tmp_path / "run" / "student").exists()
 
 
+def test_a_run_that_is_shorter_is_profiled_as_often_as_asked(
+    shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    arguments = shelf.arguments(tmp_path / "run", "train.epochs=null", "train.steps=4", "train.save_every=2")
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            main(["profile", *arguments, "steps=6"])
+        assert ended.value.code == 0 and "waiting for data" in capfd.readouterr().err
+        assert not {path.name for path in (tmp_path / "run").iterdir()} & {"results.json", "student"}
+        assert not list((tmp_path / "run").glob("checkpoints/step-*"))
+
+
 def slow_second_rank(folder: Path, arguments: list[str]) -> dict[str, Any] | None:
     """One of two ranks of a profiled run, of which rank 1 takes 50 ms longer for each of its steps."""
     import os

@@ -113,6 +113,17 @@ def test_from_a_chosen_checkpoint_later_ones_are_made_anew(shelf: Shelf) -> None
     assert not late.exists(), "it was of a run that went on otherwise"
 
 
+def test_those_of_a_diverged_training_do_not_stay(shelf: Shelf) -> None:
+    folder, more = shelf.root / "diverged-snapshots", ("train.snapshot_every=2", "train.steps=5", "train.save_every=2")
+    assert shelf.run(folder, *CONSTANT, *more) == 0
+    (folder / "results.json").unlink()
+    for step in (4, 5):  # as where the loss was high from step 3 on
+        (folder / f"checkpoints/step-{step:08d}").rename(folder / f"checkpoints/diverged-step-{step:08d}")
+    (folder / "snapshots" / "step-4" / "mark").touch()
+    assert shelf.run(folder, *CONSTANT, *more) == 0
+    assert not (folder / "snapshots" / "step-4" / "mark").exists() and results(folder)["snapshots"] == [2, 4]
+
+
 def test_of_a_beginning_without_a_checkpoint_nothing_stays(shelf: Shelf) -> None:
     """It may have had other settings: nothing but a checkpoint knows them."""
     folder = shelf.root / "begun"
