@@ -154,6 +154,11 @@ def check_members(config: Config, terms: Terms, task: Any) -> None:
     if isinstance(settings, NoTeacherConfig):
         return
     if not isinstance(settings, SeveralTeachersConfig):
+        if config.backend.shards_teacher and settings.micro_batches > 1 and not task.kind.vocabulary:
+            raise SettingError(
+                f"teacher.micro_batches={settings.micro_batches}: labelled texts differ in length, so that ranks would "
+                "run a sharded teacher in different batches: set it to 1, or choose backend=ddp"
+            )
         return _check_cache(config, terms, task, settings.cache, "teacher", first=True)
     if not settings.members:
         raise SettingError(

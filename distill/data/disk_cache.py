@@ -1,6 +1,5 @@
 """Cache folders that are made once, by whichever process needs them first, and the processes that do the work."""
 
-import fcntl
 import logging
 import multiprocessing
 import os
@@ -18,7 +17,7 @@ from typing import Any
 
 from distill.config.settings import DataConfig
 from distill.runtime.errors import SettingError
-from distill.runtime.files import atomic
+from distill.runtime.files import atomic, try_lock
 from distill.runtime.manifest import sha256
 
 logger = logging.getLogger(__name__)
@@ -52,12 +51,10 @@ def once(path: Path, is_made: Callable[[], bool] | None = None, quiet: bool = Fa
         yield False
         return
     with open(f"{path}.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             if not quiet:
                 logger.info(f"another process is making {path}; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try_lock(lock, wait=True)
         yield not is_made()
 
 

@@ -277,8 +277,10 @@ def _pack_rendered(parts: Sequence[Part], writer: SequenceWriter, packing: Packi
     tokenizer.encode_special_tokens = False
     encoding = tokenizer.encode("".join(part.text for part in parts), add_special_tokens=False)
     counting = np.repeat([part.counts for part in parts], [len(part.text) for part in parts])
+    # Some tokenizers trim blanks from offsets: a token of blanks alone has none of its own, and ends before `end`.
     tokens = [
-        (id_, bool(counting[begin:end].any())) for id_, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True)
+        (id_, bool(counting[min(begin, max(end - 1, 0)) : end].any()))
+        for id_, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True)
     ]
     last = tokens[-1] if tokens else (None, False)
     if last[0] == packing.format.document_end:

@@ -46,6 +46,8 @@ def rank_from_env(environment: Mapping[str, str] = os.environ) -> RankInfo | Non
         if rank not in environment or size not in environment:
             continue
         num_ranks = number_of(environment, size, range(1, MAX_RANKS))
+        if launcher == "Slurm" and num_ranks == 1:
+            continue  # an interactive shell is such a step, too, and no launcher of ranks
         numbers = [number_of(environment, rank, range(num_ranks)), num_ranks]
         # A launcher that gives no local size (one pod per rank, say) has one rank on each host.
         numbers.append(number_of(environment, local_rank, range(MAX_RANKS)) if local_rank in environment else 0)

@@ -43,6 +43,7 @@ def refuse_differing_ranks(identity: dict[str, Any], ranks: Ranks) -> None:
     """
     if ranks.size == 1:
         return
+    ranks.barrier()  # hosts may be minutes apart in preparing their data
     first, *others = ranks.gather(identity)
     differing = {rank: _differences(first, other) for rank, other in enumerate(others, 1) if other != first}
     if not differing:

@@ -67,6 +67,10 @@ class Traffic:
     exchange_seconds: float = 0.0
 
 
+# Bytes that are broadcast at a time: Horovod counts them in 32 bits on some machines, and so does MPI.
+PIECE = 1 << 30
+
+
 class Ranks:
     """The ranks of one run, seen from one of them.
 
@@ -219,9 +223,10 @@ class Ranks:
             return
         with torch.no_grad():
             data = torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors])
-            self.count(data)
-            with self.waiting():
-                self._broadcast(data)
+            for part in data.split(PIECE):
+                self.count(part)
+                with self.waiting():
+                    self._broadcast(part)
             start = 0
             for tensor in tensors:
                 stop = start + tensor.numel() * tensor.element_size()

@@ -54,14 +54,16 @@ def try_once(run: Callable[[], None], least_bytes: int, setting: str, value: int
     problem, free = "", available(ranks)
     if free is not None and least_bytes > free:
         problem = f"takes {least_bytes / 1e9:.3g} GB at least, and {free / 1e9:.3g} GB are free"
-    else:
+    problems = ranks.gather(problem)  # a sharded model runs on all ranks, or on none
+    if not any(problems):
         try:
             run()
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             problem = "takes more memory than there is"
-    if first := next(filter(None, ranks.gather(problem)), ""):
+        problems = ranks.gather(problem)
+    if first := next(filter(None, problems), ""):
         raise SettingError(f"{setting}={value}: a batch of evaluation {first}; lower it")
 
 

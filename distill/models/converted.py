@@ -12,6 +12,7 @@ import logging
 import shutil
 import zipfile
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -203,37 +204,105 @@ def _from_gguf(file: Path, new: Path) -> Origin:
     folder = str(file.parent)
     try:
         with quietly(), redirect_stderr(io.StringIO()):  # it draws bars, and would state that it dequantizes
-            rounding, splits_digits = _header(file)
+            header = _Header.of(file)
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, gguf_file=file.name, dtype=torch.bfloat16, **_dequantized()
+            model, read = AutoModelForCausalLM.from_pretrained(
+                folder, gguf_file=file.name, dtype=torch.bfloat16, output_loading_info=True, **_dequantized()
             )
     except Exception as error:  # of transformers, gguf and tokenizers, which have no class in common
         reason = f"transformers cannot read this GGUF file ({first_line(error)[:200]})"
         raise SettingError(f"{reason}: give the model as a folder") from error
-    if splits_digits:
+    if missing := sorted(read["missing_keys"]):
+        raise SettingError(
+            f"transformers finds no weights for {', '.join(missing[:3])} in this file: give the model as a folder"
+        )
+    if header.splits_digits:
         _split_digits(tokenizer)
     decoded = str(tokenizer.decode(tokenizer(SENTENCE)["input_ids"], skip_special_tokens=True))
     if decoded.split() != SENTENCE.split():
         raise SettingError("its tokenizer does not give back a text that it has encoded: give the model as a folder")
     with redirect_stderr(io.StringIO()):  # another bar
-        _plain(model).save_pretrained(new)
+        _plain(model, _rotary(header, model.config)).save_pretrained(new)
     model.generation_config.save_pretrained(new)
     tokenizer.save_pretrained(new)
-    return Origin(file.name, rounding)
+    return Origin(file.name, header.rounding)
 
 
-def _header(file: Path) -> tuple[str | None, bool]:
-    """The format of most weights where it is coarser than 16 bits, and whether the tokenizer splits up numbers."""
-    from gguf import GGUFReader
+@dataclass(frozen=True)
+class _Header:
+    """What a GGUF file has that transformers does not read, or does not give back.
 
-    reader = GGUFReader(file)
-    sizes = Counter[str]()
-    for tensor in reader.tensors:
-        sizes[tensor.tensor_type.name] += int(tensor.n_elements)
-    (format, _), *_ = sizes.most_common(1)
-    pre = reader.fields.get("tokenizer.ggml.pre")
-    return (None if format in EXACT else format), pre is not None and pre.contents() in SPLIT_DIGITS
+    Attributes:
+        rounding: the format of most weights, where it is coarser than 16 bits.
+        splits_digits: whether the tokenizer takes digits one by one.
+        scaling: of rotary positions, by its kind.
+        base: of rotary positions.
+        factors: by which the frequencies of rotary positions are divided, where they have factors each; by tensor.
+    """
+
+    rounding: str | None
+    splits_digits: bool
+    scaling: str
+    base: float | None
+    factors: dict[str, list[float]]
+
+    @classmethod
+    def of(cls, file: Path) -> "_Header":
+        from gguf import GGUFReader
+
+        reader = GGUFReader(file)
+        sizes = Counter[str]()
+        for tensor in reader.tensors:
+            sizes[tensor.tensor_type.name] += int(tensor.n_elements)
+        (format, _), *_ = sizes.most_common(1)
+
+        def value(name: str, default: Any = None) -> Any:
+            return default if (field := reader.fields.get(name)) is None else field.contents()
+
+        kind = value("general.architecture", "")
+        return cls(
+            None if format in EXACT else format,
+            value("tokenizer.ggml.pre") in SPLIT_DIGITS,
+            value(f"{kind}.rope.scaling.type", "none"),
+            value(f"{kind}.rope.freq_base"),
+            {tensor.name: tensor.data.tolist() for tensor in reader.tensors if tensor.name.startswith("rope_f")},
+        )
+
+
+def _rotary(header: _Header, config: Any) -> dict[str, object]:
+    """The fields of a configuration for rotary positions that transformers leaves out: those of Llama 3.1 and later.
+
+    Raises:
+        SettingError: positions of another kind, which the folder would not have.
+    """
+    rotary = getattr(config, "rope_parameters", None) or {}
+    bases = [part.get("rope_theta") for part in (rotary, *rotary.values()) if isinstance(part, dict)]
+    lost = header.scaling != "none" or (header.base is not None and any(bases) and header.base not in bases)
+    freqs = header.factors.get("rope_freqs.weight")
+    if lost or (header.factors and freqs is None):
+        raise SettingError(
+            f"transformers does not read its rotary positions (scaling {header.scaling}, base {header.base}): give the "
+            "model as a folder"
+        )
+    if freqs is None:
+        return {}
+    fields = {"factor": max(freqs), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    made = {**rotary, "rope_type": "llama3", **fields, "original_max_position_embeddings": 8192}
+    if not torch.allclose(_llama3_factors(made, len(freqs)), torch.tensor(freqs), rtol=1e-3):
+        raise SettingError("its rotary positions are scaled otherwise than those of Llama 3: give a folder")
+    return {"rope_parameters": made}
+
+
+def _llama3_factors(rotary: Mapping[str, Any], count: int) -> torch.Tensor:
+    """By what Llama 3.1 divides `count` frequencies: slow ones by `factor`, quick ones by 1, those between by less.
+
+    As transformers has it (`modeling_rope_utils`); fp32.
+    """
+    waves = 2 * torch.pi * rotary["rope_theta"] ** (torch.arange(count) / count)
+    turns = rotary["original_max_position_embeddings"] / waves  # of each frequency in the length of pre-training
+    low, high = rotary["low_freq_factor"], rotary["high_freq_factor"]
+    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    return 1 / ((1 - smooth) / rotary["factor"] + smooth)
 
 
 def _dequantized() -> dict[str, object]:
@@ -252,9 +321,9 @@ def _split_digits(tokenizer: Any) -> None:
     backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
 
 
-def _plain(model: Any) -> Any:
-    """The same model without the mark of quantized weights, with which transformers saves none."""
-    fields = model.config.to_dict() | {"architectures": [type(model).__name__], "_name_or_path": ""}
+def _plain(model: Any, more: dict[str, object]) -> Any:
+    """The same model without the mark of quantized weights, with which transformers saves none; `more`: its fields."""
+    fields = model.config.to_dict() | {"architectures": [type(model).__name__], "_name_or_path": ""} | more
     fields.pop("quantization_config", None)
     with torch.device("meta"):
         plain = type(model)(type(model.config).from_dict(fields))

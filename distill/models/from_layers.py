@@ -19,7 +19,7 @@ from distill.runtime.errors import SettingError
 
 # Of transformers' configurations: the number of layers, and lists that have an entry for each of them.
 NUM_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
-PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "attention_layers")
+PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "attention_layers", "layer_rope_theta")
 
 
 def student_fields(settings: LayersStudentConfig, teacher: Any, chosen: list[Layer]) -> dict[str, Any]:
@@ -31,6 +31,11 @@ def student_fields(settings: LayersStudentConfig, teacher: Any, chosen: list[Lay
     family = teacher.config.model_type
     if settings.architecture in ("same", family):
         fields = teacher.config.to_dict()
+        if fields.get("scale_attn_by_inverse_layer_idx") and flat(chosen) != [*range(len(chosen))]:
+            raise SettingError(
+                f"student.layers={chosen}: the attention of this teacher is divided by the number of its layer "
+                "(scale_attn_by_inverse_layer_idx), so only its first layers can be taken: set student.layers=first"
+            )
         for name in PER_LAYER:
             if fields.get(name):
                 fields[name] = [fields[name][flat([layer])[0]] for layer in chosen]

@@ -130,6 +130,7 @@ def find_layers(
                 logger.info(line)
         except SettingError as error:
             message = str(error)
+    ranks.barrier()  # where ranks may wait longer than in an exchange
     result, message = ranks.broadcast((result, message))
     if message:
         raise SettingError(message)

@@ -1,6 +1,5 @@
 """The folder of one run: who may write in it, whether it is finished, and where to resume."""
 
-import fcntl
 import json
 import logging
 import os
@@ -26,7 +25,7 @@ from distill.runs.record import Record
 from distill.runs.results_file import check_student, read_results, student_digests, write_results
 from distill.runs.sharded_checkpoint import ShardedCheckpoints
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.files import atomic, make_folder, quarantine, remove
+from distill.runtime.files import atomic, make_folder, quarantine, remove, try_lock
 from distill.runtime.jsonl import JsonLines, is_curve, is_history, is_metrics, read_lines
 
 LOGS = ("metrics.jsonl", HISTORY, "curve.jsonl")
@@ -237,6 +236,7 @@ class RunFolder:
                 value = work()
             except SettingError as error:
                 message = str(error)
+        self.ranks.barrier()  # `work` may take longer than ranks wait in an exchange
         value, message = self.ranks.broadcast((value, message))
         if message:
             raise SettingError(message)
@@ -366,11 +366,7 @@ class RunFolder:
             time.sleep(0.2)
 
     def _is_locked(self) -> bool:
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
+        return try_lock(self._lock_file)
 
 
 def file_of_another(path: Path) -> Path | None:

@@ -1,13 +1,32 @@
 """Files and folders that appear whole or not at all, whatever kills the process that writes them."""
 
+import fcntl
 import itertools
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from distill.runtime.errors import SettingError
+
+
+def try_lock(file: IO[str], wait: bool = False) -> bool:
+    """Lock an open file for this process; False where another one has it, unless this may wait.
+
+    Raises:
+        SettingError: its file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError as error:
+        raise SettingError(
+            f"{file.name} cannot be locked ({error.strerror}): mount its file system with flock, or name another place"
+        ) from error
+    return True
 
 
 @contextmanager

@@ -5,7 +5,6 @@ ranks of a run share the work, on one machine or on several with a common file s
 what is done stays done when a run is killed; and machines with disks of their own make a cache each.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ from distill.distributed import Ranks
 from distill.distributed.shard import is_sharded
 from distill.models.language_model import LanguageModel, OutputSpec, idle_forward
 from distill.runtime.errors import SettingError
-from distill.runtime.files import atomic
+from distill.runtime.files import atomic, try_lock
 from distill.runtime.progress import Progress
 from distill.teacher.cache import Cache, CacheMeta, Positions
 from distill.teacher.sampling import kept_entries, offsets_of, stored
@@ -198,9 +197,4 @@ def _record_of(cache: Cache, part: int) -> Path:
 def _claim(path: Path) -> Iterator[bool]:
     """Whether what is recorded at `path` is this process's to make; never waits."""
     with path.with_suffix(".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+        yield try_lock(lock)

@@ -13,6 +13,7 @@ import tiny
 import torch
 from job import Shelf, distill, results
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from distill.models import converted
 from distill.models.converted import Packaged, origin_of
@@ -68,10 +69,18 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def file(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model with its matrices rounded to Q4_1, as llama.cpp writes it."""
-    path, tokens = tmp_path_factory.mktemp("gguf") / "tiny.Q4_1.gguf", byte_tokens()
+    return write(model, tmp_path_factory.mktemp("gguf") / "tiny.Q4_1.gguf")
+
+
+def write(model: Any, path: Path, scaling: str | None = None, freqs: list[float] | None = None, drop: str = "") -> Path:
+    """The model with its matrices rounded to Q4_1, as llama.cpp writes it; `drop`: a tensor that is left out."""
+    tokens = byte_tokens()
     writer = gguf.GGUFWriter(path, "llama")
     config = model.config
+    if scaling is not None:
+        writer.add_string("llama.rope.scaling.type", scaling)
+    if freqs is not None:
+        writer.add_tensor("rope_freqs.weight", np.array(freqs, np.float32))
     writer.add_context_length(64)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(2)
@@ -89,6 +98,8 @@ def file(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     for name, weight in stored(model).items():
+        if name == drop:
+            continue
         kind = gguf.GGMLQuantizationType.Q4_1 if weight.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
     writer.write_header_to_file()
@@ -139,6 +150,28 @@ def _rounded(weight: np.ndarray, name: str) -> np.ndarray:
         return weight
     kind = gguf.GGMLQuantizationType.Q4_1
     return gguf.quants.dequantize(gguf.quants.quantize(weight, kind), kind)
+
+
+def test_rotary_positions_of_llama_3_are_kept(model: Any, tmp_path: Path) -> None:
+    """llama.cpp writes them as factors of the frequencies."""
+    folder = Path(model_folder(str(write(model, tmp_path / "llama3.gguf", freqs=[1.0, 1.0, 1.0, 1.0]))))
+    assert json.loads((folder / "config.json").read_text())["rope_parameters"]["factor"] == 1.0
+    with pytest.raises(SettingError, match="its rotary positions are scaled otherwise than those of Llama 3"):
+        model_folder(str(write(model, tmp_path / "odd.gguf", freqs=[8.0, 1.0, 1.0, 8.0])))
+    rotary = {"rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = LlamaConfig(rope_parameters={**rotary, "rope_type": "llama3", "original_max_position_embeddings": 8192})
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    count = len(frequencies)
+    plain = 5e5 ** -(torch.arange(count) / count)
+    made = converted._llama3_factors({**rotary, "original_max_position_embeddings": 8192}, count)
+    torch.testing.assert_close(made, plain / frequencies, rtol=1e-4, atol=0)
+
+
+def test_rotary_positions_that_are_not_read_and_missing_weights_are_refused(model: Any, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"does not read its rotary positions \(scaling yarn"):
+        model_folder(str(write(model, tmp_path / "yarn.gguf", scaling="yarn")))
+    with pytest.raises(SettingError, match=r"no weights for model\.layers\.1\.mlp\.up_proj\.weight in this file"):
+        model_folder(str(write(model, tmp_path / "lacking.gguf", drop="blk.1.ffn_up.weight")))
 
 
 def test_a_run_learns_from_it_and_names_the_rounding(file: Path, shelf: Shelf, tmp_path: Path) -> None:
