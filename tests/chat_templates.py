@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 TALK = [
@@ -88,8 +88,16 @@ def smollm2(template: str | None = CHATML) -> PreTrainedTokenizerFast:
     return byte_level(template, ["<|endoftext|>", *IM], bos_token=IM[0], eos_token=IM[1], pad_token=IM[1])
 
 
+def trimmed() -> PreTrainedTokenizerFast:
+    """One whose offsets leave out blanks, so that a token of blanks alone has none."""
+    made = smollm2()
+    made.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    return made
+
+
 FAMILIES = {
     "chatml": smollm2(),
+    "trimmed": trimmed(),
     "marked": smollm2(MARKED),
     "qwen": byte_level(QWEN, ["<|endoftext|>", *IM], eos_token="<|endoftext|>", pad_token="<|endoftext|>"),
     "llama2": sentence_pieces(LLAMA2, ["<s>", "</s>"], bos_token="<s>", eos_token="</s>"),
