@@ -8,7 +8,7 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -38,18 +38,20 @@ def use_quickest_threads() -> None:
         )
 
 
-def keep_threads(settings: BackendConfig, recorded: dict[str, Any]) -> dict[str, int]:
+def keep_threads(settings: BackendConfig, recorded: Mapping[str, Any], local_size: int = 1) -> dict[str, int]:
     """Continue with as many threads as a run began with, since its last bits may depend on them; for its checkpoints.
 
     Args:
         recorded: of the checkpoint to resume from, as this function gave it; empty where there is none.
+        local_size: how many ranks share this host; where other ones did, each takes its share anew.
     """
     begun, now = recorded.get("threads"), torch.get_num_threads()
     chosen = settings.threads is None and "OMP_NUM_THREADS" not in os.environ
+    chosen &= recorded.get("local_ranks", 1) == local_size
     if chosen and isinstance(begun, int) and begun != now and 0 < begun <= len(os.sched_getaffinity(0)):
         torch.set_num_threads(begun)
         logger.info(f"backend.threads={begun}, as this run began; now it would be {now}")
-    return {"threads": torch.get_num_threads()}
+    return {"threads": torch.get_num_threads(), **({"local_ranks": local_size} if local_size > 1 else {})}
 
 
 def quickest(available: int, rate: Callable[[int], float]) -> int:

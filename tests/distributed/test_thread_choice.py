@@ -64,6 +64,9 @@ def test_a_run_goes_on_as_it_began(two_threads: pytest.MonkeyPatch) -> None:
     assert keep_threads(BackendConfig(), recorded) == {"threads": 2} and torch.get_num_threads() == 2
     assert keep_threads(BackendConfig(), {"threads": 64}) == {"threads": 2}  # of a larger machine
     torch.set_num_threads(1)
+    assert keep_threads(BackendConfig(), recorded, 2) == {"threads": 1, "local_ranks": 2}, "the share of each of two"
+    assert keep_threads(BackendConfig(), {"threads": 2, "local_ranks": 2}, 2)["threads"] == 2
+    torch.set_num_threads(1)
     assert keep_threads(BackendConfig(threads=1), recorded) == {"threads": 1}
     two_threads.setenv("OMP_NUM_THREADS", "1")
     assert keep_threads(BackendConfig(), recorded) == {"threads": 1}
