@@ -178,7 +178,8 @@ def resolve_precision(config: Config, folder: RunFolder) -> tuple[Config, dict[s
     """
     recorded = folder.recorded_precision()
     precision = choose_precision(config.precision, recorded, folder.ranks)
-    return config.changed(precision=precision), dict(precision) | keep_threads(config.backend, recorded, folder.ranks.local_size)
+    threads = keep_threads(config.backend, recorded, folder.ranks.local_size)
+    return config.changed(precision=precision), dict(precision) | threads
 
 
 def make_objective(
