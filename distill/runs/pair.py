@@ -132,6 +132,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
         check_vocabulary(member.model, f"{member.setting} ({member.title})", teacher_only_tokenizer or tokenizer)
     student = new_student(config, first, tokenizer, task, ranks)
     check_vocabulary(student, "student", tokenizer)
+    _check_sizes(teachers if teacher_only_tokenizer is None else [], student, tokenizer)
     _check_export(config, student, ranks)
     digests = _digests(config, teachers, shared, student)
     layers_are_open = isinstance(config.student, LayersStudentConfig) and config.student.layers == AUTO
@@ -163,6 +164,18 @@ def new_student(
     length = config.corpus.sequence_length
     with weights_on_disk(ranks, config.student):
         return make_student(config.student, teacher, tokenizer, length, task.kind, ranks.shards_student)
+
+
+def _check_sizes(teachers: list[Member], student: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises SettingError where special tokens are beyond the vocabulary of one model and not of another one."""
+    heads = {member.setting: member.model.get_output_embeddings() for member in teachers}
+    heads["student"] = student.get_output_embeddings() if hasattr(student, "get_output_embeddings") else None
+    sizes = {name: min(len(head.weight), len(tokenizer)) for name, head in heads.items() if head is not None}
+    if len({*sizes.values()}) > 1:
+        raise SettingError(
+            f"the tokenizer has {len(tokenizer)} tokens, and of these "
+            f"{' and '.join(f'{name} predicts {size}' for name, size in sizes.items())}: choose models that fit"
+        )
 
 
 def _check_export(config: Config, student: Any, ranks: Ranks) -> None:
