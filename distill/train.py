@@ -212,20 +212,14 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
             states or without any step that was taken. The checkpoints that may have diverged are renamed.
         Interrupted: a signal came that stops, on this rank or another one; the message names what is saved.
     """
-    state, settings, ranks, batches, limits = (
-        training.state,
-        training.settings,
-        training.ranks,
-        training.batches,
-        training.limits,
-    )
+    state, settings, limits = training.state, training.settings, training.limits
+    ranks, batches = training.ranks, training.batches
     health, recorder = Health(settings, ranks, training.checkpoints), recorder_in_force()
     over, save_due, out_of_patience = limits.reached(state.step, state.seconds), False, False
     if state.step and (history.due(state.step) or over):
         # Interrupted between this point's checkpoint and the end of its evaluation.
         health.check(state, over)
-        with phase(EVALUATION):
-            out_of_patience = evaluate_if_due(training, objective, followers, history)
+        out_of_patience = evaluate_if_due(training, objective, followers, history)
     state.loss_scale.begin(training.learner.model.student.precision == "fp16")
     windows = batches.stream(state.step, limits.steps, ranks.device, training.teacher.read_ahead, recorder.watch)
     window = first_window(windows, objective, training)
@@ -243,8 +237,8 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
             at_point = (history.due(state.step) or over) and not recorder.is_trial
             save_due |= state.step % settings.save_every == 0 or at_point or result.should_save
             saved = False
-            save_due &= not recorder.is_trial
-            if save_due and not state.skipped_in_a_row and not result.diverged:  # else after the next good step
+            # Else after the next good step; a trial leaves none.
+            if save_due and not (recorder.is_trial or state.skipped_in_a_row or result.diverged):
                 save_due, saved = False, save(training, followers)
             if result.save_requested:
                 logger.info(f"SIGUSR1 at step {state.step}, {saved_or_not(saved)}")
@@ -255,10 +249,9 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
                 raise interrupted(state, result.stop, saved)
             if at_point:
                 ranks.barrier()  # a signal may now end any rank, and with it the others: rank 0 has to have saved
-                with signals.at_once(), phase(EVALUATION):
+                with signals.at_once():
                     out_of_patience = evaluate_if_due(training, objective, followers, history)
-            if recorder.end_step():
-                return TRIAL
+            over |= recorder.end_step()
     if recorder.is_trial:
         return TRIAL
     return limits.ended_by(state.step) if over else PATIENCE
@@ -280,7 +273,8 @@ def evaluate_if_due(
     """
     state = training.state
     epochs, losses = state.step / training.batches.steps_per_epoch, state.tally.means(objective.names)
-    point = history.at_point(state, epochs, losses)
+    with phase(EVALUATION):
+        point = history.at_point(state, epochs, losses)
     state.begin_interval()
     if point is not None:
         for follower in followers:

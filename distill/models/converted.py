@@ -206,12 +206,13 @@ def _from_gguf(file: Path, new: Path) -> Origin:
         with quietly(), redirect_stderr(io.StringIO()):  # it draws bars, and would state that it dequantizes
             header = _Header.of(file)
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
-            model, read = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder, gguf_file=file.name, dtype=torch.bfloat16, output_loading_info=True, **_dequantized()
             )
     except Exception as error:  # of transformers, gguf and tokenizers, which have no class in common
         reason = f"transformers cannot read this GGUF file ({first_line(error)[:200]})"
         raise SettingError(f"{reason}: give the model as a folder") from error
+    model, read = loaded
     if missing := sorted(read["missing_keys"]):
         raise SettingError(
             f"transformers finds no weights for {', '.join(missing[:3])} in this file: give the model as a folder"

@@ -294,7 +294,7 @@ def _kind(name: str, model: Any) -> ModelKind | None:
 def _family(model: Any) -> str:
     """transformers' model type of a model of known kind, in memory or named."""
     model = model[0] if isinstance(model, tuple) else getattr(model, "model", model)
-    config = model.config if isinstance(model, nn.Module) else saved_config("teacher", str(model))
+    config: Any = model.config if isinstance(model, nn.Module) else saved_config("teacher", str(model))
     return str(config.model_type)
 
 
