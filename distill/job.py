@@ -1,7 +1,7 @@
 """One job from settings to report, each part built in reading order."""
 
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,8 @@ def report_finished(config: Config, record: Record, path: Path) -> None:
     wanted = {*(config.train.snapshots or [])}
     if (every := config.train.snapshot_every) is not None:
         wanted |= {*range(every, (record.training.steps or 0) + 1, every)}
-    lacking += [f"snapshot of step {step}" for step in sorted(wanted - {*record.snapshots})[:1]]
+    for step in sorted(wanted - {*record.snapshots})[:1]:
+        logger.warning(f"it has kept no snapshot of step {step}: hydra.run.dir=DIR makes another run that does")
     if lacking:
         logger.warning(
             f"its results have no {', no '.join(lacking)}: `distill evaluate model={path}` scores the student so "
@@ -263,7 +264,8 @@ def train_profiled(run: Run, training: Training, followers: Followers, record: R
     """Train; gives the record with what has ended it, and with where the time went."""
     config, batches, ranks = run.config, run.data.batches, run.ranks
     recording = profiling.recorder(config, run.folder.path, batches, ranks)
-    with saved_when_a_rank_is_lost(training), recording as recorder:
+    is_trial = config.profile.stop_after is not None
+    with nullcontext() if is_trial else saved_when_a_rank_is_lost(training), recording as recorder:
         with phase(EVALUATION):
             followers.curve.begin(training.state)
         ended_by = train(training, run.objective, followers.in_order, followers.history)

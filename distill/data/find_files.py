@@ -51,16 +51,18 @@ def find_files(pattern: str, setting: str, below: Callable[[Path], list[Path]]) 
 
 def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """The files of a folder and the folders in it whose names end so, without hidden ones."""
+    start = "" if str(folder) == "." else str(folder)
     return [
         path
         for path in folder.rglob("*")
-        if path.name.lower().endswith(suffixes) and not is_hidden(str(path)[len(str(folder)) :]) and path.is_file()
+        if path.name.lower().endswith(suffixes) and not is_hidden(str(path)[len(start) :]) and path.is_file()
     ]
 
 
 def is_hidden(name: str) -> bool:
     """Whether a program has put this file beside the user's, as Jupyter and macOS do: copies and descriptions."""
-    return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
+    parts = [part for part in name.split("/") if part not in (".", "..")]
+    return any(part.startswith(".") or part == "__MACOSX" for part in parts)
 
 
 def _remote_files(remote: RemotePath, below: Callable[[Path], list[Path]]) -> list[Path]:

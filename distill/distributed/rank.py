@@ -23,6 +23,7 @@ VARIABLES = {
 }
 
 MAX_RANKS = 1 << 20
+SLURM_STEP = "SLURM_STEP_NUM_TASKS"  # which may set the variables of MPI besides
 BY_TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun alone, and not where its other variables are
 
 
@@ -46,7 +47,7 @@ def rank_from_env(environment: Mapping[str, str] = os.environ) -> RankInfo | Non
         if rank not in environment or size not in environment:
             continue
         num_ranks = number_of(environment, size, range(1, MAX_RANKS))
-        if launcher == "Slurm" and num_ranks == 1:
+        if num_ranks == 1 and (launcher == "Slurm" or (launcher == "MPI" and SLURM_STEP in environment)):
             continue  # an interactive shell is such a step, too, and no launcher of ranks
         numbers = [number_of(environment, rank, range(num_ranks)), num_ranks]
         # A launcher that gives no local size (one pod per rank, say) has one rank on each host.

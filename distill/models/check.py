@@ -146,7 +146,7 @@ def check_packing(model: Any, setting: str) -> None:
 def check_vocabulary(model: Any, setting: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a model whose vocabulary is smaller than the tokenizer's, whether or not a text has the ids beyond it.
 
-    Special tokens alone may be beyond it, as no text holds them: that of images in Gemma 3's tokenizer is.
+    Special tokens that nothing writes may be beyond it: that of images in Gemma 3's tokenizer is.
 
     Raises:
         SettingError: an output embedding smaller than the vocabulary.
@@ -159,7 +159,13 @@ def check_vocabulary(model: Any, setting: str, tokenizer: PreTrainedTokenizerBas
 
 def check_vocabulary_size(size: int, setting: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """`check_vocabulary` of a model with so many embeddings."""
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    template = str(tokenizer.chat_template or "")
+    written = {getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+    special = {
+        number
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.special and number not in written and token.content not in template
+    }
     if not special.issuperset(range(size, len(tokenizer))):
         folder = f" of {tokenizer.name_or_path}" if tokenizer.name_or_path else ""
         raise SettingError(

@@ -278,9 +278,10 @@ def _rotary(header: _Header, config: Any) -> dict[str, object]:
     """
     rotary = getattr(config, "rope_parameters", None) or {}
     bases = [part.get("rope_theta") for part in (rotary, *rotary.values()) if isinstance(part, dict)]
-    lost = header.scaling != "none" or (header.base is not None and any(bases) and header.base not in bases)
+    kept = header.scaling in ("none", rotary.get("rope_type", "default"))
+    lost = not kept or (header.base is not None and any(bases) and header.base not in bases)
     freqs = header.factors.get("rope_freqs.weight")
-    if lost or (header.factors and freqs is None):
+    if lost or (header.factors and (freqs is None or "rope_theta" not in rotary)):
         raise SettingError(
             f"transformers does not read its rotary positions (scaling {header.scaling}, base {header.base}): give the "
             "model as a folder"

@@ -168,8 +168,8 @@ def new_student(
 
 def _check_sizes(teachers: list[Member], student: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises SettingError where special tokens are beyond the vocabulary of one model and not of another one."""
-    heads = {member.setting: member.model.get_output_embeddings() for member in teachers}
-    heads["student"] = student.get_output_embeddings() if hasattr(student, "get_output_embeddings") else None
+    models = {member.setting: member.model for member in teachers} | {"student": student}
+    heads = {name: getattr(model, "get_output_embeddings", lambda: None)() for name, model in models.items()}
     sizes = {name: min(len(head.weight), len(tokenizer)) for name, head in heads.items() if head is not None}
     if len({*sizes.values()}) > 1:
         raise SettingError(

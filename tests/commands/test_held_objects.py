@@ -1,5 +1,6 @@
 """Objects that a program holds, as notebooks have them: numbers of numpy, lambdas, loaded models, classes of a cell."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,9 @@ def test_a_loaded_student_is_trained_by_a_lambda(run: Any, saved: Path) -> None:
 def test_the_student_of_data_in_memory_is_scored_on_other_texts(run: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text(" ".join(TEXTS[:3]))
     source = f"+evaluate.sources.mine={{kind: text, path: {tmp_path}/mine.txt}}"
-    scores = distill.evaluate([run.student], [source, "evaluate.sets=[mine]", "evaluate.max_sequences=4"])
-    assert list(scores.vocabularies[0].sets) == ["mine"]
+    for option in ([], ["evaluate=local"]):
+        more = [*option, source, "evaluate.sets=[mine]", "evaluate.max_sequences=4"]
+        assert list(distill.evaluate([run.student], more).vocabularies[0].sets) == ["mine"]
 
 
 def test_a_pair_trains_a_loaded_student(saved: Path) -> None:
@@ -121,10 +123,13 @@ def test_objects_that_hold_other_values_are_others(one: Any, other: Any) -> None
     assert digest_of(Held(one)) == digest_of(Held(one)) != digest_of(Held(other))
 
 
-def test_an_object_may_hold_itself() -> None:
+def test_an_object_may_hold_itself_and_what_is_of_the_process() -> None:
+    frame = pandas.DataFrame({"a": [1, 2]}, index=[0, 0])
     held = Held(1)
-    held.value = [held]
-    assert digest_of(held) == digest_of(held)
+    held.value = [held, logging.getLogger(__name__), frame, pandas.Timestamp(0), frame]
+    before = digest_of(held)
+    logging.getLogger(f"{__name__}.other").setLevel(logging.DEBUG)
+    assert digest_of(held) == before
 
 
 def test_a_class_of_a_cell_is_another_one_when_it_is_edited() -> None:

@@ -36,7 +36,7 @@ def test_a_line_longer_than_a_range_is_read_to_its_end(
     assert "".join("".join(texts).split()) == "".join(text.split()) and not errors
 
 
-def test_hidden_copies_are_no_text_and_no_split(tmp_path: Path) -> None:
+def test_hidden_copies_are_no_text_and_no_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = tmp_path / ".ipynb_checkpoints"
     hidden.mkdir()
     for name in ("a.txt", ".ipynb_checkpoints/a-checkpoint.txt", "._a.txt"):
@@ -49,6 +49,9 @@ def test_hidden_copies_are_no_text_and_no_split(tmp_path: Path) -> None:
         "Other.",
     ]
     assert read_all(hidden, kind="text")[0] == ["A text."]  # where the user names it
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "1.txt").write_text("One.")
+    assert read_all(Path("."), kind="text")[0] == ["One.", "A text."]
 
 
 def test_what_describes_a_split_is_no_part_of_it(tmp_path: Path) -> None:
@@ -61,7 +64,7 @@ def test_what_describes_a_split_is_no_part_of_it(tmp_path: Path) -> None:
 
 def test_one_bad_book_of_an_archive_leaves_the_others(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "books.zip", "w") as archive:
-        for name, data in {"__MACOSX/._a.txt": b"\0\5", "a.txt": b"One.", "b.txt": b"\0\0", "c.txt": b"Two."}.items():
+        for name, data in {"__MACOSX/._a.txt": b"\0\5", "./a.txt": b"One.", "b.txt": b"\0\0", "c.txt": b"Two."}.items():
             archive.writestr(name, data)
     texts, errors = read_all(tmp_path, kind="gutenberg")
     assert texts == ["One.", "Two."] and len(errors) == 1 and errors[0].startswith("books.zip/b.txt: not text")

@@ -45,3 +45,6 @@ def test_other_tokens_beyond_are_refused(teacher: Path) -> None:
     check_vocabulary_size(len(tokenizer) - 1, "teacher", tokenizer)
     with pytest.raises(SettingError, match=r"^teacher: its vocabulary has"):
         check_vocabulary_size(len(tokenizer) - 2, "teacher", tokenizer)
+    tokenizer.chat_template = "{% for message in messages %}<image>{{ message['content'] }}{% endfor %}"
+    with pytest.raises(SettingError, match=r"^teacher: its vocabulary has"):
+        check_vocabulary_size(len(tokenizer) - 1, "teacher", tokenizer)

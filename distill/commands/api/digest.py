@@ -2,11 +2,13 @@
 
 import hashlib
 import inspect
+import io
+import logging
 import pickle
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,34 +17,35 @@ from torch import Tensor
 
 def digest_of(value: Any) -> str:
     """sha256 of the source code of a class or function, or of that of an object's class and of the object's values."""
-    return _sha256(_text(value, ()))
+    return _sha256(_text(value, set()))
 
 
-def _text(value: Any, around: tuple[int, ...]) -> str:
-    """A text that is another one for every other value; `around`: the objects that hold this one, by id."""
-    if isinstance(value, None | bool | int | float | str | Path):
+def _text(value: Any, seen: set[int]) -> str:
+    """A text that is another one for every other value; `seen`: objects that it has been asked for, by id."""
+    if isinstance(value, None | bool | int | float | str | bytes | Path | np.generic):
         return repr(value)
-    if id(value) in around:
-        return "itself"
-    around = (*around, id(value))
+    if id(value) in seen:
+        return "again"
+    seen.add(id(value))
     if isinstance(value, Mapping):
-        return str(sorted(f"{_text(key, around)}: {_text(inner, around)}" for key, inner in value.items()))
+        return str(sorted(f"{_text(key, seen)}: {_text(inner, seen)}" for key, inner in value.items()))
     if isinstance(value, list | tuple):
-        return str([_text(inner, around) for inner in value])
+        return str([_text(inner, seen) for inner in value])
     if isinstance(value, set | frozenset):
-        return str(sorted(_text(inner, around) for inner in value))
+        return str(sorted(_text(inner, seen) for inner in value))
     if isinstance(value, Tensor):
         value = value.detach().cpu().double().numpy() if value.is_floating_point() else value.cpu().numpy()
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return f"{value.dtype} {value.shape} {_sha256(np.ascontiguousarray(value).tobytes())}"
     if isinstance(value, partial):
-        return f"{_text(value.func, around)} {_text(value.args, around)} {_text(value.keywords, around)}"
+        return f"{_text(value.func, seen)} {_text(value.args, seen)} {_text(value.keywords, seen)}"
     if inspect.isclass(value) or inspect.isroutine(value):
         return _source(value)
-    if type(value).__module__.startswith("pandas"):
-        return str(value.to_json())
-    if hasattr(value, "__dict__"):
-        return f"{_source(type(value))} {_text(vars(value), around)}"
+    if isinstance(value, logging.Logger | io.IOBase | ModuleType):  # of the whole process, and no part of a value
+        return type(value).__qualname__
+    is_frame = type(value).__module__.startswith("pandas")
+    if hasattr(value, "__dict__") and not is_frame:
+        return f"{_source(type(value))} {_text(vars(value), seen)}"
     try:
         return _sha256(pickle.dumps(value))
     except Exception:  # of whatever kind an object raises that cannot be pickled
@@ -63,7 +66,7 @@ def _source(value: Any) -> str:
 
 
 def _member(value: Any) -> str:
-    return _source(value) if inspect.isroutine(value) and hasattr(value, "__code__") else _text(value, ())
+    return _source(value) if inspect.isroutine(value) and hasattr(value, "__code__") else _text(value, set())
 
 
 def _code(code: CodeType) -> str:

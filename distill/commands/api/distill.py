@@ -200,7 +200,7 @@ class _Job:
 
     def _add_layers(self, teacher: Any) -> None:
         """Let the student have the teacher's own architecture where the recipe has another one, or none."""
-        if self.kind in (CLASSES, SPANS):
+        if self.kind is CLASSES:
             self.defaults.append("student=layers")
         elif self.kind is MASKED and _family(teacher) != "bert":
             self.defaults.append("student.architecture=same")

@@ -128,7 +128,8 @@ def _write(
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     saved = getattr(model.model, "generation_config", None)
-    drawing: Mapping[str, Any] = {name: None for name in ALTERING if getattr(saved, name, None) is not None}
+    asked = [] if settings.sample else [name for name in ALTERING if getattr(saved, name, None) is not None]
+    drawing: Mapping[str, Any] = dict.fromkeys(asked)
     if settings.sample:
         drawing = {
             **drawing,

@@ -124,14 +124,12 @@ def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:
 
 def _without_objects(sections: Mapping[str, Any]) -> Mapping[str, Any]:
     """Without the texts that the program of the run held, and without the sets that were of them."""
-    corpus, evaluate = sections.get("corpus", {}), sections.get("evaluate", {})
+    corpus, evaluate = sections.get("corpus", {}), {**sections.get("evaluate", {})}
     sources, sets = evaluate.get("sources") or {}, evaluate.get("sets") or []
     held = {name for name, source in sources.items() if _is_object(source)}
     if _is_object(corpus):
         corpus = {name: corpus[name] for name in ("sequence_length", "cross_documents") if name in corpus}
         held |= {name for name, source in sources.items() if (source or {}).get("kind") == HELDOUT}
-    if not held:
-        return sections
     evaluate["sources"] = {name: source for name, source in sources.items() if name not in held}
     evaluate["sets"] = [name for name in sets if name not in held]
     return (
