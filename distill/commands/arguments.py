@@ -7,7 +7,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from distill.config.command_line import WITH_VALUE
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -49,7 +48,7 @@ def split(
     left = iter(arguments)
     for argument in left:
         name, separator, value = argument.partition("=")
-        if argument in WITH_VALUE:
+        if argument.startswith("--") and _takes_value(argument):
             rest += [argument, *islice(left, 1)]
             continue
         if name in (moved or {}):
@@ -71,6 +70,12 @@ def split(
                 f"{field.name} is missing: give {field.name}=VALUE; `distill {command} --help` lists all arguments"
             )
     return cls(**values), rest
+
+
+def _takes_value(option: str) -> bool:
+    from distill.config.command_line import WITH_VALUE
+
+    return option in WITH_VALUE
 
 
 def _plain(kind: Any) -> Any:

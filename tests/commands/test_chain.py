@@ -265,3 +265,5 @@ def test_the_page_of_a_chain_lists_its_jobs_and_ends_with_its_table(finished: Pa
 def test_a_template_of_conversations_names_no_stage() -> None:
     stages = {"one": StageConfig(recipe="r", settings=['corpus.template="{role}: {content}"'])}
     check_chain(ChainConfig(stages=stages))
+    assert chain_module._references(stages["one"].settings[0]) == []
+    assert chain_module._references("student.path={one}") == ["one"]

@@ -349,5 +349,5 @@ def test_a_format_for_training_is_set_aside(tmp_path: Path) -> None:
     made = in_memory(rows.with_format("torch", columns=["label"]), "corpus", True, tmp_path).make()
     examples = made.read("corpus", training=True)
     assert examples.first == TEXTS and examples.classes == ("0", "1")
-    with pytest.raises(SettingError, match=r"^corpus holds a data set with a transform.*rows\.map"):
+    with pytest.raises(SettingError, match=r"^corpus holds a data set with a transform.* map\(\)"):
         in_memory(rows.with_transform(lambda batch: batch), "corpus", False, tmp_path)

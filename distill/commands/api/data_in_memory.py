@@ -116,7 +116,7 @@ def in_memory(rows: Any, setting: str, labelled: bool, files: Path) -> InMemory:
         files: a folder for rows that are too many to be sent to the processes that prepare them.
     """
     if rows.format["type"] == "custom":
-        raise SettingError(f"{setting} holds a data set with a transform, which is not kept: apply it by rows.map")
+        raise SettingError(f"{setting} holds a data set with a transform, which a run does not keep: apply it by map()")
     rows = rows.with_format(None)  # a format for training hides columns, and makes tensors of numbers
     digest = _digest(rows)
     if not rows.cache_files and rows.data.nbytes > FEW_BYTES:

@@ -21,7 +21,7 @@ def digest_of(value: Any) -> str:
 
 
 def _text(value: Any, seen: set[int]) -> str:
-    """A text that is another one for every other value; `seen`: objects that it has been asked for, by id."""
+    """A text that is another one for every other value; `seen`: the objects before it, by id."""
     if isinstance(value, None | bool | int | float | str | bytes | Path | np.generic):
         return repr(value)
     if id(value) in seen:
@@ -59,19 +59,20 @@ def _source(value: Any) -> str:
     except (OSError, TypeError):
         name = f"{value.__module__}.{value.__qualname__}"
     if inspect.isclass(value) and value.__module__ == "__main__":
-        own = {key: inner for key, inner in vars(value).items() if key not in ("__dict__", "__weakref__", "__doc__")}
-        return f"{name} {sorted(f'{key}={_member(inner)}' for key, inner in own.items())}"
+        members = [key for key in vars(value) if key not in ("__dict__", "__weakref__", "__doc__")]
+        return f"{name} {sorted(f'{key}={_member(vars(value)[key])}' for key in members)}"
     code = getattr(value, "__code__", None)
     return name if code is None else f"{name} {_code(code)} {getattr(value, '__defaults__', None)!r}"
 
 
 def _member(value: Any) -> str:
+    value = value.fget if isinstance(value, property) else value
     return _source(value) if inspect.isroutine(value) and hasattr(value, "__code__") else _text(value, set())
 
 
 def _code(code: CodeType) -> str:
     """What compiled code does, without the places of its lines."""
-    constants = [_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    constants = [_code(one) if isinstance(one, CodeType) else _text(one, set()) for one in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
 
 

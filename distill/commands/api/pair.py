@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from distill.commands.api.pair_models import frozen_teacher, started, student_tokenizer
+from distill.commands.api.pair_models import frozen_teacher, student_tokenizer, trainable_student
 from distill.commands.api.texts import text_collator, text_sequences
 from distill.config.compose import objective_config
 from distill.config.settings import (
@@ -319,7 +319,7 @@ def load_pair(
     length = sequence_length or min(USUAL_LENGTH, max_positions(model) or USUAL_LENGTH)
     tokenizer = student_tokenizer(start, frozen)
     if isinstance(start, LoadedModel):
-        made, path = started(start, model, length, kind)
+        made, path = trainable_student(start, model, length, kind)
     else:
         with torch.random.fork_rng([]), without_bars():
             torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators

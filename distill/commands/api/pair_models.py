@@ -18,7 +18,7 @@ from distill.runs.pair import how_they_differ, refuse_layers
 from distill.runtime.errors import SettingError
 
 
-def started(student: LoadedModel, teacher: Any, length: int, kind: ModelKind) -> tuple[Any, str]:
+def trainable_student(student: LoadedModel, teacher: Any, length: int, kind: ModelKind) -> tuple[Any, str]:
     """A student in memory, which is trained itself, and where it was loaded from."""
     model = student.model
     if model is teacher:

@@ -128,11 +128,9 @@ def _write(
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     saved = getattr(model.model, "generation_config", None)
-    asked = [] if settings.sample else [name for name in ALTERING if getattr(saved, name, None) is not None]
-    drawing: Mapping[str, Any] = dict.fromkeys(asked)
-    if settings.sample:
+    drawing: Mapping[str, Any] = {name: None for name in ALTERING if getattr(saved, name, None) is not None}
+    if settings.sample:  # by what the model asks for besides
         drawing = {
-            **drawing,
             "temperature": settings.temperature or 1.0,
             "top_p": settings.top_p or 1.0,
             "top_k": settings.top_k or 0,

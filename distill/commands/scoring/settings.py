@@ -130,13 +130,11 @@ def _without_objects(sections: Mapping[str, Any]) -> Mapping[str, Any]:
     if _is_object(corpus):
         corpus = {name: corpus[name] for name in ("sequence_length", "cross_documents") if name in corpus}
         held |= {name for name, source in sources.items() if (source or {}).get("kind") == HELDOUT}
-    evaluate["sources"] = {name: source for name, source in sources.items() if name not in held}
-    evaluate["sets"] = [name for name in sets if name not in held]
-    return (
-        {**sections, "corpus": corpus, "evaluate": evaluate}
-        if "evaluate" in sections
-        else {**sections, "corpus": corpus}
-    )
+    if held:
+        evaluate["sources"] = {name: source for name, source in sources.items() if name not in held}
+        evaluate["sets"] = [name for name in sets if name not in held]
+    changed = {"corpus": corpus, "evaluate": evaluate}
+    return {name: changed.get(name, section) for name, section in sections.items()}
 
 
 def _is_object(source: Any) -> bool:

@@ -1,6 +1,5 @@
 """sweep.yaml in the folder of a sweep: what was swept in each folder of a job, and how that job ended."""
 
-import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ import yaml
 from distill.config.sweep.names import readable_name
 from distill.runtime.bounded_yaml import read_yaml
 from distill.runtime.errors import Damaged, first_line
-from distill.runtime.files import atomic
+from distill.runtime.files import atomic, try_lock
 
 INDEX = "sweep.yaml"
 HEAD = "# The folders of this sweep: what was swept in each, and how that run ended.\n"
@@ -89,5 +88,5 @@ class SweepIndex:
         """One process at a time reads and writes; the same sweep may have been started twice."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".sweep.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try_lock(lock, wait=True)
             yield

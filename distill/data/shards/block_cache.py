@@ -5,7 +5,6 @@ assigns. So runs and corpora share a cache. A file that is evicted while process
 readable until the last of them closes it, as any file does on Linux.
 """
 
-import fcntl
 import logging
 import os
 import shutil
@@ -20,7 +19,7 @@ from distill.data.shards.in_flight import InFlight, bytes_in_flight
 from distill.data.shards.index import DIGEST_BYTES, Block, Layout
 from distill.runtime.errors import StorageFailed
 from distill.runtime.file_in_use import FileInUse
-from distill.runtime.files import atomic
+from distill.runtime.files import atomic, try_lock
 from distill.runtime.storage import RESERVE, size
 
 SUFFIX = ".block"
@@ -129,7 +128,7 @@ class BlockCache:
     def _lock(self, name: str) -> Iterator[None]:
         """Held by one thread of one process of the node; it goes with a process that is killed."""
         with open(self.folder.parent / "locks" / name, "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try_lock(lock, wait=True)
             yield
 
 
