@@ -84,3 +84,9 @@ def causal_format(tokenizer: "PreTrainedTokenizerBase") -> SequenceFormat:
     filler = len(tokenizer) if pad in (None, start, end, tokenizer.unk_token_id) else pad
     # The beginning of the next document is found behind the end of the last, so no end of a document may be dropped.
     return SequenceFormat(None, None, start if start != end else None, end, None, filler, 1)
+
+
+def first_token(tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """The beginning-of-text token of a tokenizer that puts it before every text; None where it puts nothing there."""
+    bos = tokenizer.bos_token_id
+    return bos if bos not in (None, tokenizer.eos_token_id) and tokenizer.encode("a")[:1] == [bos] else None

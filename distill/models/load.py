@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import torch
 from safetensors import safe_open
+from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -23,6 +24,8 @@ from distill.runtime.hub import is_hub_reached
 
 AS_SAVED = "give its files as they were saved together"  # the cure of a folder that does not load
 UNKNOWN = "a \U0010ffff"  # its last character is in no vocabulary
+# A text that tells apart how tokenizers split: case, digits, apostrophes, blanks, lines, accents and scripts.
+SPLIT = "It's 12345 or 3.14, DON'T  ask!!\n\n\tna\u00efve caf\u00e9 (\u65e5\u672c\u8a9e) \u0645\u0631 \U0001f642 end "
 FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors names the formats in which a model is read
 ATTENTION = (None, "eager", "sdpa")  # that compute in fp32 on any device, as models are checked
 # Of any family: tokenizer.json, tokenizer.model, vocab.txt, spiece.model, merges.txt, dict.txt and the like.
@@ -279,10 +282,32 @@ def load_tokenizer(
             tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(folder)
         else:
             tokenizer = AutoTokenizer.from_pretrained(folder, **hub_arguments(folder, hub))
+            tokenizer = _as_saved(setting, path, tokenizer, _on_disk(folder, hub))
         if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # transformers makes one up
             raise SettingError(f"{setting}={path} has no tokenizer that loads: give a folder with its tokenizer.json")
         check_tokenizer(setting, path, tokenizer, kind)
     return tokenizer
+
+
+def _as_saved(setting: str, path: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer that tokenizer.json holds, where the one that transformers has built splits text differently.
+
+    For some families transformers takes the vocabulary alone from that file, and splits text as the first model of the
+    family did: it keeps numbers whole where the model has learnt single digits.
+    """
+    file = folder / "tokenizer.json"
+    if not (tokenizer.is_fast and file.is_file()):
+        return tokenizer
+    saved = Tokenizer.from_file(str(file))
+    saved.no_truncation()
+    saved.no_padding()
+    if tokenizer.tokenize(SPLIT) == saved.encode(SPLIT, add_special_tokens=False).tokens:
+        return tokenizer
+    logger.info(
+        f"{setting}={path}: text is split as its tokenizer.json says; transformers' {type(tokenizer).__name__} would "
+        "split it differently"
+    )
+    return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def check_tokenizer(setting: str, path: str, tokenizer: PreTrainedTokenizerBase, kind: ModelKind) -> None:

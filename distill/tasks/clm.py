@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data import byte_bpe
-from distill.data.collate.clm import CausalLM
+from distill.data.collate.clm import CausalLM, causal_lm
 from distill.data.sequence_format import SequenceFormat, causal_format
 from distill.evaluation.measures import Pass, Scoring
 from distill.models.kind import CAUSAL, ModelKind
@@ -33,7 +33,7 @@ class Clm(TextTask):
         return self.scoring_collator(config, tokenizer)
 
     def scoring_collator(self, config: Config, tokenizer: PreTrainedTokenizerBase) -> CausalLM:
-        return CausalLM(causal_format(tokenizer), config.corpus.cross_documents)
+        return causal_lm(tokenizer, config.corpus.cross_documents)
 
     def passes(self, scoring: Scoring) -> list[Pass]:
         from distill.evaluation.measures.sliding_window import WindowPass

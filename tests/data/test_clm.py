@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
+from vocabularies import END as END_TEXT
+from vocabularies import vocabulary_of
 
 from distill.data.batch import PADDING, Batch
-from distill.data.collate.clm import CausalLM
-from distill.data.sequence_format import SequenceFormat
+from distill.data.collate.clm import CausalLM, causal_lm
+from distill.data.sequence_format import SequenceFormat, causal_format, first_token
 
 START, END, PAD = 1, 2, 40
 # [document start, end]: Llama has both, GPT-2 an end alone.
@@ -85,3 +88,30 @@ def test_a_row_without_a_target() -> None:
 def test_what_decides_the_targets_is_the_identity() -> None:
     assert len({CausalLM(each, packed).identity for each in (BOTH, END_ALONE) for packed in (False, True)}) == 4
     assert CausalLM(BOTH, True).identity == CausalLM(BOTH, True).identity
+
+
+def test_models_that_expect_a_first_token_get_it_in_every_sequence() -> None:
+    """A sequence that continues a document begins with it too; nothing else differs, and padding stays padding."""
+    rows = np.array([[START, 5, 6, 7], [8, 9, END, START], [END, START, 5, 6], [PAD, PAD, PAD, PAD]])
+    numbers = np.arange(len(rows))
+    plain, given = (
+        CausalLM(BOTH, True, first).collate(rows, numbers.astype(np.uint64), numbers) for first in (None, START)
+    )
+    assert given.ids.tolist() == [[START, 5, 6, 7], [START, 9, END, START], [START, START, 5, 6], [0, 0, 0, 0]]
+    for one, other in zip(plain.targets, given.targets, strict=True):
+        assert one.tolist() == other.tolist()
+    assert plain.inputs["position_ids"].tolist() == given.inputs["position_ids"].tolist()
+    assert CausalLM(BOTH, True, START).identity != CausalLM(BOTH, True).identity
+
+
+def test_who_expects_a_first_token_is_seen_by_the_tokenizer() -> None:
+    llama, gpt2 = vocabulary_of("llama"), vocabulary_of("gpt2")
+    assert first_token(llama) is None and first_token(gpt2) is None
+    start, end = llama.bos_token_id, llama.eos_token_id
+    llama.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{llama.bos_token} $A", special_tokens=[(llama.bos_token, start)]
+    )
+    assert causal_lm(llama, True) == CausalLM(causal_format(llama), True, start) and start != end
+    # One token for both ends, as in OPT: no token marks where a document begins, so its text would be lost.
+    gpt2.backend_tokenizer.post_processor = TemplateProcessing(single=f"{END_TEXT} $A", special_tokens=[(END_TEXT, 0)])
+    assert gpt2.encode("a")[0] == gpt2.bos_token_id == gpt2.eos_token_id and first_token(gpt2) is None

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import MaskingConfig
 from distill.data.batches import Collator
-from distill.data.collate.clm import CausalLM
+from distill.data.collate.clm import causal_lm
 from distill.data.collate.mlm import masked_lm
 from distill.data.document import Document
 from distill.data.heldout import HeldOut
@@ -57,7 +57,7 @@ def text_sequences(
 def text_collator(tokenizer: PreTrainedTokenizerBase, kind: ModelKind, masking: MaskingConfig) -> Collator:
     """Makes micro-batches of such sequences; only masked models read `masking`, without its smoothing."""
     if kind.causal:
-        return CausalLM(causal_format(tokenizer), packed=False)
+        return causal_lm(tokenizer, packed=False)
     counts: Any = np.ones(
         len(tokenizer), np.int64
     )  # how often tokens occur in a corpus, which a list of texts does not have

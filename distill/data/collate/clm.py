@@ -4,12 +4,16 @@ Shapes: B sequences, S positions.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from distill.data.batch import PADDING, Batch, Labels
-from distill.data.sequence_format import IDS, PROMPT, SequenceFormat
+from distill.data.sequence_format import IDS, PROMPT, SequenceFormat, causal_format, first_token
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -19,10 +23,14 @@ class CausalLM:
     A sequence may hold several documents. None of them sees another: position ids that start anew mark for
     transformers' causal models where a document begins. Padding is taken for a document of its own. Tokens of prompts
     are seen like others and are no targets.
+
+    A sequence that continues a document lacks the beginning-of-text token, without which some models, Gemma above all,
+    predict next to nothing. There `first` takes the place of the first token, which nothing predicts anyway.
     """
 
     format: SequenceFormat
     packed: bool  # whether sequences may hold several documents
+    first: int | None = None  # what every sequence begins with; None: what the text has there
 
     @property
     def pad_id(self) -> int:
@@ -39,6 +47,8 @@ class CausalLM:
         valid = ids != self.pad_id
         documents = self.documents(ids)
         ids = ids & IDS
+        if self.first is not None:
+            ids[valid[:, 0], 0] = self.first
         # The last position of a document predicts nothing: the next token is another's, or padding.
         predicts = np.zeros_like(valid)
         predicts[:, :-1] = (valid & counts)[:, 1:] & (documents[:, 1:] == documents[:, :-1])
@@ -61,6 +71,11 @@ class CausalLM:
             begins[:, 1:] = ids[:, :-1] == self.format.document_end
         begins[:, 1:] |= (ids[:, 1:] == self.pad_id) & (ids[:, :-1] != self.pad_id)
         return begins.cumsum(1)
+
+
+def causal_lm(tokenizer: "PreTrainedTokenizerBase", packed: bool) -> CausalLM:
+    """Batches as a causal model with this tokenizer expects them."""
+    return CausalLM(causal_format(tokenizer), packed, first_token(tokenizer))
 
 
 def _restarting(documents: np.ndarray) -> np.ndarray:
