@@ -1,6 +1,8 @@
 """How fast models run: whole batches of an evaluation set, hidden states and heads at every position."""
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,24 +20,43 @@ POSITIONS_OF_THREAD = 1_024  # ... and on the CPU, where so many keep a thread b
 
 
 def tokens_per_second(evaluator: Evaluator, models: list[Any], data: EvaluationSet) -> list[float]:
-    """Positions per second of the whole forward on one batch.
+    """Tokens per second, padding not counted, of the whole forward on one batch.
 
     The models take turns and the median round counts, so that what else the machine does meets them alike. All are laid
-    out as for scoring: what training has made of the student's kernels gives it no advantage.
+    out as for scoring, and none is compiled: what training has made of the student's kernels gives it no advantage.
     """
     readers, scoring = evaluator.readers, evaluator.scoring
     packed = [readers.pack(model) for model in models]
     batch = full_sequences(scoring, data, speed_sequences(scoring, data))
     seconds: list[list[float]] = [[] for _ in models]
-    for _ in range(ROUNDS + 1):
-        for model, times in zip(packed, seconds, strict=True):
-            with readers.timed(), readers.evaluating(model):
-                _wait(scoring)
-                began = time.perf_counter()
-                run_forward(readers.reader(model), batch, scoring)
-                _wait(scoring)
-                times.append(time.perf_counter() - began)
-    return [batch.ids.numel() / float(np.median(times[1:])) for times in seconds]  # the first round warms up
+    with _uncompiled(packed):
+        for _ in range(ROUNDS + 1):
+            for model, times in zip(packed, seconds, strict=True):
+                with readers.timed(), readers.evaluating(model):
+                    _wait(scoring)
+                    began = time.perf_counter()
+                    run_forward(readers.reader(model), batch, scoring)
+                    _wait(scoring)
+                    times.append(time.perf_counter() - began)
+    return [batch.num_valid / float(np.median(times[1:])) for times in seconds]  # the first round warms up
+
+
+@contextmanager
+def _uncompiled(models: Sequence[Any]) -> Iterator[None]:
+    """The models without torch.compile, through which training sends the student's forward alone."""
+    modules = [module for model in models if hasattr(model, "modules") for module in model.modules()]
+    compiled = [(module, vars(module)["forward"]) for module in modules if _is_compiled(vars(module).get("forward"))]
+    for module, _ in compiled:
+        del module.forward
+    try:
+        yield
+    finally:
+        for module, forward in compiled:
+            module.forward = forward
+
+
+def _is_compiled(forward: Any) -> bool:
+    return hasattr(forward, "_torchdynamo_orig_callable")
 
 
 def speed_sequences(scoring: Scoring, data: EvaluationSet) -> int:

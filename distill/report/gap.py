@@ -2,6 +2,7 @@
 
 from distill.report.words import MINUS, NONE, is_number, listed, number, percent
 from distill.runs.against_baseline import GapClosed, Resampled
+from distill.runs.facts import Baseline
 from distill.runs.record import Record
 from distill.runtime.progress import in_a_sentence
 
@@ -20,6 +21,12 @@ def has_gap(record: Record) -> bool:
 def closed_of(record: Record, measure: str, data: str) -> GapClosed | None:
     """What the record has of a measure on a set."""
     return record.baseline.gap_closed.get(measure, {}).get(data) if record.baseline else None
+
+
+def is_tested(baseline: Baseline, measure: str, data: str) -> bool:
+    """Whether a bootstrap shows how sure the difference of student and baseline on a set is."""
+    drawn = baseline.bootstrap.get(measure, {}).get(data) or Resampled()
+    return is_number(drawn.low) and is_number(drawn.high)
 
 
 def cell(record: Record, measure: str, data: str) -> str:
@@ -44,6 +51,7 @@ def sentences(record: Record) -> str:
     parts: list[str] = []
     if with_gap:
         is_fair = baseline.steps == record.training.steps and not baseline.remarks
+        is_fair = is_fair and all(is_tested(baseline, measure, key) for key in with_gap)
         who = f"{'Learning from the teacher' if is_fair else 'The student'} closes"
         (first, of_first), *others = [(_shown(record, measure, key), record.label_of(key)) for key in with_gap]
         closes = [f"{first} of the gap {models} on {of_first}", *(f"{shown} on {label}" for shown, label in others)]

@@ -153,6 +153,8 @@ def _evaluation(training: Training) -> str | None:
     seconds, trained = training.evaluation_seconds, training.seconds
     if not is_number(seconds) or not is_number(trained):
         return None
+    if training.resumes:
+        return f"{time_of(seconds)} since the run was resumed"
     return f"{time_of(seconds)}, {percent(seconds / max(seconds + trained, 1e-9))} of training and evaluation"
 
 

@@ -221,7 +221,7 @@ def _quality(record: Record) -> str:
 
 
 def _gain(record: Record) -> str:
-    """What the training has changed: the scores before its first step and after its last, on the few of the curve.
+    """What the training has changed: the first and the last score of the curve, on its few sequences.
 
     Where the student of an earlier evaluation is published, it is on the curve only if that had a point there.
     """
@@ -236,7 +236,11 @@ def _gain(record: Record) -> str:
     title = in_a_sentence(record.measures[curve.measure].title)
     teacher = f" (teacher {number(curve.teacher)})" if is_number(curve.teacher) else ""
     few = f"{number(curve.sequences)} sequences of {record.label_of(curve.data)}"
-    return f"Training brought its {title} on {few} from {number(scores[0])} to {number(scores[-1])}{teacher}."
+    last, end = points[-1].step, kept if kept is not None else record.training.steps
+    by_step = (
+        "" if last == end else f" by step {number(last)} of {number(end)}"
+    )  # the clock ended it between two points
+    return f"Training brought its {title} on {few} from {number(scores[0])} to {number(scores[-1])}{by_step}{teacher}."
 
 
 def _kept(record: Record) -> str:
@@ -257,8 +261,9 @@ def against_baseline(record: Record) -> str:
     """The first measure against the baseline's, with a verdict on the teacher where nothing else differs.
 
     Differences that round to nothing count as none, and so do those of a set whose interval of the bootstrap holds 1:
-    other text of its kind might give the opposite. With other steps, or settings of its own besides the learning rate
-    (`remarks`), a baseline shows numbers and no verdict.
+    other text of its kind might give the opposite. Without an interval on every set, as of labelled examples and of fewer
+    than ten sequences, with other steps, or with settings of its own besides the learning rate (`remarks`), a baseline
+    shows numbers and no verdict.
     """
     measure, described = _first_measure(record)
     student, baseline = record.student, record.baseline
@@ -278,7 +283,7 @@ def against_baseline(record: Record) -> str:
     compared = f"its {in_a_sentence(described.title)} is {words}"
     same, after = _steps_beside(record.training.steps, baseline)
     after += f" at its own learning rate ({baseline.learning_rate:g})" if is_number(baseline.learning_rate) else ""
-    if not same or baseline.remarks:
+    if not same or baseline.remarks or not all(gap.is_tested(baseline, measure, key) for key in pairs):
         return f"Against its baseline, trained without a teacher{after}, {compared}."
     unclear = [_is_unclear(baseline, measure, key) for key in pairs]
     verdict = _verdict(list(pairs.values()), ratios, unclear, described.lower_is_better)
@@ -294,7 +299,7 @@ def _steps_beside(steps: int | None, baseline: Baseline) -> tuple[bool, str]:
 
 
 def _is_unclear(baseline: Baseline, measure: str, key: str) -> bool:
-    """Whether the bootstrap of student and baseline on a set leaves open which is better; not so without one."""
+    """Whether the bootstrap of student and baseline on a set leaves open which is better."""
     drawn = baseline.bootstrap.get(measure, {}).get(key) or Resampled()
     return is_number(drawn.low) and is_number(drawn.high) and drawn.low <= 1 <= drawn.high
 

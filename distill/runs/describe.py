@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -342,8 +343,18 @@ def environment(device: torch.device) -> facts.Environment:
 
 def device_name(device: torch.device) -> str:
     """The kind of device and, in parentheses, its model."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return f"{device.type} ({name})"
+
+
+def _processor() -> str:
+    """The model of the processor, which Linux has in a file alone; else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, "") or platform.processor() or platform.machine()
 
 
 def _git_revision() -> str | None:

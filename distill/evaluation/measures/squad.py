@@ -66,7 +66,9 @@ class SquadSet(EvaluationSet):
         """Those of its scores that are in reports; the first decides which of two models is better."""
         if self.questions.version == "1.1":
             return ("f1", "exact")
-        return ("f1", "exact", "best_f1", "best_exact", "has_answer_f1", "no_answer_exact")
+        answered = {bool(question.answers) for question in self.questions.questions}
+        parts = (*["has_answer_f1"] * (True in answered), *["no_answer_exact"] * (False in answered))
+        return ("f1", "exact", "best_f1", "best_exact", *parts)
 
     def scores(self, outputs: np.ndarray) -> dict[str, float]:
         """Its scores by name, for the logits of first and last tokens [W, S, 2]."""

@@ -71,6 +71,9 @@ class TablePass(Pass):
         self.users = _user_measures(scoring)
         self.user_measures = self.users.measures
 
+    def num_positions(self, data: EvaluationSet) -> int:
+        return len(data.questions.questions) if isinstance(data, SquadSet) else data.num_sequences
+
     def score(
         self,
         model: LanguageModel,

@@ -18,7 +18,7 @@ from distill.report.comparison.columns import (
 from distill.report.comparison.groups import Group, group_runs
 from distill.report.comparison.runs import Run
 from distill.report.summary import AGREEMENT
-from distill.runs.facts import EvaluationSet
+from distill.runs.facts import Baseline, EvaluationSet
 from distill.runs.record import Record
 
 MARKS = (
@@ -28,6 +28,15 @@ MARKS = (
     "§",
     "¶",
 )  # of numbers that cannot be compared with those of another mark; the last: of any others
+REASONS = (
+    "the vocabulary of the student",
+    "the evaluation set",
+    "the teacher",
+    "the baseline",
+    "evaluate.stride",
+)
+OF_TEACHERS = ("teacher.digest", "teacher.members")
+OF_CONTEXT = ("perplexity", "bits_per_byte")  # measures of a text, whose tokens have more before them at a small stride
 
 
 @dataclass
@@ -107,7 +116,7 @@ def compare(runs: Sequence[Run], first: str | None = None, setting: str = "by") 
 def _mark(comparison: Comparison, column: Column) -> None:
     """Mark the runs whose number of this column was measured on something else than in the majority of runs."""
     bases = {
-        str(run.folder): basis_of(run.record, run.vocabulary, column)
+        str(run.folder): _basis(run, run.record, column)
         for run in comparison.finished
         if run.record is not None and column.value(run.record) is not None
     }
@@ -118,29 +127,49 @@ def _mark(comparison: Comparison, column: Column) -> None:
     comparison.marks[column.name] = {
         folder: MARKS[min(ranked.index(basis), len(MARKS) - 1)] for folder, basis in bases.items()
     }
-    for number, reason in enumerate(("the vocabulary of the student", "the evaluation set", "the teacher")):
+    for number, reason in enumerate(REASONS):
         if len({basis[number] for basis in counts}) > 1 and reason not in comparison.reasons:
             comparison.reasons.append(reason)
 
 
-def basis_of(record: Record, vocabulary: str | None, column: Column) -> tuple[str, str, str]:
-    """What a number rests on besides the model: vocabulary, scored text, and the teacher that it is measured by.
-
-    Args:
-        vocabulary: a digest of the student's.
-    """
+def _basis(run: Run, record: Record, column: Column) -> tuple[str, ...]:
+    """What a number rests on besides the model, one text for each of `REASONS`."""
     of_vocabulary = column.measure in (*OF_VOCABULARY, *AGREEMENT)
-    teacher = str(record.identity.get("teacher.digest")) if column.measure in (*AGREEMENT, GAP_CLOSED) else ""
-    return str(vocabulary) if of_vocabulary else "", repr(_scored(record, column, of_vocabulary)), teacher
+    of_teacher = column.measure in (*AGREEMENT, GAP_CLOSED)
+    teachers = {name: digest for name, digest in record.identity.items() if name.startswith(OF_TEACHERS)}
+    return (
+        str(run.vocabulary) if of_vocabulary else "",
+        repr(_scored(run, record, column, of_vocabulary)),
+        repr(sorted(teachers.items())) if of_teacher else "",
+        repr(_baseline(run, record)) if column.measure == GAP_CLOSED else "",
+        str(run.settings.get("evaluate.stride")) if column.measure in OF_CONTEXT else "",
+    )
 
 
-def _scored(record: Record, column: Column, of_vocabulary: bool) -> list[Any]:
+def _scored(run: Run, record: Record, column: Column, of_vocabulary: bool) -> list[Any]:
     """The facts on the evaluation set that two numbers must share; tokens are those of one vocabulary."""
     data, corpus = record.evaluation.get(column.data) or EvaluationSet(), record.corpus
     facts: list[Any] = [data.description, data.documents]
     if of_vocabulary:
         pseudo = column.measure == "pseudo_perplexity"
         facts += [data.sequences, data.tokens, data.pseudo_positions if pseudo else data.positions]
+    elif (sampled := _max_sequences(run, column.data)) is not None and (data.sequences or 0) >= sampled:
+        # Another vocabulary cuts a text into other sequences, so that as many of them are other passages.
+        is_text = any(measure in record.measures for measure in OF_VOCABULARY)
+        facts += [data.sequences, *[str(run.vocabulary)] * is_text]
     if column.data == "heldout":  # documents of the corpus
         facts += [corpus.name, corpus.documents, *[corpus.tokens] * of_vocabulary]
     return facts
+
+
+def _max_sequences(run: Run, data: str) -> Any:
+    """How many sequences of a set are scored at most; None where all are."""
+    everywhere = run.settings.get("evaluate.max_sequences")
+    return run.settings.get(f"evaluate.by_set.{data}.max_sequences", everywhere)
+
+
+def _baseline(run: Run, record: Record) -> list[Any]:
+    """What a baseline learned by; its seed is the student's."""
+    baseline = record.baseline or Baseline()
+    rate = baseline.learning_rate if baseline.learning_rate is not None else run.settings.get("optimizer.lr")
+    return [baseline.steps, rate, baseline.remarks]

@@ -11,7 +11,7 @@ from distill.report.comparison.columns import Column
 from distill.report.comparison.comparison import Comparison
 from distill.report.comparison.groups import Group, shown
 from distill.report.page import Table, Tiles
-from distill.report.words import NONE
+from distill.report.words import NONE, count_of
 from distill.runs.facts import Model
 from distill.runs.record import Record
 
@@ -97,7 +97,9 @@ def scores_table(comparison: Comparison) -> Table:
 def costs_table(comparison: Comparison) -> Table:
     """Size, speed and time of each group."""
     table = _table(comparison, comparison.costs)
-    devices = {str(run.record.environment.device) for run in comparison.finished if run.record}
+    environments = [run.record.environment for run in comparison.finished if run.record]
+    parts = ((str(of_run.device), count_of(of_run.cpu_count, "core")) for of_run in environments)
+    devices = {", ".join(filter(None, part)) for part in parts}
     if len(devices) > 1:
         return replace(table, note=f"Speeds and times are of different devices ({'; '.join(sorted(devices))}).")
     return table
