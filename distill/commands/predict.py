@@ -162,7 +162,8 @@ def _inputs(model: "LoadedModel", request: Request) -> Iterator[tuple[str, Any]]
     elif request.input is not None and request.input != "-":
         columns = [str(model.corpus.get(name) or name) for name in ANSWERS[model.kind.noun][1]]
         columns += [str(model.corpus["second"])] if model.corpus.get("second") else []
-        yield from read_inputs(request.input, tuple(columns), COLUMNS if model.kind is CAUSAL else ())
+        instead = COLUMNS if model.kind is CAUSAL else ()
+        yield from read_inputs(request.input, tuple(columns), instead, model.corpus.get("quotes"))
     elif request.input is None and sys.stdin.isatty():
         raise SettingError("nothing to answer: give text=TEXT or input=FILE, or pipe texts into the command")
     else:
@@ -170,11 +171,11 @@ def _inputs(model: "LoadedModel", request: Request) -> Iterator[tuple[str, Any]]
 
 
 def _renamed(record: Any, model: "LoadedModel") -> Any:
-    """A record of a table whose columns are called as in the run that trained the model, with the names used here."""
+    """A record of a table whose columns are called as in the run that trained the model, with the names used here.
+
+    A column of that run stands for the text also where another one is called `text`.
+    """
     if not isinstance(record, dict):
         return record
     columns = {name: model.corpus.get(name) for name in ("text", "second")}
-    renamed_fields = {
-        name: record[column] for name, column in columns.items() if name not in record and column in record
-    }
-    return {**record, **renamed_fields}
+    return {**record, **{name: record[column] for name, column in columns.items() if column in record}}

@@ -44,7 +44,8 @@ def tokens_per_second(evaluator: Evaluator, models: list[Any], data: EvaluationS
 @contextmanager
 def _uncompiled(models: Sequence[Any]) -> Iterator[None]:
     """The models without torch.compile, through which training sends the student's forward alone."""
-    modules = [module for model in models if hasattr(model, "modules") for module in model.modules()]
+    single = [one for model in models for one in getattr(model, "members", [model])]
+    modules = [module for model in single for module in model.modules()]
     compiled = [(module, vars(module)["forward"]) for module in modules if _is_compiled(vars(module).get("forward"))]
     for module, _ in compiled:
         del module.forward

@@ -150,12 +150,8 @@ def _training(record: Record, pictures: dict[str, Picture]) -> list[Block]:
 
 def _evaluation(training: Training) -> str | None:
     """The time that scoring took; of a resumed run only that of its last process."""
-    seconds, trained = training.evaluation_seconds, training.seconds
-    if not is_number(seconds) or not is_number(trained):
-        return None
-    if training.resumes:
-        return f"{time_of(seconds)} since the run was resumed"
-    return f"{time_of(seconds)}, {percent(seconds / max(seconds + trained, 1e-9))} of training and evaluation"
+    seconds = training.evaluation_seconds
+    return f"{time_of(seconds)} in the last process of the run" if is_number(seconds) else None
 
 
 def _skipped(count: int | None) -> str | None:

@@ -237,9 +237,8 @@ def _gain(record: Record) -> str:
     teacher = f" (teacher {number(curve.teacher)})" if is_number(curve.teacher) else ""
     few = f"{number(curve.sequences)} sequences of {record.label_of(curve.data)}"
     last, end = points[-1].step, kept if kept is not None else record.training.steps
-    by_step = (
-        "" if last == end else f" by step {number(last)} of {number(end)}"
-    )  # the clock ended it between two points
+    # The clock may end a run between two points of the curve.
+    by_step = "" if last == end else f" by step {number(last)} of {number(end)}"
     return f"Training brought its {title} on {few} from {number(scores[0])} to {number(scores[-1])}{by_step}{teacher}."
 
 
@@ -261,9 +260,9 @@ def against_baseline(record: Record) -> str:
     """The first measure against the baseline's, with a verdict on the teacher where nothing else differs.
 
     Differences that round to nothing count as none, and so do those of a set whose interval of the bootstrap holds 1:
-    other text of its kind might give the opposite. Without an interval on every set, as of labelled examples and of fewer
-    than ten sequences, with other steps, or with settings of its own besides the learning rate (`remarks`), a baseline
-    shows numbers and no verdict.
+    other text of its kind might give the opposite. Where a set has no interval (labelled examples, fewer than ten
+    sequences), with other steps, or with settings of its own besides the learning rate (`remarks`), a baseline shows
+    numbers and no verdict.
     """
     measure, described = _first_measure(record)
     student, baseline = record.student, record.baseline

@@ -72,6 +72,10 @@ def test_files_and_pipes(sentiment: Path, tmp_path: Path, capsys: pytest.Capture
         monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
         assert main([f"model={sentiment}"]) == 0
         assert [one["text"] for one in lines(capsys.readouterr().out)] == texts
+    dialogue = ['"The cat," of the owl.', '"The cat"']
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(dialogue)))
+    assert main([f"model={sentiment}"]) == 0
+    assert [one["text"] for one in lines(capsys.readouterr().out)] == dialogue
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet"])
@@ -120,6 +124,9 @@ def test_columns_are_called_as_in_training(sentiment: Path, tmp_path: Path, caps
     (found,) = lines(capsys.readouterr().out)
     assert found["class"] == predict(sentiment, ("the cat", "an owl"))["class"]
     assert found["probability"] == pytest.approx(predict(sentiment, ("the cat", "an owl"))["probability"])
+    (tmp_path / "in.csv").write_text("text,review,reply\nof the,the cat,an owl\n")
+    assert main([f"model={folder}", f"input={tmp_path / 'in.csv'}"]) == 0
+    assert lines(capsys.readouterr().out)[0]["probability"] == found["probability"], "the column of the training counts"
 
 
 def test_answers_in_squads_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,6 +78,18 @@ def test_agreement_and_speed_take_the_mean_for_the_teacher(evaluator: Evaluator,
     assert all(speed > 0 for speed in tokens_per_second(evaluator, [mean, student], DATA))
 
 
+def test_no_model_is_compiled_while_speed_is_measured(evaluator: Evaluator, models: list[Any]) -> None:
+    """Training sends the student's forward alone through torch.compile, which would be its advantage."""
+    plain, compiled = models
+    encoder, calls = compiled.base_model, list[int]()
+    encoder.forward = torch.compile(encoder.forward, backend=lambda graph, _: calls.append(1) or graph)
+    forward = encoder.forward
+    tokens_per_second(evaluator, [plain, compiled], DATA)
+    assert not calls and encoder.forward is forward
+    evaluator.score(compiled, "student", [DATA])
+    assert calls
+
+
 def test_the_mean_of_one_model_with_itself_is_that_model(evaluator: Evaluator, models: list[Any]) -> None:
     twice = evaluator.score(MeanModel([models[1]] * 2, WEIGHTS), "teacher", [DATA])
     alone = evaluator.score(models[1], "teacher", [DATA])

@@ -1,6 +1,7 @@
 """Exact match and F1 of SQuAD against torchmetrics, an implementation of its own, and against the official rules."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torchmetrics.functional.text import squad as torchmetrics_squad
 
 from distill.data.tables.squad import Answer, Question, Questions
 from distill.evaluation.measures.answers import Answered, Candidate
-from distill.evaluation.measures.squad import normalised, raw_scores, score, score_texts, tune
+from distill.evaluation.measures.squad import SquadSet, normalised, raw_scores, score, score_texts, tune
 
 
 def by_torchmetrics(questions: Questions, texts: list[str]) -> np.ndarray:
@@ -186,3 +187,13 @@ def test_version_1_1_has_no_threshold() -> None:
     said = [answered(question.answers[0].text, 1e9) for question in made.questions]
     scores = score(made, said)
     assert scores.exact == 100 and set(scores.by_name()) == {"exact", "f1"}
+
+
+@pytest.mark.parametrize(("kept", "lacking"), [(True, "no_answer_exact"), (False, "has_answer_f1")])
+def test_a_set_has_the_measures_of_its_kinds_of_questions(kept: bool, lacking: str) -> None:
+    """A set of v2.0 may be one in which every question has an answer, or none has."""
+    made = sample.made(80, "2.0", longest=20, words=sample.WORDS)
+    some = replace(made, questions=tuple(question for question in made.questions if bool(question.answers) is kept))
+    scores = score(some, [Answered((), 0.0) for _ in some.questions]).by_name()
+    names = SquadSet("dev", "", np.zeros((1, 4), np.int64), 1, questions=some, windows=None).measures  # type: ignore[arg-type]
+    assert lacking not in scores and lacking not in names and {*names} <= {*scores}

@@ -19,9 +19,18 @@ from distill.runs.banner import notes_of
 from distill.runs.record import Record
 from distill.runtime.progress import counted, in_a_sentence
 
+SETS = ("heldout", "wikitext2")
+
 
 def baseline_scores(content: dict[str, Any], *scores: float) -> None:
-    content["baseline"]["perplexity"] = dict(zip(("heldout", "wikitext2"), scores, strict=True))
+    """The scores of the baseline, with narrow intervals of the student's over them."""
+    content["baseline"]["perplexity"] = dict(zip(SETS, scores, strict=True))
+    ratios = {name: content["student"]["perplexity"][name] / score for name, score in zip(SETS, scores, strict=True)}
+    content["baseline"]["bootstrap"] = {"perplexity": {name: interval(ratio) for name, ratio in ratios.items()}}
+
+
+def interval(ratio: float) -> dict[str, float]:
+    return {"low": ratio * 0.999, "high": ratio * 1.001, "resamples": 10_000, "confidence": 0.95}
 
 
 @pytest.mark.parametrize(
@@ -52,16 +61,24 @@ def test_a_difference_that_hangs_on_the_sample_is_no_verdict(
     results: dict[str, Any], low: tuple[float, ...], verdict: str
 ) -> None:
     baseline_scores(results, 1000.0, 1000.0)
-    sets = zip(("heldout", "wikitext2"), low, strict=True)
+    sets = zip(SETS, low, strict=True)
     results["baseline"]["bootstrap"] = {"perplexity": {name: {"low": one, "high": one * 1.2} for name, one in sets}}
     assert summary.against_baseline(Record.from_json(results)).startswith(verdict)
 
 
+def test_what_was_not_tested_is_no_verdict(results: dict[str, Any]) -> None:
+    """Labelled examples have no bootstrap, and a set of fewer than ten sequences has none either."""
+    baseline_scores(results, 1000.0, 1000.0)
+    del results["baseline"]["bootstrap"]["perplexity"]["wikitext2"]
+    results["baseline"]["gap_closed"] = {"perplexity": {"heldout": CLOSED, "wikitext2": {"fraction": 0.5}}}
+    words = summary.findings(Record.from_json(results))
+    assert "Against its baseline, trained without a teacher for the same 123 steps, its perplexity is 96.1%" in words
+    assert "Learning from the teacher" not in words and "The student closes 34%" in words
+
+
 def closed_by(content: dict[str, Any], heldout: dict[str, Any], wikitext2: dict[str, Any]) -> str:
     """The findings of a run whose student closes so much of the gap."""
-    content["baseline"]["bootstrap"] = {
-        "perplexity": {name: {"resamples": 10_000, "confidence": 0.95} for name in ("heldout", "wikitext2")}
-    }
+    content["baseline"]["bootstrap"] = {"perplexity": {name: interval(0.5) for name in SETS}}
     content["baseline"]["gap_closed"] = {"perplexity": {"heldout": heldout, "wikitext2": wikitext2}}
     return summary.findings(Record.from_json(content))
 
@@ -113,6 +130,7 @@ def test_a_baseline_that_differs_otherwise_gives_no_verdict(results: dict[str, A
     page = (tmp_path / "report.md").read_text()
     assert "in more than its teacher: schedule.kind." in page and "the same data" not in page
     results["baseline"].update(remarks=[], learning_rate=2.5e-4)
+    baseline_scores(results, 1000.0, 1000.0)
     words = summary.against_baseline(Record.from_json(results))
     assert (
         words.startswith("Learning from the teacher")
@@ -133,7 +151,7 @@ def test_scores_that_have_no_ratio_are_given_as_they_are(results: dict[str, Any]
     assert (
         "Its Matthews correlation is 1.50 times its teacher's on heldout test (student 6.000, teacher 4.000)" in words
     )
-    assert "Learning from the teacher helped" in words and "is 6.000 instead of -2.000" in words
+    assert "Against its baseline" in words and "is 6.000 instead of -2.000" in words
     results["teacher"]["matthews"]["heldout"] = -4.0
     words = summary.findings(Record.from_json(results))
     assert (
@@ -147,6 +165,8 @@ def test_what_the_training_has_brought(results: dict[str, Any]) -> None:
     results["curve"] = {"measure": "perplexity", "set": "heldout", "sequences": 64, "teacher": 31.3, "student": points}
     brought = "Training brought its perplexity on 64 sequences of heldout test from 57.51 to 39.20 (teacher 31.30)."
     assert brought in summary.findings(Record.from_json(results))
+    results["curve"]["student"] = [*points[:1], {"step": 100, "score": 41.0}]
+    assert "from 57.51 to 41.00 by step 100 of 123 (teacher 31.30)." in summary.findings(Record.from_json(results))
     results["curve"]["student"] = points[:2]
     assert "Training brought" not in summary.findings(Record.from_json(results))
 

@@ -20,12 +20,15 @@ from distill.runtime.storage import storage_failure
 Place = tuple[str, Any]  # where an input stands, for messages, and the input: a text or an object
 
 
-def read_inputs(path: str, columns: tuple[str, ...], instead: tuple[str, ...] = ()) -> Iterator[Place]:
+def read_inputs(
+    path: str, columns: tuple[str, ...], instead: tuple[str, ...] = (), quotes: bool | None = None
+) -> Iterator[Place]:
     """The inputs of a file: JSON lines, CSV or TSV with a header, Parquet, plain text of one a line, or SQuAD's JSON.
 
     Args:
         columns: of a Parquet file, those that are read; of other files all are.
         instead: a column that stands for all of these, the first that there is where one of them is missing.
+        quotes: whether fields of CSV and TSV files may be in quotation marks; None: in CSV, not in TSV.
 
     Raises:
         SettingError: it cannot be read, or lacks a column; the message names `input`.
@@ -41,7 +44,7 @@ def read_inputs(path: str, columns: tuple[str, ...], instead: tuple[str, ...] = 
             yield from _of_lines(readers.lines(file, limit=LONGEST, whole_lines=True), file.name, json_lines=True)
         elif kind in ("csv", "tsv", "parquet"):
             fields = _fields(path, file, columns, instead) if kind == "parquet" else {}
-            for row in read_files([file], "input", fields):
+            for row in read_files([file], "input", fields, quotes=quotes):
                 if row.values is None:
                     raise SettingError(f"input={path}: {row.place} has another number of fields than the header")
                 yield row.place, {name: value for name, value in row.values.items() if value is not None}
@@ -61,10 +64,22 @@ def _fields(path: str, file: Path, columns: tuple[str, ...], instead: tuple[str,
 
 
 def read_pipe(stream: IO[str]) -> Iterator[Place]:
-    """The inputs of standard input: JSON lines where the first line begins as an object does, else a text a line."""
+    """The inputs of standard input: JSON lines where the first line begins as an object does, else a text a line.
+
+    A first line in quotation marks is JSON as well, unless it goes on behind them, as dialogue does.
+    """
     lines = _decoded(stream)
     first = next((line for line in lines if line.strip()), "")
-    yield from _of_lines(chain([first], lines), "standard input", first.lstrip().startswith(("{", '"')))
+    yield from _of_lines(
+        chain([first], lines), "standard input", first.lstrip().startswith("{") or _is_json_text(first)
+    )
+
+
+def _is_json_text(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), str)
+    except ValueError:
+        return False
 
 
 def _decoded(stream: IO[str]) -> Iterator[str]:

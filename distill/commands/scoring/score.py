@@ -175,6 +175,9 @@ def _notes(scored: Sequence[GroupScores], measures: Mapping[str, facts.Measure],
         f"{result.vocabulary.tokens:,} tokens: {', '.join(result.vocabulary.models)}" for result in scored
     )
     cure = "bits per byte can" if "bits_per_byte" in measures else "score models of one vocabulary to compare them"
+    limits = [config.evaluate.max_sequences_of(name) for name in config.evaluate.sets]
+    if "bits_per_byte" in measures and set(limits) != {None}:
+        cure += " with evaluate.max_sequences=null alone, as so many sequences are other passages in each vocabulary"
     lines = [
         f"These models have different vocabularies ({listed}). A perplexity is one of tokens, so perplexities cannot "
         f"be compared between them, and no test is made: {cure}."

@@ -66,16 +66,18 @@ def pack_teacher(
 def pack_for_evaluation(model: Any, precision: PrecisionConfig, device: torch.device) -> Any:
     """A copy of `model` with its present weights, for many forward passes in fp32 or bf16; or `model` itself.
 
-    It is the latter on a GPU, which lays out nothing, in fp16, where torch.compile has laid out its own, with
-    `precision.kernels=plain`, for unsupported families, and where it is sharded over ranks.
+    It is the latter in fp16, where torch.compile has laid out its own, with `precision.kernels=plain`, for unsupported
+    families, and where it is sharded over ranks. A GPU lays out nothing: there the copy has torch's activation alone.
     """
     dtype = dtype_of(precision.evaluate)
-    if device.type != "cpu" or precision.kernels == "plain" or precision.compile or is_sharded(model):
+    if precision.kernels == "plain" or precision.compile or is_sharded(model) or family_of(model) not in FAMILIES:
         return model
-    if not can_pack(dtype) or family_of(model) not in FAMILIES:
+    if device.type == "cpu" and not can_pack(dtype):
         return model
     packed = _aliased(model)
     use_one_gelu(packed)
+    if device.type != "cpu":
+        return packed
     packed = _pack(packed, dtype, packs=True)
     use_batched_products(packed)  # a student in training does already: teacher and baseline are scored as it is
     return packed
