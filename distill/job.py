@@ -229,7 +229,9 @@ def make_evaluator(run: Run) -> Evaluator:
     if (goal := Goal.of(config.optimize)) is not None:
         agrees = run.objective.needs_teacher and pair.comparable and pair.kind.vocabulary
         goal.check(evaluator.measures, [data.name for data in sets], run.objective.terms, agrees)
-    check_memory(evaluator, [pair.student, *(member.model for member in pair.scored_teachers)], sets)
+    # The teacher of a baseline has only given layers: it is not scored, nor brought to this rank's device.
+    scored = pair.scored_teachers if run.objective.needs_teacher else []
+    check_memory(evaluator, [pair.student, *(member.model for member in scored)], sets)
     return evaluator
 
 

@@ -240,15 +240,15 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
             # Else after the next good step; a trial leaves none.
             if save_due and not (recorder.is_trial or state.skipped_in_a_row or result.diverged):
                 save_due, saved = False, save(training, followers)
+                # Rank 0 may write for longer than the others wait in an exchange, and the end of one ends it too.
+                ranks.barrier()
             if result.save_requested:
                 logger.info(f"SIGUSR1 at step {state.step}, {saved_or_not(saved)}")
             health.check(state, over)
             if result.stop is not None:
-                ranks.barrier()  # the end of a rank ends the others, and rank 0 is still saving
                 signals.received.clear()
                 raise interrupted(state, result.stop, saved)
             if at_point:
-                ranks.barrier()  # a signal may now end any rank, and with it the others: rank 0 has to have saved
                 with signals.at_once():
                     out_of_patience = evaluate_if_due(training, objective, followers, history)
             over |= recorder.end_step()

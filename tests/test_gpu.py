@@ -100,6 +100,11 @@ def test_a_run_and_its_scores(shelf: Shelf, done: Path, tmp_path: Path) -> None:
             assert scores == pytest.approx(expected, rel=0.02)
 
 
+def test_a_baseline_without_its_teacher(shelf: Shelf, tmp_path: Path) -> None:
+    """Its teacher gives layers alone and stays where it is."""
+    assert shelf.run(tmp_path / "run", f"backend.device={DEVICE}", "objective=mlm") == 0
+
+
 def test_a_run_from_a_cached_teacher(shelf: Shelf, tmp_path: Path) -> None:
     cached = ["objective.masking.static=true", "objective.cosine.weight=0", "teacher.cache.top_k=16"]
     for device in (DEVICE, "cpu"):

@@ -196,6 +196,8 @@ def max_positions(model: Any) -> int | None:
     if limit is None:
         return None
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    if table is None and getattr(config, "relative_attention", False):  # as in DeBERTa v3
+        return None
     padding = getattr(table, "padding_idx", None)  # RoBERTa and its heirs count from the one after it
     return int(limit) - (0 if padding is None else padding + 1)
 

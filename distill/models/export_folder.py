@@ -42,6 +42,8 @@ THETAS = {
 }
 # Families whose one base and whose fraction of rotated dimensions have other names.
 RENAMED = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
+EVERY_NTH = "global_attn_every_n_layers"
+PHI3 = ("short_factor", "long_factor")  # of its rotary scaling
 LARGEST_FILE = "2GB"
 GLOBAL, WINDOW = "full_attention", "sliding_attention"
 
@@ -103,6 +105,11 @@ def _write_weights(student: Any, folder: Path) -> dict[str, torch.Tensor]:
     # Files are made in memory before they are written: of a large model one after the other.
     student.save_pretrained(folder, state_dict=weights, max_shard_size=LARGEST_FILE)
     _rewrite(folder / "config.json", fields_for_both)
+    if json.loads((folder / "config.json").read_text(encoding="utf-8")).get(EVERY_NTH, 1) is None:
+        logger.warning(
+            "the student loads in transformers 5 alone: in 4.57 every n-th layer, from the first on, has to attend to "
+            "whole sequences"
+        )
     return weights
 
 
@@ -146,6 +153,9 @@ def fields_for_both(config: Fields) -> Fields:
     if family in THETAS and rope:
         added = {name: rope[kind]["rope_theta"] for name, kind in zip(THETAS[family], (GLOBAL, WINDOW), strict=True)}
         rope = rope[GLOBAL] if family == "gemma3_text" else {}  # ModernBERT of 4.57 has no scaling
+    elif isinstance(rope.get(GLOBAL), dict):  # by kinds of layers, of which 4.57 knows one base, as for OLMo 3
+        rope = rope[GLOBAL]
+        added = {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
     elif "rope_theta" in rope:
         names = RENAMED.get(family, {})
         both = ("rope_theta", "partial_rotary_factor")
@@ -153,8 +163,10 @@ def fields_for_both(config: Fields) -> Fields:
     if rope.get("rope_type", "default") != "default":
         apart = ("rope_theta", "partial_rotary_factor")
         added["rope_scaling"] = {name: value for name, value in rope.items() if name not in apart}
+    if family == "phi3" and "rope_scaling" in added:  # 4.57 takes these three alone
+        added["rope_scaling"] = {"type": rope["rope_type"], **{name: rope[name] for name in PHI3 if name in rope}}
     if family in ("modernbert", "modernbert-decoder") and config.get("layer_types"):
-        added["global_attn_every_n_layers"] = _every_nth(config["layer_types"])
+        added[EVERY_NTH] = _every_nth(config["layer_types"])
     return config | added
 
 

@@ -47,6 +47,8 @@ def student_fields(settings: LayersStudentConfig, teacher: Any, chosen: list[Lay
             + (" or distilbert" if family == "bert" else "")
             + ": set student=layers, which takes them there"
         )
+    if fields.get("attention_types"):  # GPT-Neo's, from which transformers 4.57 counts the layers
+        fields["attention_types"] = [[[kind], 1] for kind in fields["attention_layers"]]
     return fields | {name: len(chosen) for name in NUM_LAYERS if name in fields}
 
 
@@ -61,7 +63,8 @@ def copy_layers(
         alias: let the student have the teacher's tensors themselves, until it is sharded over ranks.
 
     Raises:
-        SettingError: they do not fit its shape, or a part is in only one of the two.
+        SettingError: they do not fit its shape, a part is in only one of the two, or layers that one is to stand for
+            are of different kinds.
     """
     weights = _take_layers(teacher, chosen)
     if student.config.model_type != teacher.config.model_type:
@@ -94,7 +97,12 @@ def _take_layers(teacher: Any, chosen: list[Layer]) -> dict[str, torch.Tensor]:
         parts = [name.removeprefix(start) for name in state if name.startswith(start)]
         out |= {f"{prefix}{new}.{part}": state[f"{start}{part}"] for part in parts}
         for part in parts if further else []:
-            tensors = [state[f"{start}{part}"], *(state[f"{prefix}{other}.{part}"] for other in further)]
+            tensors = [state[name] for layer in flat([old]) if (name := f"{prefix}{layer}.{part}") in state]
+            if len({tensor.shape for tensor in tensors}) > 1 or len(tensors) <= len(further):
+                raise SettingError(
+                    f"student.layers={chosen}: layers {old} are of different kinds and have no mean ({part}): name one "
+                    "of them"
+                )
             if tensors[0].is_floating_point():
                 mean = torch.stack([tensor.float() for tensor in tensors]).mean(0)
                 out[f"{prefix}{new}.{part}"] = mean.to(tensors[0].dtype)

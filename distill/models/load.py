@@ -118,7 +118,9 @@ def load_pretrained(
         names = {}
         if config.model_type in DEBERTA:
             config.legacy, names = True, DEBERTA_HEAD
-        for name, value in {**kind.fields, **(changes(config) if changes else {})}.items():
+        fields = {**kind.fields, **(changes(config) if changes else {})}
+        fields |= {"dtype": None} if mapped else {}  # the format of the files counts, which may be another one
+        for name, value in fields.items():
             setattr(config, name, value)
         if not (mapped or hub.trust_remote_code):
             require_memory_for_weights(f"{setting}={path}", lambda: kind.auto_class.from_config(config))

@@ -1,5 +1,6 @@
 """Make the student: from teacher layers, from a configuration, from a saved model, or by the user's callable."""
 
+import copy
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -160,6 +161,8 @@ def from_layers(settings: LayersStudentConfig, teacher: Any, chosen: list[Layer]
     with parameters_on_meta() if alias else nullcontext():
         if settings.architecture in ("same", teacher.config.model_type):
             model = _build_alike(teacher, fields, settings, kind)
+            if getattr(teacher, "generation_config", None) is not None:  # with the tokens that end an answer
+                model.generation_config = copy.deepcopy(teacher.generation_config)
         else:
             model = _build(settings.architecture, fields, settings, kind)
     copy_layers(settings, teacher, model, chosen, alias)

@@ -27,7 +27,7 @@ def make_snapshots(run: Run, so_far: Record) -> Snapshots:
     """What keeps the student after the steps that the settings name, with a model card of the run so far.
 
     Args:
-        known: the record of the run as it begins.
+        so_far: the record of the run as it begins.
     """
 
     folder, ranks, settings = run.folder, run.ranks, run.config.train
@@ -53,7 +53,7 @@ def make_snapshots(run: Run, so_far: Record) -> Snapshots:
         return is_written
 
     takes_part = folder.writes or folder.checkpoints.by_all_ranks
-    return Snapshots(folder.snapshots_path, steps, settings.snapshot_every, write, exists, takes_part)
+    return Snapshots(folder.snapshots_path, steps, settings.snapshot_every, write, exists, takes_part, ranks.barrier)
 
 
 def write_outputs(run: Run, record: Record, resolved: str) -> None:

@@ -17,7 +17,8 @@ class Snapshots(Follower):
     """The folders `step-N` in `folder`, for the steps `steps` and every multiple of `every`.
 
     `write` makes one: it gets the folder, which has to appear whole or not at all, and what the run has done so far.
-    Ranks that take no part in it have `takes_part` false; where the student is sharded over ranks all do.
+    Ranks that take no part in it have `takes_part` false; where the student is sharded over ranks all do. All then
+    `wait`, as the exchange of the next step has a limit.
     """
 
     folder: Path
@@ -26,6 +27,7 @@ class Snapshots(Follower):
     write: Callable[[Path, State], None]
     exists: Callable[[Path], bool] = Path.exists  # the same answer on all ranks that take part
     takes_part: bool = True
+    wait: Callable[[], None] = lambda: None
 
     def after_step(self, state: State, result: StepResult) -> None:
         """Write the student where there is a snapshot after this step, and none yet from before an interruption.
@@ -35,9 +37,12 @@ class Snapshots(Follower):
         """
         due = state.step in self.steps or (self.every is not None and state.step % self.every == 0)
         folder = self.folder / f"step-{state.step}"
-        if due and self.takes_part and not result.diverged and not self.exists(folder):
-            with phase(CHECKPOINT):
+        if not due or result.diverged:
+            return
+        with phase(CHECKPOINT):
+            if self.takes_part and not self.exists(folder):
                 self.write(folder, state)
+            self.wait()
 
     def kept(self) -> list[int]:
         """The steps of all that are there, in their order."""

@@ -12,7 +12,7 @@ from families import CAUSAL, FAMILIES, WINDOWS, make_family, tokenizer_of
 from safetensors.torch import load_file
 from tiny import make_tokenizer
 
-from distill.models.export_folder import export
+from distill.models.export_folder import export, fields_for_both
 
 
 def written(folder: Path, family: str, **fields: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -76,11 +76,24 @@ def test_what_version_4_reads_of_rotary_embeddings(tmp_path: Path, family: str, 
     [(WINDOWS[::-1], 2), (["full_attention"] * 2, 1), (WINDOWS, None), (["sliding_attention"] * 2, None)],
 )
 def test_layers_of_modernbert_that_version_4_cannot_express(
-    tmp_path: Path, layer_types: list[str], expected: int | None
+    tmp_path: Path, layer_types: list[str], expected: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It then refuses the configuration, since it computes with that number; it would else take every third layer."""
     _, _, config = written(tmp_path / "student", "modernbert", layer_types=layer_types)
     assert config["global_attn_every_n_layers"] == expected
+    assert ("the student loads in transformers 5 alone" in caplog.text) == (expected is None)
+
+
+def test_rotary_fields_as_version_4_wants_them_of_some_families() -> None:
+    """OLMo 3 has its base by kinds of layers; of Phi-3's scaling version 4 takes three fields alone."""
+    yarn = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0}
+    nested = {"full_attention": yarn, "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}
+    config = fields_for_both({"model_type": "olmo3", "rope_parameters": nested})
+    assert config["rope_theta"] == 5e5 and config["rope_scaling"] == {"rope_type": "yarn", "factor": 8.0}
+    factors = {"short_factor": [1.0], "long_factor": [2.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 4096, **factors}
+    config = fields_for_both({"model_type": "phi3", "rope_parameters": rope})
+    assert config["rope_scaling"] == {"type": "longrope", **factors} and config["rope_parameters"] == rope
 
 
 def test_segments_go_on_being_given_where_the_student_has_them(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A batch of evaluation that memory does not hold is refused before the first step."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from job import Shelf
@@ -96,3 +98,14 @@ def test_the_batch_of_pseudo_perplexity_is_rehearsed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("distill.evaluation.memory_check.available", lambda ranks: least)
     with pytest.raises(SettingError, match=message + r" takes .* GB at least"):
         check_memory(evaluator, [student], [set_of(32)])
+
+
+def test_the_teacher_of_a_baseline_is_not_tried(shelf: Shelf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has given layers alone, so that it is not on the device of the run, on a GPU."""
+    tried: list[int] = []
+    monkeypatch.setattr("distill.job.check_memory", lambda evaluator, models, sets: tried.append(len(models)))
+    assert (
+        shelf.run(tmp_path / "student", "train.steps=1") == 0
+        and shelf.run(tmp_path / "baseline", "train.steps=1", "objective=mlm") == 0
+    )
+    assert tried == [2, 1]

@@ -1,5 +1,6 @@
 """Loading models and tokenizers, and what is refused."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -121,3 +122,12 @@ def test_other_vocabularies_are_refused_by_name(tokenizer: Any) -> None:
     with pytest.raises(SettingError) as error:
         check_tokenizers(tokenizer, make_tokenizer(("whale",)), "student.path=folder/of/student")
     assert "student.path=folder/of/student" in refusal(error) and f"({VOCAB + 1} tokens)" in refusal(error)
+
+
+def test_weights_for_ranks_are_in_the_format_of_their_files(tmp_path: Path) -> None:
+    """Whatever config.json names: conversions leave the format of another model there."""
+    make_model("bert", 1).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": "float16", "torch_dtype": "float16"}))
+    model = load_pretrained("teacher.path", str(tmp_path), mapped=True)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}

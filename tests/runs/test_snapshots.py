@@ -147,7 +147,14 @@ def test_one_of_two_ranks_writes(shelf: Shelf, kept: Path) -> None:
 
 def test_a_rank_that_takes_no_part_writes_none(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
     written: list[int] = []
-    snapshots = Snapshots(tmp_path, frozenset([2]), 3, lambda folder, state: written.append(state.step))
+    waits: list[int] = []
+    snapshots = Snapshots(
+        tmp_path,
+        frozenset([2]),
+        3,
+        lambda folder, state: written.append(state.step),
+        wait=lambda: waits.append(len(written)),
+    )
     settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=6)
     fit = Fit(tmp_path / "0", tokenizer, rows, None, new_student(), only(mlm=1.0), settings, snapshots=snapshots)
     fit.run()
@@ -155,7 +162,7 @@ def test_a_rank_that_takes_no_part_writes_none(tmp_path: Path, tokenizer: Any, r
     snapshots = replace(snapshots, takes_part=False)
     other = Fit(tmp_path / "1", tokenizer, rows, None, new_student(), only(mlm=1.0), settings, snapshots=snapshots)
     other.run()
-    assert written == [2, 3, 6]
+    assert written == [2, 3, 6] and waits == [1, 2, 3, 3, 3, 3]  # all ranks wait, behind the rank that writes
 
 
 @pytest.mark.parametrize("setting", ["train.snapshots=[2,9]", "train.snapshot_every=9"])
