@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from job import TINY, Shelf, composed, distill, metrics, results, save_model, save_ordered
 
 from distill.commands.chain import REFERENCE, check_chain
+from distill.config.component import Component
 from distill.config.compose import add_recipe, chain_config, register
 from distill.config.settings import CONF, RECIPES, Config, SavedTeacherConfig, SourceConfig
 from distill.optim.schedule import length_in_steps, make_schedule, progress_of
@@ -40,6 +41,16 @@ def test_the_recipes_are_there() -> None:
     masked = {"distilbert_gutenberg", "distilbert_gutenberg_baseline", "bert_pretrain", "smoke"}
     causal = {"distilgpt2_gutenberg", "distilgpt2_gutenberg_baseline", "gpt2_pretrain"}
     assert masked | causal | {"albert_pretrain", "distilalbert_gutenberg"} | OF_TABLES <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", sorted(OF_TABLES))
+def test_sets_of_a_table_are_of_its_data_set(name: str) -> None:
+    config = composed(f"+recipe={name}", "student.path=x", "corpus.hub=my/data", "corpus.subset=second")
+    assert all(
+        (source.arguments["hub"], source.arguments["subset"]) == ("my/data", "second")
+        for source in config.evaluate.sources.values()
+        if isinstance(source, Component) and "hub" in source.arguments
+    )
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES, *SEARCHES}))

@@ -76,7 +76,9 @@ class SourceConfig(Settings):
     )
     hub: str | None = setting(None, "Name of a data set on the Hugging Face Hub.")
     subset: str | None = setting(None, "Configuration of the data set on the Hub.")
-    split: str = setting("train", "Split of a Hub data set, and of the usual folder under $DISTILL_DATA.")
+    split: str = setting(
+        "train", "Split of a Hub data set, of the usual folder under $DISTILL_DATA, and of a folder of several."
+    )
     streaming: bool = setting(False, "Read a Hub data set without downloading it whole.")
     fraction: float = setting(1.0, "Use this seeded fraction of the documents.", gt=0, le=1)
 

@@ -324,7 +324,9 @@ def check_evaluation(config: Config, reads_text: bool) -> None:
             raise SettingError(
                 f"evaluate.by_set.heldout: a mixture has a held-out set of each source: name {', '.join(parts)}"
             )
-    if "heldout" in settings.sets and config.corpus.heldout == 0:
+    source = config.corpus.source
+    has_books = isinstance(source, SourceConfig) and source.kind == "bundled" and source.split == "train"
+    if "heldout" in settings.sets and config.corpus.heldout == 0 and not has_books:
         raise SettingError("corpus.heldout=0, but evaluate.sets names heldout: hold a share out, or name other sets")
 
 

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from distill.config.corpus import Duplicates
@@ -49,13 +50,13 @@ def build(
     """
     part, work = packing.part.units(work_of(sources))  # prose is collected, and logged, here
     logger.info(f"preparing tokens of {name}{_announced(packing)}")
-    packing = replace(packing, part=part, held_out=held_out_rule(packing.held_out.share, work))
+    packing, work = replace(packing, part=part), with_rules(packing.held_out.share, work)
     scratch.mkdir(parents=True, exist_ok=True)
     try:
         plan = _agreed_plan(folder, work, data)
         groups = divide(work, packing.dtype, plan["shard_bytes"])
         with Claims(folder, owner_of(scratch)) as claims:
-            rule = Rule.of(packing.duplicates, packing.near, packing.held_out)
+            rule = Rule.of(packing.duplicates, packing.near)
             duplicates = None if rule is None else FirstPass(folder, groups, rule, scratch, claims, data).find()
             Host(folder, groups, packing, plan["compression"], scratch, claims, data).work()
         if packing.duplicates is Duplicates.count:
@@ -109,6 +110,16 @@ def _agreed_plan(folder: Destination, work: Sequence[Work], data: DataConfig) ->
             f"data.compression={plan['compression']}"
         )
     return plan
+
+
+def with_rules(fraction: float, work: Sequence[Work]) -> list[Work]:
+    """The same units with the rule for what their source holds: a few books beside thousands of texts are few."""
+    ruled: list[Work] = []
+    for _, of_source in groupby(work, lambda unit: id(unit.source)):
+        units = list(of_source)
+        rule = held_out_rule(fraction, units)
+        ruled += [unit._replace(held_out=rule) for unit in units]
+    return ruled
 
 
 def held_out_rule(fraction: float, work: Sequence[Work]) -> HeldOut:

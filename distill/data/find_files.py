@@ -9,6 +9,16 @@ from typing import cast
 from distill.data.remote import RemotePath, is_url, reachable, with_states
 from distill.runtime.errors import SettingError
 
+# What the files of a split are usually called, before a dot, a dash or an underscore.
+SPLITS = {
+    "train": ("train",),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test",),
+    "validation_matched": ("validation_matched", "dev_matched"),
+    "validation_mismatched": ("validation_mismatched", "dev_mismatched"),
+    "unlabelled": ("unlabelled", "unlabeled", "unsupervised"),
+}
+
 
 def data_folder() -> Path | None:
     """The folder that the environment variable DISTILL_DATA names; None where it is not set.
@@ -57,6 +67,25 @@ def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
         for path in folder.rglob("*")
         if path.name.lower().endswith(suffixes) and not is_hidden(str(path)[len(start) :]) and path.is_file()
     ]
+
+
+def files_of_split(folder: Path, split: str, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of a folder that are called like the split; all of them where none is called like any split."""
+    files = sorted(files_below(folder, suffixes))
+    if not any(_is_called(path, name) for path in files for names in SPLITS.values() for name in names):
+        return files
+    return [path for path in files if any(_is_called(path, name) for name in names_of_split(split))]
+
+
+def names_of_split(split: str) -> tuple[str, ...]:
+    """What its files are usually called."""
+    return SPLITS.get(split, (split,))
+
+
+def _is_called(path: Path, name: str) -> bool:
+    stem = path.name.lower().removeprefix("wiki.").split(".")[0]  # WikiText has wiki.train.raw
+    # GLUE has numbers of rows beside a split, in `dev_ids.tsv`.
+    return stem == name or (stem.startswith((f"{name}-", f"{name}_")) and stem != f"{name}_ids")
 
 
 def is_hidden(name: str) -> bool:

@@ -32,7 +32,6 @@ from distill.data.duplicates import (
     write_digests,
     write_dropped,
 )
-from distill.data.heldout import HeldOut
 from distill.data.near_duplicates import (
     Candidates,
     Signatures,
@@ -56,17 +55,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Rule:
-    """What makes a document a duplicate, and which of two stays."""
+    """What makes a document a duplicate."""
 
-    held_out: HeldOut
     near: NearConfig | None = None  # None: equal texts only
 
     @classmethod
-    def of(cls, duplicates: Duplicates, near: NearConfig, held_out: HeldOut) -> "Rule | None":
+    def of(cls, duplicates: Duplicates, near: NearConfig) -> "Rule | None":
         """None where no document is to be left out."""
         if duplicates in (Duplicates.keep, Duplicates.count):
             return None
-        return cls(held_out, near if duplicates is Duplicates.near else None)
+        return cls(near if duplicates is Duplicates.near else None)
 
 
 @dataclass(frozen=True)
@@ -199,7 +197,7 @@ def look(stem: str, work: Work, rule: Rule) -> None:
     for document in read(work.source, work.shard):
         digests.append(digest_of(document.text))
         if signatures is not None:
-            signatures.add(document.text, any(is_held_out for is_held_out, _ in rule.held_out.parts(document)))
+            signatures.add(document.text, any(is_held_out for is_held_out, _ in work.held_out.parts(document)))
     if signatures is not None:
         signatures.write(stem)
     write_digests(stem, digests)

@@ -6,7 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,10 +75,10 @@ def train_tokenizer(
 
 def _training_texts(text: Text, corpus: CorpusConfig) -> Iterator[str]:
     """The texts that are not held out. Raises SettingError where more records are invalid than the settings allow."""
-    work = work_of(text.sources)
-    rule = held_out_rule(corpus.heldout, work)
     parts = []
-    for _, of_source in groupby(work, lambda unit: id(unit.source)):
+    for source in text.sources:
+        of_source = work_of([source])
+        rule = held_out_rule(corpus.heldout, of_source)
         parts.append(invalid := Invalid())
         for unit in of_source:
             for document in read(unit.source, unit.shard, invalid):

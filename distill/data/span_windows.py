@@ -24,7 +24,7 @@ class SpanConfig:
     """How questions become sequences."""
 
     sequence_length: int = 384  # ids of a sequence
-    stride: int = 128  # tokens from the beginning of one window to that of the next
+    stride: int = 128  # tokens from the beginning of one window to that of the next, if windows then overlap
     max_query: int = 64  # tokens of a question; the rest is cut off
 
 
@@ -161,8 +161,11 @@ def _windows(
 
 
 def window_begins(tokens: int, room: int, stride: int) -> range:
-    """The first tokens of the windows of `room` tokens that together hold a context; no token is left out."""
-    step = min(stride, room)
+    """The first tokens of the windows of `room` tokens that together hold a context; no token is left out.
+
+    Windows that a stride would lay side by side overlap by half, or no answer across their ends could be found.
+    """
+    step = stride if stride < room else max(1, room // 2)
     further = max(0, -(-(tokens - room) // step))
     return range(0, further * step + 1, step)
 

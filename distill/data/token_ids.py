@@ -8,11 +8,17 @@ from distill.runtime.errors import SettingError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-AROUND = ("pad", "cls", "sep", "bos", "eos")  # tokens that the format of sequences sets itself
+INSIDE = "x"  # before the number of a token of `ids_around` that stands inside a document, and stays there
+
+
+def ids_around(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
+    """The ids that the format of sequences puts around documents itself."""
+    numbers = (getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep", "bos", "eos"))
+    return frozenset(number for number in numbers if number is not None)
 
 
 def tokenizer_of_numbers(sources: tuple[Source, ...], tokenizer: "PreTrainedTokenizerBase") -> str:
-    """tokenizer.json that turns "12 873" into the ids 12 and 873, without those that stand around a document.
+    """tokenizer.json that turns "12 873" into the ids 12 and 873, without those of `ids_around` that lack `INSIDE`.
 
     Raises:
         SettingError: a source has other ids than the tokenizer, or some have texts.
@@ -26,9 +32,9 @@ def tokenizer_of_numbers(sources: tuple[Source, ...], tokenizer: "PreTrainedToke
             )
         source.check_ids(len(tokenizer))
     numbers = Tokenizer(models.WordLevel({str(number): number for number in range(len(tokenizer))}, unk_token="0"))
-    around = {getattr(tokenizer, f"{name}_token_id") for name in AROUND} - {None}
-    if around:
+    if around := ids_around(tokenizer):
         pattern = "|".join(str(number) for number in sorted(around))
-        numbers.normalizer = normalizers.Replace(Regex(rf"\b({pattern})\b"), " ")
+        without = normalizers.Replace(Regex(rf"\b({pattern})\b"), " ")
+        numbers.normalizer = normalizers.Sequence([without, normalizers.Replace(INSIDE, "")])
     numbers.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return str(numbers.to_str())

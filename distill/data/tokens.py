@@ -74,10 +74,11 @@ class Text:
 
     @property
     def identity(self) -> list[Any]:
-        return [
+        identity: list[Any] = [
             source.identity if source.made_from is None else [source.made_from, source.identity]
             for source in self.sources
         ]
+        return [*identity, "held out by source"] if len(identity) > 1 else identity  # once by what both held together
 
 
 @dataclass(frozen=True)

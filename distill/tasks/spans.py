@@ -1,5 +1,6 @@
 """Answers to questions as spans of a context: fine-tuning on SQuAD and data in its forms."""
 
+import logging
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
@@ -10,7 +11,10 @@ from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Questions, Squad
 from distill.evaluation.measures.squad import SquadSet, squad_set
 from distill.models.kind import SPANS, ModelKind
+from distill.runtime.progress import counted
 from distill.tasks._table import TableTask
+
+logger = logging.getLogger(__name__)
 
 
 class Spans(TableTask):
@@ -25,7 +29,14 @@ class Spans(TableTask):
         self, split: Squad, examples: Questions, tokenizer: PreTrainedTokenizerBase, config: Config, scoring: bool
     ) -> SpanWindows:
         settings = SpanConfig(config.corpus.sequence_length, split.stride, split.max_query)
-        return span_windows(examples, tokenizer, settings, "corpus", scoring)
+        windows = span_windows(examples, tokenizer, settings, "corpus", scoring)
+        if windows.unreached:
+            of_all = f"{windows.unreached:,} of {counted(len(examples), 'question')}"
+            logger.info(
+                f"{examples.name}: {of_all} have an answer that no window holds whole: raise "
+                f"corpus.sequence_length={config.corpus.sequence_length}, or lower corpus.stride"
+            )
+        return windows
 
     def collator(self, sequences: SpanWindows) -> spans.Spans:
         return spans.Spans(sequences, segments=True)

@@ -9,7 +9,14 @@ import tiny
 from tiny import change
 
 from distill.config import compose
-from distill.config.settings import Config, LayersStudentConfig, NewStudentConfig, NoTeacherConfig, SavedTeacherConfig
+from distill.config.settings import (
+    Config,
+    LayersStudentConfig,
+    NewStudentConfig,
+    NoTeacherConfig,
+    SavedTeacherConfig,
+    SourceConfig,
+)
 from distill.config.weight_schedule import WeightSchedule
 from distill.objective.terms.soft import Soft
 from distill.runs.check import check
@@ -213,6 +220,8 @@ def test_heldout_set_without_heldout_documents() -> None:
     config = make()
     config = change(config, "corpus.heldout", 0.0)
     assert "corpus.heldout=0" in refused(config)
+    books = SourceConfig(kind="bundled")  # of which two others are held out
+    check(config.changed(corpus=config.corpus.changed(source=books)))
     config = change(config, "evaluate.sets", ["wikitext2"])
     check(config)
 

@@ -60,6 +60,9 @@ def test_whole_books_are_held_out(
     assert (heldout.description, heldout.documents) == ("1 bundled book (book2)", 1)
     assert all_of(heldout.sequences).tolist() == all_of(whole.sequences).tolist()
     assert tokens_of(config, words).name == "2 bundled books (book0, book1)"
+    config = changed(config, heldout=0.0)
+    (same,), _ = load_sets(config.changed(evaluate=EvaluateConfig(sets=["heldout"], sources=HELDOUT)), words)
+    assert all_of(same.sequences).tolist() == all_of(whole.sequences).tolist()
 
 
 @pytest.mark.parametrize(

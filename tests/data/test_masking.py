@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny
 from tiny import CLS, MASK, PAD, SEP, SPECIAL, VOCAB, make_masks, make_rows
+from vocabularies import vocabulary_of
 
 from distill.config.settings import MaskingConfig
 from distill.data.collate.mlm import IGNORE, MaskedLM, masked_lm
@@ -160,3 +161,16 @@ def test_whole_words_of_other_tokenizers(mark: str) -> None:
     picked = apply(mask, rows)[1] != IGNORE
     assert {tuple(np.flatnonzero(row)) for row in picked} <= {(1,), (5,), (1, 5), (2, 3, 4)}
     assert (picked[:, 2] == picked[:, 4]).all() and picked[:, 2].any() and picked[:, 1].any()
+
+
+@pytest.mark.parametrize(("family", "word"), [("roberta", "\u0120the"), ("modernbert", "\u0120the"), ("bert", "the")])
+@pytest.mark.parametrize("words", [{"whole_words": True}, {"ngrams": 3}])
+def test_numbers_signs_in_a_vocabulary_of_bytes_are_text(family: str, word: str, words: dict[str, Any]) -> None:
+    """RoBERTa's and ModernBERT's vocabularies have a token ##, as every text may."""
+    tokenizer = vocabulary_of(family)
+    tokenizer.add_tokens(["##"])
+    mask = masked_lm(MaskingConfig(**words), tokenizer, np.ones(len(tokenizer), np.int64))
+    number = tokenizer.convert_tokens_to_ids
+    inside = "##a" if family == "bert" else "a"
+    assert not mask.is_continuation[number(word)] and mask.is_continuation[number(inside)]
+    assert mask.is_continuation[number("##")]

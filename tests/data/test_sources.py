@@ -4,6 +4,7 @@ import gzip
 import json
 import pickle
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -358,6 +359,19 @@ def test_a_source_of_ones_own(tmp_path: Path) -> None:
         find(Component("corpus", f"{__name__}.Verses", {"path": "x", "colour": "red"}))
     with pytest.raises(SettingError, match=r"corpus\._target_=pathlib\.Path gives no distill\.data\.sources\.Source"):
         find(Component("corpus", "pathlib.Path", {}))
+
+
+@dataclass(frozen=True)
+class Frozen(Verses):
+    path: str
+    mark: str = "***"
+
+
+def test_a_source_of_ones_own_may_be_frozen(tmp_path: Path) -> None:
+    (tmp_path / "verses").write_text("Roses\n***\nViolets")
+    arguments = {"path": str(tmp_path / "verses"), "fraction": 1.0}
+    settings = Component("corpus", f"{__name__}.Frozen", arguments, optional=("fraction",))
+    assert texts(settings) == ["Roses", "Violets"] and located(settings).made_from is not None
 
 
 def test_a_new_source_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Questions as sequences: windows as published, answers where they stand, for every kind of tokenizer."""
 
+import logging
 import time
 from typing import Any
 
@@ -8,15 +9,16 @@ import pytest
 import questions as sample
 import torch
 from job import ROOT
-from tiny import make_batches
+from tiny import make_batches, text_config
 from transformers import AutoTokenizer
 from vocabularies import vocabulary_of
 
 from distill.data.batch import PADDING
 from distill.data.collate.spans import Spans
 from distill.data.span_windows import NO_ANSWER, SpanConfig, SpanWindows, span_windows, tokens_of, window_begins
-from distill.data.tables.squad import Answer, Question, Questions
+from distill.data.tables.squad import Answer, Question, Questions, Squad
 from distill.runtime.errors import SettingError
+from distill.tasks.spans import Spans as SpanTask
 
 FAMILIES = ["bert", "roberta", "xlm-roberta", "albert", "deberta-v2", "mpnet", "modernbert", "camembert"]
 SMALL = SpanConfig(sequence_length=48, stride=7, max_query=6)
@@ -85,10 +87,31 @@ def test_windows_are_those_of_the_published_loop() -> None:
     for tokens in range(1, 40):
         for room in range(1, 15):
             for stride in range(1, 18):
-                expected = published_windows(tokens, room, stride)
+                # With the last argument as large as a window that loop would lay windows side by side.
+                expected = published_windows(tokens, room, stride if stride < room else max(1, room // 2))
                 begins = list(window_begins(tokens, room, stride))
                 assert [(begin, min(room, tokens - begin)) for begin in begins] == expected
+                assert len(begins) < 2 or room == 1 or begins[1] < room  # they overlap
     assert list(window_begins(0, 5, 2)) == [0]  # a context without a token still has its question scored
+
+
+def test_answers_across_the_ends_of_short_windows_are_found(caplog: pytest.LogCaptureFixture) -> None:
+    """The usual stride with sequences that are no longer; what still is too long is logged, by set."""
+    context = " ".join("abcdefghijklmnopqrstuvwxyz" * 8)
+    places = [(begin, begin + 15) for begin in range(0, 300, 8)]
+    asked = tuple(Question(str(n), context, "a", (Answer(context[slice(*p)], p),)) for n, p in enumerate(places))
+    long = Question("long", context, "a", (Answer(context, (0, len(context))),))
+    config, tokenizer = text_config(kind="text", sequence_length=64), vocabulary_of("bert")
+
+    def windows(*all_of_them: Question) -> SpanWindows:
+        found = Questions("made", "1.1", all_of_them)
+        return SpanTask().sequences(Squad(max_query=8), found, tokenizer, config, scoring=False)
+
+    with caplog.at_level(logging.INFO):
+        assert windows(*asked).unreached == 0 and not caplog.records
+        windows(*asked, long)
+    line = "made: 1 of 39 questions have an answer that no window holds whole: raise corpus.sequence_length=64, or"
+    assert line in caplog.text
 
 
 def test_each_token_counts_in_the_window_with_most_context() -> None:

@@ -71,6 +71,19 @@ def test_rows_of_the_hub_with_names_of_classes(tmp_path: Path) -> None:
     assert found.left_out == {"no label": 1}
 
 
+def test_classes_that_the_hub_numbers_keep_their_numbers(tmp_path: Path) -> None:
+    """A teacher of that data set has its outputs in this order; one class does not occur."""
+    names = ["world", "sports", " business", "science"]
+    kinds = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
+    rows = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 2, 1]}, features=kinds)
+    rows.to_parquet(tmp_path / "train.parquet")
+    where = TableConfig(hub=str(tmp_path))
+    found = table.read(ColumnsConfig(), where, "data", "data.train", True)
+    assert found.classes == ("world", "sports", "business", "science") and found.labels.tolist() == [0, 2, 1]
+    others = ("business", "sports", "world")  # of training on other data
+    assert table.read(ColumnsConfig(), where, "data", "data.dev", False, others).labels.tolist() == [2, 0, 1]
+
+
 def test_the_files_of_a_split_are_taken_from_a_folder(tmp_path: Path) -> None:
     for name, text in (("train.csv", "t"), ("dev.csv", "d"), ("test.csv", "x"), ("notes.csv", "n")):
         write_csv(tmp_path / name, [{"text": text, "label": "1"}, {"text": text, "label": "2"}])

@@ -19,8 +19,8 @@ from distill.data.heldout import HeldOut, fraction
 from distill.data.packing import Packing
 from distill.data.sequence_format import SequenceFormat
 from distill.data.shards import host
-from distill.data.sources import _files, prose
-from distill.data.tokens import Tokens, prepare, set_text
+from distill.data.sources import _files, find_source, prose
+from distill.data.tokens import Text, Tokens, prepare, set_text
 from distill.runtime.errors import SettingError
 
 
@@ -251,6 +251,24 @@ def test_prose_stands_alone_or_joins_and_is_named(reviews: Config, tokenizer: Pr
     rows = all_of(both.sequences)
     np.testing.assert_array_equal(rows[-len(alone.sequences) :], all_of(alone.sequences))
     np.testing.assert_array_equal(rows[: -len(alone.sequences)], naive(documents_of(reviews), tokenizer, 32))
+
+
+@pytest.mark.parametrize("part", ["train", "heldout"])
+def test_what_is_held_out_is_that_of_each_source(
+    reviews: Config, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, part: str
+) -> None:
+    """A book beside sixty reviews is one document all the same, of which blocks are held out."""
+    book = tmp_path / "book.txt"
+    book.write_text(some_text(5, 6000))
+    settings = (SourceConfig(kind="text", path=str(book)), reviews.corpus.source)
+    sources = [find_source(source, "corpus", reviews.data) for source in settings]
+    config = changed(reviews, heldout=0.1)
+    both, *alone = (
+        all_of(prepare(Text(tuple(some), "corpus"), tokenizer, *parts(config), part).sequences)
+        for some in (sources, sources[:1], sources[1:])
+    )
+    assert all(len(rows) for rows in alone)
+    np.testing.assert_array_equal(both, np.concatenate(alone))
 
 
 def test_a_folder_of_a_larger_tokenizer_is_refused(

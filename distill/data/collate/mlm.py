@@ -169,14 +169,19 @@ def masked_lm(settings: MaskingConfig, tokenizer: PreTrainedTokenizerBase, count
     maskable = np.ones(vocab, bool)
     maskable[list(tokenizer.all_special_ids)] = False
     maskable[len(tokenizer) :] = False  # rows that only pad the embedding matrix
-    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
+    by_words = settings.whole_words or settings.ngrams > 1
+    # WordPiece marks what continues a word, byte-level BPE and SentencePiece, which have ## as text, what begins one.
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    mark = getattr(model, "continuing_subword_prefix", None)
+    if not by_words:  # nothing reads it, but caches of teachers have it in their keys, as it was
+        mark = "##" if any(token.startswith("##") for token in tokens) else None
     is_continuation = np.zeros(vocab, bool)
-    # WordPiece marks what continues a word, byte-level BPE and SentencePiece mark what begins one.
-    if any(t and t.startswith("##") for t in tokens):
-        is_continuation[: len(tokens)] = [bool(t) and t.startswith("##") for t in tokens]
-    else:
-        is_continuation[: len(tokens)] = [bool(t) and not t.startswith(("\u0120", "\u2581")) for t in tokens]
-    if (settings.whole_words or settings.ngrams > 1) and not (~is_continuation[maskable]).any():
+    is_continuation[: len(tokens)] = [
+        token.startswith(mark) if mark else token != "" and not token.startswith(("\u0120", "\u2581"))
+        for token in tokens
+    ]
+    if by_words and not (~is_continuation[maskable]).any():
         override = "whole_words=true" if settings.whole_words else f"ngrams={settings.ngrams}"
         raise SettingError(
             f"objective.masking.{override}: this tokenizer does not mark where words begin; set "

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distill.data.heldout import HeldOut
 from distill.data.sources import Shard, Source
 
 # Bytes of a text for each of its tokens, and of an unpacked text for each of its packed ones: about what English has.
@@ -24,6 +25,7 @@ class Work(NamedTuple):
 
     shard: Shard
     source: Source
+    held_out: HeldOut = HeldOut(0.0)  # of its source
 
 
 class Group(NamedTuple):

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ class Host:
         while self._waiting and len(self._running) < max_units:
             number, unit = self._waiting.popleft()
             work = self.groups[number].work[unit]
-            future = pool.submit(pack, self._stem(number, unit), work.shard, work.source, self.packing)
+            packing = replace(self.packing, held_out=work.held_out)
+            future = pool.submit(pack, self._stem(number, unit), work.shard, work.source, packing)
             self._running[future] = number, unit
         if not self._running:
             self._wait_for_others()

@@ -65,9 +65,10 @@ class Source(ABC):
     def made_by(self, settings: Component) -> Self:
         """A user's own source with what the settings say of it that its constructor need not know."""
         made = copy.copy(self)
-        made.made_from = (settings.path, sorted(settings.arguments.items()))
+        # A frozen dataclass of the user's refuses `made.made_from = ...`.
+        object.__setattr__(made, "made_from", (settings.path, sorted(settings.arguments.items())))
         if (value := settings.arguments.get("fraction")) is not None:
-            made.fraction = value
+            object.__setattr__(made, "fraction", value)
         return made
 
     def for_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> Self:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
 from distill.data.encodings import check_encoding
-from distill.data.find_files import data_folder, files_below, find_files
+from distill.data.find_files import data_folder, files_below, files_of_split, find_files
 from distill.data.lines import InvalidFile, InvalidRecord, Record
 from distill.data.remote import file_state, for_each, path_of, size_of
 from distill.data.separated import is_table, separated_rows
@@ -52,6 +52,7 @@ class FileSource(Source):
     word: ClassVar[str]  # for the banner
     suffixes: ClassVar[tuple[str, ...]]  # of the files that are taken from a folder
     text_only: ClassVar[bool] = False  # whether a file of another name than those below is read as it is
+    by_split: ClassVar[bool] = False  # whether a file of a folder that is called like another split is left out
     ranges: ClassVar[bool] = True  # whether a plain file can be entered in the middle
     takes: ClassVar[tuple[str, ...]] = ()  # which of the settings OPTIONAL it reads
     usual_field: ClassVar[str] = "text"
@@ -81,6 +82,8 @@ class FileSource(Source):
 
     def below(self, root: Path) -> list[Path]:
         """The files of a folder that belong to the source."""
+        if self.by_split:
+            return files_of_split(root, self.settings.split, self.suffixes)
         return files_below(root, self.suffixes)
 
     def read(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
@@ -222,9 +225,11 @@ class FileSource(Source):
             return []
         if not (files := find_files(self.settings.path, f"{self.setting}.path", self.below)):
             names = ", ".join(f"*{suffix}" for suffix in self.suffixes)
+            split = f" and split {self.settings.split}" if self.by_split else ""
+            cure = f", {self.setting}.split" if self.by_split else ""
             raise SettingError(
-                f"{self.setting}.path={self.settings.path}: no file of kind {self.settings.kind} in this folder "
-                f"({names}); give another folder or {self.setting}.kind"
+                f"{self.setting}.path={self.settings.path}: no file of kind {self.settings.kind}{split} in this folder "
+                f"({names}); give another folder{cure} or {self.setting}.kind"
             )
         if self.text_only and (other := [path for path in files if path.suffix.lower() in NO_TEXT]):
             raise SettingError(

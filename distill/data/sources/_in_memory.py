@@ -1,19 +1,24 @@
 """Rows of a `datasets.Dataset` that a program holds, as a source of texts, conversations or sequences of token ids."""
 
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
 from distill.config.component import Component
 from distill.config.settings import SourceConfig
 from distill.data.chat_template import COLUMNS
 from distill.data.lines import Record
-from distill.data.sources import Source
+from distill.data.sources import Part, Source
 from distill.data.sources._files import Content, FileSource
 from distill.data.sources.chat import Chat
 from distill.data.sources.hub import Hub
+from distill.data.token_ids import INSIDE, ids_around
 from distill.runtime.errors import SettingError
 
-IDS = "input_ids"  # the usual column of what a tokenizer gave
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+IDS, MASK, LABELS = "input_ids", "attention_mask", "labels"  # the usual columns of what a tokenizer gave
+UNCOUNTED = -100  # label of a token that is no target, in transformers
 
 
 @dataclass(frozen=True)
@@ -50,17 +55,76 @@ class ChatsInMemory(RowsInMemory, Chat):
 
 @dataclass(frozen=True)
 class IdsInMemory(RowsInMemory, Hub):
-    """A column of token ids, each row a document; as text they are numbers, which `Source.token_ids` announces."""
+    """A column of token ids, each row a document; as text they are numbers, which `Source.token_ids` announces.
+
+    Ids that stand around a document are dropped at the ends of a row, as the format of sequences sets them itself.
+    Those inside, such as an end-of-text token between two documents of a row, stay. Padding is dropped anywhere. What
+    `labels` mark by -100 is a prompt, as in transformers.
+    """
+
+    around: frozenset[int] = frozenset()  # of the tokenizer
+    padding: int | None = None  # the id that pads, and does nothing else
+    has_prompts: bool = False
 
     token_ids = True
     usual_field = IDS
 
+    @property
+    def prompts(self) -> bool:  # type: ignore[override]
+        return self.has_prompts
+
+    def for_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> Self:
+        """Raises SettingError where `labels` are other ids than the tokens themselves."""
+        others = (getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "bos", "eos"))
+        pad = None if tokenizer.pad_token_id in others else tokenizer.pad_token_id
+        source = replace(self, around=ids_around(tokenizer), padding=pad)
+        if LABELS not in self.rows.column_names:
+            return source
+        rows = self.rows.select_columns([name for name in (self.field, MASK, LABELS) if name in self.rows.column_names])
+        count = [all(counts for _, counts in source._words(row)) for row in rows]  # of all rows, which are checked so
+        return replace(source, has_prompts=not all(count))
+
     def content(self, record: Record, name: str) -> Content:
-        """The ids where `attention_mask`, if there is one, is not 0."""
-        ids, mask = record.get(self.field), record.get("attention_mask")
+        """The ids, in parts where some of them do not count; nothing where none does."""
+        words = self._words(record)
+        if all(counts for _, counts in words):
+            return " ".join(word for word, _ in words)
+        if not any(counts for _, counts in words):
+            return ()
+        return tuple(Part(f" {word}" if number else word, counts) for number, (word, counts) in enumerate(words))
+
+    def _words(self, record: Record) -> list[tuple[str, bool]]:
+        """The ids of a row where `attention_mask`, if there is one, is not 0, each with whether it counts.
+
+        What the tokenizer of numbers drops counts as the id beside it does, so that it makes no parts.
+        """
+        ids = self._checked(record)
+        labels, mask = record.get(LABELS), record.get(MASK) or [1] * len(ids)
+        labels = labels if isinstance(labels, list) else ids
+        read = [(number, label) for number, label, is_read in zip(ids, labels, mask, strict=True) if is_read]
+        inside = [place for place, (number, _) in enumerate(read) if number not in self.around]
+        words: list[tuple[str, bool]] = []
+        for place, (number, label) in enumerate(read):
+            if not inside:
+                words.append((str(number), True))
+            elif not inside[0] <= place <= inside[-1] or number == self.padding:
+                words.append((str(number), words[-1][1] if words else read[inside[0]][1] != UNCOUNTED))
+            else:
+                words.append((f"{INSIDE if number in self.around else ''}{number}", label != UNCOUNTED))
+        return words
+
+    def _checked(self, record: Record) -> list[int]:
+        ids, labels, where = record.get(self.field), record.get(LABELS), f"{self.setting}.field={self.field}"
         if not isinstance(ids, list) or not all(isinstance(number, int) for number in ids):
-            raise SettingError(f"{self.setting}.field={self.field}: a row of {name} holds no list of token ids")
-        return " ".join(str(number) for number, read in zip(ids, mask or [1] * len(ids), strict=True) if read)
+            raise SettingError(f"{where}: a row of {self.settings.hub} holds no list of token ids")
+        if isinstance(labels, list) and labels != ids:
+            pairs = zip(labels, ids, strict=False)
+            if len(labels) != len(ids) or any(label not in (number, UNCOUNTED) for label, number in pairs):
+                raise SettingError(
+                    f"{where}: {self.settings.hub} has other ids in its column {LABELS}, and what a run predicts is "
+                    f"the tokens themselves: remove that column, or mark prompts in it by {UNCOUNTED}"
+                )
+        return ids
 
     def check_ids(self, vocabulary: int) -> None:
         import pyarrow.compute

@@ -37,6 +37,7 @@ class Chat(FileSource):
 
     word = "conversation"
     suffixes = (".jsonl", ".jsonl.gz", ".parquet")
+    by_split = True
     takes = ("template", "target_role", "encoding")
     usual_field = COLUMNS[0]
     prompts = True

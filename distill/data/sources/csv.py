@@ -7,6 +7,7 @@ from distill.data.sources._files import FileSource
 class Csv(FileSource):
     word = "CSV"
     suffixes = SUFFIXES
+    by_split = True
     ranges = False
     takes = ("prompt", "encoding")
     read = FileSource.from_table

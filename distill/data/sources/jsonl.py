@@ -6,5 +6,6 @@ from distill.data.sources._files import FileSource
 class Jsonl(FileSource):
     word = "JSONL"
     suffixes = (".jsonl", ".jsonl.gz")
+    by_split = True
     takes = ("prompt", "encoding")
     read = FileSource.from_jsonl

@@ -6,6 +6,7 @@ from distill.data.sources._files import FileSource
 class Parquet(FileSource):
     word = "Parquet"
     suffixes = (".parquet",)
+    by_split = True
     ranges = False
     takes = ("prompt",)
     read = FileSource.from_parquet

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from distill.data.lines import InvalidRecord, Record, sound_lines
-from distill.data.readers import PIECE, value_of
-from distill.data.sources._files import FileSource
+from distill.data.readers import PIECE
+from distill.data.sources._files import Content, FileSource, is_records
 
 _FILES = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
 _HEADING = re.compile(r"\s*((?:= )+)(.*?)((?: =)+)\s*$")
@@ -16,6 +18,7 @@ _MARK = re.compile(r" ?@([-,.])@ ?")
 class Wikitext(FileSource):
     word = "WikiText"
     suffixes = (".txt", ".txt.gz", ".raw", ".tokens")
+    by_split = True
     takes = ("encoding",)
     hub_names = ("Salesforce/wikitext", "wikitext")
     by_lines = True
@@ -28,12 +31,20 @@ class Wikitext(FileSource):
         """The articles; one that crosses `stop` is cut there."""
         return _sound_articles(sound_lines(path, start, stop, encoding=self.settings.encoding))
 
-    def from_rows(self, rows: Iterable[Record | InvalidRecord]) -> Iterable[str | InvalidRecord]:
-        name = str(self.settings.hub)  # every line is a row there
-        return _sound_articles(
-            row if isinstance(row, InvalidRecord) else value_of(row, self.field, name, f"{self.setting}.field", str)
-            for row in rows
-        )
+    def contents(self, records: Iterable[Record | InvalidRecord], place: str) -> Iterator[Content | InvalidRecord]:
+        """The articles in the records of a file or data set, of which each is a line, or lines of its own."""
+        return _sound_articles(chain.from_iterable(map(_lines, super().contents(records, place))))
+
+    @property
+    def identity(self) -> Any:
+        """Records in files have not always been lines of articles."""
+        is_of_records = any(is_records(path) for path in self.files)
+        return [*super().identity, "articles"] if is_of_records else super().identity
+
+
+def _lines(content: Any) -> list[str | InvalidRecord]:
+    """The lines of a record; where it has several, it is no part of what is before and after it."""
+    return ["", *content.split("\n"), ""] if isinstance(content, str) and "\n" in content.strip() else [content]
 
 
 def _sound_articles(lines: Iterable[str | InvalidRecord]) -> Iterator[str | InvalidRecord]:

@@ -9,20 +9,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from distill.data.find_files import data_folder, files_below, find_files
+from distill.data.find_files import data_folder, files_of_split, find_files, names_of_split
 from distill.data.readers import load_hub
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
-
-# What the files of a split are usually called, before a dot, a dash or an underscore.
-SPLITS = {
-    "train": ("train",),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test",),
-    "validation_matched": ("validation_matched", "dev_matched"),
-    "validation_mismatched": ("validation_mismatched", "dev_mismatched"),
-    "unlabelled": ("unlabelled", "unlabeled", "unsupervised"),
-}
 
 
 @dataclass
@@ -38,6 +28,16 @@ class TableConfig:
         """The data set that `hub` names, as `datasets` has it. Raises SettingError where it cannot be loaded."""
         assert self.hub is not None
         return load_hub(self.hub, self.subset, self.split, False, setting)
+
+
+@dataclass
+class RowsConfig(TableConfig):
+    """The place of rows in memory; `hub` is what names them in messages."""
+
+    held: Any = None  # a datasets.Dataset
+
+    def rows(self, setting: str) -> Any:
+        return self.held
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,9 @@ def find_split(table: TableConfig, setting: str, suffixes: tuple[str, ...], usua
         SettingError: there are none.
     """
     if table.path is not None:
-        files = find_files(table.path, f"{setting}.path", lambda folder: _of_split(folder, table.split, suffixes))
+        files = find_files(table.path, f"{setting}.path", lambda folder: files_of_split(folder, table.split, suffixes))
         if not files:
-            names = ", ".join(f"{name}*{suffix}" for name in _names(table.split)[:1] for suffix in suffixes)
+            names = ", ".join(f"{name}*{suffix}" for name in names_of_split(table.split)[:1] for suffix in suffixes)
             raise SettingError(
                 f"{setting}.path={table.path}: no file of the split {table.split} in this folder ({names}); give "
                 f"another folder, a file, or {setting}.split"
@@ -139,7 +139,7 @@ def find_split(table: TableConfig, setting: str, suffixes: tuple[str, ...], usua
         return files
     data = data_folder()
     for folder in [data / name for name in usual] if data is not None else []:
-        if folder.is_dir() and (files := _of_split(folder, table.split, suffixes)):
+        if folder.is_dir() and (files := files_of_split(folder, table.split, suffixes)):
             return files
     if table.hub is None:
         cure = ", or set DISTILL_DATA to a folder that holds them" if usual else ""
@@ -161,7 +161,7 @@ def find_unlabelled(path: str, setting: str, suffixes: tuple[str, ...]) -> list[
     Raises:
         SettingError: there are none.
     """
-    files = find_files(path, setting, lambda folder: _of_split(folder, "unlabelled", suffixes))
+    files = find_files(path, setting, lambda folder: files_of_split(folder, "unlabelled", suffixes))
     if not files:
         names = ", ".join(f"unlabelled*{suffix}" for suffix in suffixes)
         raise SettingError(f"{setting}={path}: no file of unlabelled examples in this folder ({names}); name a file")
@@ -173,20 +173,3 @@ def describe(table: TableConfig, files: Sequence[Path]) -> str:
     if not files:
         return f"{table.hub} ({f'{table.subset}, ' if table.subset else ''}{table.split})"
     return files[0].name if len(files) == 1 else f"{len(files):,} files in {files[0].parent.name}"
-
-
-def _of_split(folder: Path, split: str, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files of a folder that are called like the split; all of them where none is called like any split."""
-    files = sorted(files_below(folder, suffixes))
-    is_named = any(_is_called(path, name) for path in files for names in SPLITS.values() for name in names)
-    return [path for path in files if any(_is_called(path, name) for name in _names(split))] if is_named else files
-
-
-def _names(split: str) -> tuple[str, ...]:
-    return SPLITS.get(split, (split,))
-
-
-def _is_called(path: Path, name: str) -> bool:
-    stem = path.name.lower().split(".")[0]
-    # GLUE has numbers of rows beside a split, in `dev_ids.tsv`.
-    return stem == name or (stem.startswith((f"{name}-", f"{name}_")) and stem != f"{name}_ids")

@@ -88,7 +88,8 @@ class Squad(Split):
     """Questions of either version, and how their contexts are cut into windows.
 
     `version`: that of the data: 1.1, or 2.0 with questions that the context does not answer. `stride`: tokens from the
-    beginning of one window of a context to that of the next. `max_query`: tokens of a question; the rest is cut off.
+    beginning of one window of a context to that of the next, if windows then overlap, else half a window. `max_query`:
+    tokens of a question; the rest is cut off.
     """
 
     version: str = "1.1"

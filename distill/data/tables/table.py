@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from distill.data.readers import has_utf8
-from distill.data.tables import LabelledTexts, Split, TableConfig, describe, find_split, find_unlabelled
+from distill.data.tables import LabelledTexts, RowsConfig, Split, TableConfig, describe, find_split, find_unlabelled
 from distill.data.tables._rows import SUFFIXES, Columns, collect, read_rows
 from distill.data.tables._unlabelled import TEXT_SUFFIXES, unlabelled_texts
 from distill.runtime.errors import SettingError
@@ -62,7 +62,8 @@ def read(
         columns_setting: what error lines call `columns`.
         setting: what error lines call `table`.
         training: leave rows out that cannot be used, and count them; else each of them is an error.
-        classes: those of the training examples, where these are others; None: the classes that occur, sorted.
+        classes: those of the training examples, where these are others; None: those that the Hub data set numbers, so
+            that they keep the numbers that its teachers have learned, else the classes that occur, sorted.
 
     Raises:
         SettingError: there are no such examples or columns, or a row cannot be used and `training` is false.
@@ -70,6 +71,10 @@ def read(
     files = find_split(table, setting, SUFFIXES)
     names = Columns(columns.text, columns.second, columns.label, columns_setting)
     names.check()
+    if not files:
+        table = RowsConfig(None, table.hub, table.subset, table.split, table.rows(setting))
+        numbered = getattr(table.held.features.get(columns.label), "names", None) or ()
+        classes = classes or tuple(name.strip() for name in numbered) or None
     rows = read_rows(table, setting, files, names.fields, quotes=columns.quotes)
     allowed = None if classes is None else set(classes)
 

@@ -1,0 +1,76 @@
+"""Token ids that a program holds: what stands inside a row stays, padding goes, and labels of -100 mark prompts."""
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from tiny import all_of, text_config
+from vocabularies import vocabulary_of
+
+from distill.config.settings import SourceConfig
+from distill.data.sequence_format import IDS, PROMPT, causal_format, masked_format
+from distill.data.sources._in_memory import source_in_memory
+from distill.data.tokens import Text, prepare
+from distill.runtime.errors import SettingError
+
+A, B, C, D = 40, 41, 42, 43  # ids of text
+
+
+def sequences_of(rows: dict[str, Any], tokenizer: Any, folder: Path, made: Any = causal_format) -> list[list[int]]:
+    """The sequences without their padding."""
+    config = text_config(kind="hub", hub="rows", heldout=0.0, sequence_length=16, cache=str(folder))
+    source = source_in_memory(datasets.Dataset.from_dict(rows), str(rows), "rows", SourceConfig(kind="hub"), "corpus")
+    found = prepare(Text((source,), "corpus"), tokenizer, config.corpus, config.data, "train", made)
+    pad = made(tokenizer).pad
+    return [[number for number in row if number != pad] for row in all_of(found.sequences).tolist()]
+
+
+def test_ends_of_documents_inside_a_row_stay(tmp_path: Path) -> None:
+    """As `group_texts` packs them; a token that pads and ends a document is padding at the ends of a row alone."""
+    tokenizer = vocabulary_of("gpt2")
+    end = tokenizer.eos_token_id
+    rows = {"input_ids": [[end, A, B, end, C, end, end], [A, end, end, B]]}
+    assert sequences_of(rows, tokenizer, tmp_path) == [[A, B, end, C, end], [A, end, end, B, end]]
+
+
+def test_padding_of_its_own_goes_and_beginnings_inside_stay(tmp_path: Path) -> None:
+    tokenizer = vocabulary_of("gemma")
+    pad, begin, end = tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id
+    rows = {"input_ids": [[pad, begin, A, end, pad, begin, B, end, pad]], "attention_mask": [[0, *[1] * 8]]}
+    assert sequences_of(rows, tokenizer, tmp_path) == [[begin, A, end, begin, B, end]]
+
+
+def test_separators_of_masked_models_stay(tmp_path: Path) -> None:
+    tokenizer = vocabulary_of("bert")
+    cls, sep, pad = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
+    row = [cls, A, B, C, D, sep, A, B, C, sep]
+    rows = {"input_ids": [[*row, pad, pad]], "labels": [[*row, -100, -100]]}
+    assert sequences_of(rows, tokenizer, tmp_path, masked_format) == [row]
+
+
+def test_labels_mark_prompts(tmp_path: Path) -> None:
+    """As of `apply_chat_template`, where Qwen ends turns with its end-of-text token."""
+    tokenizer = vocabulary_of("qwen2")
+    end = tokenizer.eos_token_id
+    ids = [[A, B, end, C, D, end, end], [A, end, B, end, C, end, A], [A, B, end, end, end, end, end]]
+    labels = [[-100, -100, -100, C, D, end, -100], [-100, -100, B, end, -100, -100, A], [-100] * 7]
+    rows = {"input_ids": ids, "labels": labels}
+    found = sequences_of(rows, tokenizer, tmp_path)
+    expected = [[A, B, end, C, D, end], [A, end, B, end, C, end, A, end]]
+    assert [[number & IDS for number in row] for row in found] == expected
+    assert [[number & PROMPT == 0 for number in row] for row in found] == [
+        [False, False, False, True, True, True],
+        [False, False, True, True, False, False, True, True],
+    ]
+    plain = {"input_ids": ids[:1], "labels": [[A, B, end, C, D, -100, -100]]}  # only padding does not count
+    assert sequences_of(plain, tokenizer, tmp_path) == [[A, B, end, C, D, end]]
+    with pytest.raises(SettingError, match=r"^corpus has prompts, which only causal models leave out"):
+        sequences_of(rows, vocabulary_of("bert"), tmp_path, masked_format)
+
+
+def test_labels_of_something_else_are_refused(tmp_path: Path) -> None:
+    rows: dict[str, Any] = {"input_ids": [[A, B, C]] * 3, "labels": [[A, B, C], [A, -100, C], [B, C, -100]]}
+    with pytest.raises(SettingError, match=r"^corpus\.field=input_ids: rows has other ids in its column labels"):
+        sequences_of(rows, vocabulary_of("gpt2"), tmp_path)
+    assert len(sequences_of(rows | {"labels": [0, 1, 0]}, vocabulary_of("gpt2"), tmp_path)) == 3  # classes
