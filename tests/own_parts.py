@@ -80,6 +80,13 @@ class Counter(torch.optim.Optimizer):
                 weight.sub_((group["lr"] * step).float())
 
 
+def layerwise(params: Any, lr: float, decay: float = 0.5) -> torch.optim.Optimizer:
+    """SGD whose first parameters learn more slowly: each of them has a rate of its own."""
+    weights = [weight for group in params for weight in group["params"]]
+    groups = [{"params": [weight], "lr": lr * decay**depth} for depth, weight in enumerate(reversed(weights))]
+    return torch.optim.SGD(groups, lr=lr, momentum=0.9)
+
+
 class NoRate(torch.optim.Optimizer):
     """One whose rate no schedule can set."""
 
