@@ -16,7 +16,7 @@ from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.memory_check import check_memory
 from distill.models.memory import require_memory_for_step
-from distill.objective.build import build_objective, make_terms
+from distill.objective.build import build_objective, check_losses, make_terms
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
 from distill.objective.trainable import Trainable
@@ -192,10 +192,16 @@ def make_objective(
 
 
 def make_trainable(run: Run) -> Trainable:
-    """What is trained, on this rank's device. Raises SettingError where memory is sure not to hold a micro-batch."""
+    """What is trained, on this rank's device.
+
+    Raises:
+        SettingError: memory is sure not to hold a micro-batch, or a loss of the user's does not work.
+    """
     student, precision, checkpoints = run.pair.student, run.config.precision, run.config.student.gradient_checkpointing
     require_memory_for_step(student, precision.student, *run.data.batches.shape, run.ranks, checkpoints)
-    return setup_student(student, run.objective, precision, run.ranks, checkpoints)
+    trainable = setup_student(student, run.objective, precision, run.ranks, checkpoints)
+    check_losses(run.objective, run.config.objective, run.ranks.device)  # with the terms' modules on their device
+    return trainable
 
 
 def choose_caches(run: Run, digests: dict[str, str | None]) -> dict[str, Cache]:
