@@ -1,5 +1,6 @@
 """Parts as a user would write them, for tests that name them by `_target_`."""
 
+import math
 from typing import Any
 
 import torch
@@ -44,6 +45,18 @@ class Triangle:
 
     def __call__(self, progress: float) -> float:
         return min(progress / self.peak, (1 - progress) / (1 - self.peak))
+
+
+class Table:
+    """A schedule with a number for each step of the run, down to a learning rate of 1e-5."""
+
+    def __init__(self, total_steps: int, peak_lr: float) -> None:
+        assert total_steps < 10**6, "a table of so many numbers fills the memory"
+        self.fractions = [1 - (1 - 1e-5 / peak_lr) * step / total_steps for step in range(total_steps + 1)]
+        assert math.isfinite(peak_lr * self.fractions[-1])
+
+    def __call__(self, progress: float) -> float:
+        return self.fractions[round(progress * (len(self.fractions) - 1))]
 
 
 def triangle(progress: float) -> float:
