@@ -52,6 +52,8 @@ from distill.tasks import Task, find_task
 from distill.teacher.cache import Cache
 from distill.train import TRIAL, Learner, Training, saved_when_a_rank_is_lost, train
 
+LONG_MINUTES = 10.0  # of a run that is worth the start of a compiler, whatever its steps
+
 logger = logging.getLogger(__name__)
 
 
@@ -186,7 +188,9 @@ def resolve_precision(config: Config, folder: RunFolder) -> tuple[Config, dict[s
 def make_objective(
     config: Config, terms: dict[str, Term], batches: Batches, steps: int, vocab: int, ranks: Ranks
 ) -> Objective:
-    """The objective of a run of so many steps."""
+    """The objective of a run of so many steps; one that the clock alone ends is long from `LONG_MINUTES` on."""
+    if steps == ENDLESS and (config.train.minutes or 0.0) < LONG_MINUTES:
+        steps = 0  # how many it will be is open, and a compiler would take a good part of the time
     num_positions = steps * batches.sequences_per_step * batches.sequences.shape[1]
     return build_objective(terms, config.objective, config.precision, vocab, num_positions, ranks.device)
 

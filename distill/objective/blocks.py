@@ -54,13 +54,14 @@ class ByFormulas:
 
     num_bytes = 1 << 20
     reads_teacher = reads_targets = True
+    gradients: Sequence[Tensor]
 
     def __init__(self, terms: Sequence[VocabularyTerm]) -> None:
         self.terms = terms
         self.every_row = any(term.positions == ALL for term in terms)
         modules = [term.module for term in terms if term.module is not None]
         parameters = (parameter for module in modules for parameter in module.parameters() if parameter.requires_grad)
-        self.parameters: list[Tensor] = list(dict.fromkeys(parameters))  # terms may share a module
+        self.parameters: Sequence[Tensor] = list(dict.fromkeys(parameters))  # terms may share a module
         self.begin()
 
     def begin(self) -> None:
