@@ -16,7 +16,7 @@ from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.memory_check import check_memory
 from distill.models.memory import require_memory_for_step
-from distill.objective.build import build_objective, make_terms
+from distill.objective.build import build_objective, check_losses, make_terms
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
 from distill.objective.trainable import Trainable
@@ -51,6 +51,8 @@ from distill.runtime.progress import configure_logging
 from distill.tasks import Task, find_task
 from distill.teacher.cache import Cache
 from distill.train import TRIAL, Learner, Training, saved_when_a_rank_is_lost, train
+
+LONG_MINUTES = 10.0  # of a run that is worth the start of a compiler, whatever its steps
 
 logger = logging.getLogger(__name__)
 
@@ -186,16 +188,24 @@ def resolve_precision(config: Config, folder: RunFolder) -> tuple[Config, dict[s
 def make_objective(
     config: Config, terms: dict[str, Term], batches: Batches, steps: int, vocab: int, ranks: Ranks
 ) -> Objective:
-    """The objective of a run of so many steps."""
+    """The objective of a run of so many steps; one that the clock alone ends is long from `LONG_MINUTES` on."""
+    if steps == ENDLESS and (config.train.minutes or 0.0) < LONG_MINUTES:
+        steps = 0  # how many it will be is open, and a compiler would take a good part of the time
     num_positions = steps * batches.sequences_per_step * batches.sequences.shape[1]
     return build_objective(terms, config.objective, config.precision, vocab, num_positions, ranks.device)
 
 
 def make_trainable(run: Run) -> Trainable:
-    """What is trained, on this rank's device. Raises SettingError where memory is sure not to hold a micro-batch."""
+    """What is trained, on this rank's device.
+
+    Raises:
+        SettingError: memory is sure not to hold a micro-batch, or a loss of the user's does not work.
+    """
     student, precision, checkpoints = run.pair.student, run.config.precision, run.config.student.gradient_checkpointing
     require_memory_for_step(student, precision.student, *run.data.batches.shape, run.ranks, checkpoints)
-    return setup_student(student, run.objective, precision, run.ranks, checkpoints)
+    trainable = setup_student(student, run.objective, precision, run.ranks, checkpoints)
+    check_losses(run.objective, run.config.objective, run.ranks.device)  # with the terms' modules on their device
+    return trainable
 
 
 def choose_caches(run: Run, digests: dict[str, str | None]) -> dict[str, Cache]:

@@ -1,5 +1,6 @@
 """Parts as a user would write them, for tests that name them by `_target_`."""
 
+import math
 from typing import Any
 
 import torch
@@ -46,6 +47,18 @@ class Triangle:
         return min(progress / self.peak, (1 - progress) / (1 - self.peak))
 
 
+class Table:
+    """A schedule with a number for each step of the run, down to a learning rate of 1e-5."""
+
+    def __init__(self, total_steps: int, peak_lr: float) -> None:
+        assert total_steps < 10**6, "a table of so many numbers fills the memory"
+        self.fractions = [1 - (1 - 1e-5 / peak_lr) * step / total_steps for step in range(total_steps + 1)]
+        assert math.isfinite(peak_lr * self.fractions[-1])
+
+    def __call__(self, progress: float) -> float:
+        return self.fractions[round(progress * (len(self.fractions) - 1))]
+
+
 def triangle(progress: float) -> float:
     """A schedule that is no factory of schedules."""
     return Triangle()(progress)
@@ -78,6 +91,13 @@ class Counter(torch.optim.Optimizer):
                     state["sum"] + state["share"] + (state["signs"] % 1001) / 1e4 + group["mean"] / state["age"] / 1e3
                 )
                 weight.sub_((group["lr"] * step).float())
+
+
+def layerwise(params: Any, lr: float, decay: float = 0.5) -> torch.optim.Optimizer:
+    """SGD whose first parameters learn more slowly: each of them has a rate of its own."""
+    weights = [weight for group in params for weight in group["params"]]
+    groups = [{"params": [weight], "lr": lr * decay**depth} for depth, weight in enumerate(reversed(weights))]
+    return torch.optim.SGD(groups, lr=lr, momentum=0.9)
 
 
 class NoRate(torch.optim.Optimizer):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from job import ROOT, Shelf, book, distill, metrics, results
 from safetensors.torch import load_file
 
@@ -142,6 +143,8 @@ def test_conversations_and_prompts() -> None:
     described = content["evaluation"]["heldout"]
     assert 0 < described["positions"] < 0.5 * described["tokens"]
     assert "prompts are read and not scored" in content["measures"]["perplexity"]["explanation"]
+    terms = yaml.safe_load(Path("run/config.yaml").read_text())["objective"]
+    assert [terms[name]["positions"] for name in ("soft", "cosine")] == ["targets"] * 2, "so that prompts carry no loss"
 
 
 def small_pair(shelf: Shelf) -> list[str]:

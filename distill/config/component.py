@@ -10,7 +10,7 @@ import inspect
 import math
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
@@ -41,7 +41,8 @@ class Component:
     setting: str  # what error lines call it, such as objective.soft
     path: str  # package.module.Name
     arguments: dict[str, Any] = field(default_factory=dict)
-    optional: tuple[str, ...] = ()  # settings of the whole group: passed on where they have a value and are taken
+    # Settings of the whole group, or of another component: passed on where they have a value and are taken.
+    optional: tuple[str, ...] = field(default=(), compare=False)
     in_memory: SkipJsonSchema[InMemory | None] = None  # in place of what `path` imports
 
     def __call__(self, **context: Any) -> Any:
@@ -164,7 +165,12 @@ def converted(value: Any, kind: Any, setting: str) -> Any:
 
 
 def component(
-    setting: str, settings: dict[str, Any], package: str, kind: str | None = None, optional: tuple[str, ...] = ()
+    setting: str,
+    settings: dict[str, Any],
+    package: str,
+    kind: str | None = None,
+    optional: tuple[str, ...] = (),
+    named: Collection[str] = (),
 ) -> Component:
     """What `settings` names: a callable of the user's by `_target_`, else the class of a file of `package`.
 
@@ -172,12 +178,17 @@ def component(
         settings: the settings as they were written.
         kind: the built-in one to take where `settings` names none.
         optional: as in Component.
+        named: the settings of the group that the command line names, "" where it names an option. Where it chooses the
+            callable, what a recipe, say, has set for another one is optional, too.
 
     Raises:
         SettingError: no file of `package` has that name.
     """
     arguments = {name: value for name, value in settings.items() if name not in ("_target_", "kind")}
     _check_values(setting, arguments)
+    if "_target_" in named or ("_target_" not in settings and {"", "kind"} & {*named}):
+        of_kinds = {name for one in kinds(package) for name in Component(setting, built_in(package, one)).takes()}
+        optional += tuple(name for name in arguments if name in of_kinds and name not in named)
     if (target := settings.get("_target_")) is not None:
         held = target if isinstance(target, InMemory) else None
         return Component(setting, str(target), arguments, optional, held)

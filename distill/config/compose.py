@@ -4,7 +4,7 @@ Behind `build` there is no OmegaConf. Hydra is imported inside the functions tha
 read settings start quickly.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -350,18 +350,18 @@ def _number(setting: str, value: Any) -> float | WeightSchedule:
     return float(value)
 
 
-def optimizer_config(values: dict[str, Any]) -> OptimizerConfig:
-    """The group `optimizer`: learning rate and clipping, and the settings of the optimizer itself."""
+def optimizer_config(values: dict[str, Any], named: Collection[str] = ()) -> OptimizerConfig:
+    """The group `optimizer`: learning rate and clipping, and the settings of the optimizer itself; `named` as above."""
     values = dict(values)
     flags = _take(values, OptimizerFlags)
-    made = component("optimizer", values, OPTIMIZERS, kind="adamw")
+    made = component("optimizer", values, OPTIMIZERS, kind="adamw", named=named)
     return parse(OptimizerConfig, flags | {"make": made}, "optimizer")
 
 
-def schedule_config(values: dict[str, Any]) -> Component:
-    """The group `schedule`: the settings of what gives the learning rate over the run."""
+def schedule_config(values: dict[str, Any], named: Collection[str] = ()) -> Component:
+    """The group `schedule`: the settings of what gives the learning rate over the run; `named` as above."""
     values = {name: value for name, value in values.items() if value is not None or name not in NOT_GIVEN}
-    return component("schedule", values, SCHEDULES, kind="linear")
+    return component("schedule", values, SCHEDULES, kind="linear", named=named)
 
 
 def evaluate_config(values: dict[str, Any]) -> EvaluateConfig:
@@ -388,8 +388,8 @@ SECTIONS: dict[str, Callable[[Group, set[str]], Any]] = {
     "evaluate": lambda values, _: evaluate_config(values),
     "objective": lambda values, _: objective_config(values),
     "observers": lambda values, _: by_name("observers", "observer", values),
-    "optimizer": lambda values, _: optimizer_config(values),
-    "schedule": lambda values, _: schedule_config(values),
+    "optimizer": optimizer_config,
+    "schedule": schedule_config,
     "student": student_config,
     "teacher": teacher_config,
 }

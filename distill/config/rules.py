@@ -46,15 +46,12 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
                 f"objective.{name}.positions chooses the positions of words that are predicted, and objective.task="
                 f"{objective.task} predicts none: set it to all"
             )
-        if task.kind.causal and term.reads_first_position:
-            raise SettingError(
-                f"objective.{name} reads the first position of a sequence, which in a causal model sees nothing of it: "
-                f"set objective.{name}.weight=0, or objective.pooled.pooling=mean"
-            )
         if isinstance(config.teacher, NoTeacherConfig) and term.needs_teacher:
             raise SettingError(
                 f"teacher.kind=none, but objective.{name} needs a teacher: choose a teacher, or objective=mlm"
             )
+    if task.kind.causal:
+        refuse_first_position(terms)
     if task.labels == ("mlm", "sop") and config.corpus.cross_documents:
         raise SettingError(
             f"corpus.cross_documents=true, but a sequence of objective.task={objective.task} has one document: "
@@ -84,6 +81,16 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
         raise SettingError(
             f"evaluate.samples={config.evaluate.samples} is for causal models, which continue a text: set it to null"
         )
+
+
+def refuse_first_position(terms: Terms) -> None:
+    """Raises SettingError for terms that no causal model can have, as they read the first position of a sequence."""
+    for name, term in terms.items():
+        if term.reads_first_position:
+            raise SettingError(
+                f"objective.{name} reads the first position of a sequence, which in a causal model sees nothing of it: "
+                f"set objective.{name}.weight=0, or objective.pooled.pooling=mean"
+            )
 
 
 def _check_unlabelled(config: Config, terms: Terms, task: Any) -> None:

@@ -24,12 +24,20 @@ class Block(Protocol):
         num_bytes: of the logits that are visited at once on a CPU: few enough to stay in the processor's cache.
         reads_teacher, reads_targets: whether a term does.
         every_row: whether rows without a target carry a term even where there is no teacher.
+        parameters: those of the terms' modules that are trained.
+        gradients: of the scaled losses with respect to them, added up over the calls since `begin`.
     """
 
     num_bytes: int
     reads_teacher: bool
     reads_targets: bool
     every_row: bool
+    parameters: Sequence[Tensor]
+    gradients: Sequence[Tensor]
+
+    def begin(self) -> None:
+        """Add up `gradients` from 0 again."""
+        ...
 
     def __call__(
         self, logits: Tensor, bias: Tensor | None, teacher: Single | None, targets: Tensor | None, scales: Tensor
@@ -46,10 +54,18 @@ class ByFormulas:
 
     num_bytes = 1 << 20
     reads_teacher = reads_targets = True
+    gradients: Sequence[Tensor]
 
     def __init__(self, terms: Sequence[VocabularyTerm]) -> None:
         self.terms = terms
         self.every_row = any(term.positions == ALL for term in terms)
+        modules = [term.module for term in terms if term.module is not None]
+        parameters = (parameter for module in modules for parameter in module.parameters() if parameter.requires_grad)
+        self.parameters: Sequence[Tensor] = list(dict.fromkeys(parameters))  # terms may share a module
+        self.begin()
+
+    def begin(self) -> None:
+        self.gradients = [torch.zeros_like(parameter) for parameter in self.parameters]
 
     def __call__(
         self, logits: Tensor, bias: Tensor | None, teacher: Single | None, targets: Tensor | None, scales: Tensor
@@ -60,8 +76,12 @@ class ByFormulas:
             targets = torch.full((len(z),), NO_TARGET, device=z.device)
         with torch.enable_grad():
             losses = torch.stack([on_its_rows(term, term.losses(z, y, targets), targets) for term in self.terms])
-            (gradient,) = torch.autograd.grad((scales[:, None] * losses).sum(), z)
+            loss, inputs = (scales[:, None] * losses).sum(), [z, *self.parameters]
+            # A term need not use all of its module at once.
+            gradient, *of_modules = torch.autograd.grad(loss, inputs, materialize_grads=bool(self.parameters))
         logits.copy_(gradient)
+        for total, part in zip(self.gradients, of_modules, strict=True):
+            total.add_(part)
         return losses.detach()
 
 
@@ -69,6 +89,8 @@ class ByHand:
     """Soft targets and the cross-entropy of tokens, in this order, by the kernel; either may be absent, and is 0."""
 
     every_row = False
+    parameters: Sequence[Tensor] = ()
+    gradients: Sequence[Tensor] = ()
 
     def __init__(self, soft: Soft | None, tokens: Mlm | Clm | None, compiled: bool) -> None:
         """`compiled`: through torch.compile, where there is a compiler."""
@@ -76,6 +98,9 @@ class ByHand:
         self.temperature, self.cutoff = (soft.temperature, soft.cutoff) if soft else (1.0, 0.0)
         self.kernel = compiled_kernel if compiled else soft_and_tokens
         self.num_bytes = 1 << 22 if compiled else 1 << 20  # compiled, it visits each row on its own: fewer calls
+
+    def begin(self) -> None:
+        return None
 
     def __call__(
         self, logits: Tensor, bias: Tensor | None, teacher: Single | None, targets: Tensor | None, scales: Tensor
@@ -86,21 +111,18 @@ class ByHand:
         return losses
 
 
-class Both:
+class Both(ByFormulas):
     """The kernel's two terms and then further ones over the same rows; the gradients are added up."""
 
-    num_bytes = ByFormulas.num_bytes
-    reads_teacher = reads_targets = True
-
-    def __init__(self, by_hand: ByHand, by_formulas: ByFormulas) -> None:
-        self.by_hand, self.by_formulas = by_hand, by_formulas
-        self.every_row = by_formulas.every_row
+    def __init__(self, by_hand: ByHand, further: Sequence[VocabularyTerm]) -> None:
+        super().__init__(further)
+        self.by_hand = by_hand
 
     def __call__(
         self, logits: Tensor, bias: Tensor | None, teacher: Single | None, targets: Tensor | None, scales: Tensor
     ) -> Tensor:
         gradient = logits.clone()
-        further = self.by_formulas(gradient, bias, teacher, targets, scales[2:])
+        further = super().__call__(gradient, bias, teacher, targets, scales[2:])
         losses = torch.cat([self.by_hand(logits, bias, teacher, targets, scales[:2]), further])
         logits.add_(gradient)
         return losses

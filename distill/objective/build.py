@@ -34,7 +34,7 @@ def make_terms(settings: ObjectiveConfig) -> dict[str, Term]:
                 f"objective.{name}._target_={path} gives no loss term: inherit from distill.objective.terms.Term"
             )
         if isinstance(term, VocabularyTerm) and not path.startswith("distill."):
-            _smoke_test(name, path, term)
+            _check_early(f"objective.{name}._target_={path}", term)
         if settings.terms[name].temperature is not None and not hasattr(term, "temperature"):
             raise SettingError(
                 f"objective.{name}.temperature follows a schedule, but {path} has no attribute temperature to set in "
@@ -43,23 +43,43 @@ def make_terms(settings: ObjectiveConfig) -> dict[str, Term]:
     return terms
 
 
-def _smoke_test(name: str, path: str, term: VocabularyTerm) -> None:
-    """Compute a loss of the user's at three positions, before anything heavy starts.
-
-    Raises:
-        SettingError: it fails, or does not give one value per position that depends on the student.
-    """
-    setting = f"objective.{name}._target_={path}"
+def _check_early(setting: str, term: VocabularyTerm) -> None:
+    """Raises SettingError for what is wrong with a user's loss on any vocabulary, before anything heavy starts."""
     if hasattr(term, "rows"):
         raise SettingError(f"{setting}: rows={term.rows} has another name now: rename the attribute to positions")
     if term.positions not in (ALL, TARGETS):
         raise SettingError(f"{setting}: positions={term.positions} is not known: choose {ALL} or {TARGETS}")
-    student, teacher = torch.randn(3, 7, requires_grad=True), torch.randn(3, 7)
+    if type(term).build is Term.build:  # else `losses` may read what only `build` makes
+        # What else is raised may come of a vocabulary of 7, such as a weight for each token of another one.
+        _try_losses(setting, term, 7, torch.device("cpu"), (NameError, AttributeError, TypeError, ImportError))
+
+
+def check_losses(objective: Objective, settings: ObjectiveConfig, device: torch.device) -> None:
+    """Compute the user's losses over the vocabulary at three positions, once they are bound and on their device.
+
+    Raises:
+        SettingError: one fails, or does not give one value per position that depends on the student.
+    """
+    for name, term in objective.terms.items():
+        path = settings.terms[name].make.path
+        if isinstance(term, VocabularyTerm) and not path.startswith("distill."):
+            _try_losses(f"objective.{name}._target_={path}", term, objective.vocab, device, (Exception,))
+
+
+def _try_losses(
+    setting: str, term: VocabularyTerm, vocab: int, device: torch.device, refused: tuple[type[Exception], ...]
+) -> None:
+    """`check_losses` of one term; of what it raises only the `refused` kinds are faults."""
+    draws = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(3, vocab, generator=draws).to(device) for _ in range(2))
+    targets = torch.tensor([1, 2, 3], device=device) % vocab
     try:
-        losses = term.losses(student, teacher if term.needs_teacher else None, torch.tensor([1, 2, 3]))
+        losses = term.losses(student.requires_grad_(), teacher if term.needs_teacher else None, targets)
         shape, requires_grad = list(losses.shape), losses.requires_grad
-    except Exception as error:
+    except refused as error:
         raise SettingError(f"{setting}: losses() fails on logits of 3 positions: {mistake(error)}") from error
+    except Exception:
+        return
     if shape != [3] or not requires_grad:
         what = f"gives {shape} for 3 positions" if shape != [3] else "does not depend on the student's logits"
         raise SettingError(f"{setting}: losses() {what}; give one value per position, computed from them")

@@ -5,7 +5,7 @@ agrees with, in value and gradient, is `losses` on full logits.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ class Plan:
         scales: [M]; its dtype is that of the elementwise part.
         vocab: how many of the first entries of either head count.
         budget: bounds, in bytes, the logits that exist at once.
+        with_gradient: whether there will be a backward pass.
     """
 
     teacher: Mixture
@@ -41,6 +42,7 @@ class Plan:
     scales: Tensor
     vocab: int
     budget: int
+    with_gradient: bool
 
 
 def chunked_loss(
@@ -60,13 +62,14 @@ def chunked_loss(
     or a term that acts on every row, and else left out.
 
     Returns:
-        The loss (scalar, differentiable in the student's rows, weight and bias), and the sums, detached.
+        The loss (scalar, differentiable in the student's rows, weight and bias and in the parameters of the terms'
+        modules), and the sums, detached.
     """
     mixture = Mixture.of(teacher)
     # Autocast is off while chunks are visited: the formats that it would choose are taken down here.
     mixture = mixture._replace(members=tuple(_with_dtype(member) for member in mixture.members))
-    plan = Plan(mixture, targets, block, scales, vocab or len(student.weight), budget)
-    return _ChunkedLoss.apply(*student[:3], _with_dtype(student), plan, torch.is_grad_enabled())
+    plan = Plan(mixture, targets, block, scales, vocab or len(student.weight), budget, torch.is_grad_enabled())
+    return _ChunkedLoss.apply(*student[:3], _with_dtype(student), plan, *block.parameters)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -74,20 +77,22 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, student: Head, plan: Plan, with_gradient: bool
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, student: Head, plan: Plan, *_: Tensor
     ) -> tuple[Tensor, Tensor]:
+        plan.block.begin()
         with torch.autocast(rows.device.type, enabled=False):
-            sums, gradients = _visit(student, plan, [need and with_gradient for need in ctx.needs_input_grad[:3]])
-        ctx.save_for_backward(*gradients)
+            sums, gradients = _visit(student, plan, [need and plan.with_gradient for need in ctx.needs_input_grad[:3]])
+        ctx.save_for_backward(*gradients, *plan.block.gradients)
         ctx.mark_non_differentiable(sums)
         return (sums * plan.scales).sum(), sums
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        if upstream.device.type == "cpu" and upstream.item() == 1:  # the usual case; elsewhere asking means waiting
-            return *ctx.saved_tensors, None, None, None
-        gradients = (None if gradient is None else gradient * upstream for gradient in ctx.saved_tensors)
-        return *gradients, None, None, None
+        gradients: Sequence[Tensor | None] = ctx.saved_tensors
+        # 1 is the usual case; elsewhere asking means waiting.
+        if upstream.device.type != "cpu" or upstream.item() != 1:
+            gradients = [None if gradient is None else gradient * upstream for gradient in gradients]
+        return *gradients[:3], None, None, *gradients[3:]
 
 
 def _visit(student: Head, plan: Plan, needs_gradient: list[bool]) -> tuple[Tensor, list[Tensor | None]]:

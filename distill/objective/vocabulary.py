@@ -87,7 +87,7 @@ class ChunkedLosses:
             self.block, self.numbers = ByFormulas(further), list(range(len(terms)))
             return
         kernel = ByHand(soft, tokens, compiled)
-        self.block = Both(kernel, ByFormulas(further)) if further else kernel
+        self.block = Both(kernel, further) if further else kernel
         # The block's order: a term of the kernel that is absent has no number, and no scale.
         self.numbers = [None if term is None else terms.index(term) for term in (soft, tokens, *further)]
 

@@ -13,6 +13,8 @@ from distill.distributed.shard import local
 from distill.optim.optimizer_state import PART_OF
 from distill.runtime.errors import SettingError
 
+LR_RATIO = "lr_ratio"  # of a group of parameters: its learning rate, as a multiple of the run's
+
 
 def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
     """The optimizer of everything in `model` that is trained.
@@ -37,10 +39,19 @@ def build(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
         )
     if not all("lr" in group for group in optimizer.param_groups):
         raise SettingError(f"{setting} has no lr in its groups of parameters, so no schedule could set it: pass it on")
+    _keep_ratios(optimizer, settings.lr)
     moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if moved != {id(p) for p in parameters}:
         raise SettingError(f"{setting} does not train the parameters that it is given as params: pass them all on")
     return optimizer
+
+
+def _keep_ratios(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Where groups have different rates, as with layer-wise decay, each keeps in `lr_ratio` its own over `lr`."""
+    rates = [lr if group["lr"] is None else float(group["lr"]) for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if len({*rates}) > 1:
+            group[LR_RATIO] = rate / lr
 
 
 def _by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -117,5 +128,6 @@ def clip_gradients(model: nn.Module, largest: float | None) -> torch.Tensor:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the rate in every group: `lr`, times the ratio of the group where `build` has kept one."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get(LR_RATIO, 1.0)

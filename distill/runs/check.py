@@ -18,6 +18,7 @@ from distill.optim.schedule import ENDLESS, length_in_steps, make_schedule
 from distill.runs.observers import check_observers
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
+from distill.runtime.users_code import is_users
 from distill.tasks import find_task, task_of
 
 
@@ -53,10 +54,17 @@ def check(config: Config) -> None:
 
 def _check_optimizer(config: Config) -> None:
     """Check the schedule, as far as it does not depend on the steps of an epoch, which the corpus decides."""
-    settings = config.optimizer
+    settings, train = config.optimizer, config.train
     optimizer_state(*updates.try_out(settings))
+    length = length_in_steps(train, ENDLESS)
     peak = settings.lr if settings.scale_lr == "none" else math.inf  # it depends on the ranks
-    make_schedule(config.schedule, length_in_steps(config.train, ENDLESS), peak)
+    unknown = {"total_steps"} if length is not None and train.epochs is not None else set[str]()
+    unknown |= {"peak_lr"} if math.isinf(peak) else set()
+    _, arguments = config.schedule.bind(total_steps=length, peak_lr=peak)
+    # One of the user's may make a table of so many steps, or divide by such a rate: `job.choose_schedule` tries it with
+    # the real numbers.
+    if not is_users(config.schedule.path) or not unknown & arguments.keys():
+        make_schedule(config.schedule, length, peak)
 
 
 def _check_baseline(config: Config, terms: dict[str, Term]) -> None:

@@ -308,3 +308,17 @@ def test_a_teacher_cache_is_at_one_temperature() -> None:
     # Of the weight the cache holds nothing.
     config = change(config, "objective.soft.weight", WeightSchedule(start=5.0, end=1.0))
     check(config)
+
+
+def test_a_schedule_of_the_users_is_tried_with_the_numbers_of_the_run_alone() -> None:
+    """Steps by epochs and a rate that grows with the ranks are not there yet; what fails without them is refused."""
+    table = compose.schedule_config({"_target_": "own_parts.Table"})
+    by_epochs = make().changed(schedule=table)
+    by_steps = change(change(by_epochs, "train.steps", 50), "train.epochs", None)
+    check(by_epochs)
+    check(by_steps)
+    check(change(change(by_steps, "optimizer.scale_lr", "linear"), "optimizer.base_batch", 8))
+    triangle = compose.schedule_config({"_target_": "own_parts.Triangle", "peak": 1.0})
+    assert "own_parts.Triangle fails at progress 0" in refused(by_epochs.changed(schedule=triangle))
+    unfit = compose.schedule_config({"_target_": "own_parts.Table", "peak": 1.0})
+    assert "schedule.peak is no setting of own_parts.Table" in refused(by_epochs.changed(schedule=unfit))

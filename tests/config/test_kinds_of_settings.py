@@ -1,8 +1,9 @@
-"""What a kind of student or teacher does not read: refused where the command line gives it, else left out."""
+"""What the chosen student, teacher, optimizer or schedule does not read: refused on the command line, else left out."""
 
 import pytest
 from job import distill
 
+from distill.config.compose import schedule_config
 from distill.config.composition import composed
 from distill.config.settings import (
     BundledTeacherConfig,
@@ -55,6 +56,41 @@ def test_a_callable_gets_what_it_takes_of_a_recipe_and_all_of_the_command_line()
     assert made.student.custom.arguments["width"] == 3 and "dropout" in made.student.custom.optional
     asked = composed(["+recipe=smoke", "student=custom", "student._target_=builtins.dict", "student.dropout=0.2"])
     assert isinstance(asked.student, CustomStudentConfig) and "dropout" not in asked.student.custom.optional
+
+
+OTHER_COMPONENTS = {
+    "a schedule of another kind": (["+recipe=albert_paper", "schedule=constant"], "schedule", "power"),
+    "by its kind": (["+recipe=smoke", "schedule.kind=constant"], "schedule", "floor"),
+    "a schedule of the user's": (
+        ["+recipe=table", "schedule=custom", "schedule._target_=own_parts.Triangle"], "schedule", "warmup"
+    ),
+    "an optimizer of torch": (
+        ["+recipe=glue", "optimizer=custom", "optimizer._target_=torch.optim.SGD"], "optimizer", "betas"
+    ),
+    "an optimizer of another kind": (["+recipe=albert_paper", "optimizer.kind=adamw"], "optimizer", "bias_correction"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHER_COMPONENTS)
+def test_another_optimizer_or_schedule_leaves_out_what_the_recipe_set_for_its_own(case: str) -> None:
+    """What the command line itself names is refused, and so is a name that no kind has."""
+    overrides, group, left_out = OTHER_COMPONENTS[case]
+
+    def bound(*more: str) -> set[str]:
+        config = composed([*overrides, *more])
+        component = config.schedule if group == "schedule" else config.optimizer.make
+        return {*component.bind(params=[], lr=0.1, total_steps=100, peak_lr=0.1)[1]}
+
+    assert left_out not in bound()
+    for name in (left_out, "misspelt"):
+        with pytest.raises(SettingError, match=rf"^{group}\.{name} is no setting of"):
+            bound(f"++{group}.{name}=0.1")
+
+
+def test_a_recipe_is_held_to_the_component_that_it_chooses() -> None:
+    """There a name of another kind is a mistake."""
+    with pytest.raises(SettingError, match=r"^schedule\.power is no setting of"):
+        schedule_config({"kind": "constant", "power": 2.0}).bind()
 
 
 def test_members_are_of_their_kinds() -> None:

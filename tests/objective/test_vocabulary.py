@@ -3,7 +3,7 @@
 import pytest
 import torch
 from heads import BOTH_HEADS, VOCAB, Problem, assert_agrees, gradients, largest_allocation, problem
-from torch import Tensor
+from torch import Tensor, nn
 
 from distill.models.language_model import Head
 from distill.objective import vocabulary
@@ -95,6 +95,44 @@ def test_the_pair_keeps_its_kernel_beside_other_terms(monkeypatch: pytest.Monkey
     assert by_hand(terms) == (terms[2], terms[0], [terms[1]])
     others = [LogitError()]
     assert by_hand(others) == (None, None, others)
+
+
+class Scaled(VocabularyTerm):
+    """A term with numbers of its own that are learned: a factor of each logit, and one that no row uses."""
+
+    def __init__(self, positions: str) -> None:
+        self.positions = positions
+        self.module = nn.ParameterList([torch.linspace(0.5, 1.5, VOCAB), torch.ones(3)])
+        self.module[1].requires_grad_(positions == "all")
+
+    def losses(self, student: Tensor, teacher: Tensor | TopK | None, targets: Tensor) -> Tensor:
+        assert isinstance(teacher, Tensor) and self.module is not None
+        return (student * self.module[0] - teacher).square().mean(-1)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("positions", ["all", "targets"])
+@pytest.mark.parametrize("others", [[], [Mlm()], [LogitError()]], ids=["alone", "beside_the_kernel", "beside_another"])
+def test_the_module_of_a_term_is_trained_as_by_the_plain_losses(others: list[VocabularyTerm], positions: str) -> None:
+    """In chunks, with the gradients of two micro-batches added up, both of which are read before the first backward."""
+    term = Scaled(positions)
+    terms, cases = [*others, term], [problem(41), problem(17)]
+    scales = torch.linspace(0.2, 0.9, len(terms))
+    assert term.module is not None
+    found = []
+    for losses in (PlainLosses(terms, VOCAB), ChunkedLosses(terms, VOCAB, budget=7 * BOTH_HEADS)):
+        term.module.zero_grad()
+        results = []
+        for case in cases:
+            assert case.targets is not None
+            student = case.student._replace(dtype=torch.float32)
+            results.append(losses(student, _fp32(case), case.targets, scales)[0])
+        for loss, upstream in zip(results, (1.0, -2.5), strict=True):
+            (loss * upstream).backward()
+        found.append((torch.stack(results).detach(), term.module[0].grad.clone()))  # type: ignore[index, union-attr]
+    (want, reference), (got, mine) = found
+    assert reference.abs().max() > 0.1
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(mine, reference, rtol=0, atol=5e-6 * reference.abs().max().item())
 
 
 def _fp32(case: Problem) -> Head:

@@ -10,7 +10,7 @@ from torch import nn
 
 from distill.config.compose import optimizer_config
 from distill.config.settings import OptimizerConfig
-from distill.optim.optimizer_state import optimizer_state
+from distill.optim.optimizer_state import optimizer_state, restore_optimizer
 from distill.optim.updates import bound_of_rank, build, clip_gradients, peak_lr, set_learning_rate, try_out
 from distill.runtime.errors import SettingError
 
@@ -34,6 +34,32 @@ def test_the_learning_rate_is_set_in_every_group() -> None:
     optimizer = build(nn.Linear(2, 2), optimizer_config({"lr": 0.1}))
     set_learning_rate(optimizer, 0.05)
     assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.05]
+
+
+def test_groups_with_rates_of_their_own_keep_their_ratios() -> None:
+    """Also where a resumed run has restored them."""
+    settings = optimizer_config({"_target_": "own_parts.layerwise", "lr": 0.1, "decay": 0.25})
+
+    def rates(optimizer: torch.optim.Optimizer, lr: float) -> list[float]:
+        set_learning_rate(optimizer, lr)
+        return [group["lr"] for group in optimizer.param_groups]
+
+    model = nn.Linear(2, 2)
+    optimizer = build(model, settings)
+    assert rates(optimizer, 0.05) == [0.05, 0.05 * 0.25] and rates(optimizer, 0.02) == [0.02, 0.02 * 0.25]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    resumed = build(model, settings)
+    restore_optimizer(model, resumed, *optimizer_state(model, optimizer))
+    assert rates(resumed, 0.04) == [0.04, 0.04 * 0.25]
+
+
+def test_one_rate_of_all_groups_is_that_of_the_settings() -> None:
+    """Checkpoints hold then what they always held."""
+    model = nn.Linear(2, 2)
+    optimizer = build(model, optimizer_config({"_target_": "own_parts.layerwise", "lr": 0.1, "decay": 1.0}))
+    assert not any("lr_ratio" in name for name in optimizer_state(model, optimizer)[1])
 
 
 def test_frozen_parameters_are_left_out() -> None:

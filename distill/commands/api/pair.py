@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.commands.api.pair_models import frozen_teacher, student_tokenizer, trainable_student
 from distill.commands.api.texts import text_collator, text_sequences
 from distill.config.compose import objective_config
+from distill.config.rules import refuse_first_position
 from distill.config.settings import (
     BackendConfig,
     CustomStudentConfig,
@@ -38,7 +39,7 @@ from distill.models.language_model import LanguageModel
 from distill.models.layer_choice import AUTO
 from distill.models.loaded import LoadedModel, device_of, in_memory, without_bars
 from distill.models.student import make_student
-from distill.objective.build import bind_terms, make_terms
+from distill.objective.build import bind_terms, check_losses, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.report.model_card import model_card
@@ -144,12 +145,16 @@ class Pair:
                     f"objective.{name} predicts {term.task}, and the student is a "
                     f"{self.student.kind.noun}: leave it out"
                 )
+        if self.student.kind.causal:
+            refuse_first_position(made)
         if not self.shares_tokenizer:
             tokenizers = (self.student.tokenizer, self.teacher.tokenizer)
             refuse_pairs_of_tokens(made, how_they_differ("the student", *tokenizers))
         made = bind_terms(made, self.student.model, self.teacher.model)
         weights = {name: term.weight for name, term in settings.terms.items()}
-        return PairObjective(self, Objective(made, weights, len(self.student.tokenizer)), masking)
+        objective = PairObjective(self, Objective(made, weights, len(self.student.tokenizer)), masking)
+        check_losses(objective.objective, settings, self.student.device)
+        return objective
 
     def evaluate(
         self, texts: Mapping[str, Sequence[str]], batch_size: int = 32, pseudo_perplexity_fraction: float = 1.0
