@@ -34,11 +34,11 @@ from distill.runs.curve import Curve
 from distill.runs.describe import describe
 from distill.runs.facts import Best
 from distill.runs.history import Examination, Points, StudentHistory, check_best
-from distill.runs.identity import run_identity
+from distill.runs.identity import Identity, run_identity
 from distill.runs.metrics import Metrics, RunLog
 from distill.runs.observers import UserObservers, make_observers
 from distill.runs.outcome import complete_record
-from distill.runs.pair import load_models, resolve_layers
+from distill.runs.pair import RunModels, load_models, resolve_layers
 from distill.runs.profile.phases import EVALUATION, phase
 from distill.runs.record import Record
 from distill.runs.run import Followers, Run
@@ -48,7 +48,7 @@ from distill.runs.snapshots import check_within
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
 from distill.runs.term_losses import loss_evaluator
 from distill.runtime.progress import configure_logging
-from distill.tasks import Task, find_task
+from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
 from distill.train import TRIAL, Learner, Training, saved_when_a_rank_is_lost, train
 
@@ -78,7 +78,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         models = load_models(config, terms, task, ranks)  # teachers, tokenizers, student
         data = task.prepare(config, models.tokenizer, ranks)  # training sequences in their order, evaluation sets
         steps, schedule = num_steps(config, data.batches), choose_schedule(config, data.batches)
-        identity = run_identity(config, {**models.digests, "corpus": data.tokens.digest}, data.batches, steps)
+        identity = identity_of(config, models, data, steps)
         baseline = find_baseline(config, identity, steps, terms)
         folder = stack.enter_context(RunFolder(path, config.resume, identity, config.train.keep, ranks))
         if (finished := folder.load_finished_record(steps, config.train.length)) is not None:
@@ -115,6 +115,12 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
             return record
         # Score, and write the report.
         return publish(run, complete_record(record, run, state, followers, baseline), page, resolved)
+
+
+def identity_of(config: Config, models: RunModels, data: Prepared, steps: int) -> Identity:
+    """What the student of a run of so many steps depends on."""
+    digests = {**models.digests, "corpus": data.tokens.digest}
+    return run_identity(config, digests, data.batches, steps, data.sets)
 
 
 def report_finished(config: Config, record: Record, path: Path) -> None:
