@@ -108,7 +108,7 @@ def _definition(tree: ast.Module, name: str, package: str) -> tuple[str, list[De
     parts = {ast.unparse(node) for statement in used for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
     texts = [ast.unparse(statement) for statement in used] + sorted(f"{one.local} is {one.target}" for one in taken)
     uses = [(one.module, one.name) for one in (*taken, *within) if one.name]
-    uses += [(module, each) for module in starred for each in sorted(names)]
+    uses += [(module, used_name) for module in starred for used_name in sorted(names)]
     uses += [
         (one.target, part.removeprefix(f"{one.local}.").partition(".")[0])
         for one in (*taken, *within)

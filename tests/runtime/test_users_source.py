@@ -48,9 +48,9 @@ def digest(
     (tmp_path / name).mkdir()
 
     def of(file: str = "", old: str = "", new: str = "", path: str = "losses.Loss") -> str | None:
-        for each, text in FILES.items():
-            assert each != file or old in text
-            (tmp_path / name / f"{each}.py").write_text(text.replace(old, new) if each == file else text)
+        for stem, text in FILES.items():
+            assert stem != file or old in text
+            (tmp_path / name / f"{stem}.py").write_text(text.replace(old, new) if stem == file else text)
         return source_digest(f"{name}.{path}")
 
     return of
