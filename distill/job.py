@@ -8,6 +8,9 @@ from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
+from distill.config.compose import default_settings
+from distill.config.flat_settings import flatten
+from distill.config.renamed import renamed
 from distill.config.settings import Config, SourceConfig, TrackerConfig
 from distill.data.batches import Batches
 from distill.distributed import Ranks, gradient_sync, join_ranks
@@ -34,11 +37,11 @@ from distill.runs.curve import Curve
 from distill.runs.describe import describe
 from distill.runs.facts import Best
 from distill.runs.history import Examination, Points, StudentHistory, check_best
-from distill.runs.identity import run_identity
+from distill.runs.identity import LENGTH, Identity, run_identity
 from distill.runs.metrics import Metrics, RunLog
 from distill.runs.observers import UserObservers, make_observers
 from distill.runs.outcome import complete_record
-from distill.runs.pair import load_models, resolve_layers
+from distill.runs.pair import RunModels, load_models, resolve_layers
 from distill.runs.profile.phases import EVALUATION, phase
 from distill.runs.record import Record
 from distill.runs.run import Followers, Run
@@ -47,12 +50,14 @@ from distill.runs.setup import choose_precision, setup_student
 from distill.runs.snapshots import check_within
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
 from distill.runs.term_losses import loss_evaluator
+from distill.runtime.bounded_yaml import read_yaml
 from distill.runtime.progress import configure_logging
-from distill.tasks import Task, find_task
+from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
 from distill.train import TRIAL, Learner, Training, saved_when_a_rank_is_lost, train
 
 LONG_MINUTES = 10.0  # of a run that is worth the start of a compiler, whatever its steps
+MOST_NAMED = 3  # settings in one line
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +85,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         models = load_models(config, terms, task, ranks)  # teachers, tokenizers, student
         data = task.prepare(config, models.tokenizer, ranks)  # training sequences in their order, evaluation sets
         steps, schedule = num_steps(config, data.batches), choose_schedule(config, data.batches)
-        identity = run_identity(config, {**models.digests, "corpus": data.tokens.digest}, data.batches, steps)
+        identity = identity_of(config, models, data, steps)
         baseline = find_baseline(config, identity, steps, terms)
         folder = stack.enter_context(RunFolder(path, config.resume, identity, config.train.keep, ranks))
         if (finished := folder.load_finished_record(steps, config.train.length)) is not None:
@@ -119,6 +124,12 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         return publish(run, complete_record(record, run, state, followers, baseline), page, resolved)
 
 
+def identity_of(config: Config, models: RunModels, data: Prepared, steps: int) -> Identity:
+    """What the student of a run of so many steps depends on."""
+    digests = {**models.digests, "corpus": data.tokens.digest}
+    return run_identity(config, digests, data.batches, steps, data.sets)
+
+
 def report_finished(config: Config, record: Record, path: Path) -> None:
     """Tell the user that nothing is to be done, and what a finished run will not get any more."""
     logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
@@ -137,6 +148,29 @@ def report_finished(config: Config, record: Record, path: Path) -> None:
             f"its results have no {', no '.join(lacking)}: `distill evaluate model={path}` scores the student so "
             "with these settings, and hydra.run.dir=DIR makes another run"
         )
+    elif differing := differing_settings(config, path):
+        more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
+        logger.warning(
+            f"it was made with other settings, and these have changed nothing: {'; '.join(differing[:MOST_NAMED])}"
+            f"{more}: `distill evaluate model={path}` with settings of the group evaluate scores the student so, and "
+            "hydra.run.dir=DIR makes another run"
+        )
+
+
+def differing_settings(config: Config, path: Path) -> list[str]:
+    """In what the settings of scores, number formats and length differ from those that a run was made with."""
+    try:
+        before, now = renamed(flatten(read_yaml(path / "config.yaml"))), flatten(config.written)
+    except (OSError, ValueError, AttributeError):
+        return []
+    defaults = default_settings()
+    return [
+        f"{name} was {was} and is now {value}"
+        for name in sorted({*before, *now})
+        if name in LENGTH or (name.startswith(("evaluate.", "precision.")) and name != "evaluate.batch_size")
+        for was, value in [[settings.get(name, defaults.get(name)) for settings in (before, now)]]
+        if str(was) != str(value)
+    ]
 
 
 def enter_ranks(config: Config, stack: ExitStack) -> Ranks:
@@ -262,11 +296,13 @@ def make_followers(
     examination = Examination(evaluator, data.sets, by_sequence=config.evaluate.baseline is not None)
     points = Points.of(config.evaluate)
     teacher = pair.teacher if run.objective.needs_teacher and pair.comparable else None
+    snapshots = make_snapshots(run, record)
+    snapshots.warn_of_past(state.step)
     return Followers(
         log,
         Metrics(run.objective, data.batches, config.train.log_every, log, state),
         Curve(config.evaluate.curve, folder, evaluator, (pair.student, teacher), data.sets, steps),
-        make_snapshots(run, record),
+        snapshots,
         UserObservers(make_observers(config.observers, folder.path, run.ranks), run.objective, data.batches),
         StudentHistory(points, examination, pair.student, steps, data.batches.steps_per_epoch, folder, tracker),
     )

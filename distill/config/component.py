@@ -16,13 +16,14 @@ from typing import Any, get_type_hints
 
 from pydantic.json_schema import SkipJsonSchema
 
-from distill.config.in_memory import InMemory, refuse_text_of_object
+from distill.config.in_memory import IN_MEMORY, InMemory, refuse_text_of_object
 from distill.config.model import EMPTY
 from distill.config.renamed import other_name
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 from distill.runtime.users_code import MISTAKES, is_users, mistake
+from distill.runtime.users_source import source_digest
 
 # The packages that hold what settings name by `kind`.
 SOURCES = "distill.data.sources"
@@ -85,7 +86,12 @@ class Component:
     @property
     def title(self) -> str:
         """What the report calls what it makes."""
-        return self.path if self.in_memory is None else f"{self.in_memory.name} in memory"
+        return self.path if self.in_memory is None else f"{self.in_memory.name}{IN_MEMORY}"
+
+    @property
+    def code(self) -> str | None:
+        """A digest of the user's code behind it; None of what a library defines, and where there is no source."""
+        return source_digest(self.path) if self.in_memory is None else self.in_memory.code
 
     def _import(self) -> Callable[..., Any]:
         if self.in_memory is not None:

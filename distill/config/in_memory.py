@@ -5,6 +5,7 @@ from typing import Any
 
 from distill.runtime.errors import SettingError
 
+IN_MEMORY = " in memory"  # behind what the report calls such an object
 PREFIX = "in memory: "  # of what config.yaml has of such an object
 
 
@@ -16,11 +17,14 @@ class InMemory:
         digest: sha256 of what it is: weights, texts or source code. A resumed run has to have the same.
         make: gives it; the settings beside it are the arguments.
         tokenizer: of a model.
+        code: a digest of the user's code behind it that `digest` has no part of; None where that is not known.
     """
 
     # OmegaConf, which holds it for a while, would make settings of a dataclass.
-    def __init__(self, name: str, digest: str, make: Callable[..., Any], tokenizer: Any = None) -> None:
-        self.name, self.digest, self.make, self.tokenizer = name, digest, make, tokenizer
+    def __init__(
+        self, name: str, digest: str, make: Callable[..., Any], tokenizer: Any = None, code: str | None = None
+    ) -> None:
+        self.name, self.digest, self.make, self.tokenizer, self.code = name, digest, make, tokenizer, code
 
     def __str__(self) -> str:
         return f"{PREFIX}{self.name}, sha256 {self.digest[:16]}"

@@ -15,6 +15,7 @@ from distill.objective.vocabulary import mixing_temperature
 from distill.optim import updates
 from distill.optim.optimizer_state import optimizer_state
 from distill.optim.schedule import ENDLESS, length_in_steps, make_schedule
+from distill.runs.beginning import step_of_beginning
 from distill.runs.observers import check_observers
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
@@ -48,7 +49,9 @@ def check(config: Config) -> None:
     check_measures(config.evaluate.measures)
     check_observers(config.observers)
     check_student_settings(config.student)
-    check_paths(config)
+    resume = Path(config.resume).expanduser()
+    has_gone_on = step_of_beginning(resume.parent.parent, resume) is not None  # so that checkpoint may be pruned
+    check_paths(config.changed(resume="auto") if has_gone_on else config)
     _check_baseline(config, terms)
 
 

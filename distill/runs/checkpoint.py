@@ -100,9 +100,9 @@ class Checkpoints:
         other.formats, other.choice = formats, choice
         return other
 
-    def saved(self) -> list[Path]:
-        """All that are there by their names, oldest first; those that were renamed have other names."""
-        folders = [path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)]
+    def saved(self, after: int = -1) -> list[Path]:
+        """All of later steps that are there by their names, oldest first; those that were renamed have other names."""
+        folders = [path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name) and _step_of(path) > after]
         return sorted(folders, key=_step_of)
 
     def newest(self) -> Path | None:
@@ -195,9 +195,8 @@ class Checkpoints:
 
     def drop_after(self, step: int) -> None:
         """Remove the checkpoints of later steps, when a run resumes from an earlier one."""
-        for later in self.saved():
-            if _step_of(later) > step:
-                remove(later)
+        for later in self.saved(step):
+            remove(later)
 
     def check(self, path: Path) -> None:
         """Raises Damaged, or SettingError for a format of another release, unless `path` is whole in itself."""

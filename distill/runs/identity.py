@@ -1,17 +1,32 @@
 """What a trained student depends on: everything that must match to resume a run or to call it finished."""
 
+import hashlib
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from distill.config.component import Component
 from distill.config.compose import default_settings
 from distill.config.flat_settings import flatten
-from distill.config.in_memory import PREFIX
+from distill.config.in_memory import IN_MEMORY, PREFIX
 from distill.config.renamed import renamed
-from distill.config.settings import Config, NoTeacherConfig, SeveralTeachersConfig, TeacherCacheConfig
+from distill.config.settings import (
+    Config,
+    CustomStudentConfig,
+    NoTeacherConfig,
+    SeveralTeachersConfig,
+    TeacherCacheConfig,
+)
 from distill.config.weight_schedule import WeightSchedule, is_zero
 from distill.data.batches import Batches
+from distill.evaluation.sets import EvaluationSet
 from distill.runtime.errors import SettingError
 from distill.teacher.members import settings_by_member
+
+Identity = dict[str, Any]  # settings, and digests of what they name, by their dotted names
 
 # Groups on which the trained student does not depend, so a resumed run may change them. The corpus is in the
 # identity by the digest of its sequences, the teacher by that of its weights.
@@ -48,11 +63,21 @@ SETTINGS_IGNORED = {
 }
 # Settings that a run of before they were there does not name: they count where they are set.
 LATER = ("student.frozen", "train.keep_best")
+CODE = "code."  # before the name of a setting: a digest of the user's code behind its `_target_`
+FROZEN = "student.frozen.digest"  # of the names of frozen parameters
+# What earlier releases did not keep: it counts where both runs have it.
+SOMETIMES = (CODE, FROZEN, "evaluate.")
 CONSTANT = "distill.optim.schedules.constant.Constant"
 LENGTH = ("train.epochs", "train.steps", "train.minutes")
 
 
-def run_identity(config: Config, digests: dict[str, str | None], batches: Batches, total_steps: int) -> dict[str, Any]:
+def run_identity(
+    config: Config,
+    digests: dict[str, str | None],
+    batches: Batches,
+    total_steps: int,
+    sets: Sequence[EvaluationSet] = (),
+) -> Identity:
     """Everything that the trained student depends on, flat, by the names of the settings.
 
     Micro-batch, accumulation and ranks count by their product, because the same sequences give the same step; the
@@ -62,6 +87,7 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
     Args:
         digests: of the corpus's sequences, each teacher, and the student's start where that is a model of the user's.
         total_steps: after which the run ends, wall-clock aside.
+        sets: that the student is scored on.
     """
     terms = config.objective.terms
     weightless = {name for name, term in terms.items() if is_zero(term.weight)}
@@ -86,6 +112,8 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
         **settings,
         **{f"{name}.digest": digest for name, digest in digests.items()},
         **_teachers(config),
+        **_code(config, weightless),
+        **_scores(config, sets),
         "corpus.num_sequences": len(batches.sequences),
         **({"corpus.order": batches.order.identity} if batches.order.identity is not None else {}),
         "train.sequences_per_step": batches.sequences_per_step,
@@ -93,13 +121,13 @@ def run_identity(config: Config, digests: dict[str, str | None], batches: Batche
     }
 
 
-def _teachers(config: Config) -> dict[str, Any]:
+def _teachers(config: Config) -> Identity:
     """What the student learns from besides the teachers' weights; the first of several is also read in its layers."""
     teacher = config.teacher
     if not isinstance(teacher, SeveralTeachersConfig):
         cache = TeacherCacheConfig() if isinstance(teacher, NoTeacherConfig) else teacher.cache
         return {**_cached(cache, "teacher.cache"), "precision.teacher.int8": config.precision.teacher == "int8"}
-    settings: dict[str, Any] = {"teacher.members": list(teacher.members)}
+    settings: Identity = {"teacher.members": list(teacher.members)}
     for name, member in settings_by_member(config).items():
         settings |= {
             f"teacher.members.{name}.weight": member.weight,
@@ -109,17 +137,54 @@ def _teachers(config: Config) -> dict[str, Any]:
     return settings
 
 
-def _cached(cache: TeacherCacheConfig, name: str) -> dict[str, Any]:
+def _code(config: Config, weightless: set[str]) -> dict[str, str]:
+    """Digests of the user's code that the student depends on; compiled code has one of its own in each Python."""
+    parts = [term.make for name, term in config.objective.terms.items() if name not in weightless]
+    parts += [config.optimizer.make, config.schedule]
+    parts += [config.student.custom] if isinstance(config.student, CustomStudentConfig) else []
+    best = (config.train.keep_best or "").rpartition(".")[2]
+    parts += [config.evaluate.measures[best]] if best in config.evaluate.measures else []
+    codes = {part.setting: (part.title, part.code) for part in parts}
+    for member in settings_by_member(config).values():
+        custom = getattr(member.model, "custom", None)
+        codes[member.setting] = (custom.title if isinstance(custom, Component) else "", member.code)
+    python = f".python{sys.version_info[0]}.{sys.version_info[1]}"
+    return {
+        f"{CODE}{setting}{python if title.endswith(IN_MEMORY) else ''}": f"{title}, sha256 {code}"
+        for setting, (title, code) in codes.items()
+        if code is not None
+    }
+
+
+def _scores(config: Config, sets: Sequence[EvaluationSet]) -> Identity:
+    """What decides the scores by which `train.keep_best` chooses the student."""
+    if config.train.keep_best is None:
+        return {}
+    data, _, measure = config.train.keep_best.rpartition(".")
+    name = next((one.name for one in sets if data in ("", one.name)), data)
+    digest = hashlib.sha256(name.encode())
+    for field, value in sorted(pair for one in sets if one.name == name for pair in vars(one).items()):
+        if isinstance(value, np.ndarray) and field != "text":
+            digest.update(f"{field} {value.dtype} {value.shape}".encode() + np.ascontiguousarray(value).tobytes())
+    fraction = {"evaluate.pseudo_perplexity.fraction": config.evaluate.fraction_of(name)}
+    settings = config.compared.get("evaluate", {}).get("measures", {})
+    return {
+        "evaluate.digest": digest.hexdigest(),
+        "evaluate.stride": config.evaluate.stride,
+        **(fraction if measure == "pseudo_perplexity" else {}),
+        **({f"evaluate.measures.{measure}": settings[measure]} if measure in settings else {}),
+    }
+
+
+def _cached(cache: TeacherCacheConfig, name: str) -> Identity:
     """The settings of a teacher's cache; those of draws only where there are draws, as older caches name none."""
-    settings: dict[str, Any] = {f"{name}.top_k": cache.top_k}
+    settings: Identity = {f"{name}.top_k": cache.top_k}
     if cache.sampled is not None:
         settings |= {f"{name}.{field}": getattr(cache, field) for field in ("sampled", "exponent", "seed")}
     return settings
 
 
-def refuse_other_settings(
-    before: dict[str, Any], now: dict[str, Any], earlier_run: str, finished: Path | None = None
-) -> None:
+def refuse_other_settings(before: Identity, now: Identity, earlier_run: str, finished: Path | None = None) -> None:
     """Raises SettingError when a run would be resumed with settings changed that its student depends on.
 
     Args:
@@ -128,7 +193,12 @@ def refuse_other_settings(
     """
     now = renamed(now)  # an argument of a user's component may have the name that a setting had
     before = _with_later_settings(renamed(before), now)
-    names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    names = [
+        name
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+        if not name.startswith(SOMETIMES) or (name in before and name in now)
+    ]
     if not names:
         return
     differing = [_difference(name, before.get(name), now.get(name)) for name in names]
@@ -143,17 +213,18 @@ def refuse_other_settings(
     )
 
 
-def _with_later_settings(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+def _with_later_settings(before: Identity, now: Identity) -> Identity:
     """An earlier run's identity with the settings that Distill did not have then, at their defaults.
 
     A release that adds a setting gives it a default with which runs go as before, so a run of an earlier release has
     that value, whatever it is.
     """
     defaults = default_settings()
-    return {name: defaults[name] for name in now if name not in before and name in defaults} | before
+    later = {name for name in now if name not in before and not name.startswith(SOMETIMES)}
+    return {name: defaults[name] for name in later if name in defaults} | before
 
 
-def _made_for_one_length(identity: dict[str, Any]) -> str:
+def _made_for_one_length(identity: Identity) -> str:
     """Why such a run cannot be continued."""
     if (kind := identity.get("schedule._target_") or identity.get("schedule.kind")) != "constant":
         return f"the {kind} schedule is made for one length, and only schedule=constant can be continued"
@@ -164,6 +235,17 @@ def _made_for_one_length(identity: dict[str, Any]) -> str:
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
+    if name.startswith(f"{CODE}teacher"):
+        return f"the code or the arguments of {str(now).partition(', sha256 ')[0]} have changed since then"
+    if name.startswith(CODE):
+        return f"the code of {str(now).partition(', sha256 ')[0]} has changed since then"
+    if name == FROZEN:
+        return "other parameters of the student are frozen than then"
+    if name == "evaluate.digest":
+        return (
+            "the set by which train.keep_best chooses has other sequences than then (evaluate.sets, evaluate.sources, "
+            "evaluate.max_sequences)"
+        )
     if name == "teacher.digest":
         return "the teacher has other weights or another tokenizer than then"
     if name.startswith("teacher.members.") and name.endswith(".digest"):

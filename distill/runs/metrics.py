@@ -72,7 +72,7 @@ class RunLog:
 
 
 class Metrics(Follower):
-    """Hands a line of metrics to `log` after every so many steps, and after the last one."""
+    """Hands a line of metrics to `log` after every so many steps, and after the last one, also of this start."""
 
     def __init__(self, objective: Objective, batches: Batches, every: int, log: MetricsLog, state: State) -> None:
         """`every`: steps; `state`: where the training begins."""
@@ -84,7 +84,7 @@ class Metrics(Follower):
         self._waited += result.data_wait
         if result.finite:
             self._losses.add(result.sums, result.counts, result.weights)
-        if state.step % self.every == 0 or result.over or not result.finite:
+        if state.step % self.every == 0 or result.over or result.stop is not None or not result.finite:
             self.log.log_metrics(self._line(state, result))
             self._losses, self._waited, self._began = RunningMean(), 0.0, state.seconds
 

@@ -1,6 +1,7 @@
 """The models of a run: its teachers, its student, and the tokenizers that they read text with."""
 
 import copy
+import hashlib
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -282,6 +283,8 @@ def _digests(
         )
     if isinstance(config.student, CustomStudentConfig):
         digests["student"] = _digest_of_custom(config.student.custom, student)
+        frozen = [name for name, weight in student.named_parameters() if not weight.requires_grad]
+        digests["student.frozen"] = hashlib.sha256(repr(frozen).encode()).hexdigest()
     elif isinstance(config.student, SavedStudentConfig):
         digests["student"] = model_digest(student)
     return digests

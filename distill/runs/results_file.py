@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.runs.record import Record
+from distill.runtime.bounded_yaml import read_yaml
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import atomic
 from distill.runtime.jsonl import without_nan
@@ -50,12 +51,39 @@ def read_results(path: Path) -> Record:
         raise Damaged(path, str(error)) from None
 
 
-def read_run(folder: Path, setting: str) -> Record:
-    """The record of the finished run in a folder. Raises SettingError, naming `setting`, where there is none."""
+def read_run(folder: Path, setting: str, continued: bool = False) -> Record:
+    """The record of the finished run in a folder.
+
+    Args:
+        setting: what error lines call the folder.
+        continued: also where that run is being continued, which has not changed its record and student yet.
+
+    Raises:
+        SettingError: there is none.
+    """
     try:
-        return read_results(folder.expanduser() / NAME)
+        record = read_results(folder.expanduser() / NAME)
     except (OSError, SettingError) as error:
         raise SettingError(f"{setting}={folder} is no finished run: {error}") from None
+    if not continued and is_continued(folder.expanduser(), record):
+        raise SettingError(
+            f"{setting}={folder} is no finished run: it is being continued beyond step {record.training.steps}, and "
+            "that has not ended: give its command again to finish it"
+        )
+    return record
+
+
+def is_continued(folder: Path, record: Record) -> bool:
+    """Whether a run has begun to go on from this record to another length, which config.yaml has, and has not ended."""
+    try:
+        train = read_yaml(folder / "config.yaml")["train"]
+        now = {name: train.get(name) for name in ("epochs", "steps", "minutes", "patience")}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return False
+    before = record.training.length
+    return before is not None and any(
+        value != before.get(name) for name, value in now.items() if value is None or isinstance(value, int | float)
+    )
 
 
 def student_digests(folder: Path) -> dict[str, str]:

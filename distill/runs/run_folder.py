@@ -16,6 +16,7 @@ from torch import nn
 from distill.distributed import Ranks
 from distill.distributed.rank import may_follow_another
 from distill.distributed.rank_identity import refuse_differing_ranks
+from distill.runs.beginning import BEGINNING, note_start, step_of_beginning
 from distill.runs.checkpoint import HISTORY, Checkpoints, State
 from distill.runs.checkpoint_record import STEP, read_record
 from distill.runs.facts import Best
@@ -30,7 +31,7 @@ from distill.runtime.jsonl import JsonLines, is_curve, is_history, is_metrics, r
 
 LOGS = ("metrics.jsonl", HISTORY, "curve.jsonl")
 LAYERS = "layers.json"
-FILES = (".lock", "config.yaml", *LOGS, "results.json", LAYERS, "report.html", "report.md", "progress.json")
+FILES = (".lock", "config.yaml", *LOGS, "results.json", LAYERS, BEGINNING, "report.html", "report.md", "progress.json")
 FOLDERS = ("checkpoints", "snapshots", "plots", "profile", "tensorboard")
 WRITTEN = ("config.yaml", LAYERS, "report.html", "report.md", "student", *FOLDERS)  # over what stood there before
 FORMER_RANK = 60.0  # seconds for the rank 0 of an earlier start by torchrun, on a host that was cut off, to end
@@ -176,8 +177,9 @@ class RunFolder:
             self.history = self._open_log(self.history_path, is_history)
             self.curve = self._open_log(self.curve_path, is_curve)
             for log in (self.metrics, self.history, self.curve):
-                log.drop_after(state.step)
+                log.drop_after(-1 if start is None else state.step)  # a start that left no checkpoint may be another
             self.checkpoints.drop_after(state.step)
+            note_start(self.path, None if self.resume in CHOICES else Path(self.resume).expanduser(), start, state.step)
             if any(line["step"] == state.step for line in self.history_lines()):
                 state.begin_interval()
             diverged = any(self.checkpoints.folder.glob("diverged-step-*"))
@@ -275,21 +277,27 @@ class RunFolder:
         logger.warning(f"{damage}{remark}; {then}")
 
     def _choose(self) -> Path | None:
-        """The newest whole checkpoint, or the one that `resume` names. Sets damaged ones aside."""
+        """The newest whole checkpoint, or the one that `resume` names, unless the run has gone on from that one."""
         if self.resume not in CHOICES:
             chosen = Path(self.resume).expanduser()
+            began = step_of_beginning(self.path, chosen)
+            if began is not None and (later := self._newest(began, f"taking resume={self.resume}")) is not None:
+                return later
             try:
                 self.checkpoints.check(chosen)
             except Damaged as damage:
                 raise SettingError(f"resume={damage}: name another checkpoint, or take resume=auto") from None
             return chosen
-        while newest := self.checkpoints.newest():
+        return self._newest(-1, "starting from the first step")
+
+    def _newest(self, after: int, otherwise: str) -> Path | None:
+        """The newest whole checkpoint of a step after this one. Sets damaged ones aside; `otherwise`: without any."""
+        while saved := self.checkpoints.saved(after):
             try:
-                self.checkpoints.check(newest)
-                return newest
+                self.checkpoints.check(saved[-1])
+                return saved[-1]
             except Damaged as damage:
-                before = [path.name for path in self.checkpoints.saved()[:-1]]
-                self._quarantine(damage, f"taking {before[-1]}" if before else "starting from the first step")
+                self._quarantine(damage, f"taking {saved[-2].name}" if saved[1:] else otherwise)
         return None
 
     def _load_finished_record(self, total_steps: int, length: dict[str, Any]) -> Record | None:
@@ -307,6 +315,12 @@ class RunFolder:
         steps = record.training.steps
         assert steps is not None
         if record.training.length != length and steps < total_steps:
+            if self._choose() is None:
+                raise SettingError(
+                    f"hydra.run.dir={self.path} holds a finished run of {steps:,} steps, and there is no checkpoint to "
+                    f"continue it from: go back to its length, or begin another run from its student, with "
+                    f"student=pretrained student.path={self.path} hydra.run.dir=DIR"
+                )
             return None
         try:
             if not (self.path / "student").is_dir():

@@ -1,5 +1,6 @@
 """Snapshots: the student after chosen steps as a folder that other programs load, which no pruning removes."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,10 @@ from distill.runs.checkpoint_record import STEP
 from distill.runs.profile.phases import CHECKPOINT, phase
 from distill.runs.step import Follower, StepResult
 from distill.runtime.errors import SettingError
+
+MOST_NAMED = 5  # steps in a line
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,17 @@ class Snapshots(Follower):
             if self.takes_part and not self.exists(folder):
                 self.write(folder, state)
             self.wait()
+
+    def warn_of_past(self, step: int) -> None:
+        """Log the steps of snapshots that a run which goes on from this step will not keep any more."""
+        wanted = {*self.steps, *(range(self.every, step + 1, self.every) if self.every is not None else ())}
+        if past := sorted(one for one in wanted - {*self.kept()} if one <= step):
+            more = f" and {len(past) - MOST_NAMED} more" if len(past) > MOST_NAMED else ""
+            logger.warning(
+                f"no snapshot will be kept of step {', '.join(map(str, past[:MOST_NAMED]))}{more}, which "
+                f"train.{'snapshots' if past[0] in self.steps else 'snapshot_every'} names: the run resumes after step "
+                f"{step}, and hydra.run.dir=DIR makes another one"
+            )
 
     def kept(self) -> list[int]:
         """The steps of all that are there, in their order."""

@@ -36,6 +36,7 @@ def find_caches(
     for name, member in settings_by_member(config).items():
         if member.cache.wanted:
             identity = {**content, "teacher": digests[member.setting], **arithmetic(member.precision.teacher)}
+            identity |= {"code": member.code} if member.code is not None else {}
             folder, setting = config.data.cache, f"{member.setting}.cache"
             caches[name] = find(member.cache, identity, batches, objective.positions, folder, setting)
     return caches

@@ -4,12 +4,14 @@ One teacher among several is read by the same functions as an only one: they tak
 that the command line has for them.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from distill.config.flat_settings import flatten
 from distill.config.settings import (
     Config,
     NoTeacherConfig,
@@ -17,11 +19,13 @@ from distill.config.settings import (
     SeveralTeachersConfig,
     TeacherCacheConfig,
 )
+from distill.config.teacher import CustomConfig
 from distill.models.check import max_positions
 from distill.models.kernels import int8
 from distill.models.kind import ModelKind
 from distill.models.teacher import AnyTeacher, is_encoder_alone, load_teacher
 from distill.runtime.errors import SettingError
+from distill.runtime.redaction import is_secret
 
 ONLY = ""  # the name of a teacher that is no member of several
 
@@ -44,6 +48,19 @@ class TeacherSettings:
     @property
     def precision_setting(self) -> str:
         return "precision.teacher" if self.name == ONLY else f"{self.setting}.precision"
+
+    @property
+    def code(self) -> str | None:
+        """A digest of the user's code that makes it, and of the arguments of that; None where it has neither.
+
+        Its weights alone do not say what it answers. Secrets are left out: a run is resumed with a new key.
+        """
+        make = self.model.custom if isinstance(self.model, CustomConfig) else None
+        if make is None or make.in_memory is not None:
+            return None if make is None else make.code
+        arguments = flatten({name: value for name, value in make.arguments.items() if name not in make.optional})
+        parts = [make.code, sorted((name, repr(value)) for name, value in arguments.items() if not is_secret(name))]
+        return hashlib.sha256(repr(parts).encode()).hexdigest() if any(parts) else None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from distill import job
 from distill.runs.checkpoint import Checkpoints
 from distill.runs.facts import Best, HistoryPoint
 from distill.runs.history import StudentHistory
+from distill.runs.identity import refuse_other_settings
 from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
 
@@ -110,6 +111,22 @@ def test_the_best_is_published_and_described(kept: Path, short: Path) -> None:
         assert "The student after step 4 of 8 was kept, the best by near on heldout" in text, page
     report = (kept / "report.md").read_text()
     assert "4, kept" in report and "6, kept" not in report and "Dotted line: the student that was kept." in report
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("evaluate.max_sequences=4", "the set by which train.keep_best chooses has other sequences than then"),
+        ("evaluate.measures.near.center=0.5", "evaluate.measures.near was "),
+    ],
+)
+def test_what_decides_the_best_stays(
+    shelf: Shelf, kept: Path, center: float, change: str, words: str, capfd: pytest.CaptureFixture
+) -> None:
+    capfd.readouterr()
+    assert shelf.run(kept, *BY_STEPS, "train.steps=8", *near(center), change) == 2
+    assert words in capfd.readouterr().err
+    assert shelf.run(kept, *BY_STEPS, "train.steps=8", *near(center), "evaluate.batch_size=4") == 0
 
 
 @pytest.mark.slow
@@ -273,3 +290,10 @@ def test_on_two_ranks(backend: str, shelf: Shelf, kept: Path, center: float, tmp
         assert content["training"]["steps"] == 8
         assert_alike(folder, kept)
         (folder / "results.json").unlink()  # as a kill before the last line of the run
+
+
+def test_a_run_that_began_before_this_was_kept_resumes(kept: Path) -> None:
+    now = results(kept)["identity"]
+    assert {"evaluate.digest", "evaluate.stride", "evaluate.measures.near"} <= now.keys()
+    before = {name: value for name, value in now.items() if not name.startswith(("evaluate.", "code."))}
+    refuse_other_settings(before, now, "hydra.run.dir=x")

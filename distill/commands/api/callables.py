@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from distill.commands.api.digest import digest_of
+from distill.commands.api.digest import code_digest, digest_of
 from distill.config.in_memory import InMemory
 from distill.objective.terms import ALL, VocabularyTerm
 from distill.runtime.errors import SettingError
+from distill.runtime.users_source import source_digest
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -42,16 +43,18 @@ def target_of(place: str, value: Any) -> str | InMemory:
     """
     name = getattr(value, "__name__", type(value).__name__)
     is_function = inspect.isroutine(value) or isinstance(value, partial)
+    path = import_path(value) if inspect.isclass(value) or is_function else None
+    code = code_digest(value) if is_function and path is None else source_digest(path or import_path(type(value)) or "")
     if is_function and place.startswith(LOSSES):
-        return InMemory(name, digest_of(value), _LossOf(place, value))
+        return InMemory(name, digest_of(value), _LossOf(place, value), code=code)
     if is_function and place.startswith(METRICS):
-        return InMemory(name, digest_of(value), partial(_metric, value))
+        return InMemory(name, digest_of(value), partial(_metric, value), code=code)
     if place.startswith(OBSERVERS) and not inspect.isclass(value):
         # What it has seen may be long, and no run depends on it.
         return InMemory(name, digest_of(value if is_function else type(value)), lambda: value)
     if inspect.isclass(value) or is_function:
-        return import_path(value) or InMemory(name, digest_of(value), value)
-    return InMemory(name, digest_of(value), lambda: copy.deepcopy(value))
+        return path or InMemory(name, digest_of(value), value, code=code)
+    return InMemory(name, digest_of(value), lambda: copy.deepcopy(value), code=code)
 
 
 def import_path(value: Any) -> str | None:

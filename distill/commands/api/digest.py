@@ -8,16 +8,58 @@ import pickle
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from distill.runtime.users_source import is_users_module
+
+STAYING = (type(None), bool, int, float, str, bytes, Path, np.generic, np.ndarray, Tensor)
+
 
 def digest_of(value: Any) -> str:
     """sha256 of the source code of a class or function, or of that of an object's class and of the object's values."""
     return _sha256(_text(value, set()))
+
+
+def code_digest(function: Any) -> str:
+    """sha256 of what a function computes: its compiled code, and the values and functions that it reads around it.
+
+    These are defaults, the variables that it closes over, and globals: numbers, strings, tuples, tensors, and functions
+    of the user's in turn. Anything else may change while a program runs. Another Python compiles other code.
+    """
+    return _sha256(_function(function, set()))
+
+
+def _function(function: Any, seen: set[int]) -> str:
+    if isinstance(function, partial):
+        return f"{_function(function.func, seen)} {_text(function.args, set())} {_text(function.keywords, set())}"
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if code is None or id(function) in seen:
+        return str(getattr(function, "__qualname__", type(function)))
+    seen.add(id(function))
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    around = {name: cell.cell_contents for name, cell in cells.items() if cell != CellType()}
+    around |= {name: function.__globals__[name] for name in _names(code) if name in function.__globals__}
+    around |= {"": function.__defaults__ or (), "*": tuple(sorted((function.__kwdefaults__ or {}).items()))}
+    return f"{_code(code)} {[(name, _read(value, seen)) for name, value in sorted(around.items())]}"
+
+
+def _read(value: Any, seen: set[int]) -> str:
+    """What a function reads, as far as that is a value that stays, or code of the user's."""
+    if isinstance(value, tuple):
+        return str([_read(one, seen) for one in value])
+    if isinstance(value, partial | FunctionType) and is_users_module(str(getattr(value, "__module__", "__main__"))):
+        return _function(value, seen)
+    return _text(value, set()) if isinstance(value, STAYING) else type(value).__qualname__
+
+
+def _names(code: CodeType) -> set[str]:
+    """The global names, and those of attributes, in compiled code and what is defined in that."""
+    return {*code.co_names}.union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
 def _text(value: Any, seen: set[int]) -> str:

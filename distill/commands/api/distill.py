@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from torch import nn
 
+from distill.commands.api.callables import import_path
 from distill.commands.api.data_in_memory import TRAIN, in_memory, splits_of, temporary_folder
 from distill.commands.api.digest import digest_of
 from distill.commands.api.overrides import Overrides
@@ -33,6 +34,7 @@ from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
 from distill.models.load import saved_config
 from distill.models.loaded import LoadedModel, kind_in_memory, kind_of
 from distill.runtime.errors import SettingError
+from distill.runtime.users_source import source_digest
 
 if TYPE_CHECKING:
     import datasets
@@ -230,7 +232,8 @@ class _Job:
             is_frozen = not any(parameter.requires_grad for parameter in made.parameters())
             return made.requires_grad_() if loaded and is_frozen and name == "student" else made
 
-        held = InMemory(type(model).__name__, model_digest(model, tokenizer), copied, tokenizer)
+        code = source_digest(import_path(type(model)) or "")
+        held = InMemory(type(model).__name__, model_digest(model, tokenizer), copied, tokenizer, code)
         self.overrides.texts += [f"{name}=custom", f"{name}.path=null", f"{name}.tokenizer=null"]
         self.overrides.add_object(name, held)
 

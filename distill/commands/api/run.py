@@ -76,7 +76,7 @@ def open_run(folder: str | Path) -> "RunResults":
     from distill.commands.api.run_results import RunResults
     from distill.runs.results_file import read_run
 
-    return RunResults(Path(folder).expanduser(), read_run(Path(folder), "folder"))
+    return RunResults(Path(folder).expanduser(), read_run(Path(folder), "folder", continued=True))
 
 
 def _has_several_ranks(job: "ComposedRun") -> bool:

@@ -52,7 +52,7 @@ class Source(ABC):
         fraction: seeded fraction of the documents that is used.
         prompts: whether its documents may have parts that do not count (`Document.of_parts`).
         by_lines: whether what is left out as bad is lines of documents, not whole documents.
-        made_from: the import path and settings of a user's own source; built-in ones have all in `identity`.
+        made_from: import path, settings and code of a user's own source; built-in ones have all in `identity`.
         token_ids: whether its texts are token ids, written as numbers.
     """
 
@@ -65,8 +65,9 @@ class Source(ABC):
     def made_by(self, settings: Component) -> Self:
         """A user's own source with what the settings say of it that its constructor need not know."""
         made = copy.copy(self)
+        code = [] if settings.code is None else [settings.code]
         # A frozen dataclass of the user's refuses `made.made_from = ...`.
-        object.__setattr__(made, "made_from", (settings.path, sorted(settings.arguments.items())))
+        object.__setattr__(made, "made_from", (settings.path, sorted(settings.arguments.items()), *code))
         if (value := settings.arguments.get("fraction")) is not None:
             object.__setattr__(made, "fraction", value)
         return made

@@ -13,7 +13,7 @@ from distill.config.flat_settings import flatten
 from distill.config.renamed import renamed
 from distill.config.sweep.index import FAILED, INDEX, Entry, SweepIndex
 from distill.runs.record import Record
-from distill.runs.results_file import read_results
+from distill.runs.results_file import is_continued, read_results
 from distill.runtime.bounded_yaml import read_yaml
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.jsonl import read_lines
@@ -126,6 +126,8 @@ def read_run(folder: Path, entry: Entry | None) -> Run:
     run = Run(folder, settings=_settings(folder))
     try:
         record = read_results(folder / "results.json")
+        if is_continued(folder, record):
+            return replace(run, status=_progress(folder, entry))
         return replace(run, record=record, vocabulary=vocabulary_of(folder, record))
     except FileNotFoundError:
         return replace(run, status=_progress(folder, entry))

@@ -1,0 +1,149 @@
+"""Code of the user's that was edited makes another run, another cache and other sequences; older runs still resume."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from job import Shelf, composed
+from tiny import make_batches
+
+from distill.config.component import Component
+from distill.config.settings import DataConfig
+from distill.data.sources import find_source
+from distill.data.tokens import Text, key_of
+from distill.runs.identity import refuse_other_settings, run_identity
+from distill.runtime.errors import SettingError
+from distill.teacher.members import settings_by_member
+
+LOSS = """
+from distill.objective.terms import VocabularyTerm
+
+class Loss(VocabularyTerm):
+    positions = "all"
+
+    def losses(self, student, teacher, targets):
+        return 1.0 * (student.softmax(-1) - teacher.softmax(-1)).abs().sum(-1)
+"""
+SOURCE = """
+from distill.data.sources import Shard, Source
+
+class Mine(Source):
+    def shards(self):
+        return [Shard(("a",))]
+
+    def documents(self, shard):
+        yield from ()
+"""
+TEACHER = """
+from own_models import Convolutions
+
+def model(heads=2, api_key=""):
+    return Convolutions(width=24)
+"""
+
+
+def digests(config: Any, **more: Any) -> dict[str, Any]:
+    batches = make_batches(np.zeros((500, 4)), None, 16, seed=0)
+    return run_identity(config, {"teacher": "t", "student": None, "corpus": "c", **more}, batches, 10)
+
+
+def test_a_run_whose_loss_was_edited_is_refused(
+    shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file, folder, more = tmp_path / "edited_loss.py", tmp_path / "run", ("train.epochs=null", "train.steps=2")
+    file.write_text(LOSS)
+    term = "+objective.mine={_target_: edited_loss.Loss, weight: 1.0}"
+    assert shelf.run(folder, term, *more) == 0
+    file.write_text(LOSS.replace("class", "# a comment\nclass"))
+    assert shelf.run(folder, term, *more) == 0, "finished"
+    file.write_text(LOSS.replace("1.0 *", "2.0 *"))
+    changed = "the code of edited_loss.Loss has changed since then"
+    assert shelf.run(folder, term, *more) == 2 and changed in capsys.readouterr().err
+    (folder / "results.json").unlink()
+    assert shelf.run(folder, term, *more) == 2 and changed in capsys.readouterr().err, "not finished"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["+optimizer._target_=edited_part.Part"],
+        ["+schedule._target_=edited_part.Part"],
+        ["student=custom", "student._target_=edited_part.Part"],
+        ["+evaluate.measures.mine._target_=edited_part.Part", "train.keep_best=heldout.mine"],
+    ],
+    ids=["optimizer", "schedule", "student", "measure"],
+)
+def test_code_of_every_part_that_decides_the_student_counts(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "edited_part.py").write_text("class Part:\n    x = 1\n")
+    config = composed("+recipe=distilbert_gutenberg", *overrides)
+    before = digests(config)
+    (tmp_path / "edited_part.py").write_text("class Part:\n    x = 2\n")
+    with pytest.raises(SettingError, match=r"\(the code of edited_part\.Part has changed since then\)"):
+        refuse_other_settings(before, digests(config), "hydra.run.dir=x")
+    earlier = {name: value for name, value in before.items() if not name.startswith("code.")}
+    refuse_other_settings(earlier, digests(config), "hydra.run.dir=x")  # as runs of before have none
+
+
+def test_a_teacher_of_other_arguments_or_code_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def made(*arguments: str, width: int = 24) -> Any:
+        (tmp_path / "edited_teacher.py").write_text(TEACHER.replace("24", str(width)))
+        teacher = ["teacher=custom", "teacher._target_=edited_teacher.model", *arguments]
+        config = composed("+recipe=distilbert_gutenberg", *teacher)
+        return settings_by_member(config)[""].code, digests(config)
+
+    (one, before), (other, now) = made("+teacher.heads=2"), made("+teacher.heads=4")
+    assert one != other != made("+teacher.heads=4", width=32)[0]
+    assert one == made("+teacher.heads=2", "teacher.micro_batches=4", "+teacher.api_key=${oc.env:HOME}")[0]
+    with pytest.raises(SettingError, match=r"the code or the arguments of edited_teacher\.model have changed"):
+        refuse_other_settings(before, now, "hydra.run.dir=x")
+    assert settings_by_member(composed("+recipe=distilbert_gutenberg"))[""].code is None
+    assert not [name for name in digests(composed("+recipe=distilbert_gutenberg")) if name.startswith("code.")]
+
+
+def test_the_cache_of_another_teacher_is_not_read(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "cached_teacher.py").write_text(
+        "from transformers import AutoModelForMaskedLM\n\n"
+        "def model(folder, heads=2):\n    return AutoModelForMaskedLM.from_pretrained(folder)\n"
+    )
+    folder = shelf.teacher / "student"
+    teacher = ["teacher=custom", "teacher.path=null", "teacher._target_=cached_teacher.model", "teacher.cache.top_k=4"]
+    teacher += [
+        "objective.masking.static=true",
+        "objective.cosine.weight=0",
+        f"+teacher.folder={folder}",
+        f"teacher.tokenizer={folder}",
+        f"data.cache={tmp_path / 'cache'}",
+    ]
+    for number, heads in enumerate((2, 4, 2)):
+        more = (*teacher, f"+teacher.heads={heads}", "train.epochs=null", "train.steps=1")
+        assert shelf.run(tmp_path / str(number), *more) == 0
+    assert len([*(tmp_path / "cache" / "teacher").glob("*/meta.json")]) == 2
+
+
+def test_the_sequences_of_an_edited_source_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def key(text: str) -> str:
+        (tmp_path / "edited_source.py").write_text(text)
+        source = find_source(Component("corpus", "edited_source.Mine"), "corpus", DataConfig())
+        assert source is not None
+        return key_of(Text((source,), "corpus"), {})
+
+    assert key(SOURCE) == key(SOURCE + "\n\nclass Other:\n    pass\n") != key(SOURCE.replace("()", '("text",)'))
+
+
+def test_other_parameters_frozen_make_another_run() -> None:
+    now = {"student.digest": "a", "student.frozen.digest": "one"}
+    with pytest.raises(SettingError, match="other parameters of the student are frozen than then"):
+        refuse_other_settings(now | {"student.frozen.digest": "other"}, now, "hydra.run.dir=x")
+    refuse_other_settings({"student.digest": "a"}, now, "hydra.run.dir=x")  # as runs of before have none

@@ -1,0 +1,156 @@
+"""Runs that go on: from a finished one, from a checkpoint that is named, and after an interruption of either."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from job import Shelf, assert_same, metrics, results
+from tiny import Fit, make_model, only
+
+from distill.config.settings import TrainConfig
+from distill.report.comparison.runs import find_runs
+from distill.runs.results_file import read_run
+from distill.runs.snapshots import Snapshots
+from distill.runtime.errors import Interrupted, SettingError
+
+EVALUATED = ("schedule=constant", "schedule.warmup=0", "train.epochs=null", "train.save_every=1")
+CONSTANT = (*EVALUATED, "evaluate.sets=[]", "train.keep=9")
+
+
+class Kill(BaseException):
+    """Stands for a process that ends between two instructions."""
+
+
+@pytest.fixture(scope="module")
+def two(shelf: Shelf) -> Path:
+    """A finished run of two steps."""
+    folder = shelf.root / "two-steps"
+    assert shelf.run(folder, *EVALUATED, "train.steps=2") == 0
+    return folder
+
+
+@pytest.fixture
+def finished(two: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(two, tmp_path / "run"))
+
+
+def killed_at(step: int, monkeypatch: pytest.MonkeyPatch, shelf: Shelf, folder: Path, *more: str) -> None:
+    """Run until the log of this step, which comes before its checkpoint."""
+    after_step = Snapshots.after_step
+
+    def killing(self: Snapshots, state: Any, result: Any) -> None:
+        after_step(self, state, result)
+        if state.step == step:
+            raise Kill
+
+    with monkeypatch.context() as patch, pytest.raises(Kill):
+        patch.setattr(Snapshots, "after_step", killing)
+        shelf.run(folder, *more)
+
+
+def steps(folder: Path) -> list[int]:
+    return [line["step"] for line in metrics(folder)]
+
+
+def test_without_a_checkpoint_a_finished_run_is_not_continued(
+    shelf: Shelf, finished: Path, capfd: pytest.CaptureFixture
+) -> None:
+    shutil.rmtree(finished / "checkpoints")
+    before = (finished / "metrics.jsonl").read_bytes()
+    assert shelf.run(finished, *EVALUATED, "train.steps=3") == 2
+    line = capfd.readouterr().err
+    assert "a finished run of 2 steps, and there is no checkpoint to continue it from" in line
+    assert f"student.path={finished} hydra.run.dir=DIR" in line
+    assert (finished / "metrics.jsonl").read_bytes() == before and shelf.run(finished, *EVALUATED, "train.steps=2") == 0
+
+
+def test_a_run_that_is_being_continued_is_not_a_finished_one(
+    shelf: Shelf, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_run(finished, "run").finished and find_runs([str(finished)])[0].record is not None
+    killed_at(4, monkeypatch, shelf, finished, *EVALUATED, "train.steps=5")
+    with pytest.raises(SettingError, match=r"^run=.* is being continued beyond step 2, and that has not ended"):
+        read_run(finished, "run")
+    (run,) = find_runs([str(finished)])
+    assert run.record is None and run.status.startswith("not finished: it stopped after step ")
+    assert shelf.run(finished, *EVALUATED, "train.steps=2") == 0, "its own command still finds its student"
+    assert results(finished)["training"]["steps"] == 2
+    assert shelf.run(finished, *EVALUATED, "train.steps=5") == 0
+    assert read_run(finished, "run").training.steps == 5
+
+
+def test_a_finished_run_names_what_it_was_not_made_with(
+    shelf: Shelf, finished: Path, capfd: pytest.CaptureFixture
+) -> None:
+    more = ("train.steps=1", "evaluate.max_sequences=4", "evaluate.batch_size=2")
+    assert shelf.run(finished, *EVALUATED, *more) == 0
+    lines = [line for line in capfd.readouterr().err.splitlines() if "it was made with other settings" in line]
+    assert len(lines) == 1 and "evaluate.max_sequences was 8 and is now 4; train.steps was 2 and is now 1" in lines[0]
+    assert "batch_size" not in lines[0] and f"distill evaluate model={finished}" in lines[0]
+    assert shelf.run(finished, *EVALUATED, "train.steps=2") == 0
+    assert "other settings" not in capfd.readouterr().err
+
+
+def test_from_a_checkpoint_that_is_named_a_run_goes_on_after_a_kill(
+    shelf: Shelf, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    more, whole, again = (*CONSTANT, "train.steps=5"), tmp_path / "whole", tmp_path / "again"
+    assert shelf.run(whole, *more, f"resume={finished / 'checkpoints' / 'step-00000001'}") == 0
+    named = again / "checkpoints" / "step-00000001"
+    assert shelf.run(again, *CONSTANT, "train.steps=3") == 0  # checkpoints of another beginning
+    (again / "results.json").unlink()
+    killed_at(4, monkeypatch, shelf, again, *more, f"resume={named}")
+    assert steps(again) == [1, 2, 3, 4] and not (again / "checkpoints" / "step-00000004").exists()
+    shutil.rmtree(named)  # as pruning does
+    capfd.readouterr()
+    assert shelf.run(again, *more, f"resume={named}") == 0
+    assert "this run has begun from there before, and goes on from step 3" in capfd.readouterr().err
+    assert_same(again, whole)
+    assert [line["seconds"] for line in metrics(again)] == sorted(line["seconds"] for line in metrics(again))
+
+
+def test_another_beginning_is_forgotten(shelf: Shelf, finished: Path, tmp_path: Path) -> None:
+    named, folder = finished / "checkpoints" / "step-00000002", tmp_path / "forgotten"
+    assert shelf.run(folder, *CONSTANT, "train.steps=3", f"resume={named}") == 0
+    assert json.loads((folder / "began-from.json").read_text()) == {"checkpoint": str(named.resolve()), "step": 2}
+    (folder / "results.json").unlink()
+    for path in (folder / "checkpoints").iterdir():
+        shutil.rmtree(path)
+    assert shelf.run(folder, *CONSTANT, "train.steps=4") == 0
+    assert not (folder / "began-from.json").exists()
+
+
+def test_without_a_checkpoint_no_line_of_a_log_stays(shelf: Shelf, tmp_path: Path) -> None:
+    """The score before the first step may be that of another start."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "curve.jsonl").write_text('{"step": 0, "tokens": 0, "seconds": 0.0, "score": 123456.0}\n')
+    assert shelf.run(folder, *EVALUATED, "train.steps=1") == 0
+    scores = [json.loads(line)["score"] for line in (folder / "curve.jsonl").read_text().splitlines()]
+    assert len(scores) == 2 and 123456.0 not in scores
+
+
+def test_snapshots_that_come_too_late_are_named(shelf: Shelf, finished: Path, capfd: pytest.CaptureFixture) -> None:
+    assert shelf.run(finished, *EVALUATED, "train.steps=4", "train.snapshots=[1,2,4]") == 0
+    assert "no snapshot will be kept of step 1, 2, which train.snapshots names" in capfd.readouterr().err
+    assert results(finished)["snapshots"] == [4]
+
+
+def test_the_steps_before_an_interruption_have_their_line(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
+    settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=8, log_every=3, save_every=100)
+
+    def fit() -> Fit:
+        return Fit(tmp_path, tokenizer, rows, None, make_model("distilbert", 1, seed=5), only(mlm=1.0), settings)
+
+    first, second = fit(), fit()
+    first.student.base_model.register_forward_pre_hook(
+        lambda *_: signal.raise_signal(signal.SIGTERM) if first.state.step == 3 else None
+    )
+    with pytest.raises(Interrupted):
+        first.run()
+    second.resume().run()
+    assert [line["step"] for line in first.logs] == [3, 4] and [line["step"] for line in second.logs] == [6, 8]
