@@ -75,6 +75,8 @@ def read_run(folder: Path, setting: str, continued: bool = False) -> Record:
 
 def is_continued(folder: Path, record: Record) -> bool:
     """Whether a run has begun to go on from this record to another length, which config.yaml has, and has not ended."""
+    if not (folder / "config.yaml").is_file():  # a pipe would be waited for
+        return False
     try:
         train = read_yaml(folder / "config.yaml")["train"]
         now = {name: train.get(name) for name in ("epochs", "steps", "minutes", "patience")}

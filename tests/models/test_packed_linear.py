@@ -89,16 +89,24 @@ def test_evaluation_treats_all_models_alike() -> None:
 
 
 def test_what_evaluation_takes_as_it_is() -> None:
-    student, cuda = tiny.make_model("bert", 1).eval(), torch.device("cuda")
-    for precision, device in (
-        (PrecisionConfig(), cuda),
-        (PrecisionConfig(compile=True), CPU),
-        (PrecisionConfig(kernels="plain"), CPU),
-        (PrecisionConfig(evaluate="fp16"), CPU),
+    student = tiny.make_model("bert", 1).eval()
+    for precision in (
+        PrecisionConfig(compile=True),
+        PrecisionConfig(kernels="plain"),
+        PrecisionConfig(evaluate="fp16"),
     ):
-        assert pack_for_evaluation(student, precision, device) is student
+        assert pack_for_evaluation(student, precision, CPU) is student
     assert pack_for_evaluation(torch.nn.Linear(1, 1), PrecisionConfig(), CPU).__class__ is torch.nn.Linear
     assert pack_for_evaluation(student, PrecisionConfig(), CPU) is not student
+
+
+def test_a_gpu_lays_nothing_out_but_has_torchs_activation() -> None:
+    """As the student in training has it, so that teacher and baseline are timed alike."""
+    model = families.make_family("gpt2").eval()
+    copied = pack_for_evaluation(model, PrecisionConfig(), torch.device("cuda"))
+    assert copied is not model and not any(isinstance(module, PackedLinear) for module in copied.modules())
+    assert all(one is other for one, other in zip(model.parameters(), copied.parameters(), strict=True))
+    assert type(model.base_model.h[0].mlp.act) is not type(copied.base_model.h[0].mlp.act)
 
 
 @pytest.mark.parametrize("operator", ["gone", "something else", "another activation"])
