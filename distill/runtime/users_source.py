@@ -73,11 +73,11 @@ def _users_file(module: str) -> Path | None:
 def _is_users(spec: ModuleSpec | None) -> bool:
     if spec is None:
         return False
-    places = [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or [])]
-    paths = [Path(str(place)).resolve() for place in places]
+    origins = [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or [])]
+    paths = [Path(str(origin)).resolve() for origin in origins]
     standard = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
     return bool(paths) and not any(
-        LIBRARIES.intersection(path.parts) or any(path.is_relative_to(place) for place in (PACKAGE, *standard))
+        LIBRARIES.intersection(path.parts) or any(path.is_relative_to(folder) for folder in (PACKAGE, *standard))
         for path in paths
     )
 

@@ -1,6 +1,8 @@
 """Rows of a `datasets.Dataset` that a program holds, as a source of texts, conversations or sequences of token ids."""
 
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Self
 
 from distill.config.component import Component
@@ -91,7 +93,8 @@ class IdsInMemory(RowsInMemory, Hub):
             return " ".join(word for word, _ in words)
         if not any(counts for _, counts in words):
             return ()
-        return tuple(Part(f" {word}" if number else word, counts) for number, (word, counts) in enumerate(words))
+        stretches = [(counts, " ".join(word for word, _ in of)) for counts, of in groupby(words, key=itemgetter(1))]
+        return tuple(Part(f" {text}" if number else text, counts) for number, (counts, text) in enumerate(stretches))
 
     def _words(self, record: Record) -> list[tuple[str, bool]]:
         """The ids of a row where `attention_mask`, if there is one, is not 0, each with whether it counts.
