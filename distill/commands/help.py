@@ -17,7 +17,8 @@ usage: distill [+recipe=NAME] [GROUP=OPTION ...] [SETTING=VALUE ...]     distil 
   distill objective.temperature=1,2,4 --multirun    a sweep: one run for each value
   distill settings +recipe=NAME                     show all settings and who set them, and run nothing
 
-A run lies in runs/RECIPE (hydra.run.dir=FOLDER); the same command resumes it; of a finished run it prints the report.
+A run is written to runs/RECIPE (or hydra.run.dir=FOLDER). The same command resumes it; once it has finished, that
+command prints the path of the report.
 python -m distill is the same as distill.
 """
 OPTIONS = """

@@ -13,7 +13,7 @@ Train the first steps of a run with torch.profiler, print where their time goes,
 setting that helps. The run ends there, without student or report.
 
   SETTING=VALUE    as of the run itself
-  steps=N          that are trained (40); the table has all, the bottleneck none of the first ones, which compile
+  steps=N          steps to train (40); the table covers all, the bottleneck leaves out the first ones, which compile
 
 The table, the times of every step and the traces, for chrome://tracing or ui.perfetto.dev, lie in profile/ of
 runs/RECIPE-profile (hydra.run.dir=FOLDER). Whole runs are profiled with profile=on.

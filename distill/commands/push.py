@@ -22,9 +22,9 @@ student/ with its card, and report.html without the paths of this machine and wi
 that of `hf auth login`, or HF_TOKEN in the environment; it is no argument.
 
   run=RUN          a run folder with a student and results.json
-  name=NAME        of the repository: OWNER/NAME, or NAME in your own account
-  public=true      everybody may read it
-  message=TEXT     of the commit (default: what the student is)
+  name=NAME        the repository: OWNER/NAME, or NAME in your own account
+  public=true      make the repository public
+  message=TEXT     the commit message (default: what the student is)
   overwrite=true   where there is a repository of that name, add the commit to it
 
   distill push run=runs/distilbert_gutenberg name=my-name/my-student
