@@ -60,8 +60,14 @@ def naive(conversation: list[dict[str, str]], template: str = TEMPLATE) -> list[
 
 
 def naive_rows(length: int, cross: bool) -> list[list[tuple[int, bool, int]]]:
-    """Rows of (id, counts, number of the conversation)."""
-    streams = [[(*each, number) for each in naive(said)] for number, said in enumerate(conversations())]
-    if cross:
-        streams = [[token for stream in streams for token in stream]]
-    return [stream[i : i + length] for stream in streams for i in range(0, len(stream), length)]
+    """Rows of (id, counts, number of the conversation); one that fits a row is not cut."""
+    rows: list[list[tuple[int, bool, int]]] = [[]]
+    for number, said in enumerate(conversations()):
+        stream = [(*each, number) for each in naive(said)]
+        if not cross or len(stream) <= length < len(rows[-1]) + len(stream):
+            rows.append([])
+        for token in stream:
+            if len(rows[-1]) == length:
+                rows.append([])
+            rows[-1].append(token)
+    return [row for row in rows if row]

@@ -35,6 +35,7 @@ OF_A_DEEP_TEACHER = {"distil_smollm2": ["student.layers=even"]}  # which has mor
 OF_A_CAUSAL_STUDENT = {"smollm2_books"}  # which is trained further
 OF_TABLES = {"squad", "glue", "table"}  # run by test_fine_tuning.py
 OF_SOURCES = {"mixture"}  # run by test_mixture_job.py
+OF_CHATS = {"distil_chat"}  # run by test_conversations.py
 
 
 def test_the_recipes_are_there() -> None:
@@ -162,7 +163,7 @@ def test_every_option_of_every_group_composes() -> None:
         assert isinstance(composed(*arguments), Config), arguments
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - OF_TABLES - OF_SOURCES - LARGE))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - OF_TABLES - OF_SOURCES - OF_CHATS - LARGE))
 def test_recipe_runs_two_steps(name: str, shelf: Shelf, tmp_path: Path) -> None:
     small: list[Any] = [
         *shelf.corpus,

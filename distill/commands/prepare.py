@@ -45,7 +45,7 @@ def prepare(config: "Config") -> "dict[str, Tokens]":
     from distill.evaluation.sets import tokens_of_sets
     from distill.objective.build import make_terms
     from distill.runs.check import check
-    from distill.runs.pair import tokenizer_of_run
+    from distill.runs.tokenizers import tokenizer_of_run
     from distill.runtime.errors import SettingError
     from distill.runtime.progress import configure_logging
     from distill.tasks import find_task

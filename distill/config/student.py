@@ -15,7 +15,8 @@ class AnyStudentConfig(Settings):
 
     # Another one than the teacher's is for losses that need no pair of tokens, such as `pooled`.
     tokenizer: str | None = setting(
-        None, "Folder of a tokenizer or its name on the Hub, or corpus (trained on it); null is the teacher's."
+        None,
+        "Folder or Hub name of a tokenizer, or corpus (trained on it); null is a saved student's, else the teacher's.",
     )
     gradient_checkpointing: bool = setting(
         False, "Keep the input of each layer alone for the backward pass, which computes the rest again."

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -29,6 +29,7 @@ from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic
 from distill.runtime.manifest import sha256
 
+Piece = tuple[list[int], bool]  # ids of a document, and whether they count
 BLOCK = 16 << 10  # characters that are tokenized at once
 SENTENCES = 256  # likewise
 
@@ -58,6 +59,8 @@ class Packing:
             del identity["near"]
         if self.part.whole:
             del identity["part"]
+        if self.prompts and self.cross_documents:
+            identity["keeps_whole"] = True
         return identity
 
     @property
@@ -87,6 +90,15 @@ class SequenceWriter:
             inner = (new == self.format.document_end) | (new == self.format.pad)
             new = new | np.where(inner, np.uint32(INNER), np.uint32(0))
         self._add(new, counts)
+
+    def keep_whole(self, num_ids: int) -> None:
+        """Ends the sequence where a document of so many ids fits into the next one, and not into what is left of it.
+
+        Cut off from its prompt, an answer would be learnt as if nobody had asked.
+        """
+        body = self.packing.sequence_length - self.format.body
+        if self.packing.cross_documents and len(self.left) and num_ids <= body < len(self.left) + num_ids:
+            self.end()
 
     def begin_document(self) -> None:
         """Marks where a document begins, in formats that do."""
@@ -256,22 +268,29 @@ def _pack_document(document: Document, writers: Sequence[SequenceWriter | PairWr
 
 
 def pack_stretch(stretch: Document, writer: SequenceWriter, packing: Packing) -> None:
-    """Writes a stretch of a document, part by part."""
+    """Writes a stretch of a document, part by part; one with prompts into one sequence, where it fits."""
     parts = stretch.parts or (Part(stretch.text),)
-    if parts[0].rendered:
-        _pack_rendered(parts, writer, packing)
-        return
-    writer.begin_document()
-    for number, part in enumerate(parts):
-        _pack_part(part, number > 0, writer, packing)
-    writer.end_document(parts[-1].counts)
+    pieces: Iterable[Piece] = (piece for n, part in enumerate(parts) for piece in _pieces(part, n > 0, packing))
+    rendered, end_counts = parts[0].rendered, parts[-1].counts
+    if rendered:
+        pieces, end_counts = _rendered(parts, packing)
+    if packing.prompts:
+        pieces = list(pieces)
+        starts = packing.format.document_start is not None and not rendered
+        ends = packing.format.document_end is not None
+        writer.keep_whole(starts + sum(len(ids) for ids, _ in pieces) + ends)
+    if not rendered:
+        writer.begin_document()
+    for ids, counts in pieces:
+        writer.add(ids, counts)
+    writer.end_document(end_counts)
 
 
-def _pack_rendered(parts: Sequence[Part], writer: SequenceWriter, packing: Packing) -> None:
+def _rendered(parts: Sequence[Part], packing: Packing) -> tuple[Iterable[Piece], bool]:
     """What a chat template has written is tokenized as `apply_chat_template` does: all of it at once.
 
     A token counts where one of its characters does. The end of the document is the end-of-text token that the template
-    has put last; else it is added, and counts where the text before it does.
+    has put last; else it is added, and counts where the text before it does, which is the second value.
     """
     tokenizer = load_tokenizer(packing.tokenizer)
     tokenizer.encode_special_tokens = False
@@ -285,9 +304,7 @@ def _pack_rendered(parts: Sequence[Part], writer: SequenceWriter, packing: Packi
     last = tokens[-1] if tokens else (None, False)
     if last[0] == packing.format.document_end:
         tokens.pop()
-    for counts, stretch in groupby(tokens, key=lambda token: token[1]):
-        writer.add([id_ for id_, _ in stretch], counts)
-    writer.end_document(last[1])
+    return [([id_ for id_, _ in of], counts) for counts, of in groupby(tokens, key=lambda token: token[1])], last[1]
 
 
 def _sentences(text: str, packing: Packing) -> Iterator[list[int]]:
@@ -303,10 +320,10 @@ def _sentences(text: str, packing: Packing) -> Iterator[list[int]]:
         begins = []
 
 
-def _pack_part(part: Part, goes_on: bool, writer: SequenceWriter, packing: Packing) -> None:
+def _pieces(part: Part, goes_on: bool, packing: Packing) -> Iterator[Piece]:
     """Parts are tokenized one by one: who completes a prompt later has tokenized it without its completion, too."""
     for number, block in enumerate(blocks(part.text, BLOCK)):
         text = packing.tokenizer
         tokenizer = load_tokenizer(without_first_space(text) if goes_on or number else text)
         tokenizer.encode_special_tokens = not part.special
-        writer.add(tokenizer.encode_batch_fast([block], add_special_tokens=False)[0].ids, part.counts)
+        yield tokenizer.encode_batch_fast([block], add_special_tokens=False)[0].ids, part.counts

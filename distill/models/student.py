@@ -4,6 +4,7 @@ import copy
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from distill.models.gradient_checkpointing import require_blocks
 from distill.models.initialisation import attend_to_neighbours
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.layer_choice import AUTO, RULES, Layer, are_layers, choose_layers, flat
-from distill.models.load import HubOptions, load_pretrained, load_tokenizer
+from distill.models.load import HubOptions, load_pretrained, load_tokenizer, model_folder
 from distill.models.memory import weights_bytes
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.host import free_memory
@@ -65,10 +66,12 @@ def make_student(
     length: int,
     kind: ModelKind = MASKED,
     mapped: bool = False,
+    reads_head: bool = True,
 ) -> Any:
     """The student in training mode, fp32. Random parts draw from torch's generator, which the caller has seeded.
 
     Args:
+        reads_head: whether a loss reads its head over the vocabulary; else a saved one may be an encoder without.
         mapped: its weights are those of files, in their format and as windows on them, where it takes them from there;
             `check_student` is then left to the caller, once the student is sharded over ranks.
 
@@ -81,7 +84,7 @@ def make_student(
         case NewStudentConfig():
             model = _from_config(settings, tokenizer, length, kind)
         case SavedStudentConfig():
-            model = _from_pretrained(settings, tokenizer, kind, mapped)
+            model = _from_pretrained(settings, tokenizer, kind, mapped, reads_head)
         case CustomStudentConfig():
             context = {"teacher": teacher, "tokenizer": tokenizer, "sequence_length": length}
             model = custom_model(settings.custom, settings.path, kind, **context)
@@ -264,20 +267,27 @@ def _path(settings: SavedStudentConfig) -> str:
 
 
 def _from_pretrained(
-    settings: SavedStudentConfig, tokenizer: PreTrainedTokenizerBase, kind: ModelKind, mapped: bool
+    settings: SavedStudentConfig, tokenizer: PreTrainedTokenizerBase, kind: ModelKind, mapped: bool, reads_head: bool
 ) -> Any:
-    # Its own, in spite of student.tokenizer: the ids of its embeddings are those of that tokenizer.
     path, hub = _path(settings), HubOptions(None, settings.trust_remote_code)
-    check_tokenizers(tokenizer, load_tokenizer("student.path", path, kind, hub), f"student.path={path}")
+    if settings.tokenizer is None or _has_tokenizer(Path(model_folder(path, "student.path"))):
+        # Its own, in spite of student.tokenizer: the ids of its embeddings are those of that tokenizer.
+        check_tokenizers(tokenizer, load_tokenizer("student.path", path, kind, hub), f"student.path={path}")
     return load_pretrained(
         "student.path",
         path,
         kind,
         hub,
-        new_heads=not kind.vocabulary,
+        new_heads=not (kind.vocabulary and reads_head),
         changes=lambda config: _changes(config, settings, kind),
         mapped=mapped,
     )
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    """Whether a model has a tokenizer beside it, as far as is known: one on the Hub is taken to have one."""
+    files = (file for name in ("tokenizer*", "vocab*", "*.model") for file in folder.glob(name))
+    return not folder.is_dir() or any(files)
 
 
 def check_student_settings(settings: StudentConfig) -> None:

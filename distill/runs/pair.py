@@ -16,8 +16,6 @@ from distill.config.settings import (
     LayersStudentConfig,
     NewStudentConfig,
     SavedStudentConfig,
-    SeveralTeachersConfig,
-    StudentConfig,
 )
 from distill.config.teacher import BundledConfig, CustomConfig
 from distill.data.batches import Batches
@@ -31,14 +29,15 @@ from distill.models.identity import model_digest, saved_digest
 from distill.models.kind import ModelKind
 from distill.models.layer_choice import AUTO
 from distill.models.load import load_pretrained, load_tokenizer
-from distill.models.student import make_student, tokenizer_of
-from distill.models.teacher import STARTS, teacher_path, teacher_tokenizer
+from distill.models.student import make_student
+from distill.models.teacher import STARTS, is_encoder_alone, teacher_path
 from distill.objective.build import bind_terms
 from distill.objective.terms import Term, VocabularyTerm
 from distill.runs.layer_losses import Prediction
 from distill.runs.layer_search import find_layers
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import shard_models, weights_on_disk
+from distill.runs.tokenizers import add_ends_of_answers, check_across_tokenizers, find_tokenizer, reads_conversations
 from distill.runtime.errors import SettingError
 from distill.tasks import Task
 from distill.teacher.members import Member, load_members, settings_by_member
@@ -121,18 +120,20 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     Also a student whose layers are still to be chosen is built once, to refuse what does not fit; none of it is kept.
     """
     teacher_kind = task.teacher_kind(config.student)
-    reads_head = any(isinstance(term, VocabularyTerm) for term in terms.values() if term.needs_teacher)
-    reads_head |= isinstance(config.student, LayersStudentConfig) and config.student.layers == AUTO
+    reads_head = _reads_head(config, terms, teacher_kind)
     teachers, shared = load_members(config, teacher_kind, ranks.device, ranks.shards_teacher, reads_head)
     first = teachers[0].model if teachers else None
-    tokenizer = _find_tokenizer(config, task, shared)
+    tokenizer = find_tokenizer(config, task, shared)
     teacher_only_tokenizer = None if shared is None or shared.get_vocab() == tokenizer.get_vocab() else shared
     if teacher_only_tokenizer is not None:
-        _check_across_tokenizers(terms, config, teacher_only_tokenizer, tokenizer)
+        check_across_tokenizers(terms, config, teacher_only_tokenizer, tokenizer)
     for member in teachers:
         check_vocabulary(member.model, f"{member.setting} ({member.title})", teacher_only_tokenizer or tokenizer)
-    student = new_student(config, first, tokenizer, task, ranks)
+    encodes = all(term.needs_teacher and term.across_tokenizers for term in terms.values())  # and no head is read
+    student = new_student(config, first, tokenizer, task, ranks, not encodes)
     check_vocabulary(student, "student", tokenizer)
+    if first is not None and teacher_only_tokenizer is None and reads_conversations(config):
+        add_ends_of_answers(student, first)
     _check_sizes(teachers if teacher_only_tokenizer is None else [], student, tokenizer)
     _check_export(config, student, ranks)
     digests = _digests(config, teachers, shared, student)
@@ -157,14 +158,33 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     )
 
 
+def _reads_head(config: Config, terms: dict[str, Term], kind: ModelKind) -> bool:
+    """Whether the teacher's predictions are read. Raises SettingError where a search for layers alone needs them."""
+    if any(isinstance(term, VocabularyTerm) for term in terms.values() if term.needs_teacher):
+        return True
+    if not (isinstance(config.student, LayersStudentConfig) and config.student.layers == AUTO):
+        return False
+    if any(is_encoder_alone(member.model, kind) for member in settings_by_member(config).values()):
+        raise SettingError(
+            "student.layers=auto searches by the teacher's predictions, and this teacher has no head that makes any: "
+            "name the layers, as in student.layers=[0,5,11], or give student.layers=even"
+        )
+    return True
+
+
 def new_student(
-    config: Config, teacher: Any | None, tokenizer: PreTrainedTokenizerBase, task: Task, ranks: Ranks
+    config: Config,
+    teacher: Any | None,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    ranks: Ranks,
+    reads_head: bool = True,
 ) -> Any:
     """The student as it starts, the same whenever it is made; `teacher`: of several the first one."""
     torch.manual_seed(config.seed)
     length = config.corpus.sequence_length
     with weights_on_disk(ranks, config.student):
-        return make_student(config.student, teacher, tokenizer, length, task.kind, ranks.shards_student)
+        return make_student(config.student, teacher, tokenizer, length, task.kind, ranks.shards_student, reads_head)
 
 
 def _check_sizes(teachers: list[Member], student: Any, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -260,14 +280,6 @@ def _known_start(config: Config, settings: LayersStudentConfig) -> list[int] | N
     return None
 
 
-def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
-    """The tokenizer that a run of these settings makes its sequences with; no model is loaded for it."""
-    kind = task.teacher_kind(config.student)
-    first = next(iter(settings_by_member(config).values()), None)  # several share one tokenizer
-    shared = None if first is None else teacher_tokenizer(first.model, kind, first.setting)
-    return _find_tokenizer(config, task, shared)
-
-
 def _digests(
     config: Config, teachers: list[Member], shared: PreTrainedTokenizerBase | None, student: Any
 ) -> dict[str, str | None]:
@@ -293,62 +305,6 @@ def _digests(
 def _digest_of_custom(make: Component, model: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> str:
     """The digest of what a callable of the user's made; that of a model in memory is there already."""
     return model_digest(model, tokenizer) if make.in_memory is None else make.in_memory.digest
-
-
-def _find_tokenizer(config: Config, task: Task, shared: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
-    """What the sequences of the run are made with: the student's own tokenizer, else the teachers', else a new one."""
-    trained = config.student.tokenizer == "corpus"
-    tokenizer = None if trained else tokenizer_of(config.student, task.kind) or shared
-    if tokenizer is None:
-        tokenizer = task.new_tokenizer(config.corpus, config.data)
-        tokenizer.model_max_length = config.corpus.sequence_length
-    return tokenizer
-
-
-def _check_across_tokenizers(
-    terms: dict[str, Term],
-    config: Config,
-    teacher_tokenizer: PreTrainedTokenizerBase,
-    student_tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    """Refuse what needs a token of the teacher beside each of the student's, where they cut text up differently.
-
-    Raises:
-        SettingError: a term that does, layers of the teacher, or several teachers.
-    """
-    setting = "tokenizer" if config.student.tokenizer is not None else "path"
-    student_setting = f"student.{setting}={getattr(config.student, setting)}"
-    if isinstance(config.student, CustomStudentConfig) and config.student.tokenizer is None:
-        student_setting = f"student, {config.student.custom.title},"
-    differ = how_they_differ(student_setting, student_tokenizer, teacher_tokenizer)
-    refuse_layers(config.student, differ)
-    refuse_pairs_of_tokens(terms, differ)
-    if isinstance(config.teacher, SeveralTeachersConfig):
-        raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")
-
-
-def how_they_differ(student: str, one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> str:
-    """The part of a message that `student`, whose tokenizer is the first, reads other tokens than its teacher."""
-    return f"{student} has another vocabulary ({len(one)} tokens) than the teacher ({len(other)})"
-
-
-def refuse_layers(student: StudentConfig, differ: str) -> None:
-    """Raises SettingError for a student from layers of a teacher that reads other tokens, as `differ` states."""
-    if isinstance(student, LayersStudentConfig):
-        raise SettingError(
-            f"student.init=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"
-        )
-
-
-def refuse_pairs_of_tokens(terms: dict[str, Term], differ: str) -> None:
-    """Raises SettingError for terms that compare single tokens of two models that read other ones."""
-    if pairing := [name for name, term in terms.items() if term.needs_teacher and not term.across_tokenizers]:
-        weights = [f"objective.{name}.weight=0" for name in pairing]
-        raise SettingError(
-            f"objective.{' and objective.'.join(pairing)} pair{'s' * (len(pairing) == 1)} tokens, but {differ}: give "
-            f"{' '.join(weights)} objective.pooled.weight=1, which learns from vectors of whole sequences, or choose "
-            "models with one tokenizer"
-        )
 
 
 def load_baseline(config: Config, pair: Pair) -> Any:

@@ -69,7 +69,9 @@ def test_something_is_held_out_of_every_corpus_of_a_few_documents() -> None:
         assert rule.by_block != bool(by_chance)
 
 
-def test_an_encoder_without_a_head_teaches_what_reads_none(tmp_path: Path, shelf: Shelf) -> None:
+def test_an_encoder_without_a_head_teaches_what_reads_none(
+    tmp_path: Path, shelf: Shelf, capfd: pytest.CaptureFixture
+) -> None:
     """As a sentence encoder does; its scores would be those of a head that is not there."""
     folder = tmp_path / "encoder"
     AutoModel.from_pretrained(shelf.teacher / "student").save_pretrained(folder)
@@ -84,3 +86,9 @@ def test_an_encoder_without_a_head_teaches_what_reads_none(tmp_path: Path, shelf
     assert content["agreement"] is None and "perplexity" not in content["teacher"]
     assert any("without a head" in note for note in content["notes"])
     assert shelf.run(tmp_path / "run", f"teacher.path={folder}", *student, *pooled) == 0  # the same teacher again
+    assert shelf.run(tmp_path / "other", f"teacher.path={folder}", *pooled, "student.layers=auto") == 2
+    assert "this teacher has no head that makes any: name the layers" in capfd.readouterr().err
+    pooled += [f"teacher.path={folder}", "student=pretrained", f"student.path={folder}", "student.layers=null"]
+    pooled.append("objective.mlm.weight=0")
+    assert shelf.run(tmp_path / "saved", *pooled) == 0
+    assert not results(tmp_path / "saved")["student"].get("perplexity"), "as its head is new"

@@ -155,6 +155,21 @@ def test_the_template_of_the_teacher(
         predict(model, {"messages": MESSAGES})
 
 
+def test_a_student_without_a_template_takes_that_of_its_teacher(folder: Path) -> None:
+    """And ends its answers where the teacher ends its own; of the same tokens."""
+    teacher = instructed(folder / "answering")
+    (teacher / "generation_config.json").write_text('{"eos_token_id": [0, 7]}')
+    plain = Path(shutil.copytree("runs/gpt2_pretrain/student", "plain"))
+    (plain / "chat_template.jinja").unlink()
+    command = ["+recipe=distil_chat", "corpus.path=chats.jsonl", *SMALL, "evaluate.samples=0"]
+    command += [f"teacher.path={teacher}", f"student.path={plain}"]
+    assert distill(*command, "hydra.run.dir=runs/answering") == 0
+    student = Path("runs/answering/student")
+    assert (student / "chat_template.jinja").read_text() == SHORT
+    ends = json.loads((student / "generation_config.json").read_text())["eos_token_id"]
+    assert 7 in ends and AutoTokenizer.from_pretrained(student).eos_token_id in ends
+
+
 @pytest.mark.slow
 def test_the_template_on_two_ranks_and_after_a_stop(folder: Path) -> None:
     """Prepared by two processes they are the same sequences, the student is that of one rank, and resumes bitwise."""
@@ -202,7 +217,7 @@ def test_prompts_and_completions() -> None:
             ["corpus has prompts", "objective.task=clm"],
         ),
         (
-            ["corpus=prose", "+evaluate.sources.mine={kind:chat,path:chats.jsonl}", "evaluate.sets=[mine]"],
+            ["corpus=bundled", "+evaluate.sources.mine={kind:chat,path:chats.jsonl}", "evaluate.sets=[mine]"],
             ["evaluate.sources.mine has prompts", "objective.task=clm"],
         ),
     ],

@@ -149,6 +149,23 @@ def test_saved_student_of_another_vocabulary_is_refused_by_name(tmp_path: Path) 
     assert f"student.path={tmp_path}" in text and "vocabulary" in text
 
 
+def test_a_saved_student_without_a_tokenizer_takes_the_one_that_is_named(tmp_path: Path, tokenizer: Any) -> None:
+    make_model("distilbert", 1).save_pretrained(tmp_path / "pruned")
+    tokenizer.save_pretrained(tmp_path / "words")
+    assert make(SavedStudentConfig(path=str(tmp_path / "pruned"), tokenizer=str(tmp_path / "words")), None).training
+
+
+def test_a_saved_encoder_is_a_student_where_no_head_is_read(tmp_path: Path, tokenizer: Any) -> None:
+    make_model("bert", 1).base_model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    settings = SavedStudentConfig(path=str(tmp_path))
+    assert "lacks weights of a masked language model" in refused(settings)
+    student = make_student(settings, None, tokenizer, LENGTH, reads_head=False)
+    tiny.assert_close(
+        tiny.weights_of(student.base_model), tiny.weights_of(make_model("bert", 1).base_model), rtol=0, atol=0
+    )
+
+
 def make_custom(teacher: Any, tokenizer: Any, layers: int) -> Any:
     """A user's own function."""
     assert len(tokenizer) == VOCAB and (teacher is None or teacher.config.num_hidden_layers == 4)

@@ -45,9 +45,9 @@ from distill.objective.trainable import Trainable
 from distill.report.model_card import model_card
 from distill.runs import facts
 from distill.runs.describe import environment, model_facts, origin_of
-from distill.runs.pair import how_they_differ, refuse_pairs_of_tokens
 from distill.runs.published import published
 from distill.runs.record import Record
+from distill.runs.tokenizers import how_they_differ, refuse_pairs_of_tokens
 from distill.runtime.errors import SettingError
 from distill.runtime.files import make_folder
 from distill.runtime.seed import key

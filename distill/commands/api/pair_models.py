@@ -6,7 +6,6 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.errors import parse
-from distill.config.renamed import refuse_old_teacher
 from distill.config.settings import BundledTeacherConfig, OneTeacherConfig, SavedTeacherConfig, StudentConfig
 from distill.config.teacher import BUNDLED
 from distill.models.check import check_model
@@ -14,7 +13,7 @@ from distill.models.kind import CAUSAL, MASKED, ModelKind
 from distill.models.loaded import LoadedModel, kind_of, without_bars
 from distill.models.student import check_student, tokenizer_of
 from distill.models.teacher import load_teacher, teacher_path
-from distill.runs.pair import how_they_differ, refuse_layers
+from distill.runs.tokenizers import how_they_differ, refuse_layers
 from distill.runtime.errors import SettingError
 
 
@@ -77,6 +76,4 @@ def frozen_teacher(teacher: str | Path | LoadedModel) -> LoadedModel:
 def _settings_of(teacher: str) -> OneTeacherConfig:
     if teacher in BUNDLED:
         return parse(BundledTeacherConfig, {"kind": teacher}, "teacher")
-    if not Path(teacher).expanduser().exists():
-        refuse_old_teacher("teacher", teacher)
     return SavedTeacherConfig(path=teacher)

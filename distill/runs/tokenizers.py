@@ -1,0 +1,118 @@
+"""The tokenizers of a run: which one makes its sequences, and what a teacher with another one does not go with."""
+
+import copy
+import logging
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from distill.config.settings import (
+    Config,
+    CustomStudentConfig,
+    LayersStudentConfig,
+    SeveralTeachersConfig,
+    SourceConfig,
+    StudentConfig,
+)
+from distill.models.student import tokenizer_of
+from distill.models.teacher import teacher_tokenizer
+from distill.objective.terms import Term
+from distill.runtime.errors import SettingError
+from distill.tasks import Task
+from distill.teacher.members import settings_by_member
+
+logger = logging.getLogger(__name__)
+
+
+def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
+    """The tokenizer that a run of these settings makes its sequences with; no model is loaded for it."""
+    kind = task.teacher_kind(config.student)
+    first = next(iter(settings_by_member(config).values()), None)  # several share one tokenizer
+    shared = None if first is None else teacher_tokenizer(first.model, kind, first.setting)
+    return find_tokenizer(config, task, shared)
+
+
+def find_tokenizer(config: Config, task: Task, shared: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
+    """What the sequences of the run are made with: the student's own tokenizer, else the teachers', else a new one."""
+    trained = config.student.tokenizer == "corpus"
+    tokenizer = None if trained else tokenizer_of(config.student, task.kind) or shared
+    if tokenizer is not None and shared is not None and _lacks_template(config, tokenizer, shared):
+        logger.info("the student's tokenizer has no chat template: conversations are written by the teacher's")
+        tokenizer = copy.deepcopy(tokenizer)  # one in memory is the user's
+        tokenizer.chat_template = shared.chat_template
+    if tokenizer is None:
+        tokenizer = task.new_tokenizer(config.corpus, config.data)
+        tokenizer.model_max_length = config.corpus.sequence_length
+    return tokenizer
+
+
+def _lacks_template(config: Config, tokenizer: PreTrainedTokenizerBase, shared: PreTrainedTokenizerBase) -> bool:
+    """Whether the text is conversations, and the teacher alone has a template, of tokens that both models have."""
+    if not reads_conversations(config) or tokenizer.chat_template or not shared.chat_template:
+        return False
+    return bool(tokenizer.get_vocab() == shared.get_vocab())
+
+
+def reads_conversations(config: Config) -> bool:
+    """Whether any text of the corpus is conversations."""
+    sources = [config.corpus.source, *config.corpus.sources.values()]
+    return any(isinstance(source, SourceConfig) and source.kind == "chat" for source in sources)
+
+
+def add_ends_of_answers(student: Any, teacher: Any) -> None:
+    """Let a student of conversations end its answers also at the teacher's tokens, where both have them.
+
+    A model that has not been trained on conversations names the end of a text alone, and its answers would run on.
+    """
+    configs: list[Any] = [getattr(model, "generation_config", None) for model in (student, teacher)]
+    ends = [getattr(one, "eos_token_id", None) for one in configs]
+    lists = [one if isinstance(one, list) else [one] for one in ends]
+    both = [number for number in dict.fromkeys([*lists[0], *lists[1]]) if number is not None]
+    if configs[0] is not None and both and both != lists[0]:
+        configs[0].eos_token_id = both
+
+
+def check_across_tokenizers(
+    terms: dict[str, Term],
+    config: Config,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+    student_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Refuse what needs a token of the teacher beside each of the student's, where they cut text up differently.
+
+    Raises:
+        SettingError: a term that does, layers of the teacher, or several teachers.
+    """
+    setting = "tokenizer" if config.student.tokenizer is not None else "path"
+    student_setting = f"student.{setting}={getattr(config.student, setting)}"
+    if isinstance(config.student, CustomStudentConfig) and config.student.tokenizer is None:
+        student_setting = f"student, {config.student.custom.title},"
+    differ = how_they_differ(student_setting, student_tokenizer, teacher_tokenizer)
+    refuse_layers(config.student, differ)
+    refuse_pairs_of_tokens(terms, differ)
+    if isinstance(config.teacher, SeveralTeachersConfig):
+        raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")
+
+
+def how_they_differ(student: str, one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> str:
+    """The part of a message that `student`, whose tokenizer is the first, reads other tokens than its teacher."""
+    return f"{student} has another vocabulary ({len(one)} tokens) than the teacher ({len(other)})"
+
+
+def refuse_layers(student: StudentConfig, differ: str) -> None:
+    """Raises SettingError for a student from layers of a teacher that reads other tokens, as `differ` states."""
+    if isinstance(student, LayersStudentConfig):
+        raise SettingError(
+            f"student.init=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"
+        )
+
+
+def refuse_pairs_of_tokens(terms: dict[str, Term], differ: str) -> None:
+    """Raises SettingError for terms that compare single tokens of two models that read other ones."""
+    if pairing := [name for name, term in terms.items() if term.needs_teacher and not term.across_tokenizers]:
+        weights = [f"objective.{name}.weight=0" for name in pairing]
+        raise SettingError(
+            f"objective.{' and objective.'.join(pairing)} pair{'s' * (len(pairing) == 1)} tokens, but {differ}: give "
+            f"{' '.join(weights)} objective.pooled.weight=1, which learns from one vector for each sequence, or choose "
+            "models with one tokenizer"
+        )
