@@ -18,7 +18,7 @@ def settings_of(seed: int, temperature: float = 2.0, **others: Any) -> dict[str,
 
 def results_of(scores: dict[str, float | None], **others: Any) -> dict[str, Any]:
     """Results with a perplexity on each of some sets, and what else stands there."""
-    sets = {name: {"name": name, "description": name, "documents": 3, "rows": 8, "tokens": 90} for name in scores}
+    sets = {name: {"name": name, "description": name, "documents": 3, "sequences": 8, "tokens": 90} for name in scores}
     return {
         "finished": True,
         "measures": MEASURES,

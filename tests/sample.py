@@ -97,7 +97,7 @@ def sample_results() -> dict[str, Any]:
         },
         "environment": {"python": "3.11.7", "torch": "2.13.0", "device": "cpu", "git_revision": "3f2c1d9"},
         "evaluation": {
-            name: {"name": f"{name} test", "documents": 6, "rows": 912, "tokens": 116_701, "positions": 17_233}
+            name: {"name": f"{name} test", "documents": 6, "sequences": 912, "tokens": 116_701, "positions": 17_233}
             for name in SETS
         },
         "history": history(1.0, ("total", "soft", "mlm", "cosine")),

@@ -51,7 +51,7 @@ def test_what_the_path_stands_for_is_the_command_lines_to_say(tmp_path: Path) ->
 @pytest.mark.parametrize("recipe", ["distilbert_gutenberg", "smoke", "distilgpt2_gutenberg", "mixture"])
 def test_layers_of_a_recipe_are_none_of_a_student_that_is_there(recipe: str, tmp_path: Path) -> None:
     """What README recommends, with each recipe that chooses layers: these are silently not read."""
-    corpus = ["corpus.sources={a: {kind: text, path: x, weight: 1}, b: {kind: prose, weight: 1}}"]
+    corpus = ["corpus.sources={a: {kind: text, path: x, weight: 1}, b: {kind: bundled, weight: 1}}"]
     arguments = [f"+recipe={recipe}", *corpus * (recipe == "mixture")]
     for start in ([f"student.path={tmp_path}"], ["student=pretrained", f"student.path={tmp_path}"]):
         assert composed(*arguments, *start).student == SavedStudentConfig(

@@ -151,7 +151,7 @@ SETTINGS = {
     "duplicates dropped": ("corpus.duplicates=drop",),
     "near duplicates dropped": ("corpus.duplicates=near",), "long sequences": ("corpus.sequence_length=64",),
     "a fallback": ("corpus.fallback=true",),
-    "prose beside": ("corpus.add_prose=true",), "a path beside": ("corpus.path=/tmp",),
+    "a path beside": ("corpus.path=/tmp",),
     "no invalid records": ("corpus.max_invalid=0",),
     "invalid files stop": ("corpus.invalid_files=stop",), "another seed": ("seed=7",),
     "documents apart": ("corpus.cross_documents=false",),

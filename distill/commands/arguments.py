@@ -1,7 +1,6 @@
 """The arguments of the commands: NAME=VALUE for all of them, into a dataclass whose fields are the names."""
 
 import types
-from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from itertools import islice
 from pathlib import Path
@@ -15,22 +14,15 @@ WANTED = {bool: "true or false", int: "a whole number", float: "a number"}
 Arguments = TypeVar("Arguments")
 
 
-def parse(
-    cls: type[Arguments],
-    arguments: list[str],
-    command: str,
-    moved: Mapping[str, str] | None = None,
-    besides: type | None = None,
-) -> Arguments:
+def parse(cls: type[Arguments], arguments: list[str], command: str, besides: type | None = None) -> Arguments:
     """A command line as `cls`. Raises SettingError for names that it does not have, and for values that cannot be.
 
     Args:
         cls: a dataclass. A list gets the values of a name that is given again and again, or as [A,B].
         command: the name of the command, for the messages.
-        moved: options of an earlier release, such as --output, and how they are written now.
         besides: a dataclass whose names the command has taken already, for the messages.
     """
-    values, rest = split(cls, arguments, command, moved)
+    values, rest = split(cls, arguments, command)
     if rest:
         name = rest[0].partition("=")[0]
         names = [field.name for part in (besides, cls) if part is not None for field in fields(part)]
@@ -40,9 +32,7 @@ def parse(
     return values
 
 
-def split(
-    cls: type[Arguments], arguments: list[str], command: str, moved: Mapping[str, str] | None = None
-) -> tuple[Arguments, list[str]]:
+def split(cls: type[Arguments], arguments: list[str], command: str) -> tuple[Arguments, list[str]]:
     """The same of a command that takes settings of a run too, which are the second part."""
     kinds, values, rest = get_type_hints(cls), dict[str, Any](), list[str]()
     left = iter(arguments)
@@ -51,8 +41,6 @@ def split(
         if argument.startswith("--") and _takes_value(argument):
             rest += [argument, *islice(left, 1)]
             continue
-        if name in (moved or {}):
-            raise SettingError(f"{name} is an option of an earlier release: write {(moved or {})[name]}")
         if not separator and not argument.startswith(("-", "~")):
             first = fields(cls)[0].name  # type: ignore[arg-type]
             raise SettingError(f"{argument}: `distill {command}` takes NAME=VALUE, such as {first}={argument}")

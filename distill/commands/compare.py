@@ -24,7 +24,6 @@ in their seed alone become one line, with the mean and the range.
   distill compare run=runs/distilbert_gutenberg-sweep
   distill compare run=runs/first run=runs/second by=heldout.perplexity
 """
-MOVED = {"--by": "by=NAME", "--output": "output=FOLDER"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class CompareArguments:
 
 def run(arguments: list[str]) -> None:
     """Compare the runs, write the page, and print the tables and where it is."""
-    options = parse(CompareArguments, arguments, "compare", MOVED)
+    options = parse(CompareArguments, arguments, "compare")
     compared = ComparedRuns(find_runs(options.run), options.by, "by")
     only = Path(options.run[0]).expanduser()
     folder = only if len(options.run) == 1 and is_sweep(only) else FOLDER

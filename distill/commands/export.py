@@ -21,7 +21,6 @@ their size, latency and, of a language model, perplexity with torch's. It needs 
 
   distill export model=runs/distilbert_gutenberg input=BOOK.txt
 """
-MOVED = {"--text": "input=FILE", "--rows": "max_sequences=N"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class ExportArguments:
 
 def run(arguments: list[str]) -> None:
     """Write the files into the folder of the model, and print the table."""
-    options = parse(ExportArguments, arguments, "export", MOVED)
+    options = parse(ExportArguments, arguments, "export")
     choose("format", options.format, ["onnx"])
     if options.max_sequences < 1:
         raise SettingError(f"max_sequences={options.max_sequences}: give at least 1")

@@ -9,7 +9,6 @@ from typing import Any
 from distill.config.compose import group_of
 from distill.config.errors import shown
 from distill.config.folders import CONF, RECIPES
-from distill.config.renamed import without_scale
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
@@ -119,8 +118,6 @@ def check_overrides(line: CommandLine) -> None:
                 f"variable and give {secret}='${{oc.env:NAME}}'"
             )
     for override in line.parsed():
-        if override.key_or_group == "scale":
-            raise SettingError(without_scale(None if override.is_sweep_override() else override.value()))
         if override.key_or_group == "recipe" and not override.is_add() and not override.is_delete():
             raise SettingError(f"{override.input_line}: a recipe has a plus, give {_recipe(str(override.value()))}")
         if override.is_delete() and (name := override.key_or_group) in NEEDED:

@@ -15,7 +15,6 @@ from distill.config.flat_settings import flatten
 from distill.config.layers import REPLACED, named_settings
 from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
 from distill.config.model import Settings
-from distill.config.renamed import without_scale
 from distill.config.settings import (
     RECIPES,
     ChainConfig,
@@ -147,8 +146,6 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     values = {str(name): value for name, value in container.items()}
     written, compared = written_and_compared(composed, values)
     names = [name for name in Config.model_fields if name not in WHOLE]
-    if "scale" in values:
-        raise SettingError(without_scale(values["scale"]))
     for name in values:
         if name not in names:
             raise SettingError(

@@ -106,7 +106,6 @@ class CorpusConfig(Settings):
         Duplicates.count, "Keep, count or drop documents of the same text, or drop near duplicates too."
     )
     near: NearConfig = setting(None, "When two documents are near duplicates.", factory=NearConfig)
-    add_prose: bool = setting(False, "Add the docstrings of installed packages to the corpus.")
     fallback: bool = setting(False, "Train on the bundled books when there is no path, no $DISTILL_DATA and no `hub`.")
     max_sequences: int | None = setting(
         None, "Train on at most this many sequences or labelled examples, a seeded choice; null is all.",

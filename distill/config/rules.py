@@ -52,6 +52,12 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
             )
     if task.kind.causal:
         refuse_first_position(terms)
+        of_sequences = [name for name, term in terms.items() if term.across_tokenizers]
+        if config.corpus.cross_documents and of_sequences:
+            raise SettingError(
+                f"corpus.cross_documents=true, but objective.{of_sequences[0]} learns from one vector for each "
+                "sequence, which then holds several documents that do not see each other: set it to false"
+            )
     if task.labels == ("mlm", "sop") and config.corpus.cross_documents:
         raise SettingError(
             f"corpus.cross_documents=true, but a sequence of objective.task={objective.task} has one document: "
@@ -127,7 +133,6 @@ def _refuse_text_settings(config: Config) -> None:
     for name, value in (
         ("heldout", corpus.heldout),
         ("cross_documents", corpus.cross_documents),
-        ("add_prose", corpus.add_prose),
         ("fallback", corpus.fallback),
     ):
         if value:
@@ -345,11 +350,6 @@ def check_corpus(config: Config) -> None:
         raise SettingError("corpus.kind=heldout is for evaluation sets: name where the corpus comes from")
     if kind == MIXTURE and len(settings.sources) < 2:
         raise SettingError(f"corpus=mixture needs two sources or more: give corpus.sources='{EXAMPLE}'")
-    if settings.sources and settings.add_prose:
-        raise SettingError(
-            "corpus.add_prose=true has no share in a mixture: give the prose one as corpus.sources.NAME={kind: prose, "
-            "weight: 0.1}, or set corpus.add_prose=false"
-        )
     held_out = {f"heldout_{name}" for name in settings.sources} if "heldout" in config.evaluate.sets else set()
     if clash := sorted(held_out & set(config.evaluate.sets)):
         raise SettingError(

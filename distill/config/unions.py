@@ -8,7 +8,6 @@ from pydantic_core import to_jsonable_python
 
 from distill.config.errors import parse, shown
 from distill.config.model import Settings
-from distill.config.renamed import refuse_old_teacher
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
 
@@ -80,7 +79,6 @@ class Kinds:
         if kind == CUSTOM and values.get(CUSTOM) is None:
             kind = None
         if kind not in by_kind:
-            refuse_old_teacher(f"{setting}.{self.by}", str(kind))
             names = [name for name in by_kind if name != CUSTOM]
             raise SettingError(
                 f"{setting}.{self.by}={shown(values.get(self.by))} is not known{did_you_mean(kind, names)}: choose one "

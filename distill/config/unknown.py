@@ -5,23 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from distill.config.component import Component, built_in, kinds
-from distill.config.renamed import OPTIONS, other_name, without_scale
+from distill.config.renamed import other_name
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import MAX_NAMES, did_you_mean
 from distill.runtime.version import pip_install
 
 NO_TRIAL = "No trials are completed"  # what Optuna ends a search with where no run gave a number
-# Settings that an earlier release had, and what to do without them.
-REMOVED = {
-    "profile.interval": "leave it out: a profile samples the machine every half second",
-    "profile.trace_after": "leave it out: the trace begins after four steps, profile.trace_steps is how many it has",
-    "backend.vocabulary_parallel": "leave it out: with backend=fsdp each rank gathers the output embeddings and takes "
-    "the losses over the vocabulary chunk by chunk",
-    "backend.elastic": "torchrun starts ranks again: torchrun --nnodes=MIN:MAX --max-restarts=N -m distill ..., with "
-    "train.sequences_per_step set",
-    "backend.elastic_wait": "torchrun waits for hosts: --rdzv-conf=join_timeout=SECONDS",
-}
 EXTRAS = {"hydra/sweeper/optuna": "search"}  # options that come with another package, and how to install it
 
 
@@ -37,8 +27,6 @@ def setting_error(error: Exception) -> SettingError | None:
 
 def explain(error: Exception) -> str:
     """One line for an error of Hydra or OmegaConf: the key, what is wrong with it, and where to look."""
-    if "Could not override 'scale'" in str(error):
-        return without_scale(None)
     if (missing := getattr(error, "missing_cfg_file", None)) is not None:
         return _no_such_option(str(missing), list(getattr(error, "options", None) or []))
     if isinstance(override := getattr(error, "override", None), str):
@@ -73,8 +61,6 @@ def _no_such_option(missing: str, options: list[str]) -> str:
     if missing in EXTRAS:
         return f"{'='.join(missing.rsplit('/', 1))} is not installed: {pip_install(EXTRAS[missing])}"
     group, _, name = missing.rpartition("/")
-    if missing in OPTIONS:
-        return f"{group}={name} has another name now: give {group}={OPTIONS[missing]}"
     if not options:
         return f"{missing}: there is no such group or option; --help shows those that there are"
     names = ", ".join(sorted(options))
@@ -87,10 +73,6 @@ def _no_such_setting(key: str, parent: Any) -> str:
     Args:
         parent: the node of OmegaConf that has no such key.
     """
-    if key == "scale":
-        return without_scale(None)
-    if key in REMOVED:
-        return f"{key} is not a setting any more: {REMOVED[key]}"
     if (line := other_name(key)) is not None:
         return line
     name = key.rpartition(".")[2]

@@ -48,7 +48,7 @@ def build(
     Raises:
         SettingError: a setting names a field that no record of a source has, or another version has begun the folder.
     """
-    part, work = packing.part.units(work_of(sources))  # prose is collected, and logged, here
+    part, work = packing.part.units(work_of(sources))
     logger.info(f"preparing tokens of {name}{_announced(packing)}")
     packing, work = replace(packing, part=part), with_rules(packing.held_out.share, work)
     scratch.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def _announce(meta: Meta, packing: Packing) -> None:
     tokens, seconds = num_tokens(meta), meta["seconds"]
     logger.info(f"prepared {tokens:,} tokens in {seconds:.1f} s: {rate(meta):,.0f} tokens a second")
     if dropped := sum(meta[part]["dropped"] for part in PARTS):
-        shortest = f"ends of documents of fewer than {packing.format.shortest} tokens"
+        shortest = f"documents, and ends of documents, of fewer than {packing.format.shortest} tokens"
         what = f"{shortest}, and what is over of pairs of segments" if packing.format.pairs else shortest
         logger.info(f"left out {dropped:,} tokens ({dropped / (tokens + dropped):.1%}): {what}")
 

@@ -35,7 +35,6 @@ from distill.data.shards.open import open_sequences
 from distill.data.shards.records import META, PARTS, Meta
 from distill.data.sources import Source, find_source
 from distill.data.sources.bundled import Bundled
-from distill.data.sources.prose import Prose
 from distill.data.stale import remove_stale, scratch_name
 from distill.data.token_ids import tokenizer_of_numbers
 from distill.runtime.errors import Damaged, SettingError
@@ -114,7 +113,7 @@ class Tokens:
 
 
 def corpus_text(corpus: CorpusConfig, data: DataConfig) -> Text:
-    """The text of the corpus, or the bundled books that stand in for it, with the prose that joins it.
+    """The text of the corpus, or the bundled books that stand in for it.
 
     Raises:
         SettingError: it is not available.
@@ -122,9 +121,7 @@ def corpus_text(corpus: CorpusConfig, data: DataConfig) -> Text:
     source = find_source(corpus.source, "corpus", data)
     if source is None and corpus.fallback:
         source = Bundled.find(SourceConfig(kind="bundled"), "corpus", data)
-    sources: tuple[Source, ...] = (_need(source, corpus.source, "corpus"),)
-    if corpus.add_prose and not isinstance(source, Prose):
-        sources = (*sources, Prose(data))
+    sources = (_need(source, corpus.source, "corpus"),)
     return Text(sources, "corpus", _path_of(corpus.source), corpus.max_sequences)
 
 

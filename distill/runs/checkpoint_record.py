@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from distill.distributed.parts import load_parts, template
 from distill.optim.loss_scale import LARGEST, SMALLEST
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.manifest import MANIFEST, check_digests, check_manifest
+from distill.runtime.manifest import MANIFEST, check_manifest
 
-FORMAT, OLDER_FORMAT = 5, 4  # the older one has no manifest: digests of the tensors are in the record itself
+FORMAT = 5
 MOST_PARTS = 100_000
 IN_PARTS = 6  # the format where each rank has written its parts of the tensors
 RECORD, WEIGHTS, OPTIMIZER = "state.json", "model.safetensors", "optimizer.safetensors"
@@ -25,6 +25,7 @@ STEP = re.compile(r"step-(\d+)")
 # The parts of a record and the types of their values.
 PARTS: dict[str, tuple[type, ...]] = {
     "state": (object,),
+    "tensors": (object,),
     "identity": (object,),
     "optimizer": (int, float, str, type(None)),
     "precision": (bool, str, int, float, type(None)),
@@ -48,12 +49,16 @@ def read_record(path: Path) -> dict[str, Any]:
         check_manifest(path, (RECORD, *tensor_files(record)))
     if record.get("format") in (FORMAT, IN_PARTS) and not (path / MANIFEST).is_file():
         raise Damaged(path, f"{MANIFEST} is missing")
-    if record.get("format") not in (FORMAT, OLDER_FORMAT, IN_PARTS):
+    if record.get("format") not in (FORMAT, IN_PARTS):
         raise _unknown_format(path, record)
     _check_parts(path, record)
-    if record["format"] == OLDER_FORMAT:
-        check_digests(path, {name: record["sha256"].get(name, "") for name in (WEIGHTS, OPTIMIZER)})
     return record
+
+
+def began_from(path: Path) -> str | None:
+    """The checkpoint that `resume` named when the run of this one began; None where it named none."""
+    began = read_record(path).get("began_from")
+    return began if isinstance(began, str) else None
 
 
 def _refuse_unreadable(path: Path) -> None:
@@ -94,16 +99,15 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _unknown_format(path: Path, record: dict[str, Any]) -> SettingError:
-    """A number that no release before this one wrote is that of a later one, where the digests vouch for it."""
+    """Another number is that of another release where the digests vouch for it, and damage where they do not."""
     number = record.get("format")
-    if isinstance(number, int) and (number < OLDER_FORMAT or (path / MANIFEST).is_file()):
+    if isinstance(number, int) and (path / MANIFEST).is_file():
         return SettingError(f"resume={path}: written in format {number}; it needs the release that wrote it")
     return Damaged(path, f"{RECORD} names the format {str(number)[:20]!r}")
 
 
 def _check_parts(path: Path, record: dict[str, Any]) -> None:
-    later = {"tensors": (object,)} if record["format"] in (FORMAT, IN_PARTS) else {"sha256": (str,)}
-    for name, types in {**PARTS, **later}.items():
+    for name, types in PARTS.items():
         part = record.get(name)
         if not isinstance(part, dict) or not all(isinstance(value, types) for value in part.values()):
             raise Damaged(path, f"{RECORD} has no {name} as checkpoints have it")

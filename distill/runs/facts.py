@@ -28,7 +28,7 @@ class Source:
     weight: float | None = None
     documents: int | None = None
     tokens: int | None = None
-    sequences: int | None = field(default=None, metadata=stored(earlier="rows"))
+    sequences: int | None = None
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Corpus:
     name: str | None = None
     documents: int | None = None
     tokens: int | None = None
-    sequences: int | None = field(default=None, metadata=stored(earlier="rows"))
+    sequences: int | None = None
     sequence_length: int | None = None
     skipped: list[str] = field(default_factory=list)  # `name: reason` of every file that could not be read
     records: int | None = None
-    invalid: int | None = field(default=None, metadata=stored(earlier="bad"))
-    first_invalid: list[str] = field(default_factory=list, metadata=stored(earlier="first_bad"))
+    invalid: int | None = None
+    first_invalid: list[str] = field(default_factory=list)
     duplicates: dict[str, int] = field(default_factory=dict, metadata=stored(sparse=True))
     sources: dict[str, Source] = field(default_factory=dict, metadata=stored(sparse=True))
     hub: list[str] = field(default_factory=list, metadata=stored(sparse=True))  # names of data sets on the Hub
@@ -125,23 +125,23 @@ class ChosenLayers:
 class LayerSearch:
     """What `student.layers=auto` has found (`distill.runs.layer_search`)."""
 
-    layers: list[Any] = field(default_factory=list)
-    teacher: float | None = None
-    best: list[ChosenLayers] = field(default_factory=list)
-    by_rule: list[ChosenLayers] = field(default_factory=list)
-    tried: int | None = None
-    all_subsets: bool = False
-    sequences: int | None = field(default=None, metadata=stored(earlier="rows"))
-    perplexity: bool = False
+    layers: list[Any] = field(default_factory=list)  # the choice
+    teacher: float | None = None  # the loss of the whole teacher, a mean over predicted positions or sequences
+    best: list[ChosenLayers] = field(default_factory=list)  # the best choices, in their order
+    by_rule: list[ChosenLayers] = field(default_factory=list)  # what the rules choose
+    tried: int | None = None  # how many subsets were scored, those of the rules included
+    all_subsets: bool = False  # whether these were all there are
+    sequences: int | None = None  # of the corpus, on which they were scored
+    perplexity: bool = False  # whether the losses are logarithms of perplexities
     seconds: float | None = None
-    stopped: bool = False
+    stopped: bool = False  # whether `student.search_seconds` ended the search
 
 
 @dataclass(frozen=True)
 class Start:
     """What the student was before its first step."""
 
-    init: str | None = field(default=None, metadata=stored(earlier="kind"))
+    init: str | None = None
     source: str | None = field(default=None, metadata=stored("from"))
     published: Published = field(default_factory=Published, metadata=stored(sparse=True))
     layers: list[Any] = field(default_factory=list, metadata=stored(sparse=True))
@@ -185,7 +185,7 @@ class Optimizer:
     lr: float | None = None
     scale_lr: str | None = None
     base_batch: int | None = None
-    sequences_per_step: int | None = field(default=None, metadata=stored(earlier="rows_per_step"))
+    sequences_per_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class EvaluationSet:
     name: str | None = None
     description: str | None = None
     documents: int | None = None
-    sequences: int | None = field(default=None, metadata=stored(earlier="rows"))
+    sequences: int | None = None
     tokens: int | None = None
     positions: int | None = None
     pseudo_positions: int | None = None
@@ -272,7 +272,7 @@ class LearningCurve:
 
     measure: str = ""
     data: str = field(default="", metadata=stored("set"))
-    sequences: int | None = field(default=None, metadata=stored(earlier="rows"))
+    sequences: int | None = None
     teacher: float | None = None
     student: list[CurvePoint] = field(default_factory=list)
 
@@ -300,7 +300,7 @@ class Baseline(Model):
 class Fed:
     """What a source of a mixture has given to the run."""
 
-    sequences: int | None = field(default=None, metadata=stored(earlier="rows"))
+    sequences: int | None = None
     tokens: float | None = None
     passes: float | None = None
 
@@ -340,7 +340,7 @@ class Backend:
     rings: Rings = field(default_factory=Rings)
     accumulate: int | None = None
     batch_size: int | None = None
-    sequences_per_step: int | None = field(default=None, metadata=stored(earlier="rows_per_step"))
+    sequences_per_step: int | None = None
     syncs: int | None = None
     collectives: int | None = None
     bytes_sent: int | None = None

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from distill.config.paths import looks_local, refuse_missing
-from distill.config.renamed import refuse_old_teacher, renamed_tree
 from distill.config.teacher import BUNDLED
 from distill.models.kind import CAUSAL, CLASSES, ORDERED, SPANS, saved_class
 from distill.models.load import model_folder, refuse_custom_class, saved_config
@@ -66,8 +65,6 @@ def _locate(name: str) -> Located:
     folder = Path(name).expanduser()
     if name in BUNDLED and not folder.exists():
         return Located(name, bundled_folder(name), None, _class_of(bundled_folder(name), name))
-    if not folder.exists():
-        refuse_old_teacher(SETTING, name)
     if looks_local(name):
         refuse_missing(SETTING, name)
     if (folder / "config.yaml").is_file() and not ((folder / "student").is_dir() or (folder / "config.json").is_file()):
@@ -117,7 +114,7 @@ def _class_of(path: str, name: str) -> str:
 
 
 def settings_of_run(folder: Path) -> dict[str, Any]:
-    """The settings that a run was made with, nested by the names of the command line today.
+    """The settings that a run was made with, nested by the names of the command line.
 
     Raises:
         SettingError: its config.yaml cannot be read.
@@ -131,7 +128,7 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
         raise SettingError(f"model={folder}: its config.yaml cannot be read: {first_line(error)}") from error
     if not isinstance(content, dict):
         return {}
-    settings = renamed_tree({str(name): value for name, value in content.items()})
+    settings = {str(name): value for name, value in content.items()}
     return {name: _absolute(value, folder) if name in WITH_PATHS else value for name, value in settings.items()}
 
 

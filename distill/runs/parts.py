@@ -13,15 +13,14 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 Part = TypeVar("Part")
 
 
-def stored(key: str = "", sparse: bool = False, earlier: str = "") -> dict[str, Any]:
+def stored(key: str = "", sparse: bool = False) -> dict[str, Any]:
     """The metadata of a field.
 
     Args:
         key: in JSON, where that is not the name of the field; `*` for a dict whose entries are beside the fields.
         sparse: JSON has it only where there is something in it.
-        earlier: the key in JSON of earlier releases.
     """
-    return {"key": key, "sparse": sparse, "earlier": earlier}
+    return {"key": key, "sparse": sparse}
 
 
 def to_json(value: Any) -> Any:
@@ -55,8 +54,6 @@ def from_json(kind: type[Part], value: Any, path: str = "") -> Part:
 def _read_part(kind: Any, value: Any, path: str) -> Any:
     if not isinstance(value, dict):
         raise _mismatch(kind, value, path)
-    earlier = {field.metadata["earlier"]: _key(field) for field in fields(kind) if field.metadata.get("earlier")}
-    value = {**{earlier[name]: inner for name, inner in value.items() if name in earlier}, **value}
     fields_by_key = {_key(item): item for item in fields(kind)}
     beside = {name: inner for name, inner in value.items() if name not in fields_by_key and isinstance(inner, dict)}
     hints = _hints(kind)

@@ -8,7 +8,6 @@ import shlex
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from distill.config.renamed import renamed
 from distill.runs.facts import (
     Agreement,
     Backend,
@@ -82,7 +81,7 @@ class Record:
     corpus: Corpus = field(default_factory=Corpus)
     teacher: Teacher | None = None
     student: Student | None = None
-    baseline: Baseline | None = field(default=None, metadata=stored(earlier="twin"))
+    baseline: Baseline | None = None
     agreement: dict[str, Agreement] | None = None
     samples: Samples | None = field(default=None, metadata=stored(sparse=True))
     evaluation: dict[str, EvaluationSet] = field(default_factory=dict)
@@ -97,8 +96,8 @@ class Record:
     history: list[HistoryPoint] = field(default_factory=list)
     best: Best | None = field(default=None, metadata=stored(sparse=True))
     curve: LearningCurve | None = None
-    snapshots: list[int] = field(default_factory=list, metadata=stored(earlier="milestones"))
-    snapshot: int | None = field(default=None, metadata=stored(sparse=True, earlier="milestone"))
+    snapshots: list[int] = field(default_factory=list)
+    snapshot: int | None = field(default=None, metadata=stored(sparse=True))
     profile: Profile | None = None
     student_files: dict[str, str] = field(default_factory=dict, metadata=stored(sparse=True))
 
@@ -109,12 +108,12 @@ class Record:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Record":
-        """The record that `to_json`, or an earlier release, has written.
+        """The record that `to_json` has written.
 
         Raises:
             SettingError: a value is of another kind than there belongs, or a later release wrote it.
         """
-        version = content.get("version", 0)  # earlier releases wrote none
+        version = content.get("version")
         if isinstance(version, int) and version > VERSION:
             raise SettingError(f"version={version} is of a later release, which alone can read it")
         try:
@@ -122,10 +121,7 @@ class Record:
         except ValueError as error:
             raise SettingError(str(error)) from None
         titled = {name: replace(measure, title=measure.title or name) for name, measure in record.measures.items()}
-        student = record.student
-        if student is not None and student.start.init == "config":  # as earlier releases called new weights
-            student = replace(student, start=replace(student.start, init="random"))
-        return replace(record, student=student, identity=renamed(record.identity), measures=titled or _usual_measures())
+        return replace(record, measures=titled or _usual_measures())
 
     @property
     def command_from_anywhere(self) -> str:

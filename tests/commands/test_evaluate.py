@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from job import Shelf, book, distill, results, save_model
 from test_fine_tuning import squad, table
 from transformers import BloomConfig, BloomForCausalLM
@@ -19,8 +18,6 @@ from vocabularies import vocabulary_of
 
 from distill.commands.cli import main
 from distill.commands.scoring.score import evaluate_models
-from distill.commands.scoring.settings import settings_of
-from distill.runs.located import locate
 from distill.runtime.errors import SettingError
 
 
@@ -221,19 +218,6 @@ def test_code_that_the_settings_of_a_run_name_is_not_run(done: Path, tmp_path: P
     (run / "config.yaml").write_text(config.replace("measures: {}", own))
     message = refused([str(run)])
     assert "name code (evaluate.measures.mine._target_=os.getcwd)" in message and "evaluate=local" in message
-
-
-def test_the_settings_of_a_run_of_an_earlier_release_are_read(done: Path, tmp_path: Path) -> None:
-    settings = yaml.safe_load((done / "config.yaml").read_text())
-    rows, cache = settings["corpus"].pop("max_sequences"), settings["data"]["cache"]
-    settings["corpus"] |= {**settings.pop("data"), "rows": rows}
-    settings["evaluate"]["rows"] = scored = settings["evaluate"].pop("max_sequences")
-    run = tmp_path / "run"
-    shutil.copytree(done / "student", run / "student")
-    (run / "config.yaml").write_text(yaml.safe_dump(settings))
-    config, task = settings_of(locate([str(run)]), [])
-    assert task == "mlm" and config.data.cache == cache
-    assert config.corpus.max_sequences == rows and config.evaluate.max_sequences == scored
 
 
 def test_a_text_that_the_vocabulary_does_not_fit(done: Path, tmp_path: Path) -> None:

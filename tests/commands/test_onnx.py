@@ -193,7 +193,7 @@ def test_what_is_refused(run: Path, tmp_path: Path, text: Path, capsys: pytest.C
     assert "fewer than 64 tokens" in refused(capsys, f"model={run}", f"input={tmp_path / 'short.txt'}")
     (tmp_path / "no.txt").write_bytes(b"\xff\xfe\xfa" * 99)
     assert "not UTF-8" in refused(capsys, f"model={run}", f"input={tmp_path / 'no.txt'}")
-    assert "write input=FILE" in refused(capsys, f"model={run}", "--text", "a.txt")
+    assert "`distill export` takes NAME=VALUE" in refused(capsys, f"model={run}", "--text", "a.txt")
     assert "choose one of onnx" in refused(capsys, f"model={run}", "format=tflite")
     broken = saved(tmp_path / "broken", "distilbert") / "student" / "model.safetensors"
     broken.write_bytes(broken.read_bytes()[:999])

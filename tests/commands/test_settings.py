@@ -89,7 +89,6 @@ def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         (["train.steps=abc"], "train.steps=abc is no whole number"),
         (["+recipe=albert_chain"], "this recipe is a chain"),
         (["--cfg", "job"], "--cfg: `distill settings` takes --config-dir alone"),
-        (["scale=paper"], "give +recipe=distilbert_paper"),
     ],
 )
 def test_bad_input_ends_in_one_line(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:

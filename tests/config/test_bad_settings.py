@@ -11,7 +11,7 @@ from distill.config.command_line import CommandLine, check_overrides
 from distill.config.compose import build, register
 from distill.config.composition import compose_overrides
 from distill.config.settings import CONF, Config
-from distill.config.unknown import REMOVED, explain
+from distill.config.unknown import explain
 from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
@@ -19,6 +19,7 @@ from distill.runtime.errors import SettingError
 # has to name, where that is not all of the setting.
 BAD = """
 corpus=5
++recipe=distilgpt2_gutenberg ;; objective.pooled.weight=1 -> corpus.cross_documents=true, but objective.pooled
 optimizer=null
 student=null
 teacher=null
@@ -54,8 +55,6 @@ optimizer.clip=1e400
 optimizer.kind=adamm
 optimizer=adam
 optimizer.learning_rate=1
-profile.interval=1 -> profile.interval is not a setting any more
-profile.trace_after=3 -> profile.trace_after is not a setting any more
 profile.stop_after=0
 student.config={hidden_size:0}
 student.config={hidden_size:-5}
@@ -113,7 +112,6 @@ backend.processes=0
 backend.processes=100000
 backend.name=dpp
 backend.rings=foo
-backend.vocabulary_parallel=2 -> backend.vocabulary_parallel is not a setting any more: leave it out
 backend.rings=0
 backend.rings=100000
 backend.sync=foo
@@ -309,13 +307,6 @@ def test_a_bad_value_is_refused_by_name(line: str) -> None:
         checked(overrides)
     message = str(error.value)
     assert setting in message and "\n" not in message and error.value.status == 2, message
-
-
-@pytest.mark.parametrize("name", REMOVED)
-def test_what_has_left_names_what_takes_its_place(name: str) -> None:
-    with pytest.raises(SettingError) as error:
-        checked([f"{name}=1"])
-    assert REMOVED[name] in str(error.value)
 
 
 NEAREST = {

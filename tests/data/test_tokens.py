@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from text import WORDS, some_text, tokens_of
+from text import some_text, tokens_of
 from tiny import all_of, changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
@@ -19,7 +19,7 @@ from distill.data.heldout import HeldOut, fraction
 from distill.data.packing import Packing
 from distill.data.sequence_format import SequenceFormat
 from distill.data.shards import host
-from distill.data.sources import _files, find_source, prose
+from distill.data.sources import _files, find_source
 from distill.data.tokens import Text, Tokens, prepare, set_text
 from distill.runtime.errors import SettingError
 
@@ -141,7 +141,7 @@ def test_the_second_time_comes_from_the_cache(
 ) -> None:
     first = tokens_of(reviews, tokenizer)
     assert len(lines) == 3 and "preparing tokens" in lines[0] and "tokens a second" in lines[1]
-    assert "left out 68 tokens (0.6%): ends of documents of fewer than 8 tokens" in lines[2]
+    assert "left out 68 tokens (0.6%): documents, and ends of documents, of fewer than 8 tokens" in lines[2]
     tokenizer(["some text", "more"], padding=True, truncation=True, max_length=4)  # leaves its marks in the tokenizer
     second = tokens_of(changed(reviews, workers=2), tokenizer)
     assert len(lines) == 3 and second.digest == first.digest and second.seconds == first.seconds
@@ -228,29 +228,6 @@ def test_settings_that_cannot_work_are_refused(
         tokens_of(changed(reviews, cache=f"{tmp_path}/file"), tokenizer)
     with pytest.raises(SettingError, match=r"^teacher\.path=.*no \[SEP\]"):
         tokens_of(reviews, PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, cls_token="[CLS]"))
-
-
-# --- prose, joining or alone
-
-
-@pytest.fixture
-def small_prose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "package"
-    root.mkdir()
-    sentences = (f"The {word} of a package is not the same as the other parts of it." for word in WORDS)
-    (root / "a.py").write_text("".join(f'def f{i}():\n    """{s}"""\n' for i, s in enumerate(sentences)))
-    monkeypatch.setattr(prose, "installed", lambda: {"package": (root, "1.0")})
-
-
-@pytest.mark.usefixtures("small_prose")
-def test_prose_stands_alone_or_joins_and_is_named(reviews: Config, tokenizer: PreTrainedTokenizerFast) -> None:
-    alone = tokens_of(changed(reviews, kind="prose", path=None, heldout=0.0), tokenizer)
-    assert alone.name.startswith("bundled prose") and alone.documents == 1
-    both = tokens_of(changed(reviews, add_prose=True, heldout=0.0), tokenizer)
-    assert both.name.startswith("2 JSONL files in ") and " + bundled prose" in both.name
-    rows = all_of(both.sequences)
-    np.testing.assert_array_equal(rows[-len(alone.sequences) :], all_of(alone.sequences))
-    np.testing.assert_array_equal(rows[: -len(alone.sequences)], naive(documents_of(reviews), tokenizer, 32))
 
 
 @pytest.mark.parametrize("part", ["train", "heldout"])

@@ -1,4 +1,4 @@
-"""The record of a run: it is read as it was written, earlier results open, anything else is refused in one line."""
+"""The record of a run: it is read as it was written, and anything else is refused in one line."""
 
 import json
 from dataclasses import replace
@@ -8,54 +8,14 @@ from typing import Any
 import pytest
 from sample import sample_results
 
-from distill.config.renamed import renamed
 from distill.runs.against_baseline import GapClosed
 from distill.runs.facts import Baseline, Scheduled
 from distill.runs.record import VERSION, Record
 from distill.runs.results_file import read_results, read_run, write_results
 from distill.runtime.errors import Damaged, SettingError
 
-EARLIER_KEYS = {"twin": "baseline", "milestones": "snapshots", "rows": "sequences", "bad": "invalid"}
-EARLIER_KEYS |= {"rows_per_step": "sequences_per_step", "first_bad": "first_invalid", "kind": "init"}
-EARLIER = Path(__file__).parent / "results_without_version.json"  # as a run has left it before records had versions
 
-
-def is_within(part: Any, whole: Any) -> bool:
-    """Whether all that `part` holds stands in `whole`, too."""
-    if isinstance(part, dict):
-        return isinstance(whole, dict) and all(key in whole and is_within(of, whole[key]) for key, of in part.items())
-    if isinstance(part, list):
-        return len(part) == len(whole) and all(is_within(*pair) for pair in zip(part, whole, strict=True))
-    return bool(part == whole)
-
-
-def with_todays_keys(content: Any) -> Any:
-    """Content of an earlier release by the keys that it has today."""
-    if isinstance(content, list):
-        return [with_todays_keys(inner) for inner in content]
-    if not isinstance(content, dict):
-        return content
-    return {EARLIER_KEYS.get(key, key): with_todays_keys(inner) for key, inner in content.items()}
-
-
-def test_results_of_a_release_without_versions_open_with_all_that_they_hold() -> None:
-    record = read_results(EARLIER)
-    content = json.loads(EARLIER.read_text())
-    del content["sha256"], content["scale"]  # this release has recipes in place of a scale
-    profile = content["profile"]  # of which this release keeps less
-    rules = [finding["rule"] for finding in profile.pop("findings")]
-    del profile["energy"], profile["notes"], profile["step_seconds"]["typical"]
-    assert record.profile is not None and [finding.rule for finding in record.profile.findings] == rules
-    content = {**with_todays_keys(content), "identity": renamed(content["identity"])}
-    assert is_within(content, record.to_json())
-    assert record.version == VERSION and record.finished
-    assert record.student is not None and record.student.score("perplexity", "heldout") == 60.84267084987823
-    assert record.baseline is not None and record.baseline.bootstrap["perplexity"]["heldout"].num_units == 31
-    assert record.student.start.search is not None and record.student.start.search.tried == 6
-    assert [point.step for point in record.history] == [8, 16]
-
-
-@pytest.mark.parametrize("content", [{}, sample_results(), json.loads(EARLIER.read_text())])
+@pytest.mark.parametrize("content", [{}, sample_results()])
 def test_a_record_is_read_as_it_was_written(content: dict[str, Any], tmp_path: Path) -> None:
     record = Record.from_json(content)
     write_results(tmp_path / "results.json", record)
@@ -109,7 +69,7 @@ def test_a_value_of_another_kind_is_refused_in_one_line(content: dict[str, Any],
 
 def test_a_change_behind_its_back_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    write_results(path, replace(read_results(EARLIER), recipe="mine"))
+    write_results(path, replace(Record.from_json(sample_results()), recipe="mine"))
     path.write_text(path.read_text().replace('"recipe": "mine"', '"recipe": "yours"'))
     with pytest.raises(Damaged, match="its SHA-256 is another"):
         read_results(path)

@@ -5,7 +5,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distill.config.renamed import OLD_TEACHERS
 from distill.config.teacher import BUNDLED
 from distill.models.teacher import bundled_folder
 from distill.report.page import Table, render
@@ -56,7 +55,7 @@ class RunResults:
     def teacher(self) -> str | None:
         """The folder or Hub name of the teacher; None for none, for several, or for one of a class of your own."""
         teacher = self.settings.get("teacher") or {}
-        kind = OLD_TEACHERS.get(str(teacher.get("kind")), teacher.get("kind"))
+        kind = teacher.get("kind")
         if kind in BUNDLED:
             return bundled_folder(kind)
         return teacher.get("path") if kind == "pretrained" else None
