@@ -10,7 +10,6 @@ from transformers.utils import logging as transformers_logging
 
 from distill.config.compose import default_settings
 from distill.config.flat_settings import flatten
-from distill.config.renamed import renamed
 from distill.config.settings import Config, SourceConfig, TrackerConfig
 from distill.data.batches import Batches
 from distill.distributed import Ranks, gradient_sync, join_ranks
@@ -50,7 +49,7 @@ from distill.runs.setup import choose_precision, setup_student
 from distill.runs.snapshots import check_within
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
 from distill.runs.term_losses import loss_evaluator
-from distill.runtime.bounded_yaml import read_yaml
+from distill.runtime.bounded_yaml import read_settings
 from distill.runtime.progress import configure_logging
 from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
@@ -75,7 +74,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         SettingError: bad input, before any earlier work in the folder is touched.
         Diverged, Interrupted: training ended early with a usable last checkpoint.
     """
-    check(config)
+    check(config, path)
     with ExitStack() as stack:
         # Load models and data, and open the folder of the run that they make.
         ranks = enter_ranks(config, stack)
@@ -89,7 +88,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         baseline = find_baseline(config, identity, steps, terms)
         folder = stack.enter_context(RunFolder(path, config.resume, identity, config.train.keep, ranks))
         if (finished := folder.load_finished_record(steps, config.train.length)) is not None:
-            report_finished(config, finished, path)
+            report_finished(config, finished, folder, resolved)
             return finished
         # Resolve what the settings leave open: from here on no setting is `auto`.
         config, formats = resolve_precision(config, folder)
@@ -113,7 +112,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         record = replace(describe(run, caches, evaluator.measures, recipe, command, notes), best=best)
         page.describe(record)
         # Train.
-        checkpoints = folder.checkpoints.with_metadata(formats, best)
+        checkpoints = folder.checkpoints.with_metadata(formats, best, folder.beginning())
         training = Training(learner, teacher, data.batches, ranks, config.train, state, checkpoints)
         followers = make_followers(run, evaluator, record, page, state, steps)
         stack.callback(followers.log.progress.close)  # also where the training ends early
@@ -130,8 +129,10 @@ def identity_of(config: Config, models: RunModels, data: Prepared, steps: int) -
     return run_identity(config, digests, data.batches, steps, data.sets)
 
 
-def report_finished(config: Config, record: Record, path: Path) -> None:
+def report_finished(config: Config, record: Record, folder: RunFolder, resolved: str) -> None:
     """Tell the user that nothing is to be done, and what a finished run will not get any more."""
+    path = folder.path
+    folder.end_continuation(record, resolved)
     logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
     lacking = [f"measure {name}" for name in config.evaluate.measures if name not in record.measures]
     for name in config.evaluate.sets:
@@ -150,18 +151,18 @@ def report_finished(config: Config, record: Record, path: Path) -> None:
         )
     elif differing := differing_settings(config, path):
         more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
+        scores = any(line.startswith(("evaluate.", "precision.evaluate")) for line in differing)
+        again = f"`distill evaluate model={path}` with settings of the group evaluate scores the student so, and "
         logger.warning(
             f"it was made with other settings, and these have changed nothing: {'; '.join(differing[:MOST_NAMED])}"
-            f"{more}: `distill evaluate model={path}` with settings of the group evaluate scores the student so, and "
-            "hydra.run.dir=DIR makes another run"
+            f"{more}: {again if scores else ''}hydra.run.dir=DIR makes another run"
         )
 
 
 def differing_settings(config: Config, path: Path) -> list[str]:
     """In what the settings of scores, number formats and length differ from those that a run was made with."""
-    try:
-        before, now = renamed(flatten(read_yaml(path / "config.yaml"))), flatten(config.written)
-    except (OSError, ValueError, AttributeError):
+    before, now = flatten(read_settings(path / "config.yaml")), flatten(config.written)
+    if not before:
         return []
     defaults = default_settings()
     return [

@@ -20,7 +20,7 @@ from distill.distributed.single import Single
 from distill.runs.checkpoint_record import read_record
 from distill.runs.run_folder import RunFolder
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.manifest import MANIFEST, check_manifest, digests, write_manifest
+from distill.runtime.manifest import MANIFEST, check_manifest, write_manifest
 
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", MANIFEST)
 
@@ -267,22 +267,6 @@ def test_a_finished_run_with_damage_ends_with_the_same_student(
     shutil.rmtree(folder / "checkpoints")
     assert shelf.run(folder) == 2
     assert "there is no checkpoint to make it from" in capfd.readouterr().err
-
-
-def test_a_checkpoint_of_the_format_before_is_read(fit: Fit) -> None:
-    """That one has no manifest: the digests of its tensors stand in the record, which knows no level of the loss."""
-    path = newest(fit)
-    record = json.loads((path / "state.json").read_text())
-    weights = load_file(path / "model.safetensors")
-    del record["tensors"], record["state"]["level"]
-    record |= {"format": 4, "sha256": digests(path, ("model.safetensors", "optimizer.safetensors"))}
-    (path / "state.json").write_text(json.dumps(record))
-    (path / MANIFEST).unlink()
-    with opened(fit) as folder:
-        state = folder.load_or_init(fit.model, fit.made, "")
-    assert state.step == 3 and state.level.first == {}
-    saved = dict(fit.model.named_parameters())
-    assert all(torch.equal(saved[name], weights[name]) for name in weights if name in saved)
 
 
 def test_a_lock_that_is_a_link_to_nothing_is_set_aside(tmp_path: Path) -> None:

@@ -195,6 +195,10 @@ def test_a_teacher_with_its_classes_in_another_order_is_refused(
     pair = ["objective=distil_classes", "teacher=pretrained", f"teacher.path={tmp_path / 'one'}"]
     assert distill(*classify(shelf, reviews, tmp_path / "run", *pair)) == 2
     assert "gives its classes as yes, no, and these examples have no, yes" in capsys.readouterr().err
+    fields |= {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}}
+    config.write_text(json.dumps(fields))
+    assert distill(*classify(shelf, reviews, tmp_path / "run", "train.steps=1", *pair)) == 0
+    assert "names no classes: its outputs are taken for 0=no, 1=yes" in capsys.readouterr().err
 
 
 def test_a_teacher_with_other_classes_is_refused(

@@ -107,7 +107,9 @@ ASSIGNED = {
     "GPT-2's module": {"c_fc", "act"},
     "fully_shard": {"_mp_policy", "mp_policy", "all_gather_outputs"},
     "tokenizers": {"normalizer", "pre_tokenizer", "decoder", "post_processor", "encode_special_tokens"},
-    "transformers": {"model_max_length", "_attn_implementation", "legacy", "generation_config"},
+    "transformers": {
+        "model_max_length", "_attn_implementation", "legacy", "generation_config", "chat_template", "eos_token_id",
+    },
     "datasets": {"HF_HUB_OFFLINE"},
     "torchmetrics": {"dist_sync_fn", "distributed_available_fn"},
     "onnxruntime": {

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ usage: distill predict model=MODEL [text=TEXT ...] [input=FILE] [output=FILE] [O
 Predict with a trained model: tokens for [MASK], a continuation, classes or values, or answers to questions.
 
   model=MODEL      a run folder, a snapshot, a model folder or a name on the Hub
-  text=TEXT        a text; given again for each further one (second=TEXT: the other text of a pair)
+  text=TEXT        a text; repeat for more texts (second=TEXT: the other text of a pair)
   question=TEXT context=TEXT   for a model that finds answers
   input=FILE       *.jsonl, *.csv, *.tsv, *.parquet, *.txt (a text a line), or SQuAD's *.json; without it, and without
                    text, standard input: JSON lines, or a text a line. A record with messages is a conversation
@@ -137,8 +138,9 @@ def outcomes(model: "LoadedModel", request: Request, settings: "PredictConfig") 
     inputs, before = enumerate(_inputs(model, request), 1), 0
     while chunk := list(islice(inputs, AT_ONCE)):
         records = [as_record(_renamed(record, model), n, model.kind, f"{place}: input") for n, (place, record) in chunk]
+        as_read = (record for _, (_, record) in chunk)
         try:
-            yield from predict_records(model, records, settings)
+            yield from map(partial(_with_columns, model), as_read, predict_records(model, records, settings))
         except SettingError as error:
             if before:
                 raise SettingError(f"of the inputs from {before + 1:,} on: {error}") from None
@@ -168,6 +170,14 @@ def _inputs(model: "LoadedModel", request: Request) -> Iterator[tuple[str, Any]]
         raise SettingError("nothing to answer: give text=TEXT or input=FILE, or pipe texts into the command")
     else:
         yield from read_pipe(sys.stdin)
+
+
+def _with_columns(model: "LoadedModel", record: Any, outcome: "Record") -> "Record":
+    """A prediction with the columns of its table as they were, without the names used here."""
+    if not isinstance(record, dict):
+        return outcome
+    renamed = {name for name in ("text", "second") if (model.corpus.get(name) or name) in {*record} - {name}}
+    return {**record, **{name: value for name, value in outcome.items() if name not in renamed}} if renamed else outcome
 
 
 def _renamed(record: Any, model: "LoadedModel") -> Any:

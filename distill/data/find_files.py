@@ -72,9 +72,27 @@ def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 def files_of_split(folder: Path, split: str, suffixes: tuple[str, ...]) -> list[Path]:
     """The files of a folder that are called like the split; all of them where none is called like any split."""
     files = sorted(files_below(folder, suffixes))
-    if not any(_is_called(path, name) for path in files for names in SPLITS.values() for name in names):
+    if not any(_is_called(path.name, name) for path in files for names in SPLITS.values() for name in names):
         return files
-    return [path for path in files if any(_is_called(path, name) for name in names_of_split(split))]
+    return [path for path in files if any(_is_called(path.name, name) for name in names_of_split(split))]
+
+
+def without_other_splits(files: list[Path], folder: Path, split: str) -> list[Path]:
+    """Those of the files below a folder that are not called like another split, and lie in no folder called so.
+
+    Where all of them are of one other split, and `split` is the default, that one is meant.
+    """
+    start = len(str(folder)) if str(folder) != "." else 0
+    wanted = names_of_split(split)
+    others: dict[Path, str] = {}
+    for path in files:
+        parts = [part for part in str(path)[start:].split("/") if part][::-1]  # the file, then the folders around it
+        named = (name for part in parts for name in _split_names(part))
+        if (first := next(named, None)) is not None and first not in wanted:
+            others[path] = first
+    if split == "train" and len(others) == len(files) and len({*others.values()}) == 1:
+        return files
+    return [path for path in files if path not in others]
 
 
 def names_of_split(split: str) -> tuple[str, ...]:
@@ -82,8 +100,14 @@ def names_of_split(split: str) -> tuple[str, ...]:
     return SPLITS.get(split, (split,))
 
 
-def _is_called(path: Path, name: str) -> bool:
-    stem = path.name.lower().removeprefix("wiki.").split(".")[0]  # WikiText has wiki.train.raw
+def _split_names(part: str) -> list[str]:
+    """What a file or folder is called of all that splits are called, the longest first."""
+    names = [name for names in SPLITS.values() for name in names if _is_called(part, name)]
+    return sorted(names, key=len, reverse=True)
+
+
+def _is_called(file: str, name: str) -> bool:
+    stem = file.lower().removeprefix("wiki.").split(".")[0]  # WikiText has wiki.train.raw
     # GLUE has numbers of rows beside a split, in `dev_ids.tsv`.
     return stem == name or (stem.startswith((f"{name}-", f"{name}_")) and stem != f"{name}_ids")
 

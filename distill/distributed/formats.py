@@ -1,7 +1,7 @@
 """Lets a sharded model compute in another number format for a while, as scoring does outside of training's format.
 
 `fully_shard` takes the format once. What is changed here afterwards are attributes that torch keeps to itself, the same
-in torch 2.11 to 2.13; `tests/sharding` fails where another release has others.
+in torch 2.11 to 2.13; `tests/distributed` fails where another release has others.
 """
 
 from collections.abc import Iterator

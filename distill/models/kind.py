@@ -1,5 +1,6 @@
 """The kinds of language models: which class of transformers a task needs, and which way its positions look."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from distill.runtime.errors import SettingError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +142,11 @@ def _refuse_other_classes(setting: str, config: Any, kind: ModelKind, fine_tuned
     expected = [str(name) for name in kind.fields.get("id2label", {}).values()]
     saved = [str(name) for name in (config.id2label or {}).values()]
     anonymous = all(name.startswith("LABEL_") for name in saved)
-    if not fine_tuned or anonymous or len(saved) != len(expected) or len(expected) < 2:
+    if not fine_tuned or len(saved) != len(expected) or len(expected) < 2:
+        return
+    if anonymous:
+        numbered = ", ".join(f"{number}={name}" for number, name in enumerate(expected))
+        logger.warning(f"{setting} names no classes: its outputs are taken for {numbered}")
         return
     if [name.lower() for name in saved] != [name.lower() for name in expected]:
         raise SettingError(

@@ -22,7 +22,7 @@ from distill.models.load import (
     size,
 )
 from distill.models.modes import in_evaluation_mode
-from distill.runtime.bounded_yaml import read_yaml
+from distill.runtime.bounded_yaml import read_settings
 from distill.runtime.errors import SettingError
 
 KINDS = (SPANS, CLASSES, CAUSAL, MASKED, ORDERED)
@@ -187,10 +187,6 @@ def corpus_of(path: str | Path) -> dict[str, Any]:
     for parent in (folder, folder.parent, folder.parent.parent):
         file = parent / "config.yaml"
         if file.is_file() and (parent / "metrics.jsonl").is_file():
-            try:
-                settings = read_yaml(file)
-            except (OSError, ValueError):
-                return {}
-            corpus = settings.get("corpus") if isinstance(settings, dict) else None
+            corpus = read_settings(file).get("corpus")
             return corpus if isinstance(corpus, dict) else {}
     return {}

@@ -74,7 +74,9 @@ def _try_losses(
     student, teacher = (torch.randn(3, vocab, generator=draws).to(device) for _ in range(2))
     targets = torch.tensor([1, 2, 3], device=device) % vocab
     try:
-        losses = term.losses(student.requires_grad_(), teacher if term.needs_teacher else None, targets)
+        tried = copy.copy(term)  # a normalization, or a mean that it keeps, begins with the first step
+        tried.module = copy.deepcopy(term.module)
+        losses = tried.losses(student.requires_grad_(), teacher if term.needs_teacher else None, targets)
         shape, requires_grad = list(losses.shape), losses.requires_grad
     except refused as error:
         raise SettingError(f"{setting}: losses() fails on logits of 3 positions: {mistake(error)}") from error
@@ -107,7 +109,7 @@ def build_objective(
     num_positions: int,
     device: torch.device,
 ) -> Objective:
-    """The objective of these terms, compiled where the run is long enough; a resumed run decides as the first one did.
+    """The objective of these terms, compiled where the whole run, with what came before a resume, is long enough.
 
     Args:
         num_positions: that the whole run visits.

@@ -21,7 +21,7 @@ from distill.report.live_sections import Ending, RunView, sections, title_of
 from distill.report.words import is_number
 from distill.runs.profile.sampler import Sampler
 from distill.runs.record import Record
-from distill.runs.run_folder import file_of_another
+from distill.runs.run_files import file_of_another
 from distill.runtime.errors import first_line
 from distill.runtime.files import atomic
 from distill.runtime.host import memory_failure

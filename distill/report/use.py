@@ -55,13 +55,17 @@ print(generate("It was a long time before", max_new_tokens=20))""",
 )
 CHAT = CAUSAL._replace(
     does="It answers in a conversation.",
-    example="""messages = [{"role": "user", "content": "Which colour has snow?"}]
+    example="""messages = [{"role": "user", "content": "What colour is snow?"}]
 inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
 tokens = model.generate(**inputs, max_new_tokens=20)[0, inputs["input_ids"].shape[1] :]
 print({"role": "assistant", "content": tokenizer.decode(tokens, skip_special_tokens=True)})""",
 )
 FEATURES = "feature-extraction"
-VECTORS = {"mean": "last_hidden_state.mean(1)", "cls": "last_hidden_state[:, 0]", "states": "last_hidden_state"}
+VECTORS = {
+    "mean": "(states * mask).sum(1) / mask.sum(1)",
+    "cls": "states[:, 0]",
+    "states": "states",
+}
 SPANS = Use(
     "question-answering",
     "extractive-question-answering",
@@ -118,8 +122,11 @@ def encoding(use: Use, encodes: str) -> Use:
         encodes: as `Origin.encodes`.
     """
     of_text = "a state for each token of a text" if encodes == "states" else "a vector for a text"
-    example = f"""inputs = tokenizer("They stayed at an inn by the sea.", return_tensors="pt")
-print(model.base_model(**inputs).{VECTORS[encodes]})"""
+    masked = "mask = inputs.attention_mask.unsqueeze(-1)  # without padding\n" * (encodes == "mean")
+    example = f"""texts = ["They stayed at an inn by the sea.", "They left."]
+inputs = tokenizer(texts, padding=True, return_tensors="pt")
+states = model.base_model(**inputs).last_hidden_state
+{masked}print({VECTORS[encodes]})"""
     does = f"It gives {of_text}; its head, which would predict tokens, was not trained."
     return use._replace(task=FEATURES, does=does, example=example)
 

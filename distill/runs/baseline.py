@@ -14,7 +14,7 @@ from distill.models.layer_choice import AUTO
 from distill.objective.terms import Term
 from distill.runs.against_baseline import GapClosed, Resampled
 from distill.runs.facts import Baseline, Model
-from distill.runs.identity import LATER
+from distill.runs.identity import CODE, FROZEN, LATER
 from distill.runs.record import Record
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
@@ -36,6 +36,7 @@ WITHOUT_TEACHER = {"mlm_sop": "albert"}
 # learning rate differs it gives one: each learns best at another, and a baseline at the student's flatters the teacher.
 TUNED = ("optimizer.", "schedule.", "objective.masking.")
 LEARNING_RATE = "optimizer.lr"
+CODE_OF_BOTH = tuple(f"{CODE}{part}" for part in ("optimizer", "schedule", "student"))
 KEEP_BEST = "train.keep_best"
 MOST_NAMED = 3  # differences in one line
 
@@ -190,7 +191,12 @@ def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         if before.get(name) != now.get(name)
         if name.startswith("student.config") or name in LATER or (name in before and name in now)
     ]
-    differences = [f"{name} was {before.get(name)} and is {now.get(name)} here" for name in differing]
+    differences = [
+        "other parameters of its student were frozen"
+        if name == FROZEN
+        else f"{name} was {before.get(name)} and is {now.get(name)} here"
+        for name in differing
+    ]
     if (start := _start_digest(before)) is not None and start != _start_digest(now):
         differences.append("its student started from other weights")
     return differences
@@ -212,9 +218,12 @@ def _remarks(before: dict[str, Any], now: dict[str, Any], terms: Mapping[str, Te
             f"Whether the baseline had the same {', '.join(unknown)} is not known: its results are of an older release."
         )
     differing = [
-        f"{name} was {before[name]} and is {value} here"
+        f"the code of {name.removeprefix(CODE)} was another"
+        if name.startswith(CODE)
+        else f"{name} was {before[name]} and is {value} here"
         for name, value in now.items()
-        if name.startswith(TUNED) and name != LEARNING_RATE and name in before and before[name] != value
+        if name.startswith((*TUNED, *CODE_OF_BOTH)) and name != LEARNING_RATE
+        if name in before and before[name] != value
     ]
     kept, keeps = before.get(KEEP_BEST), now.get(KEEP_BEST)
     if kept != keeps:

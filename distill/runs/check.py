@@ -15,7 +15,6 @@ from distill.objective.vocabulary import mixing_temperature
 from distill.optim import updates
 from distill.optim.optimizer_state import optimizer_state
 from distill.optim.schedule import ENDLESS, length_in_steps, make_schedule
-from distill.runs.beginning import step_of_beginning
 from distill.runs.observers import check_observers
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
@@ -23,8 +22,11 @@ from distill.runtime.users_code import is_users
 from distill.tasks import find_task, task_of
 
 
-def check(config: Config) -> None:
-    """Raises SettingError for the first setting that no run can have, or that is at odds with another."""
+def check(config: Config, folder: Path | None = None) -> None:
+    """Raises SettingError for the first setting that no run can have, or that is at odds with another.
+
+    `folder`: of the run; one that has gone on from the checkpoint that `resume` names may have pruned that.
+    """
     terms = make_terms(config.objective)
     task = find_task(config.objective.task, terms.values())
     for name, term in terms.items():
@@ -49,8 +51,7 @@ def check(config: Config) -> None:
     check_measures(config.evaluate.measures)
     check_observers(config.observers)
     check_student_settings(config.student)
-    resume = Path(config.resume).expanduser()
-    has_gone_on = step_of_beginning(resume.parent.parent, resume) is not None  # so that checkpoint may be pruned
+    has_gone_on = folder is not None and any((folder / "checkpoints").glob("step-*"))
     check_paths(config.changed(resume="auto") if has_gone_on else config)
     _check_baseline(config, terms)
 

@@ -18,7 +18,6 @@ from distill.optim.optimizer_state import check_slots, optimizer_state, restore_
 from distill.runs.checkpoint_record import (
     FORMAT,
     IN_PARTS,
-    OLDER_FORMAT,
     OPTIMIZER,
     RECORD,
     STEP,
@@ -33,12 +32,11 @@ from distill.runs.checkpoint_record import (
 from distill.runs.divergence import LossLevel, weights_are_finite
 from distill.runs.facts import Best, HistoryPoint
 from distill.runs.identity import refuse_other_settings
+from distill.runs.run_files import HISTORY
 from distill.runtime.files import atomic, quarantine, remove
 from distill.runtime.jsonl import read_lines
 from distill.runtime.manifest import write_manifest
 from distill.runtime.storage import require_room
-
-HISTORY = "history.jsonl"  # in the folder of the run: a line for each evaluation
 
 
 @dataclass
@@ -89,15 +87,17 @@ class Checkpoints:
         self.folder, self.keep, self.identity = folder, keep, identity
         self.formats: dict[str, Any] = {}  # number formats and threads in force, kept with each checkpoint
         self.choice: Best | None = None  # of the evaluation whose checkpoint stays
+        self.beginning: str | None = None  # the checkpoint that `resume` named
 
-    def with_metadata(self, formats: dict[str, Any], choice: Best | None = None) -> Self:
+    def with_metadata(self, formats: dict[str, Any], choice: Best | None = None, beginning: str | None = None) -> Self:
         """The same folder, where each checkpoint keeps these number formats and threads for a resume.
 
         Args:
             choice: by which measure the checkpoint of the best evaluation stays, however many others follow it.
+            beginning: the checkpoint that the run has begun from, where `resume` named one.
         """
         other = copy.copy(self)
-        other.formats, other.choice = formats, choice
+        other.formats, other.choice, other.beginning = formats, choice, beginning
         return other
 
     def saved(self, after: int = -1) -> list[Path]:
@@ -164,6 +164,7 @@ class Checkpoints:
         record = {"format": FORMAT, "state": asdict(state), "identity": self.identity, "precision": self.formats}
         record |= {"optimizer": numbers, "tensors": {WEIGHTS: layout(weights), OPTIMIZER: layout(tensors)}}
         record |= {} if parts is None else {"format": IN_PARTS, "parts": parts}
+        record |= {} if self.beginning is None else {"began_from": self.beginning}
         (folder / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
     def best(self) -> Best | None:
@@ -201,7 +202,7 @@ class Checkpoints:
     def check(self, path: Path) -> None:
         """Raises Damaged, or SettingError for a format of another release, unless `path` is whole in itself."""
         record = read_record(path)
-        check_state(path, _state(record), asdict(State()))
+        check_state(path, record["state"], asdict(State()))
         if record["format"] != IN_PARTS:  # each part has the digest that its writer gave it
             for name in (WEIGHTS, OPTIMIZER):
                 load_tensors(path, name, record)
@@ -214,9 +215,9 @@ class Checkpoints:
             SettingError: one of other settings or another student.
         """
         record = read_record(path)
-        state = _state(record)
+        state = record["state"]
         check_state(path, state, asdict(State()))
-        refuse_other_settings(record["identity"], self.identity, f"resume={path}")
+        refuse_other_settings(record["identity"], self.identity, f"resume={path}", resumes=True)
         weights, slots = self.read_tensors(path, record, model, optimizer)
         with torch.no_grad():
             for name, tensor in model_tensors(model).items():
@@ -240,12 +241,6 @@ class Checkpoints:
         check_weights(path, layout(weights), model_tensors(model))
         check_slots(path, model, optimizer, slots.keys() | record["optimizer"].keys())
         return weights, slots
-
-
-def _state(record: dict[str, Any]) -> dict[str, Any]:
-    """The state of a record; the older format has no level of the loss."""
-    older = {"level": asdict(LossLevel())} if record["format"] == OLDER_FORMAT else {}
-    return older | record["state"]
 
 
 def _step_of(path: Path) -> int:

@@ -46,7 +46,7 @@ from distill.runs import facts
 from distill.runs.banner import cache_note
 from distill.runs.checkpoint import State
 from distill.runs.pair import Pair
-from distill.runs.parts import from_json, to_json
+from distill.runs.parts import from_json
 from distill.runs.published import published
 from distill.runs.record import Record
 from distill.runs.run import Run
@@ -177,7 +177,7 @@ def _start(config: Config, pair: Pair) -> facts.Start:
     if settings.layers != AUTO:  # else they were not recorded
         layers = choose_layers(settings.layers, settings.num_layers, first_teacher.model.config.num_hidden_layers)
     if pair.built.search:
-        search = from_json(facts.LayerSearch, to_json(pair.built.search))
+        search = from_json(facts.LayerSearch, pair.built.search)
     of_teacher = _published(next(iter(settings_by_member(config).values())).model)
     return facts.Start(settings.init, first_teacher.title, of_teacher, layers, search)
 

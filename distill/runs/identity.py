@@ -1,6 +1,7 @@
 """What a trained student depends on: everything that must match to resume a run or to call it finished."""
 
 import hashlib
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ from distill.config.component import Component
 from distill.config.compose import default_settings
 from distill.config.flat_settings import flatten
 from distill.config.in_memory import IN_MEMORY, PREFIX
-from distill.config.renamed import renamed
 from distill.config.settings import (
     Config,
     CustomStudentConfig,
@@ -25,6 +25,8 @@ from distill.data.batches import Batches
 from distill.evaluation.sets import EvaluationSet
 from distill.runtime.errors import SettingError
 from distill.teacher.members import settings_by_member
+
+logger = logging.getLogger(__name__)
 
 Identity = dict[str, Any]  # settings, and digests of what they name, by their dotted names
 
@@ -184,21 +186,27 @@ def _cached(cache: TeacherCacheConfig, name: str) -> Identity:
     return settings
 
 
-def refuse_other_settings(before: Identity, now: Identity, earlier_run: str, finished: Path | None = None) -> None:
+def refuse_other_settings(
+    before: Identity, now: Identity, earlier_run: str, finished: Path | None = None, resumes: bool = False
+) -> None:
     """Raises SettingError when a run would be resumed with settings changed that its student depends on.
 
     Args:
         earlier_run: what error lines call the earlier run.
         finished: its folder, where it has a student that another run may begin from.
+        resumes: whether it trains on. Then edited code of the user's is logged: it may be the fix that the run needs.
     """
-    now = renamed(now)  # an argument of a user's component may have the name that a setting had
-    before = _with_later_settings(renamed(before), now)
+    before = _with_later_settings(before, now)
     names = [
         name
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
         if not name.startswith(SOMETIMES) or (name in before and name in now)
     ]
+    for name in [name for name in names if resumes and name.startswith(CODE)]:
+        names.remove(name)
+        difference = _difference(name, before[name], now[name])
+        logger.warning(f"{earlier_run}: {difference}; the run resumes with it as it is now")
     if not names:
         return
     differing = [_difference(name, before.get(name), now.get(name)) for name in names]

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import combinations
 from typing import Any
 
@@ -22,7 +22,8 @@ from distill.config.settings import LayersStudentConfig
 from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.models.from_layers import block_prefix
-from distill.models.layer_choice import AUTO, RULES, Layer, choose_layers, number_of_layers
+from distill.models.layer_choice import AUTO, RULES, choose_layers, number_of_layers
+from distill.runs.facts import ChosenLayers, LayerSearch
 from distill.runs.layer_losses import Losses, Prediction, first_batches
 from distill.runs.layer_removal import Removal
 from distill.runtime.errors import SettingError
@@ -38,61 +39,33 @@ DEEP = 8
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Scored:
-    """A choice of layers and the loss of the untrained student; `rules`: which rules make it."""
+def table_of(search: LayerSearch) -> list[str]:
+    """The outcome as lines of a table, the best choices first."""
+    count, tried, teacher = len(search.layers), search.tried, search.teacher
+    how = f"all {tried}" if search.all_subsets else f"{tried}, layers taken away one after another"
+    how += ", ended by student.search_seconds" if search.stopped else ""
+    what = "perplexity" if search.perplexity else "loss"
+    scored = counted(search.sequences or 0, "training sequence")
+    lines = [
+        f"student.layers=auto: {what} of the untrained student on {scored}, of choices of {counted(count, 'layer')} "
+        f"({how}; {search.seconds:.0f} s)",
+        f"  {_shown(search, teacher)}  the whole teacher",
+    ]
+    listed = {str(choice.layers): choice for choice in [*search.best, *search.by_rule]}
+    for choice in sorted(listed.values(), key=_loss_of):
+        names = f"  {', '.join(choice.rules)}" if choice.rules else ""
+        chosen = "  <- chosen" if choice.layers == search.layers else ""
+        lines.append(f"  {_shown(search, choice.loss)}  {choice.layers}{names}{chosen}")
+    return lines
 
-    layers: list[Layer]
-    loss: float
-    rules: tuple[str, ...] = ()
+
+def _loss_of(choice: ChosenLayers) -> float:
+    return math.inf if choice.loss is None else choice.loss
 
 
-@dataclass(frozen=True)
-class LayerSearch:
-    """What `student.layers=auto` has found.
-
-    Attributes:
-        layers: the choice.
-        teacher: the loss of the whole teacher, a mean over predicted positions or sequences.
-        best: the best choices, in their order.
-        by_rule: what the rules choose.
-        tried: how many subsets were scored, the rules' included.
-        all_subsets: whether these were all there are.
-        sequences: of the corpus, on which.
-        perplexity: whether the losses are logarithms of perplexities.
-        stopped: whether `student.search_seconds` ended the search.
-    """
-
-    layers: list[Layer]
-    teacher: float
-    best: list[Scored]
-    by_rule: list[Scored]
-    tried: int
-    all_subsets: bool
-    sequences: int
-    perplexity: bool
-    seconds: float
-    stopped: bool = False
-
-    def lines(self) -> list[str]:
-        """A table, the best choices first."""
-        how = f"all {self.tried}" if self.all_subsets else f"{self.tried}, layers taken away one after another"
-        how += ", ended by student.search_seconds" if self.stopped else ""
-        what = "perplexity" if self.perplexity else "loss"
-        lines = [
-            f"student.layers=auto: {what} of the untrained student on {counted(self.sequences, 'training sequence')}, "
-            f"of choices of {counted(len(self.layers), 'layer')} ({how}; {self.seconds:.0f} s)"
-        ]
-        lines.append(f"  {self._shown(self.teacher)}  the whole teacher")
-        listed = {str(choice.layers): choice for choice in [*self.best, *self.by_rule]}
-        for choice in sorted(listed.values(), key=lambda choice: choice.loss):
-            names = f"  {', '.join(choice.rules)}" if choice.rules else ""
-            chosen = "  <- chosen" if choice.layers == self.layers else ""
-            lines.append(f"  {self._shown(choice.loss)}  {choice.layers}{names}{chosen}")
-        return lines
-
-    def _shown(self, loss: float) -> str:
-        return f"{math.exp(min(loss, 700.0)) if self.perplexity else loss:>10,.4g}"
+def _shown(search: LayerSearch, loss: float | None) -> str:
+    assert loss is not None  # of what was scored
+    return f"{math.exp(min(loss, 700.0)) if search.perplexity else loss:>10,.4g}"
 
 
 def find_layers(
@@ -126,7 +99,7 @@ def find_layers(
             else:
                 searched = remove_layers(available, count, score, seconds)
             result = asdict(searched)
-            for line in searched.lines():
+            for line in table_of(searched):
                 logger.info(line)
         except SettingError as error:
             message = str(error)
@@ -215,12 +188,12 @@ def remove_layers(available: int, count: int, score: Losses, seconds: float | No
 
 def _score_rules(
     available: int, count: int, score: Losses, losses: dict[tuple[int, ...], float], deadline: float
-) -> list[Scored]:
+) -> list[ChosenLayers]:
     """The choices of the rules, as far as they go into the student; `losses` gets those that average nothing.
 
     Those that are not scored by the deadline are left out.
     """
-    by_choice: dict[str, Scored] = {}
+    by_choice: dict[str, ChosenLayers] = {}
     for name, rule in RULES.items():
         layers = rule(available, count)
         numbers = tuple(layer for layer in layers if isinstance(layer, int))
@@ -231,13 +204,13 @@ def _score_rules(
         else:
             mean = losses[numbers] = losses[numbers] if numbers in losses else score(numbers)
         if math.isfinite(mean):
-            scored = by_choice.get(str(layers), Scored(layers, mean))
-            by_choice[str(layers)] = replace(scored, rules=(*scored.rules, name))
+            scored = by_choice.get(str(layers), ChosenLayers(layers, mean))
+            by_choice[str(layers)] = replace(scored, rules=[*scored.rules, name])
     return list(by_choice.values())
 
 
 def _outcome(
-    losses: Mapping[tuple[int, ...], float], by_rule: list[Scored], score: Losses, teacher: float, seconds: float
+    losses: Mapping[tuple[int, ...], float], by_rule: list[ChosenLayers], score: Losses, teacher: float, seconds: float
 ) -> LayerSearch:
     """The best of the choices with the student's number of layers.
 
@@ -250,7 +223,7 @@ def _outcome(
     )
     if not ranked:
         raise SettingError(f"student.layers=auto: {score.refusal or 'no choice of layers has a finite loss'}")
-    best = [Scored(list(chosen), losses[chosen]) for chosen in ranked[:3]]
+    best = [ChosenLayers(list(chosen), losses[chosen]) for chosen in ranked[:3]]
     return LayerSearch(
         list(ranked[0]), teacher, best, by_rule, len(losses), False, score.num_sequences, score.perplexity, seconds
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.runs.record import Record
-from distill.runtime.bounded_yaml import read_yaml
+from distill.runtime.bounded_yaml import read_settings
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import atomic
 from distill.runtime.jsonl import without_nan
@@ -75,14 +75,10 @@ def read_run(folder: Path, setting: str, continued: bool = False) -> Record:
 
 def is_continued(folder: Path, record: Record) -> bool:
     """Whether a run has begun to go on from this record to another length, which config.yaml has, and has not ended."""
-    if not (folder / "config.yaml").is_file():  # a pipe would be waited for
+    train, before = read_settings(folder / "config.yaml").get("train"), record.training.length
+    if not isinstance(train, dict):
         return False
-    try:
-        train = read_yaml(folder / "config.yaml")["train"]
-        now = {name: train.get(name) for name in ("epochs", "steps", "minutes", "patience")}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
-        return False
-    before = record.training.length
+    now = {name: train.get(name) for name in ("epochs", "steps", "minutes", "patience")}
     return before is not None and any(
         value != before.get(name) for name, value in now.items() if value is None or isinstance(value, int | float)
     )

@@ -16,24 +16,19 @@ from torch import nn
 from distill.distributed import Ranks
 from distill.distributed.rank import may_follow_another
 from distill.distributed.rank_identity import refuse_differing_ranks
-from distill.runs.beginning import BEGINNING, note_start, step_of_beginning
-from distill.runs.checkpoint import HISTORY, Checkpoints, State
-from distill.runs.checkpoint_record import STEP, read_record
+from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.checkpoint_record import STEP, began_from, read_record
 from distill.runs.facts import Best
 from distill.runs.identity import refuse_other_settings
 from distill.runs.parts import from_json, to_json
 from distill.runs.record import Record
-from distill.runs.results_file import check_student, read_results, student_digests, write_results
+from distill.runs.results_file import check_student, is_continued, read_results, student_digests, write_results
+from distill.runs.run_files import FILES, FOLDERS, HISTORY, LAYERS, file_of_another
 from distill.runs.sharded_checkpoint import ShardedCheckpoints
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import atomic, make_folder, quarantine, remove, try_lock
 from distill.runtime.jsonl import JsonLines, is_curve, is_history, is_metrics, read_lines
 
-LOGS = ("metrics.jsonl", HISTORY, "curve.jsonl")
-LAYERS = "layers.json"
-FILES = (".lock", "config.yaml", *LOGS, "results.json", LAYERS, BEGINNING, "report.html", "report.md", "progress.json")
-FOLDERS = ("checkpoints", "snapshots", "plots", "profile", "tensorboard")
-WRITTEN = ("config.yaml", LAYERS, "report.html", "report.md", "student", *FOLDERS)  # over what stood there before
 FORMER_RANK = 60.0  # seconds for the rank 0 of an earlier start by torchrun, on a host that was cut off, to end
 CHOICES = ("auto", "strict", "never")  # of `resume`, besides the folder of a checkpoint
 
@@ -118,6 +113,12 @@ class RunFolder:
         content = self._decide(stored)  # other ranks get it as JSON
         return None if content is None else Record.from_json(content)
 
+    def end_continuation(self, record: Record, resolved: str) -> None:
+        """Give config.yaml its length back, where a run had begun to go on from this record and is not to."""
+        if self.writes and is_continued(self.path, record):
+            with atomic(self.path / "config.yaml") as new:
+                new.write_text(resolved, encoding="utf-8")
+
     def start(self) -> Path | None:
         """The checkpoint to resume from, if there is one; the same on all ranks.
 
@@ -134,6 +135,13 @@ class RunFolder:
         start = self.start()
         recorded: dict[str, Any] = read_record(start)["precision"] if start else {}
         return recorded
+
+    def beginning(self) -> str | None:
+        """The checkpoint that this run has begun from, where `resume` names, or has named, one."""
+        start = self.start()
+        if start is not None and self.resume not in CHOICES and start == (named := Path(self.resume).expanduser()):
+            return str(named.resolve())
+        return None if start is None else began_from(start)
 
     def recorded_layers(self) -> dict[str, Any]:
         """What `record_layers` was given when the run to resume began; empty where it is not recorded."""
@@ -179,7 +187,11 @@ class RunFolder:
             for log in (self.metrics, self.history, self.curve):
                 log.drop_after(-1 if start is None else state.step)  # a start that left no checkpoint may be another
             self.checkpoints.drop_after(state.step)
-            note_start(self.path, None if self.resume in CHOICES else Path(self.resume).expanduser(), start, state.step)
+            if self.resume not in CHOICES and start != Path(self.resume).expanduser():
+                logger.info(
+                    f"resume={self.resume}: this run has begun from there before, and goes on from step {state.step}; "
+                    "hydra.run.dir=DIR begins from there again"
+                )
             if any(line["step"] == state.step for line in self.history_lines()):
                 state.begin_interval()
             diverged = any(self.checkpoints.folder.glob("diverged-step-*"))
@@ -280,19 +292,21 @@ class RunFolder:
         """The newest whole checkpoint, or the one that `resume` names, unless the run has gone on from that one."""
         if self.resume not in CHOICES:
             chosen = Path(self.resume).expanduser()
-            began = step_of_beginning(self.path, chosen)
-            if began is not None and (later := self._newest(began, f"taking resume={self.resume}")) is not None:
-                return later
+            newest = self._newest(f"taking resume={self.resume}", chosen)
+            if newest is not None and began_from(newest) == str(chosen.resolve()):
+                return newest
             try:
                 self.checkpoints.check(chosen)
             except Damaged as damage:
                 raise SettingError(f"resume={damage}: name another checkpoint, or take resume=auto") from None
             return chosen
-        return self._newest(-1, "starting from the first step")
+        return self._newest("starting from the first step")
 
-    def _newest(self, after: int, otherwise: str) -> Path | None:
-        """The newest whole checkpoint of a step after this one. Sets damaged ones aside; `otherwise`: without any."""
-        while saved := self.checkpoints.saved(after):
+    def _newest(self, otherwise: str, besides: Path | None = None) -> Path | None:
+        """The newest whole checkpoint `besides` one. Sets damaged ones aside; `otherwise`: what is done without any."""
+        while saved := [
+            path for path in self.checkpoints.saved() if besides is None or path.resolve() != besides.resolve()
+        ]:
             try:
                 self.checkpoints.check(saved[-1])
                 return saved[-1]
@@ -309,12 +323,13 @@ class RunFolder:
         if record is None:
             return None
         loads = (self.path / "student" / "config.json").is_file()  # without it, it is no model that a path names
-        refuse_other_settings(
-            record.identity, self.identity, f"hydra.run.dir={self.path}", self.path if loads else None
-        )
         steps = record.training.steps
         assert steps is not None
-        if record.training.length != length and steps < total_steps:
+        resumes = record.training.length != length and steps < total_steps
+        refuse_other_settings(
+            record.identity, self.identity, f"hydra.run.dir={self.path}", self.path if loads else None, resumes
+        )
+        if resumes:
             if self._choose() is None:
                 raise SettingError(
                     f"hydra.run.dir={self.path} holds a finished run of {steps:,} steps, and there is no checkpoint to "
@@ -381,11 +396,3 @@ class RunFolder:
 
     def _is_locked(self) -> bool:
         return try_lock(self._lock_file)
-
-
-def file_of_another(path: Path) -> Path | None:
-    """In a folder without a run, what stands where a run writes; None where nothing does."""
-    begun = any(
-        os.path.lexists(path / name) for name in (".lock", "results.json", "checkpoints", "progress.json", *LOGS)
-    )
-    return None if begun else next((path / name for name in WRITTEN if os.path.lexists(path / name)), None)

@@ -70,3 +70,12 @@ def _num_nodes(node: Any, counted: dict[int, int]) -> int:
     inner = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
     counted[id(node)] = 1 + sum(_num_nodes(part, counted) for part in inner)
     return counted[id(node)]
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """The settings in config.yaml of a run; none where the file is missing, cannot be read, or holds no mapping."""
+    try:
+        content = read_yaml(file) if file.is_file() else None  # a pipe would be waited for
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -20,6 +20,7 @@ from distill.config.settings import (
     TeacherCacheConfig,
 )
 from distill.config.teacher import CustomConfig
+from distill.distributed.rank_identity import OF_A_HOST
 from distill.models.check import max_positions
 from distill.models.kernels import int8
 from distill.models.kind import ModelKind
@@ -53,13 +54,15 @@ class TeacherSettings:
     def code(self) -> str | None:
         """A digest of the user's code that makes it, and of the arguments of that; None where it has neither.
 
-        Its weights alone do not say what it answers. Secrets are left out: a run is resumed with a new key.
+        Its weights alone do not say what it answers. Left out are secrets, as a run is resumed with a new key, and what
+        each host has its own values of, such as a device.
         """
         make = self.model.custom if isinstance(self.model, CustomConfig) else None
         if make is None or make.in_memory is not None:
             return None if make is None else make.code
         arguments = flatten({name: value for name, value in make.arguments.items() if name not in make.optional})
-        parts = [make.code, sorted((name, repr(value)) for name, value in arguments.items() if not is_secret(name))]
+        of_run = {name for name in arguments if not is_secret(name) and name.rpartition(".")[2] not in OF_A_HOST}
+        parts = [make.code, [(name, repr(arguments[name])) for name in sorted(of_run)]]
         return hashlib.sha256(repr(parts).encode()).hexdigest() if any(parts) else None
 
 

@@ -1,6 +1,10 @@
 """Another function, or another part of a student that is frozen, is another run, where both are held by a program."""
 
+import importlib
+import linecache
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +54,27 @@ def test_what_a_function_reads_counts() -> None:
     assert code_digest(made([1])) == code_digest(made([2])), "a list may change while a program runs"
     held = target_of("objective.mine", made(1.0))
     assert isinstance(held, InMemory) and held.code == digests[0]
+
+
+def test_modules_and_classes_of_the_user_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    digests = []
+    for sign in ("+", "-"):
+        (tmp_path / "read_helpers.py").write_text(
+            f"def shift(x):\n    return x {sign} 1\n\nclass Shift:\n    by = {sign}1\n"
+        )
+        monkeypatch.delitem(sys.modules, "read_helpers", raising=False)
+        importlib.invalidate_caches()
+        helpers = importlib.import_module("read_helpers")
+        linecache.checkcache()
+        names: dict[str, Any] = {"__name__": "__main__", "helpers": helpers, "Shift": helpers.Shift, "T": sign}
+        names |= {"part": partial(helpers.shift)}
+        exec("def by_module(s, t, y):\n    return helpers.shift(s)\n", names)
+        exec("def by_class(s, t, y):\n    return s + Shift.by\n", names)
+        exec("def by_partial(s, t, y):\n    return part(s)\n", names)
+        exec("def by_neither(s, t, y):\n    return s.T + s.helpers\n", names)
+        digests.append([code_digest(names[f"by_{of}"]) for of in ("module", "class", "partial", "neither")])
+    assert [one != other for one, other in zip(*digests, strict=True)] == [True, True, True, False]
 
 
 @pytest.fixture(scope="module")

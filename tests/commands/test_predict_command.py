@@ -126,7 +126,9 @@ def test_columns_are_called_as_in_training(sentiment: Path, tmp_path: Path, caps
     assert found["probability"] == pytest.approx(predict(sentiment, ("the cat", "an owl"))["probability"])
     (tmp_path / "in.csv").write_text("text,review,reply\nof the,the cat,an owl\n")
     assert main([f"model={folder}", f"input={tmp_path / 'in.csv'}"]) == 0
-    assert lines(capsys.readouterr().out)[0]["probability"] == found["probability"], "the column of the training counts"
+    (other,) = lines(capsys.readouterr().out)
+    assert other["probability"] == found["probability"], "the column of the training counts"
+    assert (other["text"], other["review"], other["reply"]) == ("of the", "the cat", "an owl") and "second" not in other
 
 
 def test_answers_in_squads_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,36 @@ def test_files_that_no_split_is_called_after_are_read_whatever_it_is(tmp_path: P
     assert texts(SourceConfig(kind="jsonl", path=str(tmp_path), split="test")) == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("files", "split", "read"),
+    [
+        (("train", "extra", "test"), "train", ["extra", "train"]),
+        (("train", "extra", "test"), "test", ["extra", "test"]),
+        (("report", "dev_notes"), "train", ["report"]),
+        (("train/part-0", "test/part-0"), "train", ["train/part-0"]),
+        (("train/part-0", "test/part-0"), "validation", None),
+        (("test",), "train", ["test"]),
+        (("train",), "test", None),
+    ],
+)
+def test_only_what_is_called_like_another_split_is_left_out(
+    files: tuple[str, ...], split: str, read: list[str] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in files:
+        (tmp_path / f"{name}.jsonl").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}))
+    settings = SourceConfig(kind="jsonl", path=str(tmp_path), split=split)
+    if read is None:
+        with pytest.raises(SettingError, match=rf"no file of kind jsonl and split {split} in this folder"):
+            located(settings)
+        return
+    with caplog.at_level("INFO"):
+        assert texts(settings) == read
+    left_out = len(files) - len(read)
+    assert ("are left out" in caplog.text) == bool(left_out)
+    assert f"{left_out} files of other splits than {split} are left out" in caplog.text or not left_out
+
+
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl", "rows.csv"])
 def test_wikitext_is_cleaned_in_files_of_records(tmp_path: Path, name: str) -> None:
     """A line a row as on the Hub, or a whole article."""

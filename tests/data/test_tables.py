@@ -55,7 +55,7 @@ def test_every_form_of_file_gives_the_same(tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv.gz", "c.jsonl", "d.parquet"):
         found = read(tmp_path / name)
         assert list(zip(found.first, found.second or [], strict=True)) == expected
-        assert found.classes == ("bad", "good") and found.labels.tolist() == [0, 1, 0] and found.num_outputs == 2
+        assert found.classes == ("bad", "good") and found.labels.tolist() == [0, 1, 0]
     assert read(tsv).first == [each["review"] for each in PLAIN]  # a quotation mark is a character in TSV files
     assert read(tmp_path / "*.csv*").labels.tolist() == [0, 1, 0] * 2
     alone = read(tmp_path / "a.csv", ColumnsConfig("title", None, "stars"))
@@ -160,7 +160,7 @@ def test_values(tmp_path: Path) -> None:
     rows = [["text", "label"], ["a", "3.5"], ["b", "-1e-2"], ["c", "nan"], ["d", "much"], ["e", ""]]
     found = read(write_tsv(tmp_path / "a.tsv", rows), columns)
     assert found.labels.dtype == np.float64 and found.labels.tolist() == [3.5, -0.01]
-    assert found.classes == () and found.num_outputs == 1
+    assert found.classes == ()
     assert found.left_out == {"its label is not finite": 1, "its label is no number": 1, "no label": 1}
     with pytest.raises(SettingError, match=r"line 4: its label is not finite"):
         read(tmp_path / "a.tsv", columns, training=False)

@@ -69,6 +69,27 @@ def test_a_weight_for_each_token_is_no_fault(term: type, settings: dict[str, Any
     check_losses(objective, config, CPU)
 
 
+class Centred(Weighted):
+    """Keeps a mean of what it has seen, in a module and beside it."""
+
+    def build(self, student: Any, teacher: Any) -> None:
+        super().build(student, teacher)
+        self.module, self.seen = torch.nn.BatchNorm1d(1), 0
+
+    def losses(self, student: Tensor, teacher: Any, targets: Tensor) -> Tensor:
+        self.seen += 1
+        assert self.module is not None
+        return self.module(super().losses(student, teacher, targets)[:, None])[:, 0]  # type: ignore[no-any-return]
+
+
+def test_a_trial_leaves_a_loss_as_it_was() -> None:
+    student, config = tiny.make_model("bert", 1), settings_of(Centred, size=VOCAB)
+    objective = tiny.make_objective(config, student, student)
+    check_losses(objective, config, CPU)
+    term: Any = objective.terms["mine"]
+    assert term.seen == 0 and int(term.module.num_batches_tracked) == 0
+
+
 @pytest.mark.parametrize(
     ("term", "words"),
     [

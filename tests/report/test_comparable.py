@@ -16,7 +16,7 @@ TITLES = {name: {"title": name, "lower_is_better": True} for name in ("perplexit
 def results(sequences: int = 8, **others: Any) -> dict[str, Any]:
     content = results_of({"heldout": 5.0}, measures=TITLES, **others)
     content["student"]["bits_per_byte"] = {"heldout": 1.5}
-    content["evaluation"]["heldout"]["rows"] = sequences
+    content["evaluation"]["heldout"]["sequences"] = sequences
     return content
 
 

@@ -19,7 +19,7 @@ from distill.report.comparison.comparison import Comparison, compare
 from distill.report.comparison.figures import axis_of, scattered_settings
 from distill.report.comparison.from_python import compare_runs
 from distill.report.comparison.runs import find_runs
-from distill.report.comparison.tables import best_lines, runs_table, scores_table, settings_table
+from distill.report.comparison.tables import best_lines, runs_table, scores_table, settings_table, summary
 from distill.report.comparison.write import aligned, write
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError
@@ -70,6 +70,16 @@ def test_seeds_beside_baselines_have_the_mean_of_the_gap_that_they_close(tmp_pat
     assert [row[-1] for row in rows_of(laid_out(tmp_path))][:2] == ["40% (30% to 50%)", "90% †"]
 
 
+def test_another_cache_of_the_same_teacher_leaves_the_gap_comparable(tmp_path: Path) -> None:
+    """The report scores the teacher itself, and only the training reads the cache."""
+    baseline = {"perplexity": {"heldout": 11.0}, "gap_closed": {"perplexity": {"heldout": {"fraction": 0.5}}}}
+    for seed, top_k in enumerate((None, 4)):
+        identity = {"teacher.members": ["a"], "teacher.members.a.digest": "d", "teacher.members.a.cache.top_k": top_k}
+        results = results_of({"heldout": 10.0}, baseline=baseline, identity=identity)
+        make_run(tmp_path / str(seed), settings_of(0, float(seed)), results)
+    assert [row[-1] for row in rows_of(laid_out(tmp_path))][:2] == ["50%", "50%"]
+
+
 def test_who_is_best_is_open_where_the_ranges_overlap(tmp_path: Path) -> None:
     for temperature, scores in {1.0: (10.0, 12.0), 2.0: (9.0, 11.5)}.items():
         for seed, score in enumerate(scores):
@@ -78,20 +88,19 @@ def test_who_is_best_is_open_where_the_ranges_overlap(tmp_path: Path) -> None:
     assert "best is 10.25 with objective.temperature=2 (mean of 2 seeds)" in line and "overlap" in line
 
 
+def test_runs_of_one_seed_are_no_seeds(tmp_path: Path) -> None:
+    for name, temperature in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        make_run(tmp_path / name, settings_of(0, temperature), results_of({"heldout": 9.0 + temperature}))
+    (line,) = best_lines(laid_out(tmp_path))
+    assert "(mean of 2 runs)" in line and "several seeds" not in summary(laid_out(tmp_path))
+
+
 def test_settings_without_a_part_in_the_student_do_not_tell_runs_apart(tmp_path: Path) -> None:
     for seed, tracker in enumerate(("none", "wandb")):
         given = settings_of(seed, tracker={"kind": tracker}, data={"cache": f"c{seed}"}, resume=f"r{seed}")
         make_run(tmp_path / str(seed), given, results_of({"heldout": 3.0}))
     (group,) = laid_out(tmp_path).groups
     assert group.values == {} and [run.seed for run in group.runs] == [0, 1]
-
-
-def test_a_run_of_an_earlier_release_is_compared_by_the_names_of_today(tmp_path: Path) -> None:
-    now, before = settings_of(0, corpus={"max_sequences": 9}), settings_of(1, corpus={"rows": 9, "cache": "c"})
-    for name, settings in (("now", now), ("before", before)):
-        make_run(tmp_path / name, settings, results_of({"heldout": 3.0}))
-    (group,) = laid_out(tmp_path).groups
-    assert group.values == {}
 
 
 def test_another_text_at_the_same_path_is_another_setting(tmp_path: Path) -> None:
@@ -259,14 +268,12 @@ def test_from_python(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("argument", "cure"),
-    [("--by", "write by=NAME"), ("--output", "write output=FOLDER"), ("runs/a", "such as run=runs/a")],
+    [("--by=x", "is not an argument of `distill compare`"), ("runs/a", "such as run=runs/a")],
 )
-def test_arguments_of_an_earlier_release_are_refused(
-    argument: str, cure: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([argument, "x"]) == 2
+def test_options_and_bare_folders_are_refused(argument: str, cure: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run=runs/b", argument]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"distill: {argument}") and cure in line
+    assert line.startswith(f"distill: {argument.partition('=')[0]}") and cure in line
 
 
 def test_the_command_ends_in_one_line(

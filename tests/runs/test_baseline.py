@@ -182,6 +182,20 @@ def test_layers_that_were_found_are_compared_once_they_are_known() -> None:
         check_baseline_settings(other, config)
 
 
+def test_other_code_is_remarked_and_other_frozen_parameters_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    part = "+optimizer._target_=part_of_both.Part"
+    (tmp_path / "part_of_both.py").write_text("class Part:\n    x = 1\n")
+    baseline = finished(identity(BASELINE, part))
+    assert not [line for line in checked(baseline, part) if "the code" in line]
+    (tmp_path / "part_of_both.py").write_text("class Part:\n    x = 2\n")
+    assert [line for line in checked(baseline, part) if "the code of optimizer was another" in line]
+    frozen = finished(identity(BASELINE, **{"student.frozen": "a"}))
+    assert "other parameters of its student were frozen" in refused(frozen, **{"student.frozen": "b"})
+
+
 def test_what_an_older_release_did_not_record_is_said() -> None:
     known = {
         name: value for name, value in identity(BASELINE).items() if name not in ("corpus.digest", "student.num_layers")

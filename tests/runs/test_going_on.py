@@ -13,6 +13,7 @@ from tiny import Fit, make_model, only
 
 from distill.config.settings import TrainConfig
 from distill.report.comparison.runs import find_runs
+from distill.runs.checkpoint_record import read_record
 from distill.runs.results_file import read_run
 from distill.runs.snapshots import Snapshots
 from distill.runtime.errors import Interrupted, SettingError
@@ -78,7 +79,7 @@ def test_a_run_that_is_being_continued_is_not_a_finished_one(
     (run,) = find_runs([str(finished)])
     assert run.record is None and run.status.startswith("not finished: it stopped after step ")
     assert shelf.run(finished, *EVALUATED, "train.steps=2") == 0, "its own command still finds its student"
-    assert results(finished)["training"]["steps"] == 2
+    assert read_run(finished, "run").training.steps == 2, "and ends the continuation"
     assert shelf.run(finished, *EVALUATED, "train.steps=5") == 0
     assert read_run(finished, "run").training.steps == 5
 
@@ -113,15 +114,14 @@ def test_from_a_checkpoint_that_is_named_a_run_goes_on_after_a_kill(
     assert [line["seconds"] for line in metrics(again)] == sorted(line["seconds"] for line in metrics(again))
 
 
-def test_another_beginning_is_forgotten(shelf: Shelf, finished: Path, tmp_path: Path) -> None:
-    named, folder = finished / "checkpoints" / "step-00000002", tmp_path / "forgotten"
+def test_a_checkpoint_names_the_one_that_its_run_began_from(shelf: Shelf, finished: Path, tmp_path: Path) -> None:
+    named, folder = finished / "checkpoints" / "step-00000002", tmp_path / "begun"
     assert shelf.run(folder, *CONSTANT, "train.steps=3", f"resume={named}") == 0
-    assert json.loads((folder / "began-from.json").read_text()) == {"checkpoint": str(named.resolve()), "step": 2}
     (folder / "results.json").unlink()
-    for path in (folder / "checkpoints").iterdir():
-        shutil.rmtree(path)
-    assert shelf.run(folder, *CONSTANT, "train.steps=4") == 0
-    assert not (folder / "began-from.json").exists()
+    assert shelf.run(folder, *CONSTANT, "train.steps=4") == 0, "with resume=auto, too"
+    for step in (3, 4):
+        assert read_record(folder / "checkpoints" / f"step-{step:08d}")["began_from"] == str(named.resolve())
+    assert "began_from" not in read_record(named)
 
 
 def test_without_a_checkpoint_no_line_of_a_log_stays(shelf: Shelf, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from distill.models.layer_choice import RULES
 from distill.models.student import from_layers
 from distill.runs.layer_losses import Losses, Prediction
 from distill.runs.layer_removal import Removal
-from distill.runs.layer_search import remove_layers, score_all
+from distill.runs.layer_search import remove_layers, score_all, table_of
 from distill.runtime.errors import SettingError
 from distill.runtime.files import remove
 
@@ -129,7 +129,7 @@ def test_where_time_is_short_fewer_removals_are_scored() -> None:
 
 def test_a_search_that_its_seconds_end_says_so() -> None:
     found = remove_layers(24, 12, Costs([1.0] * 24), seconds=1e-9)  # type: ignore[arg-type]
-    assert found.stopped and len(found.layers) == 12 and "student.search_seconds" in found.lines()[0]
+    assert found.stopped and len(found.layers) == 12 and "student.search_seconds" in table_of(found)[0]
     shallow = score_all(8, 4, Costs([1.0] * 8), seconds=1e-9)  # type: ignore[arg-type]
     assert shallow.stopped and not shallow.all_subsets and len(shallow.layers) == 4
 

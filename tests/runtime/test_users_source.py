@@ -1,5 +1,6 @@
-"""The digest of a user's code: another one when anything that it uses was edited, and the same else."""
+"""The digest of a user's code: another one when a file that it may use was edited."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,6 +69,8 @@ def digest(
         ("helpers", "WEIGHT = 1", "WEIGHT = 2"),
         ("more", "return a", "return -a"),
         ("late", "1", "2"),
+        ("losses", "class Other:\n    pass", "class Other:\n    title = 'x'"),
+        ("more", "return a", "return a\nprint('imported')"),
     ],
 )
 def test_what_it_uses_counts(digest: Callable[..., str | None], file: str, old: str, new: str) -> None:
@@ -78,18 +81,22 @@ def test_what_it_uses_counts(digest: Callable[..., str | None], file: str, old: 
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("losses", "class Other:\n    pass", "class Other:\n    title = 'x'"),
         ("losses", "SCALE = 0.5  # of the loss", "SCALE   =   0.5\n\n# another remark"),
         ("losses", "A loss.", "A better loss."),
-        ("losses", "from torch import nn", "from torch import Tensor, nn"),
-        ("more", "return a", "return a\nprint('imported')"),
+        ("losses", "Losses.", "Losses, two of them."),
     ],
 )
-def test_nothing_else_does(digest: Callable[..., str | None], file: str, old: str, new: str) -> None:
+def test_comments_and_docstrings_do_not(digest: Callable[..., str | None], file: str, old: str, new: str) -> None:
     assert digest() == digest(file, old, new)
 
 
+def test_nothing_is_imported(digest: Callable[..., str | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {*sys.modules}
+    assert digest() is not None and digest("helpers", "WEIGHT = 1", "raise SystemExit") is not None
+    assert not [name for name in {*sys.modules} - before if name.startswith("mine_")]
+
+
 def test_of_libraries_and_of_what_is_not_there_is_none(digest: Callable[..., str | None]) -> None:
-    assert digest(path="losses.Nothing") is None and digest("losses", "class Loss", "class Loss(") is None
+    assert digest("losses", "class Loss", "class Loss(", path="losses.Loss") is None
     for path in ("torch.optim.SGD", "json.dumps", "distill.optim.optimizers.adamw.Adamw", "nowhere.Loss", "__main__.A"):
         assert source_digest(path) is None, path

@@ -117,7 +117,8 @@ def test_the_headline_of_vectors_alone_is_their_loss(done_alone: Path, monkeypat
     monkeypatch.chdir(done_alone / "student")
     exec(code.replace("print(", "vector = ("), defined := dict[str, Any]())
     inputs = {"input_ids": defined["inputs"]["input_ids"]}
-    expected = LanguageModel(defined["model"].eval())(inputs, None, SPEC).pooled["mean"]
+    documents = torch.where(defined["inputs"]["attention_mask"].bool(), 0, -1)  # of two texts, one of which is padded
+    expected = LanguageModel(defined["model"].eval())(inputs, documents, SPEC).pooled["mean"]
     torch.testing.assert_close(defined["vector"], expected)
 
 

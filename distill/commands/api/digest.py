@@ -6,6 +6,7 @@ import io
 import logging
 import pickle
 from collections.abc import Mapping
+from dis import get_instructions
 from functools import partial
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from distill.runtime.users_source import is_users_module
+from distill.runtime.users_source import is_users_module, source_digest
 
 STAYING = (type(None), bool, int, float, str, bytes, Path, np.generic, np.ndarray, Tensor)
 
@@ -27,15 +28,16 @@ def digest_of(value: Any) -> str:
 def code_digest(function: Any) -> str:
     """sha256 of what a function computes: its compiled code, and the values and functions that it reads around it.
 
-    These are defaults, the variables that it closes over, and globals: numbers, strings, tuples, tensors, and functions
-    of the user's in turn. Anything else may change while a program runs. Another Python compiles other code.
+    These are defaults, the variables that it closes over, and globals: numbers, strings, tuples, tensors, and
+    functions, classes and modules of the user's in turn. Anything else may change while a program runs. Another Python
+    compiles other code.
     """
     return _sha256(_function(function, set()))
 
 
 def _function(function: Any, seen: set[int]) -> str:
     if isinstance(function, partial):
-        return f"{_function(function.func, seen)} {_text(function.args, set())} {_text(function.keywords, set())}"
+        return f"{_read(function.func, seen)} {_text(function.args, set())} {_text(function.keywords, set())}"
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
     if code is None or id(function) in seen:
@@ -52,14 +54,19 @@ def _read(value: Any, seen: set[int]) -> str:
     """What a function reads, as far as that is a value that stays, or code of the user's."""
     if isinstance(value, tuple):
         return str([_read(one, seen) for one in value])
-    if isinstance(value, partial | FunctionType) and is_users_module(str(getattr(value, "__module__", "__main__"))):
+    if isinstance(value, ModuleType):
+        return source_digest(f"{value.__name__}.") or value.__name__
+    if isinstance(value, partial):
         return _function(value, seen)
+    if isinstance(value, FunctionType | type) and is_users_module(value.__module__):
+        return _function(value, seen) if isinstance(value, FunctionType) else _source(value)
     return _text(value, set()) if isinstance(value, STAYING) else type(value).__qualname__
 
 
 def _names(code: CodeType) -> set[str]:
-    """The global names, and those of attributes, in compiled code and what is defined in that."""
-    return {*code.co_names}.union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType)))
+    """The global names in compiled code and what is defined in that."""
+    names = {str(one.argval) for one in get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return names.union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
 def _text(value: Any, seen: set[int]) -> str:

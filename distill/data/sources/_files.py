@@ -1,5 +1,6 @@
 """What the sources of files and Hub data sets have in common: where they lie, their shards, and reading one of them."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,12 +11,14 @@ from typing import Any, ClassVar, Self
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
 from distill.data.encodings import check_encoding
-from distill.data.find_files import data_folder, files_below, files_of_split, find_files
+from distill.data.find_files import data_folder, files_below, find_files, without_other_splits
 from distill.data.lines import InvalidFile, InvalidRecord, Record
 from distill.data.remote import file_state, for_each, path_of, size_of
 from distill.data.separated import is_table, separated_rows
 from distill.data.sources import Document, Part, Shard, Source
 from distill.runtime.errors import SettingError
+
+logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 1 << 20  # smaller files are put together up to this size
 RANGE_BYTES = 64 << 20  # larger plain files are read in ranges of this size, so that several processes can share one
@@ -52,7 +55,7 @@ class FileSource(Source):
     word: ClassVar[str]  # for the banner
     suffixes: ClassVar[tuple[str, ...]]  # of the files that are taken from a folder
     text_only: ClassVar[bool] = False  # whether a file of another name than those below is read as it is
-    by_split: ClassVar[bool] = False  # whether a file of a folder that is called like another split is left out
+    by_split: ClassVar[bool] = False  # whether files of a folder that are called like another split are left out
     ranges: ClassVar[bool] = True  # whether a plain file can be entered in the middle
     takes: ClassVar[tuple[str, ...]] = ()  # which of the settings OPTIONAL it reads
     usual_field: ClassVar[str] = "text"
@@ -82,9 +85,16 @@ class FileSource(Source):
 
     def below(self, root: Path) -> list[Path]:
         """The files of a folder that belong to the source."""
-        if self.by_split:
-            return files_of_split(root, self.settings.split, self.suffixes)
-        return files_below(root, self.suffixes)
+        files = files_below(root, self.suffixes)
+        if not self.by_split:
+            return files
+        kept = without_other_splits(files, root, self.settings.split)
+        if left_out := sorted({*files} - {*kept}):
+            logger.info(
+                f"{self.setting}.path={root}: {len(left_out):,} files of other splits than {self.settings.split} are "
+                f"left out, such as {left_out[0]}"
+            )
+        return kept
 
     def read(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         """The texts of a file, or of the lines that begin in its bytes [start, stop)."""

@@ -82,6 +82,9 @@ class IdsInMemory(RowsInMemory, Hub):
         source = replace(self, around=ids_around(tokenizer), padding=pad)
         if LABELS not in self.rows.column_names:
             return source
+        columns = self.rows.select_columns([self.field, LABELS]).with_format("arrow")[:]
+        if columns[self.field].equals(columns[LABELS]):  # the usual copy, which needs no look at each row
+            return source
         rows = self.rows.select_columns([name for name in (self.field, MASK, LABELS) if name in self.rows.column_names])
         count = [all(counts for _, counts in source._words(row)) for row in rows]  # of all rows, which are checked so
         return replace(source, has_prompts=not all(count))

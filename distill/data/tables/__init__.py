@@ -55,11 +55,6 @@ class LabelledTexts:
         return len(self.first)
 
     @property
-    def num_outputs(self) -> int:
-        """How many numbers a model gives for a text."""
-        return len(self.classes) or 1
-
-    @property
     def texts(self) -> list[tuple[str, ...]]:
         """The texts that a model reads, by example."""
         return [*zip(self.first, self.second, strict=True)] if self.second is not None else [*zip(self.first)]

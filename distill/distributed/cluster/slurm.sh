@@ -42,7 +42,7 @@ srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     backend="${BACKEND:-horovod}" \
     backend.threads="$SLURM_CPUS_PER_TASK" \
     train.on_usr1=stop \
-    corpus.path="${BOOKS:-$PWD/books}" \
+    ${BOOKS:+"corpus.path=$BOOKS"} \
     data.cache="$PWD/runs/cache" \
     data.local="${TMPDIR:-/tmp}/distill-$USER" \
     "$@" || status=$?

@@ -66,8 +66,9 @@ def pack_teacher(
 def pack_for_evaluation(model: Any, precision: PrecisionConfig, device: torch.device) -> Any:
     """A copy of `model` with its present weights, for many forward passes in fp32 or bf16; or `model` itself.
 
-    It is the latter in fp16, where torch.compile has laid out its own, with `precision.kernels=plain`, for unsupported
-    families, and where it is sharded over ranks. A GPU lays out nothing: there the copy has torch's activation alone.
+    It is the latter on a CPU in fp16, where torch.compile has laid out its own, with `precision.kernels=plain`, for
+    unsupported families, and where it is sharded over ranks. A GPU lays out nothing: there the copy has torch's
+    activation alone.
     """
     dtype = dtype_of(precision.evaluate)
     if precision.kernels == "plain" or precision.compile or is_sharded(model) or family_of(model) not in FAMILIES:

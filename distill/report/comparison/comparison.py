@@ -1,5 +1,6 @@
 """Groups of runs against columns of numbers, and which of these numbers can be compared with each other."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ REASONS = (
     "the baseline",
     "evaluate.stride",
 )
-OF_TEACHERS = ("teacher.digest", "teacher.members")
+OF_TEACHERS = re.compile(r"teacher\.(digest|members|members\.\w+\.(digest|weight))")
 OF_CONTEXT = ("perplexity", "bits_per_byte")  # measures of a text, whose tokens have more before them at a small stride
 
 
@@ -136,7 +137,7 @@ def _basis(run: Run, record: Record, column: Column) -> tuple[str, ...]:
     """What a number rests on besides the model, one text for each of `REASONS`."""
     of_vocabulary = column.measure in (*OF_VOCABULARY, *AGREEMENT)
     of_teacher = column.measure in (*AGREEMENT, GAP_CLOSED)
-    teachers = {name: digest for name, digest in record.identity.items() if name.startswith(OF_TEACHERS)}
+    teachers = {name: digest for name, digest in record.identity.items() if OF_TEACHERS.fullmatch(name)}
     return (
         str(run.vocabulary) if of_vocabulary else "",
         repr(_scored(run, record, column, of_vocabulary)),

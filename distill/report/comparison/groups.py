@@ -9,7 +9,7 @@ from distill.report.comparison.runs import Run, natural
 # Settings, or groups of them, that do not change the student.
 OF_TRAIN = ("workers", "log_every", "keep", "save_every", "on_usr1")
 OF_DATA = ("cache", "workers", "local", "local_bytes", "tokens", "shard_bytes", "compression")
-IGNORED = ["resume", "optimize", "tracker", "profile", "report", "trust", "evaluate.baseline"]
+IGNORED = ["resume", "optimize", "tracker", "profile", "report", "evaluate.baseline"]
 IGNORED += [*(f"train.{name}" for name in OF_TRAIN), *(f"data.{name}" for name in OF_DATA)]
 DIGESTS = ("corpus.digest", "teacher.digest")  # of the identity: two runs may name the same path and read other content
 SEED = "seed"
@@ -30,6 +30,11 @@ class Group:
     @property
     def finished(self) -> list[Run]:
         return [run for run in self.runs if run.record is not None]
+
+    @property
+    def repeats(self) -> str:
+        """What its runs differ in: their seeds, or nothing."""
+        return "seeds" if len({run.seed for run in self.finished}) == len(self.finished) else "runs"
 
     @property
     def label(self) -> str:

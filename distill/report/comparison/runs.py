@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from distill.config.flat_settings import flatten
-from distill.config.renamed import renamed
 from distill.config.sweep.index import FAILED, INDEX, Entry, SweepIndex
 from distill.runs.record import Record
 from distill.runs.results_file import is_continued, read_results
-from distill.runtime.bounded_yaml import read_yaml
+from distill.runtime.bounded_yaml import read_settings
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.jsonl import read_lines
 
@@ -158,12 +157,7 @@ def is_at_work(folder: Path) -> bool:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    file = folder / "config.yaml"
-    try:
-        settings = read_yaml(file) if file.is_file() else {}
-    except (OSError, ValueError):
-        return {}
-    return renamed(flatten(settings)) if isinstance(settings, dict) else {}
+    return flatten(read_settings(folder / "config.yaml"))
 
 
 def vocabulary_of(folder: Path, record: Record) -> str | None:

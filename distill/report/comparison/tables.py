@@ -25,7 +25,7 @@ def summary(comparison: Comparison) -> str:
     finished, runs, groups = len(comparison.finished), len(comparison.runs), comparison.groups
     sentences = ["1 run." if runs == 1 else f"{runs} runs, {finished} of them finished."]
     if groups:
-        several = sum(len(group.runs) > 1 for group in groups)
+        several = sum(len({run.seed for run in group.runs}) > 1 for group in groups)
         text = f"{len(groups)} {_plural('combination', len(groups))} of settings"
         sentences.append(text + (f", {several} of them with several seeds." if several else "."))
     names = [name for group in groups[:1] for name in group.values]
@@ -48,7 +48,7 @@ def best_lines(comparison: Comparison) -> list[str]:
             continue
         (group, values), (second, others) = ranked[:2]
         line = f"{column.title}: best is {column.form(fmean(values))} with {group.label}"
-        line += f" (mean of {len(values)} seeds)" if len(values) > 1 else ""
+        line += f" (mean of {len(values)} {group.repeats})" if len(values) > 1 else ""
         line += f"; next {column.form(fmean(others))} with {second.label}"
         if len(values) > 1 and len(others) > 1 and max(min(values), min(others)) <= min(max(values), max(others)):
             line += ", and the ranges of their seeds overlap"
