@@ -99,7 +99,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         # Build everything that trains.
         caches = choose_caches(run, models.digests)
         trainable = make_trainable(run)
-        frozen = setup_teachers(config, pair.teachers if objective.needs_teacher else [], ranks)
+        frozen = setup_teachers(config, pair.teachers if objective.needs_teacher else [], caches, ranks)
         sync, optimizer = gradient_sync(ranks, trainable), optim.build(trainable, config.optimizer)
         learner = Learner(trainable, sync, optimizer, schedule, config.optimizer)
         state = folder.load_or_init(learner.model, learner.optimizer, resolved)
@@ -143,19 +143,20 @@ def report_finished(config: Config, record: Record, folder: RunFolder, resolved:
     if (every := config.train.snapshot_every) is not None:
         wanted |= {*range(every, (record.training.steps or 0) + 1, every)}
     for step in sorted(wanted - {*record.snapshots})[:1]:
-        logger.warning(f"it has kept no snapshot of step {step}: hydra.run.dir=DIR makes another run that does")
+        logger.warning(f"this run kept no snapshot of step {step}: to get it, start another run (hydra.run.dir=DIR)")
     if lacking:
         logger.warning(
-            f"its results have no {', no '.join(lacking)}: `distill evaluate model={path}` scores the student so "
-            "with these settings, and hydra.run.dir=DIR makes another run"
+            f"the results of this run have no {', no '.join(lacking)}: score the student with `distill evaluate "
+            f"model={path}` and these settings, or start another run (hydra.run.dir=DIR)"
         )
     elif differing := differing_settings(config, path):
         more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
         scores = any(line.startswith(("evaluate.", "precision.evaluate")) for line in differing)
-        again = f"`distill evaluate model={path}` with settings of the group evaluate scores the student so, and "
+        again = f"score the student with `distill evaluate model={path}` and the settings of evaluate, or "
         logger.warning(
-            f"it was made with other settings, and these have changed nothing: {'; '.join(differing[:MOST_NAMED])}"
-            f"{more}: {again if scores else ''}hydra.run.dir=DIR makes another run"
+            "this run was made with other settings, and the new ones have no effect: "
+            f"{'; '.join(differing[:MOST_NAMED])}{more}: {again if scores else ''}start another run "
+            "(hydra.run.dir=DIR)"
         )
 
 

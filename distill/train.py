@@ -243,11 +243,11 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
                 # Rank 0 may write for longer than the others wait in an exchange, and the end of one ends it too.
                 ranks.barrier()
             if result.save_requested:
-                logger.info(f"SIGUSR1 at step {state.step}, {saved_or_not(saved)}")
+                logger.info(f"SIGUSR1 at step {state.step}, {saved_or_not(saved, recorder.is_trial)}")
             health.check(state, over)
             if result.stop is not None:
                 signals.received.clear()
-                raise interrupted(state, result.stop, saved)
+                raise interrupted(state, result.stop, saved, recorder.is_trial)
             if at_point:
                 with signals.at_once():
                     out_of_patience = evaluate_if_due(training, objective, followers, history)
@@ -309,15 +309,15 @@ def saved_when_a_rank_is_lost(training: Training) -> Iterator[None]:
         raise
 
 
-def saved_or_not(saved: bool) -> str:
-    return (
-        "its checkpoint is written"
-        if saved
-        else "whose weights are not finite or which was skipped, so it is not saved"
-    )
+def saved_or_not(saved: bool, is_trial: bool) -> str:
+    if is_trial:
+        return "in a profiling run (profile.stop_after), which saves nothing"
+    if saved:
+        return "its checkpoint is written"
+    return "which is not saved, because it was skipped or its weights are not finite"
 
 
-def interrupted(state: State, number: int, saved: bool) -> Interrupted:
-    name = signal.Signals(number).name
-    message = f"stopped by {name} at step {state.step}, {saved_or_not(saved)}; the same command resumes there"
-    return Interrupted(message, number)
+def interrupted(state: State, number: int, saved: bool, is_trial: bool) -> Interrupted:
+    what = saved_or_not(saved, is_trial)
+    end = "" if is_trial else "; the same command resumes " + ("there" if saved else "from the newest checkpoint")
+    return Interrupted(f"stopped by {signal.Signals(number).name} at step {state.step}, {what}{end}", number)

@@ -37,6 +37,24 @@ class ProjectedHidden(Term):
         return (self.module(own) - other).square().mean(-1).sum()
 
 
+class Faulty(Term):
+    """Fails in the method that is named."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.student_reads = self.teacher_reads = OutputSpec(layers=(1,))
+
+    def build(self, student: Any, teacher: Any | None) -> None:
+        if self.method == "build":
+            student.no_such_part  # noqa: B018
+
+    def count(self, batch: Batch) -> int:
+        return batch.no_such_part if self.method == "count" else batch.num_valid  # type: ignore[attr-defined, no-any-return]
+
+    def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
+        return (student.hidden[1].reshape(-1)[:5] - teacher.outputs.hidden[1].reshape(-1)[:3]).sum()
+
+
 class Triangle:
     """A learning rate that rises to its peak and falls again."""
 

@@ -64,7 +64,7 @@ def test_a_run_that_has_not_finished_is_no_model_yet(done: Path, tmp_path: Path)
     unfinished = tmp_path / "run"
     (unfinished / "checkpoints").mkdir(parents=True)
     shutil.copy(done / "config.yaml", unfinished)
-    with pytest.raises(SettingError, match=r"which resumes it$"):
+    with pytest.raises(SettingError, match=r"to finish it$"):
         load_pretrained("student.path", str(unfinished))
     for step in (50, 100):
         (unfinished / "snapshots" / f"step-{step}").mkdir(parents=True)

@@ -290,9 +290,7 @@ def test_a_checkpoint_that_this_user_may_not_read_is_no_damage(fit: Fit, name: s
         folder.chmod(0o755)
     os.seteuid(65534)
     try:
-        with pytest.raises(
-            SettingError, match=rf"^{closed}: this user may not read that checkpoint: get its folder as"
-        ):
+        with pytest.raises(SettingError, match=rf"^{closed}: this user may not read the checkpoint: take ownership"):
             read_record(newest(fit))
     finally:
         os.seteuid(0)

@@ -210,3 +210,10 @@ def test_a_teacher_with_other_classes_is_refused(
     pair = ["objective=distil_classes", "teacher=pretrained", f"teacher.path={tmp_path / 'three'}"]
     assert distill(*classify(shelf, reviews, tmp_path / "run", *pair)) == 2
     assert "gives 3 numbers for a text, and these examples need 2" in capsys.readouterr().err
+
+
+def test_a_run_that_scores_nothing(shelf: Shelf, reviews: list[str]) -> None:
+    folder = shelf.root / "unscored"
+    assert distill(*classify(shelf, reviews, folder, "evaluate.sets=[]", "train.epochs=1")) == 0
+    content = results(folder)
+    assert content["student"]["tokens_per_second"] is None and content["evaluation"] == {}

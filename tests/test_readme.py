@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from job import ROOT, Shelf, book, distill, metrics, results
+from labelled import table
 from safetensors.torch import load_file
 
 README, HOW_TO = ROOT / "README.md", ROOT / "docs" / "how-to"
@@ -116,6 +117,24 @@ def test_a_loss_with_settings(shelf: Shelf) -> None:
     Path("my_softer_losses.py").write_text(found["python"])
     run(found["sh"], *small_pair(shelf))
     assert metrics(Path("run"))[-1]["loss/total_variation"] > 0
+
+
+def test_a_loss_on_other_outputs(shelf: Shelf) -> None:
+    found = section("A loss on other outputs")
+    Path("my_class_losses.py").write_text(found["python"])
+    rows = [
+        f"corpus.path={table(Path('reviews').resolve())}",
+        "corpus.text=review",
+        "corpus.label=stars",
+        TINY_ROWS,
+        *SMALL,
+    ]
+    assert distill("+recipe=table", f"student.path={shelf.teacher}", *rows, "hydra.run.dir=runs/table") == 0
+    run(found["sh"].replace("hydra.run.dir=runs/class_gap", ""), f"student.path={shelf.teacher}", *rows)
+    line = metrics(Path("run"))[-1]
+    assert line["loss/class_gap"] > 0
+    parts = line["loss/classes"] + line["loss/soft_classes"] + 0.1 * line["loss/class_gap"]
+    assert line["loss/total"] == pytest.approx(parts, rel=1e-5)
 
 
 @BOTH

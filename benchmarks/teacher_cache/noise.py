@@ -67,7 +67,7 @@ class Steps:
         self.objective: Objective = job.make_objective(config, models.terms, self.batches, 1, vocabulary, self.ranks)
         self.trainable: Trainable = setup_student(student, self.objective, config.precision, self.ranks)
         gradient_sync(self.ranks, self.trainable)  # its gradients exist from here on
-        (self.teacher,) = setup_teachers(config, models.teachers, self.ranks).values()
+        (self.teacher,) = setup_teachers(config, models.teachers, {}, self.ranks).values()
 
     def output(self, batch: Batch, layout: Layout | None, seed: int) -> TeacherOutput:
         """What the teacher gives for a batch: all logits, or what a cache of this layout would give."""

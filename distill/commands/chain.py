@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distill.config.command_line import as_value
 from distill.config.settings import ChainConfig, StageConfig
 from distill.report import chain_report
 from distill.report.chain_report import FILES, SnapshotRuns
@@ -99,14 +100,19 @@ def jobs_of(path: Path, chain: ChainConfig) -> list[Job]:
 def _finish(path: Path, chain: ChainConfig, name: str, run: Run, options: list[str]) -> None:
     """Run one job of a stage, unless it is finished."""
     stage = chain.stages[name]
-    settings = [
-        REFERENCE.sub(lambda match: str(_folder_of(path, chain, stage, run, match[1])), setting)
-        if _references(setting)
-        else setting
-        for setting in stage.settings
-    ]
+
+    def filled(setting: str) -> str:
+        """A setting with the folders of the stages that it names; one that is a value alone, as a command needs it."""
+        if not _references(setting):
+            return setting
+        key, _, value = setting.partition("=")
+        if (whole := REFERENCE.fullmatch(value)) is not None:
+            return f"{key}={as_value(str(_folder_of(path, chain, stage, run, whole[1])))}"
+        return REFERENCE.sub(lambda match: str(_folder_of(path, chain, stage, run, match[1])), setting)
+
     seeded = [] if run.seed is None else [f"seed={run.seed}"]
-    arguments = [*options, f"+recipe={stage.recipe}", *settings, *seeded, f"hydra.run.dir={run.folder}"]
+    folder = f"hydra.run.dir={as_value(str(run.folder))}"
+    arguments = [*options, f"+recipe={stage.recipe}", *map(filled, stage.settings), *seeded, folder]
     command = {"arguments": [redact(argument) for argument in arguments], "inputs": _inputs(path, chain, stage, run)}
     if _is_finished(run.folder, command):
         return
@@ -133,7 +139,10 @@ def check_chain(chain: ChainConfig) -> None:
             for other in _references(setting):
                 prefix = f"chain.stages.{name}.settings: {setting} names the stage {other}, which"
                 if other not in earlier:
-                    raise SettingError(f"{prefix} does not come before: name one of {', '.join(earlier) or 'none'}")
+                    raise SettingError(
+                        f"{prefix} is not among the earlier stages ({', '.join(earlier) or 'none'}): correct the "
+                        "name or the order"
+                    )
                 snapshots_of = chain.stages[other].snapshots_of
                 if snapshots_of not in (None, stage.snapshots_of):
                     raise SettingError(
@@ -161,7 +170,9 @@ def _check_snapshots(chain: ChainConfig, name: str, producer: str, earlier: list
     """Refuse `snapshots_of=of` for the stage `name`, where only the stages `earlier` come before."""
     setting = f"chain.stages.{name}.snapshots_of={producer}"
     if producer not in earlier:
-        raise SettingError(f"{setting} does not come before: name one of {', '.join(earlier) or 'none'}")
+        raise SettingError(
+            f"{setting} is not among the earlier stages ({', '.join(earlier) or 'none'}): correct the name or the order"
+        )
     source = chain.stages[producer]
     if source.seeds or source.snapshots_of is not None:
         raise SettingError(f"{setting} is run several times, by its seeds or snapshots_of: name a stage that runs once")

@@ -92,7 +92,9 @@ def answer(request: Request, settings: "PredictConfig") -> None:
     if is_submission(request, model):
         assert request.output is not None
         if request.input is None:
-            raise SettingError(f"output={request.output} is GLUE's form of predictions: give input=, its test set")
+            raise SettingError(
+                f"output={request.output} is for predictions in GLUE's form: give the test set as input=PATH"
+            )
         task, overwrite = request.task, request.overwrite
         for file, count in write_submissions(model, task, request.input, request.output, settings, overwrite):
             log(f"{count:,} predictions in {file}")
@@ -143,7 +145,7 @@ def outcomes(model: "LoadedModel", request: Request, settings: "PredictConfig") 
             yield from map(partial(_with_columns, model), as_read, predict_records(model, records, settings))
         except SettingError as error:
             if before:
-                raise SettingError(f"of the inputs from {before + 1:,} on: {error}") from None
+                raise SettingError(f"in the inputs from number {before + 1:,} on, counted from 1: {error}") from None
             raise
         before += len(chunk)
 

@@ -44,6 +44,8 @@ def run(arguments: list[str]) -> None:
     for name in names:
         if name in SET_HERE:
             raise SettingError(f"{name} is set by `distill profile`: {SET_HERE[name]}")
+    if sweeps := [name for name in names if name in ("--multirun", "-m", "hydra.mode")]:
+        raise SettingError(f"{sweeps[0]} makes several runs, and `distill profile` profiles one: leave it out")
     folder = [] if "hydra.run.dir" in names else [FOLDER]
     overrides = ["profile=on", f"profile.stop_after={request.steps}", "tracker=none", *folder]
     sys.exit(main([*settings, *overrides]))

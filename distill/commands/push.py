@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -80,9 +80,11 @@ def run(arguments: list[str]) -> None:
 
 def by_name(arguments: list[str]) -> list[str]:
     """The arguments with their names: the first two may stand without, and --public is public=true."""
-    places, written = iter(PLACES), list[str]()
+    places, written, names = iter(PLACES), list[str](), [field.name for field in fields(PushArguments)]
     for argument in arguments:
-        stands_alone = "=" not in argument and not argument.startswith("-")
+        # The folder of a run of a sweep has a = in its name.
+        has_name = argument.partition("=")[0] in names and "=" in argument
+        stands_alone = not has_name and not argument.startswith("-")
         place = next(places, None) if stands_alone else None
         written.append("public=true" if argument == "--public" else f"{place}={argument}" if place else argument)
     return written

@@ -23,7 +23,10 @@ class BackendConfig(Settings):
         None, "Threads of torch on the CPU; null takes as many as are quickest at the start.", ge=1, le=1024
     )
     processes: int | None = setting(
-        None, "Ranks to start on this machine; null joins what a launcher started.", ge=1, le=65_536
+        None,
+        "Ranks to start on this machine; null: one for each GPU, or those that a launcher has started.",
+        ge=1,
+        le=65_536,
     )
     hosts: str | None = setting(None, "Machines and their ranks, e.g. a:8,b:8, for the launcher of the engine.")
     rings: str = setting("1", "Connections of Horovod or gloo to each rank: a number, or auto, which measures.")

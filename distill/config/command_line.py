@@ -19,6 +19,7 @@ MAIN, BASE = "main", "config"  # files of conf/: the main job, and the settings 
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 READ_BY_ONE_RUN = ("hydra.run.dir", "hydra.searchpath")
 HYDRA = ("hydra.", "hydra/")
+SIMPLE = re.compile(r"[A-Za-z0-9_./-]+")  # a value that Hydra reads as it stands
 MAX_DIGITS, MAX_DEPTH = 1000, 50  # of a value; what parses them ends in a traceback some way beyond
 MAX_NAME = 200  # characters
 MAX_CHARACTERS, MAX_ENTRIES = 10_000, 1000  # of an override: Hydra parses it a dozen times, long lists in squared time
@@ -94,6 +95,11 @@ def run_dir(folder: Path) -> str:
     """The argument of a command that makes this its run folder, whatever signs are in the name."""
     text = str(folder).replace("${", r"\${")  # else OmegaConf would look for a setting of that name
     return f"hydra.run.dir={quoted(text)}"
+
+
+def as_value(text: str) -> str:
+    """A text as a value of a command line, in quotation marks where its signs need them."""
+    return text if SIMPLE.fullmatch(text) else quoted(text.replace("${", r"\${"))
 
 
 def quoted(text: str) -> str:

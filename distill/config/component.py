@@ -232,7 +232,8 @@ def _check_values(setting: str, value: Any) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         raise SettingError(f"{setting}={value} is not finite: give a number")
     elif isinstance(value, int | float) and abs(value) > LARGEST:
-        raise SettingError(f"{setting}={value} is too {'large' if value > 0 else 'small'}: give a number below 1e12")
+        verdict = "large" if value > 0 else "small"
+        raise SettingError(f"{setting}={value} is too {verdict}: give a number from -1e12 to 1e12")
 
 
 def kinds(package: str) -> list[str]:

@@ -1,7 +1,6 @@
 """What Hydra makes of a command line: one composition, by which one run is made, or each of a sweep."""
 
 import os
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distill.config.command_line import CommandLine, check_one_run, check_overrides, groups, options_of, run_dir
+from distill.config.command_line import CommandLine, as_value, check_one_run, check_overrides, groups, options_of
 from distill.config.compose import build, chain_config, register
 from distill.config.folders import CONF
 from distill.config.in_memory import InMemory
@@ -230,8 +229,7 @@ def _command(composition: Composition) -> str:
     searched = [text for text in of_hydra if text.startswith("hydra.searchpath=") and not text.endswith("=[]")]
     names = {text.partition("=")[0] for text in of_hydra}
     is_named = composition.sweeps or "hydra.run.dir" in names
-    plain = f"hydra.run.dir={composition.folder}"
-    folder = [plain if re.fullmatch(r"[\w.=/-]+", plain) else run_dir(composition.folder)] if is_named else []
+    folder = [f"hydra.run.dir={as_value(str(composition.folder))}"] if is_named else []
     return shlex.join(["python", "-m", "distill", *map(redact, [*composition.overrides, *searched, *folder])])
 
 

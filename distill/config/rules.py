@@ -67,11 +67,11 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
     if not task.kind.vocabulary:
         _refuse_text_settings(config)
     if (task.kind.causal or not task.kind.vocabulary) and objective.masking != MaskingConfig():
-        what = "predicts the next one" if task.kind.causal else "has labels of its own"
+        what = "predicts the next token" if task.kind.causal else "learns from labels"
         recipes = "distilgpt2_gutenberg" if task.kind.causal else "table, squad or glue"
         raise SettingError(
-            f"objective.task={objective.task} {what}, and objective.masking, of the command line or of the recipe, "
-            f"masks tokens: leave it out, or choose a recipe for that task (+recipe={recipes})"
+            f"objective.task={objective.task} {what} and masks no tokens, but the command line or recipe sets "
+            f"objective.masking: leave it out, or choose a recipe for that task (+recipe={recipes})"
         )
     if task.kind.causal:
         if isinstance(config.student, NewStudentConfig) and config.student.init == "neighbours":
@@ -94,7 +94,7 @@ def refuse_first_position(terms: Terms) -> None:
     for name, term in terms.items():
         if term.reads_first_position:
             raise SettingError(
-                f"objective.{name} reads the first position of a sequence, which in a causal model sees nothing of it: "
+                f"objective.{name} reads the first position of a sequence, which in a causal model sees no other: "
                 f"set objective.{name}.weight=0, or objective.pooled.pooling=mean"
             )
 
@@ -244,8 +244,8 @@ def check_training(config: Config) -> None:
         raise SettingError("train.epochs, train.steps and train.minutes are all null: give the run an end")
     if (optimizer.scale_lr == "none") != (optimizer.base_batch is None):
         raise SettingError(
-            f"optimizer.scale_lr={optimizer.scale_lr} with optimizer.base_batch={optimizer.base_batch}: give linear or "
-            "sqrt and the sequences a step that optimizer.lr is meant for, or none and null"
+            f"optimizer.scale_lr={optimizer.scale_lr} with optimizer.base_batch={optimizer.base_batch}: set linear or "
+            "sqrt and the number of sequences per step that optimizer.lr was tuned for, or set none and null"
         )
     if optimizer.clip_each_rank:
         _check_clipping(config)
@@ -257,7 +257,7 @@ def check_training(config: Config) -> None:
     _check_sharded(config)
     if train.patience is not None and train.keep_best is None:
         raise SettingError(
-            f"train.patience={train.patience} waits for a better evaluation, and by which measure is open: set "
+            f"train.patience={train.patience} needs a measure by which evaluations are compared: set "
             "train.keep_best=perplexity, or another measure"
         )
     if train.keep_best is not None and not config.evaluate.sets:
@@ -339,7 +339,7 @@ def check_evaluation(config: Config, reads_text: bool) -> None:
     source = config.corpus.source
     has_books = isinstance(source, SourceConfig) and source.kind == "bundled" and source.split == "train"
     if "heldout" in settings.sets and config.corpus.heldout == 0 and not has_books:
-        raise SettingError("corpus.heldout=0, but evaluate.sets names heldout: hold a share out, or name other sets")
+        raise SettingError("corpus.heldout=0, but evaluate.sets names heldout: set corpus.heldout=0.02, or other sets")
 
 
 def check_corpus(config: Config) -> None:
@@ -353,5 +353,5 @@ def check_corpus(config: Config) -> None:
     held_out = {f"heldout_{name}" for name in settings.sources} if "heldout" in config.evaluate.sets else set()
     if clash := sorted(held_out & set(config.evaluate.sets)):
         raise SettingError(
-            f"evaluate.sets names {clash[0]}, what the mixture holds out of a source: give the set another name"
+            f"evaluate.sets names {clash[0]}, the held-out set of a source of the mixture: give your set another name"
         )

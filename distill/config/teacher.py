@@ -42,8 +42,8 @@ class TeacherCacheConfig(Settings):
     def _is_about_draws(cls, value: float, info: ValidationInfo) -> float:
         default = cls.model_fields[str(info.field_name)].default
         if value != default and "sampled" in info.data and info.data["sampled"] is None:
-            cure = f"set {{section}}.sampled to their number, or {{section}}.{info.field_name} back to {default}"
-            raise PydanticCustomError("refused", f"is about tokens that are drawn, and none are: {cure}")
+            cure = f"set {{section}}.sampled to a number, or {{section}}.{info.field_name} back to {default}"
+            raise PydanticCustomError("refused", f"is for sampled tokens, but {{section}}.sampled=null: {cure}")
         return value
 
     @property

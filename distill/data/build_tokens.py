@@ -84,7 +84,7 @@ def _announce(meta: Meta, packing: Packing) -> None:
     logger.info(f"prepared {tokens:,} tokens in {seconds:.1f} s: {rate(meta):,.0f} tokens a second")
     if dropped := sum(meta[part]["dropped"] for part in PARTS):
         shortest = f"documents, and ends of documents, of fewer than {packing.format.shortest} tokens"
-        what = f"{shortest}, and what is over of pairs of segments" if packing.format.pairs else shortest
+        what = f"{shortest}, and last sentences that make no pair" if packing.format.pairs else shortest
         logger.info(f"left out {dropped:,} tokens ({dropped / (tokens + dropped):.1%}): {what}")
 
 

@@ -61,17 +61,21 @@ class ChatTemplate:
     Attributes:
         text: the template.
         name: what error lines call it.
+        setting: that names another one, for their cures; empty where nothing does.
         variables: the special tokens that a template may write by names such as `eos_token`.
         special: all special tokens of the tokenizer.
     """
 
     text: str
     name: str = field(compare=False)
+    setting: str = field(compare=False)
     variables: dict[str, str]
     special: tuple[str, ...]
 
     @classmethod
-    def of(cls, tokenizer: "PreTrainedTokenizerBase", name: str, text: str | None = None) -> Self | None:
+    def of(
+        cls, tokenizer: "PreTrainedTokenizerBase", name: str, setting: str = "", text: str | None = None
+    ) -> Self | None:
         """A template for the tokens of a tokenizer, by default its own; None where it has none.
 
         Raises:
@@ -82,12 +86,13 @@ class ChatTemplate:
         try:
             text = tokenizer.get_chat_template() if text is None else text
         except ValueError as error:  # it has several, none of which is the default
-            raise SettingError(f"{name} cannot be chosen ({first_line(error)}): set corpus.template") from error
+            cure = f"set {setting}" if setting else "name one of them default"
+            raise SettingError(f"{name} cannot be chosen ({first_line(error)}): {cure}") from error
         if len(text) > MAX_TEMPLATE:
             raise SettingError(f"{name} has {len(text):,} characters: give one of {MAX_TEMPLATE:,} at most")
         variables = {key: str(token) for key, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
         special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-        template = cls(text, name, variables, tuple(sorted({*special, *variables.values()})))
+        template = cls(text, name, setting, variables, tuple(sorted({*special, *variables.values()})))
         template._check()
         return template
 
@@ -145,8 +150,12 @@ class ChatTemplate:
         if name := next((name for name in self.special if name in written), None):
             raise SettingError(
                 f"{self.name}: a message holds {name}, the name of a special token, which would become that token: "
-                "remove it from the text, or set corpus.template to one with {role} and {content}, where it is text"
+                "remove it from the text" + self._or_another("one with {role} and {content}, where it is text")
             )
+
+    def _or_another(self, template: str) -> str:
+        """The end of a cure: to choose such a template, where a setting does."""
+        return f", or set {self.setting} to {template}" if self.setting else ""
 
     def _by_difference(self, messages: Sequence[Message], text: str) -> Spans:
         spans: Spans = []
@@ -155,11 +164,11 @@ class ChatTemplate:
                 continue
             before, until = self.render(messages[:turn], prompt=True), self.render(messages[: turn + 1])
             if not until.startswith(before) or not text.startswith(until):
-                why = "as its prompt begins it" if text.startswith(until) else "as it does when others follow"
+                why = "as its prompt begins it" if text.startswith(until) else "as it does once other turns follow"
                 raise SettingError(
                     f"{self.name} does not write turn {turn + 1} of a conversation, one of the assistant, {why}, so "
-                    "what counts of it is not known: set corpus.template to FILE.jinja, a copy with {% generation %} "
-                    "around what the assistant writes, or to one with {role} and {content}"
+                    f"its targets are unknown: set {self.setting} to FILE.jinja, a copy with "
+                    "{% generation %} around what the assistant writes, or to one with {role} and {content}"
                 )
             end, mark = len(until), self.variables.get("eos_token", "")
             if mark and (last := until.rfind(mark, len(before))) >= 0:
@@ -183,7 +192,7 @@ class ChatTemplate:
         except Exception as error:  # the template's own, Jinja's, and whatever an operator of Python raises in it
             raise SettingError(
                 f"{self.name} refuses a conversation ({type(error).__name__}: {first_line(error)[:200]}): mend one or "
-                "the other, or set corpus.template"
+                "the other" + self._or_another("another one")
             ) from error
         if len(texts[0]) > MAX_TEXT:
             raise SettingError(f"{self.name} writes {len(texts[0]):,} characters, more than {MAX_TEXT:,}: cut the text")

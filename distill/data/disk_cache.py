@@ -33,9 +33,9 @@ def folder_of(cache: str, room: str, key: str, setting: str = "data.cache") -> P
     try:
         room_.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SettingError(f"{setting}={cache}: cannot be made ({error.strerror}); give another") from error
+        raise SettingError(f"{setting}={cache} cannot be made ({error.strerror}); give another folder") from error
     if not os.access(room_, os.W_OK):
-        raise SettingError(f"{setting}={cache}: cannot be written; give another folder")
+        raise SettingError(f"{setting}={cache} cannot be written; give another folder")
     return room_ / key
 
 
@@ -74,9 +74,9 @@ def once_with_digest(path: Path, quiet: bool = False) -> Iterator[Path | None]:
             yield None
             return
         if path.exists() and digest.exists():
-            logger.warning(f"{path} is damaged (its SHA-256 is another): making it again")
+            logger.warning(f"{path} is damaged (its SHA-256 differs): making it again")
         elif path.exists():
-            logger.info(f"{path} has no SHA-256 beside it, as files of earlier releases: making it again")
+            logger.info(f"{path} has no SHA-256 beside it, like files of earlier releases: making it again")
         with atomic(path) as new:
             yield new
             with atomic(digest) as written:

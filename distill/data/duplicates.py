@@ -143,7 +143,7 @@ def describe_duplicates(counts: dict[str, int]) -> str:
     """Describe counts of duplicates, as `count_duplicates` and `FirstPass.find` give them."""
     text = f"{counts['exact']:,} of {counted(counts['documents'], 'document')} have the text of an earlier one"
     if counts.get("near"):
-        text += f", {counts['near']:,} further ones almost"
+        text += f", and {counts['near']:,} more are near duplicates of one"
     if not counts["exact"] + counts.get("near", 0):
         return text
     return f"{text}; {'left out' if counts.get('dropped') else 'kept (corpus.duplicates=drop leaves them out)'}"

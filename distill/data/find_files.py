@@ -12,7 +12,7 @@ from distill.runtime.errors import SettingError
 # What the files of a split are usually called, before a dot, a dash or an underscore.
 SPLITS = {
     "train": ("train",),
-    "validation": ("validation", "valid", "val", "dev"),
+    "validation": ("validation", "valid", "val", "dev", "eval", "heldout"),
     "test": ("test",),
     "validation_matched": ("validation_matched", "dev_matched"),
     "validation_mismatched": ("validation_mismatched", "dev_mismatched"),
@@ -93,6 +93,11 @@ def without_other_splits(files: list[Path], folder: Path, split: str) -> list[Pa
     if split == "train" and len(others) == len(files) and len({*others.values()}) == 1:
         return files
     return [path for path in files if path not in others]
+
+
+def has_split(files: list[Path], split: str) -> bool:
+    """Whether one of the files is called like a split and nothing else."""
+    return any(path.name.split(".")[0].lower() in names_of_split(split) for path in files)
 
 
 def names_of_split(split: str) -> tuple[str, ...]:

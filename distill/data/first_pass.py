@@ -37,6 +37,7 @@ from distill.data.near_duplicates import (
     Signatures,
     find_near,
     held_path,
+    make_index,
     require_datasketch,
     signatures_path,
 )
@@ -91,6 +92,7 @@ class FirstPass:
         """
         if self.rule.near is not None:
             require_datasketch()
+            make_index(self.rule.near)  # which may refuse the settings
         begun = time.perf_counter()
         self._read_all()
         files = self._fetch_files(records_name)

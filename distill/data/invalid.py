@@ -79,9 +79,7 @@ class Invalid:
     def require_fields(self) -> None:
         """Raises SettingError where a setting names a field that no record of a source has; call it for each source."""
         if self.blame and self.bad == self.records:
-            none = (
-                f"none of {self.records:,} records can be used" if self.records > 1 else "nor is there another record"
-            )
+            none = f"none of {self.records:,} records can be used" if self.records > 1 else "there is no other record"
             raise SettingError(f"{self.blame}; {none}: name one of its fields, or give another path")
 
     def check(self, path: str, setting: str, corpus: CorpusConfig) -> None:

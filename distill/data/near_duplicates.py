@@ -23,7 +23,7 @@ from distill.runtime.host import free_memory
 from distill.runtime.version import pip_install
 
 if TYPE_CHECKING:
-    from datasketch import MinHash
+    from datasketch import MinHash, MinHashLSH
 
 SEED = 1  # of the permutations: part of what decides which documents stay
 SHINGLES = 10_000  # of one document that are hashed at a time
@@ -42,6 +42,20 @@ def require_datasketch() -> None:
         raise SettingError(
             f"corpus.duplicates=near needs datasketch ({error}): {pip_install('near')}, or set "
             "corpus.duplicates=drop, which leaves out equal documents only"
+        ) from error
+
+
+def make_index(settings: NearConfig) -> "MinHashLSH":
+    """An empty index of signatures. Raises SettingError where datasketch makes none of so few bands."""
+    from datasketch import MinHashLSH
+
+    try:
+        return MinHashLSH(settings.threshold, settings.permutations, WEIGHTS)
+    except ValueError as error:
+        raise SettingError(
+            f"corpus.near.threshold={settings.threshold} is too near to 1 for {settings.permutations} numbers of a "
+            "document: lower it, raise corpus.near.permutations, or set corpus.duplicates=drop, which leaves out equal "
+            "documents only"
         ) from error
 
 
@@ -135,11 +149,11 @@ class _Index:
     """The documents that stay, by their signatures."""
 
     def __init__(self, groups: Sequence[Candidates], settings: NearConfig) -> None:
-        from datasketch import MinHash, MinHashLSH
+        from datasketch import MinHash
 
         self.signatures, self.threshold = [group.signatures for group in groups], settings.threshold
         self._like = MinHash(settings.permutations, SEED)
-        self._lsh = MinHashLSH(settings.threshold, settings.permutations, WEIGHTS)
+        self._lsh = make_index(settings)
 
     def has_near(self, group: int, row: int) -> bool:
         """Whether a document, by its group and row there, is near to one that stays; if not, it stays too."""

@@ -61,6 +61,8 @@ class Packing:
             del identity["part"]
         if self.prompts and self.cross_documents:
             identity["keeps_whole"] = True
+        if self.prompts:
+            identity["marks_beginnings"] = True
         return identity
 
     @property
@@ -83,11 +85,15 @@ class SequenceWriter:
         self.left = np.empty(0, packing.dtype)  # ids that do not fill a sequence yet
         self.sequences = self.tokens = self.documents = self.dropped = 0
 
-    def add(self, ids: list[int], counts: bool = True) -> None:
-        """Takes the next ids of a document's text, and whether they count; writes the sequences that are full."""
+    def add(self, ids: list[int], counts: bool = True, begins: bool = False) -> None:
+        """Takes the next ids of a document's text, and whether they count; writes the sequences that are full.
+
+        `begins`: whether a template has written them as the beginning of a document, which nothing is put before.
+        """
         new = np.asarray(ids, self.packing.dtype)
         if self.packing.prompts:
             inner = (new == self.format.document_end) | (new == self.format.pad)
+            inner[:1] |= begins
             new = new | np.where(inner, np.uint32(INNER), np.uint32(0))
         self._add(new, counts)
 
@@ -281,8 +287,8 @@ def pack_stretch(stretch: Document, writer: SequenceWriter, packing: Packing) ->
         writer.keep_whole(starts + sum(len(ids) for ids, _ in pieces) + ends)
     if not rendered:
         writer.begin_document()
-    for ids, counts in pieces:
-        writer.add(ids, counts)
+    for number, (ids, counts) in enumerate(pieces):
+        writer.add(ids, counts, begins=rendered and number == 0)
     writer.end_document(end_counts)
 
 

@@ -94,12 +94,12 @@ class ThreadCount:
             fewer, before = self._before
             self._before = None
             if pace.waited / pace.windows > (1 - GAIN) * before.waited / before.windows:
-                logger.info(f"batches wait as long with {self.threads} threads: {fewer} again")
+                logger.info(f"batches wait as long with {self.threads} threads as with {fewer}: back to {fewer}")
                 self.threads = self.max_threads = fewer
                 return
         threads = choose_threads(pace, self.threads, self.max_threads)
         if threads > self.threads:
-            logger.info(f"batches wait for storage: {threads} threads instead of {self.threads}")
+            logger.info(f"batches wait for storage: {threads} threads now prepare them, instead of {self.threads}")
             self._before = (self.threads, pace)
             self.threads = threads
             self._skip = threads + WINDOWS_AHEAD  # begun before, or all at once: neither is the pace of these threads

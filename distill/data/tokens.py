@@ -316,8 +316,8 @@ def _packing(
         raise no_prompts(text.setting)
     if corpus.sequence_length < format.shortest + format.body:
         raise SettingError(
-            f"corpus.sequence_length={corpus.sequence_length}: sequences need at least "
-            f"{format.shortest + format.body} ids"
+            f"corpus.sequence_length={corpus.sequence_length} is too short for a sequence: give "
+            f"{format.shortest + format.body} or more"
         )
     return Packing(
         tokenizer=plain_tokenizer(
@@ -388,8 +388,8 @@ def _no_sequences(meta: Meta, part: str, text: Text, corpus: CorpusConfig) -> Se
     )
     if text.prompts and not count + meta["bad"] + len(meta["skipped"]):
         return SettingError(
-            f"{text.setting}.path={text.path}: in none of its documents does anything count as a "
-            f"target; check {text.setting}.target_role of conversations, and {text.setting}.field of answers to prompts"
+            f"{text.setting}.path={text.path}: no document has a token that counts as a target; check "
+            f"{text.setting}.target_role for conversations, or {text.setting}.field for answers to prompts"
         )
     return SettingError(
         f"{text.setting}.path={text.path}: not one sequence: {counted(count, 'document')}, none long "

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distill.data.tokens import Tokens
 from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
@@ -14,12 +13,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def check_unknown(tokens: Tokens, tokenizer: "PreTrainedTokenizerBase", largest: float, setting: str) -> float:
-    """`check_counts` of the sequences of a text."""
-    return check_counts(tokens.counts, tokens.tokens, tokenizer, largest, setting)
-
-
-def check_counts(
+def check_unknown(
     counts: np.ndarray, num_tokens: int, tokenizer: "PreTrainedTokenizerBase", largest: float, setting: str
 ) -> float:
     """The fraction of a text's tokens that are the unknown one.

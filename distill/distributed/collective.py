@@ -53,7 +53,10 @@ def load_collective(text: str, device: torch.device) -> str:
         try:
             importlib.import_module(module)
         except Exception as error:  # a plug-in may refuse the machine by any error of its own
-            raise SettingError(f"backend.collective={text}: {module} does not load ({first_line(error)})") from error
+            reason = first_line(error)
+            raise SettingError(
+                f"backend.collective={text}: {module} does not load ({reason}); install it, or leave it null"
+            ) from error
     if not _is_there(name):
         backends = ", ".join(filter(_is_there, dist.Backend.backend_list))
         cure = "import another module" if module else f"name the module that registers it, as in MODULE:{name}"

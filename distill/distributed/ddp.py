@@ -77,7 +77,8 @@ class Ddp(Ranks):
             if self.settings.collective is None:
                 raise
             reason = first_line(error)
-            raise SettingError(f"backend.collective={self.settings.collective} does not start: {reason}") from error
+            setting = f"backend.collective={self.settings.collective}"
+            raise SettingError(f"{setting} does not start: {reason}; leave it null") from error
 
     def _barrier(self) -> None:
         # Through the store, since an exchange has a limit of time: some ranks may be preparing data for hours.

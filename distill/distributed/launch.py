@@ -96,7 +96,10 @@ def hosts_of(settings: BackendConfig) -> list[tuple[str, int]]:
         hosts.append((match[1], int(match[2])))
     total = sum(ranks for _, ranks in hosts)
     if settings.processes not in (None, total):
-        raise SettingError(f"backend.processes={settings.processes}: backend.hosts={settings.hosts} has {total} ranks")
+        raise SettingError(
+            f"backend.processes={settings.processes}: backend.hosts={settings.hosts} has {total} ranks; leave "
+            "backend.processes out"
+        )
     return hosts
 
 

@@ -19,12 +19,14 @@ import sys
 import time
 
 from distill.runtime.children import dying_with, pass_signals
+from distill.runtime.errors import Diverged, SettingError, StorageFailed
 from distill.runtime.progress import write_to
 from distill.runtime.signals import ALL, SAVING, Signals, handled, name_of
 
 # Seconds after the first failure: until then the others may end by themselves, as they see that one is lost; then they
 # get SIGTERM, and at last they are killed.
 END_BY_ITSELF, LAST_END = 3.0, 30.0
+NOT_STOPPED = (1, SettingError.status, Diverged.status, StorageFailed.status)
 
 
 def run_ranks(processes: int, command: list[str]) -> int:
@@ -58,7 +60,8 @@ def run_ranks(processes: int, command: list[str]) -> int:
     if failed is None:
         return 0
     if stopped_by is not None:
-        return 128 + stopped_by
+        # A rank that could not save, or failed for a reason of its own, has not ended by the signal.
+        return next((rank.returncode for rank in ranks if rank.returncode in NOT_STOPPED), 128 + stopped_by)
     code = ranks[failed].returncode
     status = code if code >= 0 else 128 - code
     if -code not in received:

@@ -26,8 +26,8 @@ def naming_lost_rank() -> Iterator[None]:
     """Turn the error of a communication library whose rank is gone into RankLost, in one line."""
     try:
         yield
-    except RankLost:
-        raise
+    except (RankLost, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise  # a GPU reports its faults where something waits for it, which may be an exchange
     except RuntimeError as error:
         # Without the line of the library's source, and without its advice.
         reason = re.sub(r"^\[\S+\] *", "", str(error).strip() or type(error).__name__).split(". ")[0].split("\n")[0]

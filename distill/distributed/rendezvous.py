@@ -1,6 +1,7 @@
 """Where the ranks of a run meet before their first exchange: an address that all derive alike, and its store."""
 
 import errno
+import itertools
 import os
 import re
 import socket
@@ -19,6 +20,8 @@ POLL = 0.05  # seconds between two looks at who is there
 RETRY, CONNECT = 0.5, 5.0  # seconds between two attempts to reach rank 0, and that one takes at most
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below the ports that Linux gives to outgoing connections
 
+_meetings = itertools.count()  # of this process, which may train several times: all its ranks count alike
+
 
 def open_store(info: RankInfo, timeout: float, purpose: str) -> dist.Store:
     """The store that all ranks share, as it is after this start of them and no earlier one.
@@ -31,14 +34,17 @@ def open_store(info: RankInfo, timeout: float, purpose: str) -> dist.Store:
         SettingError: rank 0 has no such address, its port is taken, or another rank has the same or other numbers.
         RankLost: nothing answers at that address.
     """
+    number = next(_meetings)
     address, port = meeting_point(info)
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's own process holds the store
     is_master = info.rank == 0 and not agent
     wait_for_address(address, port, timeout, is_master=is_master)
     store = _connected(address, port, is_master, timeout)
-    # After a restart by torchrun the old entries are still in its store. A store of rank 0 is new each time; the counts
-    # of restarts may differ there, as an agent that joined later begins at 0.
-    shared = dist.PrefixStore(f"{purpose}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if agent else '0'}", store)
+    # In torchrun's store the old entries are still there after a restart, and after an earlier run of these processes.
+    # A store of rank 0 is new each time; the counts of restarts may differ there, as an agent that joined later begins
+    # at 0.
+    start = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}" if agent else "0"
+    shared = dist.PrefixStore(f"{purpose}/{start}", store)
     if not agent:
         _refuse_contradiction(info, shared)
     return shared
@@ -99,9 +105,12 @@ def _refuse_contradiction(info: RankInfo, store: dist.Store) -> None:
     """Raises SettingError where another process is the same rank, or has another number of ranks."""
     rank, size = VARIABLES[info.launcher][:2]
     if (other := store.compare_set("size", "", str(info.size)).decode()) != str(info.size):
-        raise SettingError(f"{size}={info.size}: another rank has {size}={other}; it is the same for all ranks")
+        raise SettingError(f"{size}={info.size}: another rank has {size}={other}; set the same number for all ranks")
     if store.add(f"rank/{info.rank}", 1) > 1:
-        raise SettingError(f"{rank}={info.rank}: another process is this rank; each has a number of its own, from 0 on")
+        raise SettingError(
+            f"{rank}={info.rank}: another process is this rank; give every process another number, from 0 to "
+            f"{info.size - 1}"
+        )
 
 
 def wait_for_all(store: dist.Store, info: RankInfo, timeout: float) -> None:
@@ -120,12 +129,15 @@ def wait_for_all(store: dist.Store, info: RankInfo, timeout: float) -> None:
                 missing = [str(rank) for rank in range(info.size) if not store.add(f"met/{rank}", 0)]
                 shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
                 raise RankLost(
-                    f"{len(missing)} of {info.size} ranks have not come within {timeout:g} s (backend.timeout): rank "
-                    f"{shown}"
+                    f"{len(missing)} of {info.size} ranks have not joined within {timeout:g} s: rank {shown}; find out "
+                    "why they did not start, or raise backend.timeout"
                 )
             time.sleep(POLL)
     except dist.DistError as error:
-        raise RankLost("the ranks' meeting point is gone") from error
+        raise RankLost(
+            "the store through which the ranks meet has closed: rank 0, or the launcher that held it, has ended, and "
+            "its log names the reason"
+        ) from error
 
 
 def meeting_point(info: RankInfo, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:

@@ -105,11 +105,8 @@ class Evaluator:
 
     def describe(self, data: EvaluationSet) -> SetContents:
         """What the set holds and how many of its positions are scored, on all ranks."""
-        single = [
-            scoring_pass
-            for scoring_pass in self.passes
-            if scoring_pass.measures and scoring_pass.measures[0].name == "pseudo_perplexity"
-        ]
+        by_measure = {one.measures[0].name: one for one in self.passes if one.measures}
+        single = by_measure.get("pseudo_perplexity")
         return {
             "name": data.name,
             "description": data.description,
@@ -117,7 +114,7 @@ class Evaluator:
             "sequences": data.num_sequences,
             "tokens": int((data.sequences != self.scoring.collator_of(data).pad_id).sum()),
             "positions": self.passes[0].num_positions(data),
-            "pseudo_positions": single[0].num_positions(data) if single else 0,
+            "pseudo_positions": single.num_positions(data) if single else 0,
         }
 
     def _score(

@@ -29,10 +29,11 @@ def check_memory(evaluator: Evaluator, models: list[Any], sets: list[EvaluationS
     scoring = evaluator.scoring
     first, longest = sets[0], max(sets, key=lambda data: data.sequences.shape[1])
     size, count = scoring.settings.batch_size, speed_sequences(scoring, first)
+    least = min(scoring.ranks.gather(count))  # ranks with fewer threads have fewer: all take the same way below
     with evaluator.readers.timed():
         trial = _trial_of_sequences(evaluator, first, count, logits=True)
         _check(evaluator, models, trial, 0 if scoring.heads else scoring.vocab)
-        if longest is not first or count < size:
+        if longest is not first or least < size:
             _check(evaluator, models, _trial_of_sequences(evaluator, longest, size, logits=False))
         for run in evaluator.passes:
             if (of_pass := run.trial(longest)) is not None:

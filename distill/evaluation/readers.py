@@ -39,10 +39,8 @@ class MeanReader(LanguageModel):
         self.members = [LanguageModel(member, precision) for member in model.members]
         self.widths = [member.model.get_output_embeddings().weight.shape[1] for member in self.members]
 
-    def forward(
-        self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec, below: Tensor | None = None
-    ) -> Outputs:
-        """`head_rows` [N, sum of E_k]; no hidden states. Nothing is below several models.
+    def forward(self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec) -> Outputs:
+        """`head_rows` [N, sum of E_k]; no hidden states.
 
         Raises:
             ValueError: other heads are wanted, whose outputs are not averaged.

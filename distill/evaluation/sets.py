@@ -77,7 +77,8 @@ def load_sets(
     for name, tokens in tokens_of_sets(config, tokenizer, sequence_format):
         if tokens is not None:
             chosen, numbers = _chosen(name, tokens.sequences, config)
-            check_unknown(tokens, tokenizer, config.corpus.max_unknown, f"evaluate.sets: {name}")
+            largest, setting = config.corpus.max_unknown, f"evaluate.sets: {name}"
+            check_unknown(tokens.counts, tokens.tokens, tokenizer, largest, setting)
             sets.append(
                 EvaluationSet(name, tokens.name, chosen, tokens.documents, tokens.sequences, numbers, tokens.prompts)
             )

@@ -17,6 +17,7 @@ from distill.models.language_model import LanguageModel, OutputSpec
 ROUNDS = 5
 POSITIONS = 65_536  # of the batch that each round computes, at most ...
 POSITIONS_OF_THREAD = 1_024  # ... and on the CPU, where so many keep a thread busy
+LOGITS_BYTES = 4 << 30  # of the logits of a batch on a GPU, which are all there at once
 
 
 def tokens_per_second(evaluator: Evaluator, models: list[Any], data: EvaluationSet) -> list[float]:
@@ -64,6 +65,8 @@ def speed_sequences(scoring: Scoring, data: EvaluationSet) -> int:
     """As many sequences as are scored at once, but no more than it takes to keep a device busy."""
     on_cpu = scoring.ranks.device.type == "cpu"
     max_positions = POSITIONS_OF_THREAD * torch.get_num_threads() if on_cpu else POSITIONS
+    if not (on_cpu or scoring.heads):
+        max_positions = min(max_positions, LOGITS_BYTES // (4 * scoring.vocab))
     return min(scoring.settings.batch_size, max(1, max_positions // data.sequences.shape[1]))
 
 

@@ -149,7 +149,7 @@ def _check(lm: LoadedModel, method: str, bos: bool, base: float, batch_size: int
 def _check_length(lm: LoadedModel, number: int, length: int) -> None:
     if lm.longest is not None and length > lm.longest:
         raise SettingError(
-            f"text {number} has {length:,} tokens with those around it, and model={lm.path} reads "
+            f"text {number} has {length:,} tokens, special tokens included, and model={lm.path} reads "
             f"{lm.longest:,}: split it"
         )
 

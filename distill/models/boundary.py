@@ -81,8 +81,8 @@ def _of_code(setting: str, error: BaseException) -> str:
     """The cure where a model comes with code of its own, which only a teacher or a student may run; else empty."""
     if CODE not in str(error):
         return ""
-    group = setting.rpartition(".")[0]
-    allowed = group.startswith("teacher") or group == "student"
+    group, _, name = setting.rpartition(".")
+    allowed = group.startswith("teacher") or (group == "student" and name == "path")
     return f"set {group}.trust_remote_code=true if you trust it" if allowed else "this command runs no such code"
 
 

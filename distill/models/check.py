@@ -52,8 +52,8 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
         ) from error
     if not all(alike(*pair) for pair in pairs):
         raise SettingError(
-            f"{setting}: {_class(model)} computes something between its layers and its logits that is not "
-            f"understood; choose a model whose logits are those of its output embedding, or see {EXAMPLE}"
+            f"{setting}: {_class(model)} computes something between its layers and its logits that Distill does not "
+            f"support; choose a model whose logits are those of its output embedding, or see {EXAMPLE}"
         )
     _check_direction(model, setting, kind)
 
@@ -184,8 +184,8 @@ def check_tokenizers(of_run: PreTrainedTokenizerBase, of_model: PreTrainedTokeni
     if expected != vocabulary:
         differing = sum(expected.get(token) != number for token, number in vocabulary.items())
         raise SettingError(
-            f"{setting}: its vocabulary ({len(vocabulary)} tokens) is not the teacher's ({len(expected)} tokens, "
-            f"{differing} of its own differ); choose models with one tokenizer"
+            f"{setting}: its vocabulary ({len(vocabulary)} tokens) is not that of this run ({len(expected)} tokens, "
+            f"{differing} of its tokens differ); choose models with one tokenizer"
         )
 
 

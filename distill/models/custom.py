@@ -33,8 +33,8 @@ def custom_model(make: Component, path: str | None, kind: ModelKind = MASKED, **
         raise SettingError(f"{make.setting}._target_={make.path} gives a {type(model).__name__}, not a torch module")
     if type(model).__module__.startswith("peft."):
         raise SettingError(
-            f"{make.setting}._target_={make.path} gives a {type(model).__name__} of PEFT, whose adapters no folder of "
-            "a student keeps: give what its merge_and_unload() or its get_base_model() gives"
+            f"{make.setting}._target_={make.path} gives a {type(model).__name__} of PEFT, and a student's folder keeps "
+            "no adapters: return its merge_and_unload() or its get_base_model()"
         )
     if path is not None and "path" not in make.takes():
         load_weights(model, f"{make.setting}.path", path)
@@ -74,5 +74,6 @@ def load_weights(model: nn.Module, setting: str, path: str) -> None:
         load_model(model, file)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise SettingError(
-            f"{setting}={path}: {file.name} does not fit a {type(model).__name__}: {first_line(error)}"
+            f"{setting}={path}: {file.name} does not fit a {type(model).__name__} ({first_line(error)}): give weights "
+            "that this class has saved"
         ) from error

@@ -1,5 +1,7 @@
 """Whether a folder of a student gives that student back: the same names and values of weights, and the same numbers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +38,13 @@ def check_export(folder: Path, student: Any, weights: dict[str, torch.Tensor], a
         _refuse({"different": _different(stored, weights), "unexpected": sorted(stored.keys() - weights.keys())})
         return
     kind = plain_class(student) if auto_class is None else getattr(transformers, auto_class)
+    trust = {} if auto_class is None else trust_of(student)
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its table of such weights stands in the way of our line
     try:
-        loaded, report = kind.from_pretrained(folder, dtype="auto", use_safetensors=True, output_loading_info=True)
+        loaded, report = kind.from_pretrained(
+            folder, dtype="auto", use_safetensors=True, output_loading_info=True, **trust
+        )
     except (OSError, *UNFIT) as error:
         raise SettingError(f"The student cannot be exported: its folder does not load ({mistake(error)})") from error
     finally:
@@ -52,11 +57,19 @@ def check_export(folder: Path, student: Any, weights: dict[str, torch.Tensor], a
             "different": _different(loaded.state_dict(), weights),
         }
     )
-    if not alike(_logits(loaded), _logits(student)):
+    with _exact_products():  # of two devices, perhaps
+        is_same = alike(_logits(loaded), _logits(student))
+    if not is_same:
         raise SettingError(
-            "The student cannot be exported: what loads from its folder has the same weights and other logits; its "
-            "config.json does not hold all that its forward depends on"
+            "The student cannot be exported: its folder loads with the same weights and other logits; keep all that "
+            "its forward depends on in its config, so that config.json holds it"
         )
+
+
+def trust_of(student: Any) -> dict[str, bool]:
+    """What loads a student again whose code came with a model: the user trusts it, and it has run here already."""
+    is_remote = isinstance(student, PreTrainedModel) and student.is_remote_code()
+    return {"trust_remote_code": True} if is_remote else {}
 
 
 def _different(stored: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> list[str]:
@@ -76,6 +89,17 @@ def _refuse(wrong: dict[str, list[str]]) -> None:
             f"The student cannot be exported: what loads from its folder is another model ({'; '.join(kinds)}); build "
             "it without wrappers that its class does not know"
         )
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Matrix products in fp32, which a program may have made less exact for speed."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import save_model
 from transformers import AutoTokenizer, PreTrainedModel
 
-from distill.models.export_check import check_export
+from distill.models.export_check import check_export, trust_of
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
 from distill.runtime.host import is_out_of_memory
@@ -71,7 +71,7 @@ def export(
             _rewrite(new / "tokenizer_config.json", lambda fields: _generic_tokenizer(fields, tokenizer, student))
         (new / "README.md").write_text(card, encoding="utf-8")
         check_export(new, student, weights, auto_class)
-    _check_tokenizer(tokenizer, folder)
+    _check_tokenizer(tokenizer, folder, trust_of(student))
 
 
 def try_export(student: Any) -> None:
@@ -87,7 +87,7 @@ def try_export(student: Any) -> None:
     except SettingError:
         raise
     except OSError as error:  # there is no room for it here, and may be where the run is
-        logger.warning(f"the export of the student is not tried before training: {first_line(error)}")
+        logger.warning(f"the export of the student could not be tried before training: {first_line(error)}")
     except (*MISTAKES, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
@@ -107,8 +107,8 @@ def _write_weights(student: Any, folder: Path) -> dict[str, torch.Tensor]:
     _rewrite(folder / "config.json", fields_for_both)
     if json.loads((folder / "config.json").read_text(encoding="utf-8")).get(EVERY_NTH, 1) is None:
         logger.warning(
-            "the student loads in transformers 5 alone: in 4.57 every n-th layer, from the first on, has to attend to "
-            "whole sequences"
+            "the student loads only in transformers 5: 4.57 requires full attention in every n-th layer from the first "
+            "on, and in no other; to use 4.57, choose student.layers that have it"
         )
     return weights
 
@@ -191,14 +191,14 @@ def _generic_tokenizer(fields: Fields, tokenizer: Any, student: Any) -> Fields:
     return fields | {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
 
 
-def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
+def _check_tokenizer(tokenizer: Any, folder: Path, trust: dict[str, bool]) -> None:
     """Warn where AutoTokenizer prefers the family's own tokenizer to the one in the folder, as it does for Qwen 2."""
     if not (folder / "config.json").is_file():  # without which AutoTokenizer reads nothing
         return
     vocab = tokenizer.get_vocab()
     text = " ".join(list(vocab)[:1000])
     try:
-        again = AutoTokenizer.from_pretrained(folder)
+        again = AutoTokenizer.from_pretrained(folder, **trust)
         same = (
             again.get_vocab() == vocab
             and again(text, verbose=False).input_ids == tokenizer(text, verbose=False).input_ids

@@ -43,9 +43,9 @@ def student_fields(settings: LayersStudentConfig, teacher: Any, chosen: list[Lay
         fields = distilbert_fields(teacher.config)
     else:
         raise SettingError(
-            f"student.architecture={settings.architecture}: layers of {family} go into the same architecture"
+            f"student.architecture={settings.architecture}: layers of {family} fit only the same architecture"
             + (" or distilbert" if family == "bert" else "")
-            + ": set student=layers, which takes them there"
+            + ": set student.architecture=same"
         )
     if fields.get("attention_types"):  # GPT-Neo's, from which transformers 4.57 counts the layers
         fields["attention_types"] = [[[kind], 1] for kind in fields["attention_layers"]]

@@ -4,7 +4,7 @@ Torch's non-reentrant checkpoint around the forward of each block: what is read 
 and hooks, also those that gather a sharded block's weights, stay outside of what is computed again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -26,6 +26,16 @@ def require_blocks(model: Any) -> None:
         ) from error
 
 
+def _checkpointed(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """The outputs of a block. All its inputs go by position: torch keeps generators of the devices of these alone."""
+    names = list(named)
+
+    def call(*values: Any) -> Any:
+        return forward(*values[len(names) :], **dict(zip(names, values[: len(names)], strict=True)))
+
+    return checkpoint(call, *named.values(), *arguments, use_reentrant=False, context_fn=repeated)
+
+
 @contextmanager
 def checkpointed(blocks: Sequence[Any]) -> Iterator[None]:
     """While it is open each of these modules keeps its input alone for the backward pass.
@@ -34,7 +44,7 @@ def checkpointed(blocks: Sequence[Any]) -> Iterator[None]:
     """
     before = [vars(block).get("forward") for block in blocks]
     for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=repeated)
+        block.forward = partial(_checkpointed, block.forward)
     try:
         yield
     finally:

@@ -15,14 +15,7 @@ from distill.models.load import model_folder
 
 def model_digest(model: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> str:
     """sha256 of a model's class, configuration and weights, and of the tokenizer's vocabulary."""
-    config: Any = getattr(model, "config", None)
-    described = config.to_diff_dict() if hasattr(config, "to_diff_dict") else {}
-    fields = {
-        name: value
-        for name, value in described.items()
-        if name not in ("_name_or_path", "transformers_version", "dtype", "architectures")
-    }
-    digest = hashlib.sha256(json.dumps([type(model).__name__, fields], sort_keys=True, default=str).encode())
+    digest = hashlib.sha256(_description(model).encode())
     for name, tensor in sorted(model.state_dict().items()):
         # As it is in training, whatever format it is saved in.
         value = tensor.detach().to("cpu", torch.float32 if tensor.is_floating_point() else None)
@@ -43,13 +36,23 @@ def saved_digest(path: str, model: Any, tokenizer: PreTrainedTokenizerBase | Non
     files = sorted(file for file in folder.glob("*") if file.is_file()) if folder.is_dir() else []
     if not files:
         return model_digest(model, tokenizer)
-    inputs: list[Any] = [2, tokenizer_text(tokenizer) if tokenizer is not None else ""]  # 2: of this function's outcome
+    # 3: of this function's outcome. A folder gives other models where it is read for another task.
+    inputs: list[Any] = [3, _description(model), tokenizer_text(tokenizer) if tokenizer is not None else ""]
     inputs += [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     cached = folder_of(cache, "digests", hashlib.sha256(repr(inputs).encode()).hexdigest()[:32])
     with once_with_digest(cached, quiet=True) as new:  # the ranks of a machine come at the same time
         if new is not None:
             new.write_text(model_digest(model, tokenizer) + "\n", encoding="utf-8")
     return cached.read_text(encoding="utf-8").strip()
+
+
+def _description(model: Any) -> str:
+    """Class and configuration of a model, without what depends on where it lies and how it was saved."""
+    config: Any = getattr(model, "config", None)
+    described = config.to_diff_dict() if hasattr(config, "to_diff_dict") else {}
+    elsewhere = ("_name_or_path", "transformers_version", "dtype", "architectures")
+    fields = {name: value for name, value in described.items() if name not in elsewhere}
+    return json.dumps([type(model).__name__, fields], sort_keys=True, default=str)
 
 
 def tokenizer_text(tokenizer: PreTrainedTokenizerBase) -> str:

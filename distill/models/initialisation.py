@@ -66,7 +66,9 @@ def _first_attention(model: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
     if family == "albert":
         attention = model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention
         return attention.query.weight, attention.key.weight, attention.num_attention_heads
-    raise SettingError(f"student.init=neighbours is for bert, distilbert and albert, not for {family}: use random")
+    raise SettingError(
+        f"student.init=neighbours is for bert, distilbert and albert, not for {family}: set student.init=random"
+    )
 
 
 def _keep_embeddings(mapping: torch.Tensor) -> None:

@@ -69,7 +69,10 @@ def choose_layers(layers: list[Any] | str | None, count: int | None, available: 
     """
     if isinstance(layers, list):
         if count not in (None, len(layers)):
-            raise SettingError(f"student.num_layers={count}, but student.layers={layers} names {len(layers)}: drop one")
+            raise SettingError(
+                f"student.num_layers={count}, but student.layers={layers} names {len(layers)}: leave one of the two "
+                "settings out"
+            )
         if not are_layers(layers):
             raise SettingError(f"student.layers={layers} must be whole numbers, such as [0,2,4]")
         chosen = layers

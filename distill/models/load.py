@@ -141,7 +141,7 @@ def load_pretrained(
     if any(name.startswith(encoder) and not name.startswith(f"{encoder}pooler") for name in missing) or (
         missing and not new_heads
     ):
-        raise SettingError(f"{setting}={path} lacks weights of a {kind.noun}, such as {missing[0]}")
+        raise SettingError(f"{setting}={path} lacks weights of a {kind.noun}, such as {missing[0]}: choose another")
     if missing:
         logger.info(f"{setting}={path}: its head for this task is new ({', '.join(missing)})")
     if not mapped:
@@ -246,8 +246,8 @@ def refuse_unfinished(setting: str, path: str) -> None:
     snapshots = sorted((run / "snapshots").glob("step-*"), key=lambda folder: (len(folder.name), folder.name))
     other = f", or name its snapshot {snapshots[-1]}" if snapshots else ""
     raise SettingError(
-        f"{setting}={path} is a run that has not finished, so it has no student: give its command, or its call of "
-        f"distill.distill, again, which resumes it{other}"
+        f"{setting}={path} is a run that has not finished, so it has no student: repeat its command, or its call of "
+        f"distill.distill, to finish it{other}"
     )
 
 
@@ -322,7 +322,7 @@ def check_tokenizer(setting: str, path: str, tokenizer: PreTrainedTokenizerBase,
     """
     if not tokenizer.is_fast or (tokenizer.mask_token_id is None and not kind.causal):
         needs = "a fast tokenizer" if kind.causal else "a fast tokenizer with a mask token"
-        raise SettingError(f"{setting}={path}: a {kind.noun} needs {needs}")
+        raise SettingError(f"{setting}={path}: a {kind.noun} needs {needs}: choose another model or tokenizer")
     if not isinstance(length := tokenizer.model_max_length, int | float):
         raise SettingError(
             f"{setting}={path}: its tokenizer_config.json sets model_max_length={length}, which is no number: "
@@ -348,7 +348,8 @@ def _refuse_no_files(setting: str, path: str, folder: Path) -> None:
     """Refuse a folder with none of the files of a tokenizer, for which transformers would make an empty one up."""
     if folder.is_dir() and not any(next(folder.glob(name), None) for name in TOKENIZER_FILES):
         teacher = setting.removesuffix(".path")
-        elsewhere = f", or name where it lies as {teacher}.tokenizer=FOLDER" if teacher.startswith("teacher") else ""
+        is_model = setting.startswith("teacher") and setting.endswith(".path")
+        elsewhere = f", or name where it lies as {teacher}.tokenizer=FOLDER" if is_model else ""
         raise SettingError(
             f"{setting}={path} has no tokenizer that loads: the folder has no tokenizer.json, nor a vocabulary; save "
             f"the tokenizer beside the model{elsewhere}"

@@ -82,5 +82,5 @@ def require_memory_for_step(
     raise SettingError(
         f"train.batch_size={batch_size}: a micro-batch of {length} positions a sequence takes "
         f"{least / 1e9:.3g} GB at least, and {free / 1e9:.3g} GB are free for each rank; "
-        f"lower it, and set train.sequences_per_step to the present size of a step{cure}"
+        f"lower train.batch_size, and set train.sequences_per_step to the sequences that a step has now{cure}"
     )

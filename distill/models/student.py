@@ -107,7 +107,7 @@ def make_student(
 
 def _all_frozen(settings: StudentConfig, frozen: list[Any]) -> SettingError:
     if frozen:
-        return SettingError(f"student.frozen={frozen}: none of the student's weights is trained; leave some parts out")
+        return SettingError(f"student.frozen={frozen} freezes all weights of the student: remove some of the entries")
     named = f"._target_={settings.custom.path}" if isinstance(settings, CustomStudentConfig) else ""
     return SettingError(
         f"student{named}: no weight of the student is trained, since requires_grad is off in all of them, as in the "
@@ -227,8 +227,8 @@ def _build(architecture: str, fields: dict[str, Any], settings: BuiltInStudentCo
         # Of a name that a table of transformers lacks, such as that of an activation, a KeyError has no more than that.
         unknown = "it knows no " if isinstance(error, KeyError) else ""
         raise SettingError(
-            f"student.architecture={architecture} with student.config={settings.config}: {unknown}"
-            f"{' '.join(str(error).split())}"
+            f"student.architecture={architecture} with student.config={settings.config} makes no model ({unknown}"
+            f"{' '.join(str(error).split())}): correct student.config"
         ) from error
 
 

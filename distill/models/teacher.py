@@ -93,7 +93,11 @@ def teacher_tokenizer(
     if isinstance(settings, CustomConfig) and (held := tokenizer_in_memory(settings.custom, kind)) is not None:
         return held
     path = settings.path if isinstance(settings, CustomConfig) else teacher_path(settings, setting)
-    return load_tokenizer(*_tokenizer_path(settings, path, setting), kind, _hub(settings))
+    named, path = _tokenizer_path(settings, path, setting)
+    hub = _hub(settings)
+    if named.endswith(".tokenizer"):
+        hub = hub._replace(revision=None)  # teacher.revision is of the repository of teacher.path
+    return load_tokenizer(named, path, kind, hub)
 
 
 def _hub(settings: AnyTeacher) -> HubOptions:

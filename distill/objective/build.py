@@ -9,11 +9,12 @@ import torch
 
 from distill.config.settings import ObjectiveConfig, PrecisionConfig
 from distill.config.weight_schedule import is_zero
+from distill.objective.kernel import NO_TARGET
 from distill.objective.objective import Objective
 from distill.objective.terms import ALL, TARGETS, Term, VocabularyTerm
 from distill.objective.vocabulary import by_hand
 from distill.runtime.errors import SettingError
-from distill.runtime.users_code import mistake
+from distill.runtime.users_code import MISTAKES, is_users, mistake
 
 # Of a run on the CPU: where torch.compile should win back the seconds that it takes to start. An estimate, from 8 ns
 # saved a logit (measured at 512 x 30,522) and 10 to 20 s to start.
@@ -51,7 +52,8 @@ def _check_early(setting: str, term: VocabularyTerm) -> None:
         raise SettingError(f"{setting}: positions={term.positions} is not known: choose {ALL} or {TARGETS}")
     if type(term).build is Term.build:  # else `losses` may read what only `build` makes
         # What else is raised may come of a vocabulary of 7, such as a weight for each token of another one.
-        _try_losses(setting, term, 7, torch.device("cpu"), (NameError, AttributeError, TypeError, ImportError))
+        refused = (NameError, AttributeError, TypeError, ImportError)
+        _try_losses(setting, term, 7, torch.device("cpu"), refused)
 
 
 def check_losses(objective: Objective, settings: ObjectiveConfig, device: torch.device) -> None:
@@ -63,21 +65,35 @@ def check_losses(objective: Objective, settings: ObjectiveConfig, device: torch.
     for name, term in objective.terms.items():
         path = settings.terms[name].make.path
         if isinstance(term, VocabularyTerm) and not path.startswith("distill."):
-            _try_losses(f"objective.{name}._target_={path}", term, objective.vocab, device, (Exception,))
+            setting, gaps = f"objective.{name}._target_={path}", objective.visits_all_rows
+            _try_losses(setting, term, objective.vocab, device, (Exception,), gaps)
 
 
 def _try_losses(
-    setting: str, term: VocabularyTerm, vocab: int, device: torch.device, refused: tuple[type[Exception], ...]
+    setting: str,
+    term: VocabularyTerm,
+    vocab: int,
+    device: torch.device,
+    refused: tuple[type[Exception], ...],
+    gaps: bool = False,
 ) -> None:
-    """`check_losses` of one term; of what it raises only the `refused` kinds are faults."""
+    """`check_losses` of one term.
+
+    Args:
+        refused: of what it raises only these kinds are faults.
+        gaps: whether positions without a target are among those that it gets.
+    """
     draws = torch.Generator().manual_seed(0)
     student, teacher = (torch.randn(3, vocab, generator=draws).to(device) for _ in range(2))
     targets = torch.tensor([1, 2, 3], device=device) % vocab
+    if gaps:
+        targets[2] = NO_TARGET
     try:
         tried = copy.copy(term)  # a normalization, or a mean that it keeps, begins with the first step
         tried.module = copy.deepcopy(term.module)
         losses = tried.losses(student.requires_grad_(), teacher if term.needs_teacher else None, targets)
         shape, requires_grad = list(losses.shape), losses.requires_grad
+        losses.sum().item()  # a GPU reports a fault only to who waits for it
     except refused as error:
         raise SettingError(f"{setting}: losses() fails on logits of 3 positions: {mistake(error)}") from error
     except Exception:
@@ -98,6 +114,10 @@ def bind_terms(terms: dict[str, Term], student: Any, teacher: Any | None) -> dic
             settings = {"weight", *inspect.signature(type(term)).parameters}
             names_setting = begin is not None and begin[0] in settings
             raise SettingError(f"objective.{name}{'.' if names_setting else ': '}{error}") from error
+        except MISTAKES as error:
+            if not is_users(type(term).__module__):
+                raise
+            raise SettingError(f"objective.{name}: build() of {type(term).__name__} fails: {mistake(error)}") from error
     return fitted
 
 

@@ -7,20 +7,22 @@ every split of the step's sequences, and padding or uneven masks weigh nothing.
 Shapes: B sequences, S positions, N positions that reach the head, T terms.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from distill.config.weight_schedule import WeightSchedule, value_at
 from distill.data.batch import Batch
-from distill.models.language_model import Head, Outputs, OutputSpec, union
+from distill.models.language_model import Head, OutputSpec, union
 from distill.objective.kernel import NO_TARGET
 from distill.objective.running_mean import TOKENS
 from distill.objective.terms import ALL, Term, VocabularyTerm
 from distill.objective.trainable import Trainable
 from distill.objective.vocabulary import ChunkedLosses, PlainLosses, VocabularyLosses, mixing_temperature
 from distill.runtime.errors import SettingError
+from distill.runtime.host import is_out_of_memory
 from distill.runtime.users_code import MISTAKES, is_users, mistake
 from distill.teacher.distributions import Mixture
 from distill.teacher.output import TeacherOutput
@@ -87,7 +89,10 @@ class Objective:
     def count(self, window: list[Batch]) -> Tensor:
         """Positions that carry each term in these micro-batches, and tokens: [T + 1] float64."""
         counted = [batch for batch in window if not batch.is_dummy]
-        counts = [sum(term.count(batch) for batch in counted) for term in self.terms.values()]
+        counts = []
+        for name, term in self.terms.items():
+            with _naming_users(name, term, "count"):
+                counts.append(sum(term.count(batch) for batch in counted))
         return torch.tensor([*counts, sum(batch.num_valid for batch in counted)], dtype=torch.float64)
 
     def by_name(self, values: list[float]) -> dict[str, float]:
@@ -145,7 +150,8 @@ class Objective:
             sums |= dict(zip(self._vocabulary, on_logits, strict=True))
         for number, (name, term) in enumerate(self.terms.items()):
             if name not in self._vocabulary:
-                term_sum = _sum_of(name, term, outputs, teacher, batch) * (not batch.is_dummy)
+                with _naming_users(name, term, "loss_sum"):
+                    term_sum = term.loss_sum(outputs, teacher, batch) * (not batch.is_dummy)
                 loss = loss + scales[number] * term_sum
                 sums[name] = term_sum.detach().to(scales.dtype)
         return loss, torch.stack([sums[name] for name in self.names])
@@ -171,11 +177,14 @@ class Objective:
         return flat if selected is None else flat.index_select(0, selected)
 
 
-def _sum_of(name: str, term: Term, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
-    """`Term.loss_sum`. Raises SettingError where a class of the user's takes something for what it is not."""
+@contextmanager
+def _naming_users(name: str, term: Term, method: str) -> Iterator[None]:
+    """Raises SettingError, which names the line, where a class of the user's fails in one of its methods."""
     try:
-        return term.loss_sum(student, teacher, batch)
-    except MISTAKES as error:
-        if isinstance(error, SettingError) or not is_users(type(term).__module__):
+        yield
+    except (*MISTAKES, RuntimeError) as error:
+        is_fault = type(error) is RuntimeError or isinstance(error, MISTAKES)  # others end a run on purpose
+        own = is_users(type(term).__module__) and is_fault and not isinstance(error, SettingError)
+        if not own or is_out_of_memory(error):
             raise
-        raise SettingError(f"objective.{name}: loss_sum() of {type(term).__name__} fails: {mistake(error)}") from error
+        raise SettingError(f"objective.{name}: {method}() of {type(term).__name__} fails: {mistake(error)}") from error

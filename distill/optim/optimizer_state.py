@@ -97,8 +97,10 @@ def restore_optimizer(
         if name.startswith(GROUPS):
             number = int(name.removeprefix(GROUPS))
             for group in _parts_of(optimizer, number):
-                at = group.get(slot, next(iter(group["params"]), torch.empty(0)))
-                group[slot] = value.to(at.device) if isinstance(value, torch.Tensor) else value
+                if isinstance(value, torch.Tensor):
+                    beside = (group.get(slot), next(iter(group["params"]), None))
+                    value = value.to(next((one.device for one in beside if isinstance(one, torch.Tensor)), "cpu"))
+                group[slot] = value
         else:
             state.setdefault(indices[parameters[name]], {})[slot] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

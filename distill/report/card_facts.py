@@ -140,7 +140,7 @@ def before_publishing(record: Record) -> str:
     if has_license(record):
         return "Before you publish it, add its languages to the front matter of this card (language)."
     stated = licenses(record)
-    why = f"of the models behind it some state {listed(stated)}" if stated else "no model behind it states one"
+    why = f"some of its source models state {listed(stated)}" if stated else "no source model states a licence"
     where = "in the front matter of this card (license, language)"
     return f"Before you publish it, set its licence and languages {where}: {why}."
 

@@ -14,7 +14,7 @@ from distill.runs.record import Record
 from distill.runtime.files import atomic
 
 FILES = ("chain.md", "chain.json")
-NOTE = "Of several seeds the median with the lowest and the highest; in per cent, the fraction of the first line's."
+NOTE = "With several seeds: the median (lowest to highest). Percentages are relative to the first line."
 Column = tuple[str, str]  # title of a measure, name of an evaluation set
 Runs = list[Record]  # the records of a stage, one for each seed
 Curves = dict[Column, dict[int, list[float]]]  # by title: the values at each step
@@ -139,7 +139,7 @@ def section(path: Path, stage: str, runs: SnapshotRuns, curves: Curves) -> str:
     steps = runs.record.snapshots
     head = ["step", *(": ".join(curve) for curve in curves)]
     rows = [[f"{step:,}", *(cell(values.get(step, [])) for values in curves.values())] for step in steps]
-    note = f"Snapshots of {stage}, by step. Of several seeds the median with the lowest and the highest."
+    note = f"Snapshots of {stage}, by step. With several seeds: the median (lowest to highest)."
     scored = {step for (name, _), values in curves.items() if name == stage for step in values}
     if missing := [f"{step:,}" for step in steps if step not in scored]:
         note += f" {stage} was not evaluated after step {', '.join(missing)}: see evaluate.every_steps."

@@ -71,7 +71,7 @@ def _shown(record: Record, measure: str, key: str) -> str:
 def _missing(record: Record, measure: str, with_gap: dict[str, GapClosed]) -> list[str]:
     """A sentence for each set on which draws without a gap leave no interval."""
     return [
-        f"On {record.label_of(key)} that has no interval: in {number(entry.without_gap)} of "
+        f"The gap closed on {record.label_of(key)} has no interval: in {number(entry.without_gap)} of "
         f"{number(_drawn(record, measure, key).resamples)} resamples the baseline is no worse than the teacher."
         for key, entry in with_gap.items()
         if entry.without_gap

@@ -134,7 +134,7 @@ def _curves(run: RunView) -> list[Block]:
     panels = [*losses, *optimizer_panels(run.points), *([speed] if speed else [])]
     if not panels:
         return []
-    caption = f"What was logged faintly, its moving average on top; of long runs up to {MAX_POINTS} means."
+    caption = f"Faint: logged values, at most {MAX_POINTS} means of them in a long run. On top: their moving average."
     marked = " Dotted lines: steps that were skipped." if losses and losses[0].marks else ""
     return [svg_picture(panels, caption + marked)]
 
@@ -155,7 +155,7 @@ def _machine(run: RunView) -> list[Block]:
         return []
     caption = "The machine is the host of rank 0."
     if any(line.label == "exchange" for line in percents):
-        caption += " An exchange lasts from its beginning to its end, part of which may lie beside the last backward."
+        caption += " The time of an exchange counts in full, although part of it may overlap the last backward pass."
     return [svg_picture(panels, caption)]
 
 
@@ -168,7 +168,7 @@ def _logs(run: RunView) -> list[Block]:
     ] or [Code("no log yet", wrap=True)]
     note = f"Rank 0 first; the others unfold. The logs themselves lie in {run.folder}/logs."
     if run.num_logs > len(shown):
-        note += f" Of {run.num_logs} ranks those {len(shown)} are shown that wrote last."
+        note += f" The {len(shown)} of {run.num_logs} ranks that wrote last are shown."
     return [note, first, *others]
 
 

@@ -85,7 +85,8 @@ def use_of_run(record: Record) -> Use:
     use = use_of_student(student.origin, student.name or record.recipe or "student")
     if not use.custom_code and student.origin is not None and student.origin.encodes in VECTORS:
         return encoding(use, student.origin.encodes)
-    return CHAT if use is CAUSAL and record.corpus.chat_template is not None else use
+    is_chat = use.task == CAUSAL.task and not use.custom_code and record.corpus.chat_template is not None
+    return CHAT._replace(brings_code=use.brings_code) if is_chat else use
 
 
 def _examples(record: Record) -> str:

@@ -44,7 +44,7 @@ def _phases(profile: Profile) -> Block:
     if (times := profile.step_seconds) is not None:
         median, p95, longest = (f"{1000 * (value or 0):,.1f} ms" for value in (times.median, times.p95, times.longest))
         note += (
-            f" Of {number(times.steps)} steps one by one, without the first ones and those that were traced: median "
+            f" Single steps ({number(times.steps)}, without the first ones and those that were traced): median "
             f"{median}, 95 % below {p95}, longest {longest}."
         )
     return Table(["Phase", "Seconds", "Fraction", "ms a step"], rows, note, "Phases of a step")

@@ -24,7 +24,7 @@ def samples_blocks(record: Record) -> list[Block]:
     length = f", up to {tokens}" if (tokens := count_of(samples.max_tokens, "token")) else ""
     note = (
         f"In bold are beginnings of evenly spaced sequences of {record.label_of(samples.data)}, which may start inside "
-        f"a word; below is what each model writes behind them{length}. Tokens are drawn at temperature "
+        f"a word; below is how each model continues them{length}. Tokens are drawn at temperature "
         f"{samples.temperature}, with the same random numbers for all models and in every run. Samples show how a "
         "model writes; the scores show how well it predicts."
     )

@@ -329,7 +329,8 @@ def _resampled(record: Record) -> str:
             parts = [_resampled_set(record.label_of(key), drawn) for key, drawn in by_set.items()]
             resamples = number(next(iter(by_set.values())).resamples)
             title = in_a_sentence(measure.title)
-            return f"In {resamples} paired resamples of each set its {title} is the lower one {listed(parts)}."
+            words = f"the student's {title} is lower than the baseline's {listed(parts)}"
+            return f"In {resamples} paired resamples of each set {words}."
     return ""
 
 
@@ -349,7 +350,7 @@ def interval(low: float | None, high: float | None) -> str:
 def _unscored(record: Record) -> str:
     """Sets of which no position was scored, so that they have no numbers."""
     empty = [record.label_of(key) for key in record.evaluation if not record.is_scored(key)]
-    return f"Nothing was scored on {listed(empty)}, where no token is to be predicted." if empty else ""
+    return f"Nothing was scored on {listed(empty)}: there is no token to predict." if empty else ""
 
 
 def _change(change: float) -> str:

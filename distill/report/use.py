@@ -11,6 +11,7 @@ from transformers.models.auto.modeling_auto import (
 from distill.runs.facts import Origin
 
 FOLDER = "."  # the card is in the model's folder
+OF_REPOSITORY = "transformers_modules."  # begins the module of a class whose code came with a model
 
 
 class Use(NamedTuple):
@@ -22,17 +23,19 @@ class Use(NamedTuple):
     auto_class: str
     example: str
     custom_code: str = ""  # instead, for a class that is not one of transformers
+    brings_code: bool = False  # whether the folder holds the code of its class, which runs where the user trusts it
 
     @property
     def code(self) -> str:
         if self.custom_code:
             return self.custom_code
+        trust = ", trust_remote_code=True" if self.brings_code else ""
         return f"""
 from transformers import {self.auto_class}, AutoTokenizer{", pipeline" if "pipeline(" in self.example else ""}
 
 folder = "."  # this folder
-model = {self.auto_class}.from_pretrained(folder)
-tokenizer = AutoTokenizer.from_pretrained(folder)
+model = {self.auto_class}.from_pretrained(folder{trust})
+tokenizer = AutoTokenizer.from_pretrained(folder{trust})
 {self.example}
 """.strip()
 
@@ -91,6 +94,10 @@ OF_CLASSES = (
 )
 
 
+# Of classes that transformers lacks, by their names.
+ENDINGS = (("ForQuestionAnswering", SPANS), ("ForSequenceClassification", CLASSES))
+
+
 def use_of_student(origin: Origin | None, name: str) -> Use:
     """The use of a student; of a class of the user's with the lines that load just that.
 
@@ -98,6 +105,9 @@ def use_of_student(origin: Origin | None, name: str) -> Use:
         origin: None where the record has none.
         name: of its class.
     """
+    if origin is not None and origin.model_class.startswith(OF_REPOSITORY):
+        of_head = next((use for ending, use in ENDINGS if name.endswith(ending)), MASKED)
+        return (CAUSAL if origin.causal else of_head)._replace(brings_code=True)
     if origin is None or origin.made_by is None:
         return use_of(name)
     use = CAUSAL if origin.causal else MASKED

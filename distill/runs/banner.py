@@ -25,9 +25,7 @@ from distill.runtime.version import __version__
 from distill.tasks import Prepared
 from distill.teacher.members import settings_by_member, title_of
 
-OTHER_TOKENIZER = (
-    "The teacher reads with another tokenizer than the student, so it has no scores on the student's tokens."
-)
+OTHER_TOKENIZER = "The teacher has another tokenizer than the student, so it has no scores on the student's tokens."
 UNTRAINED_HEAD = (
     "No loss trains the head that predicts tokens, so student and teacher have no perplexity: the losses are scored."
 )
@@ -55,7 +53,7 @@ def _notes(config: Config, tokens: Tokens, needs_teacher: bool) -> list[str]:
     lines = list(_note_on_objects(config))
     for name, member in settings_by_member(config).items() if needs_teacher else ():
         if member.precision.teacher == "int8":
-            lines.append(f"In training {whose(name)} encoder ran in int8; its scores are those of the teacher itself.")
+            lines.append(f"In training {whose(name)} encoder ran in int8; its scores are without that rounding.")
     for name, member in settings_by_member(config).items():
         path = member.model.path if isinstance(member.model, FrozenModelConfig) else None
         origin = None if path is None else origin_of(Path(model_folder(path)))
@@ -81,8 +79,8 @@ def _note_on_objects(config: Config) -> Iterator[str]:
         parts = {name.removesuffix("._target_"): text.removeprefix(PREFIX) for name, text in objects.items()}
         named = "; ".join(f"{name}: {text}" for name, text in parts.items())
         yield (
-            f"Objects of the program that started it were part of the run ({named}): no command line repeats it, but "
-            "distill.distill() with the same objects does."
+            f"Objects of a Python program were part of this run ({named}). No command line can repeat the run; "
+            "distill.distill() with the same objects can."
         )
 
 

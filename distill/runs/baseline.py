@@ -170,7 +170,7 @@ def _known(name: str, before: dict[str, Any]) -> bool:
 
 def _pair(name: str, before: Any, now: Any) -> str:
     """Two values beside each other; of a digest or an order only that they differ."""
-    return "another one" if name in ("corpus.digest", "corpus.order") else f"{before}, and here {now}"
+    return "different" if name in ("corpus.digest", "corpus.order") else f"{before}, and here {now}"
 
 
 def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -218,7 +218,7 @@ def _remarks(before: dict[str, Any], now: dict[str, Any], terms: Mapping[str, Te
             f"Whether the baseline had the same {', '.join(unknown)} is not known: its results are of an older release."
         )
     differing = [
-        f"the code of {name.removeprefix(CODE)} was another"
+        f"the code of {name.removeprefix(CODE).partition('.python')[0]} was different"
         if name.startswith(CODE)
         else f"{name} was {before[name]} and is {value} here"
         for name, value in now.items()
@@ -232,7 +232,7 @@ def _remarks(before: dict[str, Any], now: dict[str, Any], terms: Mapping[str, Te
     names = list(baseline.objective.terms)
     if labels and names and sorted(labels) != sorted(names):
         differing.append(
-            f"it learned from {', '.join(names)}, this student besides its teacher from {', '.join(labels)}"
+            f"it learned from {', '.join(names)}, this student from {', '.join(labels)} besides its teacher"
         )
     if differing:
         remarks.append(f"The baseline differs in more than its teacher: {'; '.join(differing)}.")

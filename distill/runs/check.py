@@ -77,8 +77,7 @@ def _check_baseline(config: Config, terms: dict[str, Term]) -> None:
         return
     if not any(term.needs_teacher for term in terms.values()):
         raise SettingError(
-            f"evaluate.baseline={path} is to show what a teacher was worth, but no term of this objective learns from "
-            "one: "
-            "leave it out (`distill compare` lays any runs beside each other)"
+            f"evaluate.baseline={path} shows what a teacher is worth, but no term of this objective learns from a "
+            "teacher: leave it out (`distill compare` compares any runs)"
         )
     read_run(Path(path), "evaluate.baseline")

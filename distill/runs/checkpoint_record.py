@@ -43,7 +43,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """
     _refuse_unreadable(path)
     if not any((path / name).is_file() for name in (RECORD, WEIGHTS, MANIFEST)):
-        raise Damaged(path, "it holds no checkpoint: those are folders runs/NAME/checkpoints/step-N")
+        raise Damaged(path, "it holds no checkpoint: name a folder such as runs/NAME/checkpoints/step-N")
     record = _parse(path)
     if (path / MANIFEST).exists():
         check_manifest(path, (RECORD, *tensor_files(record)))
@@ -69,8 +69,8 @@ def _refuse_unreadable(path: Path) -> None:
     if (closed := next((file for file in files if os.path.exists(file) and not may_read(file, os.R_OK)), None)) is None:
         return
     raise SettingError(
-        f"{closed}: this user may not read that checkpoint: get its folder as your own (`sudo chown -R $USER "
-        f"{path.parent}`), or choose another one as hydra.run.dir"
+        f"{closed}: this user may not read the checkpoint: take ownership of its folder (`sudo chown -R $USER "
+        f"{path.parent}`), or choose another hydra.run.dir"
     )
 
 
@@ -102,7 +102,10 @@ def _unknown_format(path: Path, record: dict[str, Any]) -> SettingError:
     """Another number is that of another release where the digests vouch for it, and damage where they do not."""
     number = record.get("format")
     if isinstance(number, int) and (path / MANIFEST).is_file():
-        return SettingError(f"resume={path}: written in format {number}; it needs the release that wrote it")
+        return SettingError(
+            f"resume={path} has checkpoint format {number}, which this release cannot read: use the release that wrote "
+            "it, or start another run with hydra.run.dir=DIR"
+        )
     return Damaged(path, f"{RECORD} names the format {str(number)[:20]!r}")
 
 

@@ -36,11 +36,13 @@ class Curve(Follower):
             models: the student, and the teacher where it has a score on the same sequences.
             steps: after which the run ends; a run of so many minutes has no points on the way.
         """
-        self.folder, self.evaluator, self.measure = folder, evaluator, evaluator.measures[0]
+        self.folder, self.evaluator = folder, evaluator
+        self.measure = next(iter(evaluator.measures), None)  # labelled examples have none without a set
         self.student, self.teacher = models
         self.data = _first_sequences(sets[0], settings.sequences) if sets else None
         # Only perplexity is known to be one of any sequences of a set; a run that the clock ends has no known steps.
-        usable = self.data is not None and self.measure.name == "perplexity" and steps != ENDLESS
+        is_perplexity = self.measure is not None and self.measure.name == "perplexity"
+        usable = self.data is not None and is_perplexity and steps != ENDLESS
         count = settings.points if usable else 0
         self.steps = frozenset(round(number * steps / count) for number in range(count + 1)) if count else frozenset()
         self.teacher_score: float | None = None
@@ -78,17 +80,17 @@ class Curve(Follower):
     def recorded(self) -> LearningCurve | None:
         """What the record keeps of it; None where nothing was scored."""
         lines = self.lines()
-        if not lines or self.data is None:
+        if not lines or self.data is None or self.measure is None:
             return None
         points = [from_json(CurvePoint, line) for line in lines]
         return LearningCurve(self.measure.name, self.data.name, self.data.num_sequences, self.teacher_score, points)
 
     def _scored(self, model: Any) -> float | None:
-        assert self.data is not None
+        assert self.data is not None and self.measure is not None
         return self.evaluator.score_one(model, self.measure, self.data)
 
     def _said(self, state: State, score: float) -> str:
-        assert self.data is not None
+        assert self.data is not None and self.measure is not None
         when = f"after {duration(state.seconds)} of training" if state.step else "before training"
         teacher = "" if self.teacher_score is None else f" (teacher {self.teacher_score:,.4g})"
         scored = f"{counted(self.data.num_sequences, 'sequence')} of {self.data.name}"

@@ -56,9 +56,9 @@ class Health:
         self.ranks.barrier()
         newest = self.checkpoints.newest()
         raise Diverged(
-            f"{reason}; lower optimizer.lr or use precision=fp32. "
+            f"{reason}; lower optimizer.lr in another folder (hydra.run.dir=DIR), or resume here with precision=fp32. "
             + (f"The last good checkpoint is {newest}" if newest else "There is no good checkpoint")
-            + "; later ones are kept as diverged-step-N"
+            + "; checkpoints that may have diverged are renamed to diverged-step-N"
         )
 
     def _reason(self, state: State, over: bool) -> str:

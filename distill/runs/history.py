@@ -62,8 +62,8 @@ def check_best(config: Config, steps: int, steps_per_epoch: int) -> None:
             else ("set evaluate.every_steps=N")
         )
         raise SettingError(
-            f"train.keep_best={config.train.keep_best} chooses among evaluations in the course of the training, and "
-            f"this run is scored at its end alone: {every}, or leave it out"
+            f"train.keep_best={config.train.keep_best} chooses among evaluations during training, but this run is "
+            f"scored only at its end: {every}, or leave train.keep_best out"
         )
 
 

@@ -206,18 +206,18 @@ def refuse_other_settings(
     for name in [name for name in names if resumes and name.startswith(CODE)]:
         names.remove(name)
         difference = _difference(name, before[name], now[name])
-        logger.warning(f"{earlier_run}: {difference}; the run resumes with it as it is now")
+        logger.warning(f"{earlier_run}: {difference}; the run resumes with the present code")
     if not names:
         return
     differing = [_difference(name, before.get(name), now.get(name)) for name in names]
     more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-    cure = "go back to them"
+    cure = "restore them"
     if set(names) <= set(LENGTH):
-        cure = f"{_made_for_one_length(now)}: go back"
+        cure = f"{_made_for_one_length(now)}: restore the length"
     again = f" (with student=pretrained student.path={finished} it begins from this student)" if finished else ""
     raise SettingError(
-        f"{earlier_run} belongs to other settings ({'; '.join(differing[:3])}{more}): {cure}, or start another run "
-        f"with hydra.run.dir=DIR{again}"
+        f"{earlier_run} was made with other settings ({'; '.join(differing[:3])}{more}): {cure}, or start another "
+        f"run with hydra.run.dir=DIR{again}"
     )
 
 
@@ -248,18 +248,18 @@ def _difference(name: str, before: Any, now: Any) -> str:
     if name.startswith(CODE):
         return f"the code of {str(now).partition(', sha256 ')[0]} has changed since then"
     if name == FROZEN:
-        return "other parameters of the student are frozen than then"
+        return "other parameters of the student are frozen now"
     if name == "evaluate.digest":
         return (
-            "the set by which train.keep_best chooses has other sequences than then (evaluate.sets, evaluate.sources, "
+            "the set by which train.keep_best chooses has other sequences now (evaluate.sets, evaluate.sources, "
             "evaluate.max_sequences)"
         )
     if name == "teacher.digest":
-        return "the teacher has other weights or another tokenizer than then"
+        return "the teacher has other weights or another tokenizer now"
     if name.startswith("teacher.members.") and name.endswith(".digest"):
-        return f"{name.removesuffix('.digest')} has other weights or another tokenizer than then"
+        return f"{name.removesuffix('.digest')} has other weights or another tokenizer now"
     if name == "student.digest":
-        return "the student starts from other weights than then"
+        return "the student starts from other weights now"
     if name == "corpus.digest":
-        return "the corpus has another text than then"
+        return "the corpus has another text now"
     return f"{name} was {before} and is now {now}"

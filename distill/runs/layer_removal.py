@@ -129,7 +129,8 @@ class Removal:
             if math.isfinite(self._loss(choice)):
                 fitting.append(choice)
         if not fitting:
-            raise SettingError(f"student.layers=auto: {self.score.refusal or 'no choice of layers has a finite loss'}")
+            no_loss = "no choice of layers has a finite loss: check the teacher, or set precision=fp32"
+            raise SettingError(f"student.layers=auto: {self.score.refusal or no_loss}")
         return min(fitting, key=self._loss)
 
     def _loss(self, choice: Choice) -> float:

@@ -222,7 +222,8 @@ def _outcome(
         (chosen for chosen in losses if len(chosen) == count and math.isfinite(losses[chosen])), key=losses.__getitem__
     )
     if not ranked:
-        raise SettingError(f"student.layers=auto: {score.refusal or 'no choice of layers has a finite loss'}")
+        no_loss = "no choice of layers has a finite loss: check the teacher, or set precision=fp32"
+        raise SettingError(f"student.layers=auto: {score.refusal or no_loss}")
     best = [ChosenLayers(list(chosen), losses[chosen]) for chosen in ranked[:3]]
     return LayerSearch(
         list(ranked[0]), teacher, best, by_rule, len(losses), False, score.num_sequences, score.perplexity, seconds

@@ -19,7 +19,7 @@ from distill.runtime.errors import SettingError, first_line
 from distill.runtime.nearest import did_you_mean
 
 WITH_PATHS = ("corpus", "data", "evaluate")  # groups of settings
-PATHS = ("path", "cache", "tokens")  # what paths are called in them
+PATHS = ("path", "cache", "tokens", "template")  # what paths are called in them
 TASKS = ((CAUSAL, "clm"), (SPANS, "spans"), (CLASSES, "classes"))  # models of any other class predict masked tokens
 
 
@@ -52,7 +52,7 @@ def locate(names: Sequence[str]) -> list[Located]:
         SettingError: there is none, one is named twice, or one is not there or of a class of the user's own.
     """
     if not names:
-        raise SettingError("model: none is named; give model=FOLDER for each: a run, a student or a name on the Hub")
+        raise SettingError("model is missing: give model=FOLDER or model=NAME, a run, a student or a name on the Hub")
     if twice := [name for number, name in enumerate(names) if name in names[:number]]:
         raise SettingError(f"model={twice[0]} is named twice: name each model once")
     return [_locate(name) for name in names]
@@ -92,8 +92,8 @@ def _refuse_untrained_head(name: str, run: Path | None) -> None:
         return
     if student is not None and student.origin is not None and student.origin.encodes is not None:
         raise SettingError(
-            f"model={name}: no loss of its run trained the head that predicts tokens, by which this command scores: "
-            "the report of its run has its losses"
+            f"model={name}: no loss of its run trained the head that predicts tokens, and this command scores such "
+            "predictions: see the losses in the report of the run"
         )
 
 
@@ -149,6 +149,8 @@ def _absolute(settings: Any, run: Path) -> Any:
         if isinstance(value, dict):
             return {inner: absolute(str(inner), of) for inner, of in value.items()}
         if name not in PATHS or not isinstance(value, str) or not value or "://" in value or value[0] in "/~$":
+            return value
+        if name == "template" and not value.endswith(".jinja"):  # the text of one
             return value
         return next((str(folder / value) for folder in folders if glob.glob(str(folder / value))), value)
 

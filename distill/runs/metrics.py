@@ -38,8 +38,8 @@ class RunLog:
     def __init__(self, folder: RunFolder, tracker: Tracker, page: Page, state: State, limits: Limits) -> None:
         """`state`: where the training begins; `limits`: what ends the run."""
         self.folder, self.tracker, self.page, self.first_step = folder, tracker, page, state.step
-        total, seconds = 0 if limits.steps == ENDLESS else limits.steps, 60 * limits.minutes - state.seconds
-        self.progress = Progress("training", total, "steps", start=state.step, limit=seconds)
+        total, self._seconds = 0 if limits.steps == ENDLESS else limits.steps, 60 * limits.minutes
+        self.progress = Progress("training", total, "steps", start=state.step, limit=self._seconds - state.seconds)
         self._typical, self._typical_since = False, 0.0  # whether the last steps were as fast as those to come
         self._has_logged_the_end = False
 
@@ -50,6 +50,7 @@ class RunLog:
         self.page.add(metrics)
         self.tracker.log_metrics(metrics, int(metrics["step"]))
         note = f"loss {metrics['loss/total']:.4f}, {metrics['tokens_per_second']:,.0f} tokens/s"
+        self.progress.end_in(self._seconds - metrics["seconds"])  # train.minutes leaves out evaluations
         self.progress.update(metrics["step"], note)
         if not self._typical:
             self.progress.begin_rate()

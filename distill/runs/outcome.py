@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -114,7 +115,9 @@ def score_each(
     """
     examination, sets = history.examination, history.examination.sets
     models = [model for _, model in entries.values()]
-    speeds = tokens_per_second(examination.evaluator, models, sets[0]) if sets else [0.0] * len(models)
+    speeds: Sequence[float | None] = [None] * len(models)
+    if sets:
+        speeds = tokens_per_second(examination.evaluator, models, sets[0])
     filled: dict[str, Any] = {}
     losses: dict[str, ModelLosses] = {}
     for (label, (facts, model)), speed in zip(entries.items(), speeds, strict=True):

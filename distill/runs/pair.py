@@ -262,7 +262,10 @@ def find_start(
         logger.info(f"student.layers=auto: {layers}, known as the best of {models.teachers[0].title}")
         search = {"layers": layers}
     if not search and folder.start() is not None:
-        logger.warning("student.layers=auto: the run resumes, and which layers it began with is not recorded any more")
+        logger.warning(
+            "student.layers=auto: the run resumes, but the record of the layers that its student started from is lost, "
+            "so the report will not name them"
+        )
         return config, None
     if not search:
         prediction = Prediction(models.kind, task.labels[0], len(models.tokenizer), config.precision.student)

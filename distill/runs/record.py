@@ -115,7 +115,7 @@ class Record:
         """
         version = content.get("version")
         if isinstance(version, int) and version > VERSION:
-            raise SettingError(f"version={version} is of a later release, which alone can read it")
+            raise SettingError(f"version={version} is of a later release: update Distill to read it")
         try:
             record = from_json(cls, {**content, "version": VERSION})
         except ValueError as error:

@@ -44,7 +44,7 @@ def read_results(path: Path) -> Record:
         raise Damaged(path, "it holds no JSON object")
     digest = content.pop(DIGEST, None)
     if (digest is not None or "student_files" in content) and digest != _digest(content):
-        raise Damaged(path, "its content is not as it was written: its SHA-256 is another")
+        raise Damaged(path, "its content is not as it was written: its SHA-256 differs")
     try:
         return Record.from_json(content)
     except SettingError as error:

@@ -164,7 +164,7 @@ class RunFolder:
             layers = None
         if isinstance(layers, dict) and isinstance(layers.get("layers"), list):
             return layers
-        self._quarantine(Damaged(folder / LAYERS, "it has no layers that a student began with"), "doing without")
+        self._quarantine(Damaged(folder / LAYERS, "it does not list the student's layers"), "ignoring it")
         return {}
 
     def load_or_init(self, model: nn.Module, optimizer: torch.optim.Optimizer, resolved: str) -> State:
@@ -189,16 +189,14 @@ class RunFolder:
             self.checkpoints.drop_after(state.step)
             if self.resume not in CHOICES and start != Path(self.resume).expanduser():
                 logger.info(
-                    f"resume={self.resume}: this run has begun from there before, and goes on from step {state.step}; "
-                    "hydra.run.dir=DIR begins from there again"
+                    f"resume={self.resume}: this run started from that checkpoint before and continues after step "
+                    f"{state.step}; to start from the checkpoint again, set hydra.run.dir=DIR"
                 )
             if any(line["step"] == state.step for line in self.history_lines()):
                 state.begin_interval()
-            diverged = any(self.checkpoints.folder.glob("diverged-step-*"))
-            if diverged or self.resume not in CHOICES:  # from a chosen checkpoint, perhaps with another precision
-                for later in self.snapshots_path.glob("step-*"):
-                    if (match := STEP.fullmatch(later.name)) and int(match[1]) > state.step:
-                        remove(later)
+            for later in self.snapshots_path.glob("step-*"):  # perhaps of another precision, or of code before an edit
+                if (match := STEP.fullmatch(later.name)) and int(match[1]) > state.step:
+                    remove(later)
             if start is None:  # of a beginning that left no checkpoint, perhaps with other settings
                 remove(self.snapshots_path)
         return state
@@ -386,13 +384,10 @@ class RunFolder:
             self._quarantine(Damaged(lock, "it is a link to nothing"), "making it anew")
         self._lock_file = lock.open("w")
         until = time.monotonic() + (FORMER_RANK if may_follow_another() else 0)
-        while not self._is_locked():
+        while not try_lock(self._lock_file):
             if time.monotonic() >= until:
                 raise SettingError(
                     f"hydra.run.dir={self.path}: another process is at work in this folder; wait for it or choose "
                     "another"
                 )
             time.sleep(0.2)
-
-    def _is_locked(self) -> bool:
-        return try_lock(self._lock_file)

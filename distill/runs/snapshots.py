@@ -55,9 +55,9 @@ class Snapshots(Follower):
         if past := sorted(one for one in wanted - {*self.kept()} if one <= step):
             more = f" and {len(past) - MOST_NAMED} more" if len(past) > MOST_NAMED else ""
             logger.warning(
-                f"no snapshot will be kept of step {', '.join(map(str, past[:MOST_NAMED]))}{more}, which "
-                f"train.{'snapshots' if past[0] in self.steps else 'snapshot_every'} names: the run resumes after step "
-                f"{step}, and hydra.run.dir=DIR makes another one"
+                f"train.{'snapshots' if past[0] in self.steps else 'snapshot_every'} asks for a snapshot of step "
+                f"{', '.join(map(str, past[:MOST_NAMED]))}{more}, but the run resumes after step {step}: to get it, "
+                "start another run (hydra.run.dir=DIR)"
             )
 
     def kept(self) -> list[int]:

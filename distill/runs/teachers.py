@@ -8,7 +8,9 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Ranks
+from distill.distributed.shard import is_sharded
 from distill.models.check import max_positions
+from distill.models.kernels.precision import dtype_of
 from distill.models.language_model import LanguageModel
 from distill.objective.objective import Objective
 from distill.runs.setup import setup_teacher
@@ -51,13 +53,21 @@ def arithmetic(precision: str) -> dict[str, Any]:
     return {"int8": precision == "int8"}
 
 
-def setup_teachers(config: Config, members: list[Member], ranks: Ranks) -> dict[str, LanguageModel]:
-    """The teachers as training runs them, by name."""
+def setup_teachers(
+    config: Config, members: list[Member], caches: dict[str, Cache], ranks: Ranks
+) -> dict[str, LanguageModel]:
+    """The teachers as training runs them, by name; one that a cache stands for as the report scores it alone."""
     settings = settings_by_member(config)
-    return {
-        member.name: setup_teacher(member.model, settings_of.precision, ranks, settings_of.precision_setting)
-        for member, settings_of in ((member, settings[member.name]) for member in members)
-    }
+    teachers = {}
+    for member in members:
+        precision, setting = settings[member.name].precision, settings[member.name].precision_setting
+        cache = caches.get(member.name)
+        if cache is not None and cache.ready and not is_sharded(member.model):
+            placed = ranks.place(member.model, dtype_of(precision.teacher))
+            teachers[member.name] = LanguageModel(placed, precision.teacher, precision.kernels == "plain")
+        else:
+            teachers[member.name] = setup_teacher(member.model, precision, ranks, setting)
+    return teachers
 
 
 def make_teachers(
@@ -72,6 +82,7 @@ def make_teachers(
     """What the loop reads from: the only teacher, the mean of several, or none. Caches that are missing are made.
 
     Args:
+        frozen: as `setup_teachers` gives them; those that a cache stands for leave it.
         tokenizers: the student's and the teacher's, where they differ.
     """
     if tokenizers is not None and frozen:
@@ -82,6 +93,8 @@ def make_teachers(
         _make_teacher(member, frozen[member.name], caches.get(member.name), batches, objective, ranks)
         for member in settings
     ]
+    for name in caches:
+        frozen.pop(name, None)  # with its second copy of the weights
     if not made:
         return NoTeacher()
     return made[0] if len(made) == 1 else MeanTeacher(made, [member.weight for member in settings])
@@ -101,5 +114,5 @@ def _make_teacher(
     temperature = objective.top_k_temperature
     assert temperature is not None, "the rules refuse a cache that no term reads"
     build_cache.build(cache, model, batches, objective.positions, temperature, ranks)
-    logger.info(f"  the teacher is read from {cache.folder}, which other runs and machines can use")
+    logger.info(f"  soft targets are read from the cache {cache.folder}, which other runs and machines can use")
     return CachedTeacher(cache)

@@ -14,12 +14,15 @@ from distill.config.settings import (
     SourceConfig,
     StudentConfig,
 )
+from distill.data.sources._in_memory import settings_in_memory
 from distill.models.student import tokenizer_of
 from distill.models.teacher import teacher_tokenizer
 from distill.objective.terms import Term
 from distill.runtime.errors import SettingError
 from distill.tasks import Task
 from distill.teacher.members import settings_by_member
+
+NEARLY = 0.01  # the fraction of tokens by which vocabularies that are one but for special tokens may differ
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +57,8 @@ def _lacks_template(config: Config, tokenizer: PreTrainedTokenizerBase, shared: 
 
 
 def reads_conversations(config: Config) -> bool:
-    """Whether any text of the corpus is conversations."""
-    sources = [config.corpus.source, *config.corpus.sources.values()]
+    """Whether any text of the corpus is conversations, in files or in memory."""
+    sources = map(settings_in_memory, [*config.corpus.sources.values()] or [config.corpus.source])
     return any(isinstance(source, SourceConfig) and source.kind == "chat" for source in sources)
 
 
@@ -89,9 +92,23 @@ def check_across_tokenizers(
         student_setting = f"student, {config.student.custom.title},"
     differ = how_they_differ(student_setting, student_tokenizer, teacher_tokenizer)
     refuse_layers(config.student, differ)
-    refuse_pairs_of_tokens(terms, differ)
+    refuse_pairs_of_tokens(terms, differ, _nearly_one(config, student_tokenizer, teacher_tokenizer))
     if isinstance(config.teacher, SeveralTeachersConfig):
         raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")
+
+
+def _nearly_one(config: Config, student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase) -> str:
+    """A further cure where few tokens differ, such as the reserved ones of Llama 3 and 3.2; else empty."""
+    path = config.student.tokenizer or getattr(config.student, "path", None)
+    number_of = student.get_vocab()
+    others = [token for token, number in teacher.get_vocab().items() if number_of.get(token) != number]
+    several = isinstance(config.teacher, SeveralTeachersConfig)  # whose members share a tokenizer
+    if several or path in (None, "corpus") or not 0 < len(others) <= NEARLY * len(number_of):
+        return ""
+    return (
+        f"; only {len(others)} of the teacher's tokens differ, such as {others[0]}: where none of them is in your "
+        f"text, teacher.tokenizer={path} lets both models read it with one tokenizer"
+    )
 
 
 def how_they_differ(student: str, one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> str:
@@ -107,12 +124,23 @@ def refuse_layers(student: StudentConfig, differ: str) -> None:
         )
 
 
-def refuse_pairs_of_tokens(terms: dict[str, Term], differ: str) -> None:
-    """Raises SettingError for terms that compare single tokens of two models that read other ones."""
-    if pairing := [name for name, term in terms.items() if term.needs_teacher and not term.across_tokenizers]:
+def refuse_pairs_of_tokens(terms: dict[str, Term], differ: str, cure: str = "") -> None:
+    """Raises SettingError for terms that compare single tokens of two models that read other ones.
+
+    Args:
+        differ: how their tokenizers differ.
+        cure: the end of the message, behind the cures that any two tokenizers have.
+    """
+    pairing = [name for name, term in terms.items() if term.needs_teacher and not term.across_tokenizers]
+    if of_tasks := [name for name in pairing if terms[name].teacher_reads.extra]:
+        raise SettingError(
+            f"objective.{of_tasks[0]} compares what both models predict for the same tokens, but {differ}: choose a "
+            f"student with the teacher's tokenizer, as DistilRoBERTa has that of RoBERTa{cure}"
+        )
+    if pairing:
         weights = [f"objective.{name}.weight=0" for name in pairing]
         raise SettingError(
             f"objective.{' and objective.'.join(pairing)} pair{'s' * (len(pairing) == 1)} tokens, but {differ}: give "
             f"{' '.join(weights)} objective.pooled.weight=1, which learns from one vector for each sequence, or choose "
-            "models with one tokenizer"
+            f"models with one tokenizer{cure}"
         )

@@ -108,11 +108,11 @@ class Wandb:
                 ),
             )
         except wandb.errors.Error as error:
-            raise SettingError(f"tracker.kind=wandb: did not start ({_one_line(error)}); use tracker=none") from None
+            raise SettingError(f"tracker.kind=wandb does not start ({_one_line(error)}); set tracker=none") from None
         if not online:
             logger.info(
-                f"wandb is offline: tracker.mode=online sends it while the run trains, and later `wandb sync --append "
-                f"{folder}/wandb/offline-run-*` does"
+                f"wandb runs offline: tracker.mode=online would send the metrics during training; to send them later, "
+                f"run `wandb sync --append {folder}/wandb/offline-run-*`"
             )
         # Steps travel as a metric of their own: wandb's own counter refuses to go back to the checkpoint on resume.
         self.run.define_metric("*", step_metric="step")

@@ -68,10 +68,10 @@ def memory_failure(error: BaseException) -> SettingError | None:
     if not is_out_of_memory(error):
         return None
     return SettingError(
-        f"not enough memory ({first_line(error)[:200]}): lower train.batch_size, with the present "
-        "size of a step as train.sequences_per_step, set student.gradient_checkpointing=true, lower "
-        "evaluate.batch_size and evaluate.pseudo_perplexity.batch_size where models are scored, or take a smaller "
-        "model; the same command then resumes"
+        f"not enough memory ({first_line(error)[:200]}): for training, lower train.batch_size and set "
+        "train.sequences_per_step to the sequences that a step has now, or set student.gradient_checkpointing=true; "
+        "for evaluation, lower evaluate.batch_size and evaluate.pseudo_perplexity.batch_size; or choose a smaller "
+        "model. The same command then resumes"
     )
 
 

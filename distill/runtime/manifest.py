@@ -41,7 +41,7 @@ def check_digests(folder: Path, expected: dict[str, str]) -> None:
         if not (folder / name).is_file():
             raise Damaged(folder, f"{name} is missing")
         if sha256(folder / name) != digest:
-            raise Damaged(folder, f"{name} is not as it was written: its SHA-256 is another")
+            raise Damaged(folder, f"{name} is not as it was written: its SHA-256 differs")
 
 
 def _read(folder: Path, names: set[str]) -> dict[str, str]:

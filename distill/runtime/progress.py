@@ -152,6 +152,10 @@ class Progress:
             self.drawn = now
             self.draw() if self.on_terminal else self._write(self.line() + "\n")
 
+    def end_in(self, seconds: float) -> None:
+        """From now on the work ends after so many seconds, done or not."""
+        self.limit = time.monotonic() - self.began + max(0.0, seconds)
+
     def begin_rate(self) -> None:
         """From here on count the rate and the time left: what came before was not typical."""
         self.start, self.rate_began = self.done, time.monotonic()

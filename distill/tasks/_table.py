@@ -19,7 +19,7 @@ from distill.data.invalid import Invalid
 from distill.data.sample import sample_numbers
 from distill.data.tables import Split
 from distill.data.tokens import Tokens
-from distill.data.unknown_tokens import check_counts
+from distill.data.unknown_tokens import check_unknown
 from distill.distributed import Ranks
 from distill.evaluation.measures import Pass, Scoring
 from distill.evaluation.sets import EvaluationSet
@@ -195,7 +195,7 @@ class TableTask(Task):
 def _checked_counts(sequences: Any, tokenizer: PreTrainedTokenizerBase, config: Config, setting: str) -> np.ndarray:
     """[V] how often each token occurs in the sequences. Raises SettingError where too many are the unknown one."""
     counts = np.bincount(sequences.sequences.reshape(-1), minlength=len(tokenizer))[: len(tokenizer)]
-    check_counts(
+    check_unknown(
         counts, int((sequences.sequences != sequences.pad_id).sum()), tokenizer, config.corpus.max_unknown, setting
     )
     return counts

@@ -2,12 +2,11 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import Config, CorpusConfig, DataConfig
+from distill.config.settings import Config
 from distill.data.batches import Collator
 from distill.data.mixed_tokens import prepare_mixture
 from distill.data.order import Order
@@ -20,9 +19,6 @@ from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import EvaluationSet, load_sets
 from distill.tasks import Prepared, Task, make_batches
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
 
 class TextTask(Task):
     """How text becomes micro-batches for a kind of language model."""
@@ -30,10 +26,6 @@ class TextTask(Task):
     @abstractmethod
     def sequence_format(self, tokenizer: PreTrainedTokenizerBase) -> SequenceFormat:
         """What surrounds text in a sequence. Raises SettingError where the tokenizer lacks a token for that."""
-
-    @abstractmethod
-    def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
-        """A tokenizer trained on the corpus, for a pair that brings none."""
 
     @abstractmethod
     def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
@@ -54,7 +46,7 @@ class TextTask(Task):
             tokens = prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train", self.sequence_format, recheck)
             sequences = subsample(tokens.sequences, corpus.max_sequences, "training rows", data.shuffle_bytes)
         for setting, part in {"corpus": tokens, **_sources(tokens)}.items():
-            check_unknown(part, tokenizer, corpus.max_unknown, setting)
+            check_unknown(part.counts, part.tokens, tokenizer, corpus.max_unknown, setting)
         sets, left_out = self.evaluation_sets(config, tokenizer)
         batches = make_batches(config, sequences, self.collator(config, tokenizer, tokens.counts), ranks, order)
         return Prepared(tokens, batches, sets, left_out)

@@ -51,7 +51,7 @@ class Classes(TableTask):
         return class_sequences(examples, tokenizer, config.corpus.sequence_length, "corpus.sequence_length")
 
     def collator(self, sequences: ClassSequences) -> classes.Classes:
-        return classes.Classes(sequences, segments=True)
+        return classes.Classes(sequences)
 
     def evaluation_set(
         self, name: str, split: Glue | Table, examples: LabelledTexts, sequences: ClassSequences

@@ -39,7 +39,7 @@ class Spans(TableTask):
         return windows
 
     def collator(self, sequences: SpanWindows) -> spans.Spans:
-        return spans.Spans(sequences, segments=True)
+        return spans.Spans(sequences)
 
     def evaluation_set(self, name: str, split: Squad, examples: Questions, sequences: SpanWindows) -> SquadSet:
         return replace(squad_set(name, examples, sequences), collator=self.collator(sequences))

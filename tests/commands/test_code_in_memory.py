@@ -105,5 +105,5 @@ def test_another_loss_of_the_same_line_or_other_frozen_parameters_are_refused(sa
     with pytest.raises(SettingError, match=r"the code of <lambda> in memory has changed since then"):
         run(losses[1])
     student.model.get_input_embeddings().requires_grad_(False)
-    with pytest.raises(SettingError, match=r"other parameters of the student are frozen than then"):
+    with pytest.raises(SettingError, match=r"other parameters of the student are frozen now"):
         run(losses[0])

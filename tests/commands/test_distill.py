@@ -13,11 +13,12 @@ import torch
 from job import assert_alike, assert_same, book, environment, refused_line, results, save_model
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from torchmetrics import MeanMetric
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
 import distill
 from distill.commands.api.callables import target_of
 from distill.commands.api.data_in_memory import in_memory
+from distill.commands.api.distill import _Job as Job
 from distill.commands.api.overrides import Overrides
 from distill.config.in_memory import InMemory
 from distill.models.identity import model_digest
@@ -115,7 +116,7 @@ def test_a_run_is_resumed_by_the_same_objects_alone(job: dict[str, Any]) -> None
     assert first.name.endswith("2") and resumed.metrics[0]["step"] == 1
     assert distill.distill(**job).record == whole.record  # finished: nothing is done
     other = distill.load_model(whole.student, "cpu")
-    with pytest.raises(SettingError, match=r"the corpus has another text than then"):
+    with pytest.raises(SettingError, match=r"the corpus has another text now"):
         distill.distill(**job | {"data": TEXTS[1:]})
     with pytest.raises(SettingError, match=r"the teacher has other weights or another tokenizer"):
         distill.distill(**job | {"teacher": other})
@@ -136,7 +137,7 @@ def test_a_student_in_memory_is_trained_as_a_copy(job: dict[str, Any], folder: P
     card = (first.student / "README.md").read_text()
     assert "AutoModelForMaskedLM" in card and card.count("from transformers import") == 1
     assert "call that function with the same objects and folder" in card
-    with pytest.raises(SettingError, match=r"the student starts from other weights than then\)"):
+    with pytest.raises(SettingError, match=r"the student starts from other weights now\)"):
         distill.distill(**job | {"student": distill.load_model(first.student, "cpu").model.requires_grad_(True)})
 
 
@@ -208,7 +209,7 @@ class Stream(IterableDataset[Any]):
         ({"data": [1.5]}, r"data holds a float"),
         ({"data": []}, r"data is empty"),
         ({"data": {"text": TEXTS}}, r"data is a dict: give a datasets\.Dataset"),
-        ({"evaluation": {"my-set": TEXTS}}, r"evaluation: a set has the name my-set"),
+        ({"evaluation": {"my-set": TEXTS}}, r"evaluation: the name my-set of a set"),
         ({"train": {"stps": 3}}, r"train\.stps"),
         ({"train": {"steps": torch.nn.Linear(1, 1)}}, r"train\.steps is a Linear: settings are numbers"),
         ({"train": {"steps": 1}, "eval_dataset": TEXTS}, r"eval_dataset is no argument .*: give evaluation="),
@@ -254,6 +255,43 @@ def test_labelled_rows_and_their_other_split(folder: Path, cache: Path) -> None:
         distill.distill(data=data, evaluation=data, **job | {"student": wrong, "folder": "runs/wrong"})
 
 
+def test_other_splits_are_read_as_the_data_is(tmp_path: Path, cache: Path) -> None:
+    """By the same columns, prompts and template; and a set that has the name of a shipped one is scored whole."""
+    held = distill.load_model(save_model(tmp_path / "model", "gpt2", 4), "cpu")
+    rows = datasets.Dataset.from_list([{"ask": text[:60], "answer": text[60:150]} for text in TEXTS])
+    run = distill.distill(
+        teacher=held,
+        student=LAYERS,
+        data=datasets.DatasetDict(train=rows.select(range(40)), test=rows.select(range(40, 60))),
+        train=STEPS,
+        precision="fp32",
+        folder="runs/answers",
+        corpus={"prompt": "ask", "field": "answer", "sequence_length": 48},
+        settings={"data": {"cache": str(cache)}},
+    )
+    assert "prompts are read and not scored" in str(run.record.measures["perplexity"].explanation)
+    described = run.record.evaluation["test"]
+    assert described.documents == 20 and 0 < described.positions < described.tokens
+    job = Job(None, tmp_path, {"corpus": {"template": "T", "prompt": "other"}})
+    job.add_evaluation({"imdb": TEXTS})
+    beside = [text.partition(".imdb.")[2] for text in job.overrides.texts]
+    assert {"fraction=1.0", "template=T"} <= {*beside} and not any(text.startswith("prompt") for text in beside)
+
+
+def test_answers_are_read_from_files_and_learned_from_the_teacher(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "bert", 4)
+    model = AutoModelForQuestionAnswering.from_pretrained(folder)
+    pair = (model, distill.load_model(folder, "cpu").tokenizer)
+    with pytest.raises(SettingError, match=r"^data: questions with answers are read from files"):
+        distill.distill(teacher=pair, data=datasets.Dataset.from_dict({"text": TEXTS}))
+    job = Job(None, tmp_path, {})
+    job.add_models(pair, None)
+    job.add_data("questions")
+    arguments = job.arguments(None, None)
+    assert arguments[0] == "+recipe=squad" and {"objective=distil_spans", "student=layers"} <= {*arguments}
+    assert "corpus.path=questions" in arguments and not any("heldout" in word for word in arguments)
+
+
 def test_conversations_and_a_causal_pair(tmp_path: Path, cache: Path) -> None:
     held = distill.load_model(save_model(tmp_path / "model", "gpt2", 4), "cpu")
     cuts = {"user": 300, "assistant": 400}
@@ -273,7 +311,7 @@ def test_conversations_and_a_causal_pair(tmp_path: Path, cache: Path) -> None:
     assert run.record.recipe == "distilgpt2_gutenberg" and run.record.corpus.chat_template is not None
     assert "the messages of assistant count" in str(run.record.corpus.name)
     data = datasets.Dataset.from_list([{"messages": row["messages"][:1]} for row in rows])
-    with pytest.raises(SettingError, match=r"^corpus\.path=.*: in none of its documents does anything count"):
+    with pytest.raises(SettingError, match=r"^corpus\.path=.*: no document has a token that counts as a target"):
         distill.distill(
             teacher=held,
             student=LAYERS,

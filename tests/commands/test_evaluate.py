@@ -18,6 +18,8 @@ from vocabularies import vocabulary_of
 
 from distill.commands.cli import main
 from distill.commands.scoring.score import evaluate_models
+from distill.commands.scoring.settings import settings_of
+from distill.runs.located import locate
 from distill.runtime.errors import SettingError
 
 
@@ -103,7 +105,7 @@ def test_causal_models_of_two_vocabularies(shelf: Shelf, tmp_path: Path) -> None
     assert compared.bootstrap.ratio == pytest.approx(perplexities[0] / perplexities[1], rel=1e-9)
     assert all(math.isfinite(each.scores["bits_per_byte"]["heldout"]) for each in scores.models)
     assert "different vocabularies" in scores.notes[0] and scores.notes[0] in str(scores)
-    assert "bits per byte can" in scores.notes[0]
+    assert "compare bits per byte" in scores.notes[0]
 
 
 def test_answers_and_classes(shelf: Shelf, tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ def test_answers_and_classes(shelf: Shelf, tmp_path: Path) -> None:
 def test_bad_input_is_one_line(done: Path, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISTILL_DATA", raising=False)
     run = str(done)
-    assert refused([]).startswith("model: none is named")
+    assert refused([]).startswith("model is missing")
     assert "named twice" in refused([run, run])
     assert "no such file or folder" in refused([str(tmp_path / "nowhere")])
     assert refused([run], "train.steps=3").startswith("train.steps is not read where models are only scored")
@@ -218,6 +220,17 @@ def test_code_that_the_settings_of_a_run_name_is_not_run(done: Path, tmp_path: P
     (run / "config.yaml").write_text(config.replace("measures: {}", own))
     message = refused([str(run)])
     assert "name code (evaluate.measures.mine._target_=os.getcwd)" in message and "evaluate=local" in message
+    config, _ = settings_of(locate([str(run)]), ["evaluate.measures.mine._target_=own_metrics.Hits"])
+    assert config.evaluate.measures["mine"].path == "own_metrics.Hits", "named on the command line it is trusted"
+
+
+def test_another_text_is_cut_as_that_of_the_run(done: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("text")
+    settings = ["corpus=text", f"corpus.path={tmp_path / 'text.txt'}", "evaluate.sets=[heldout]"]
+    config, _ = settings_of(locate([str(done)]), settings)
+    assert config.corpus.sequence_length == 32 and config.corpus.source.kind == "text"
+    config, _ = settings_of(locate([str(done)]), ["evaluate=heldout"])
+    assert config.evaluate.max_sequences == 8 and config.corpus.source.path is not None
 
 
 def test_a_text_that_the_vocabulary_does_not_fit(done: Path, tmp_path: Path) -> None:

@@ -167,6 +167,10 @@ def test_words_values_and_several_test_sets(tmp_path: Path, capsys: pytest.Captu
         (tmp_path / "MNLI" / f"test_{part}.tsv").write_text(f"index\tsentence1\tsentence2\n0\t{part[:3]}\tan owl\n")
     given = [f"model={model}", f"input={tmp_path / 'MNLI'}", "task=mnli"]
     assert "several test sets" in refused(capsys, *given, f"output={tmp_path / 'one.tsv'}")
+    twice = tmp_path / "MNLI" / "test_matched_2.tsv"
+    twice.write_text((tmp_path / "MNLI" / "test_matched.tsv").read_text())
+    assert "test_matched_2.tsv would all be MNLI-m.tsv" in refused(capsys, *given, f"output={tmp_path}")
+    twice.unlink()
     assert main([*given, f"output={tmp_path}"]) == 0
     for name, part in (("MNLI-m", "matched"), ("MNLI-mm", "mismatched")):
         word = predict(model, (part[:3], "an owl"))["class"]

@@ -12,6 +12,8 @@ import pytest
 from job import ROOT, Shelf, assert_same, distill, results
 
 from distill.commands.cli import main
+from distill.config.command_line import as_value
+from distill.config.composition import composed_run
 from distill.report import live_sections
 from distill.report.live_sections import Ending
 from distill.runs.record import Record
@@ -98,3 +100,11 @@ def test_the_console_script_finds_modules_of_the_working_folder(
 def test_modules_beside_the_package_are_the_users() -> None:
     lint = (ROOT / "Makefile").read_text().partition("\nlint:")[2]
     assert "check ." not in lint and "check $(CODE)" in lint
+
+
+@pytest.mark.parametrize("name", ["seed=0", "\u00e9t\u00e9", "a b", "plain"])
+def test_the_folder_of_a_run_is_one_that_a_command_takes(name: str) -> None:
+    folder = Path("runs") / name
+    word = f"hydra.run.dir={as_value(str(folder))}"
+    assert composed_run(["+recipe=smoke", word]).folder == folder
+    assert ("'" in word) == (name != "plain")

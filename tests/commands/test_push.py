@@ -13,7 +13,7 @@ from huggingface_hub import constants, metadata_load
 from job import Shelf
 
 from distill.commands.cli import main
-from distill.commands.push import write_report
+from distill.commands.push import by_name, write_report
 from distill.models.loaded import load_model
 from distill.runs.record import Sample, Samples
 from distill.runs.results_file import read_run
@@ -144,3 +144,9 @@ def test_a_run_without_a_finished_student(
     assert "is damaged (config.json is not as it was written" in refused(capfd, str(tmp_path), "me/student")
     assert "name is missing" in refused(capfd, str(done))
     assert not hub.repositories
+
+
+def test_a_run_of_a_sweep_stands_without_a_name() -> None:
+    """Its folder has a = in its name."""
+    assert by_name(["runs/x-sweep/seed=0", "me/mine"]) == ["run=runs/x-sweep/seed=0", "name=me/mine"]
+    assert by_name(["run=runs/x", "name=me/mine", "--public"]) == ["run=runs/x", "name=me/mine", "public=true"]

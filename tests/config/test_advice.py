@@ -20,7 +20,7 @@ from distill.runtime.errors import SettingError
 
 REFUSED = {
     "objective.hidden_mse.layers=[1]": ("objective.hidden_mse.layers is no setting", "it takes pairs"),
-    "objective=distilgpt2": ("objective.task=clm predicts the next one", "+recipe=distilgpt2_gutenberg"),
+    "objective=distilgpt2": ("objective.task=clm predicts the next token", "+recipe=distilgpt2_gutenberg"),
     "+recipe=distilgpt2_gutenberg": ("teacher.path=./runs/gpt2_pretrain", "run +recipe=gpt2_pretrain first"),
 }
 

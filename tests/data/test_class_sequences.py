@@ -85,12 +85,11 @@ def test_a_tokenizer_without_padding_is_refused() -> None:
         class_sequences(made(), vocabulary_of("gpt2"), 32, "glue.max_length")
 
 
-@pytest.mark.parametrize("segments", [True, False])
 @pytest.mark.parametrize("values", [True, False])
-def test_batches(values: bool, segments: bool) -> None:
+def test_batches(values: bool) -> None:
     texts = made(values=values)
     rows = class_sequences(texts, vocabulary_of("albert"), 128, "glue.max_length")
-    collator: Any = Classes(rows, segments)
+    collator: Any = Classes(rows)
     seen = 0
     for batch in make_batches(rows.sequences, collator, 4, 2, seed=1).window(0):
         labels = batch.labels["class"]
@@ -100,7 +99,7 @@ def test_batches(values: bool, segments: bool) -> None:
             labels.targets.double(), torch.from_numpy(texts.labels[batch.row_ids]).double().float().double()
         )
         assert batch.ids.shape[1] in (32, 64, 96, 128) and batch.ids.shape[1] - 32 < batch.num_valid
-        assert ("token_type_ids" in batch.inputs) == segments
+        assert "token_type_ids" in batch.inputs
         longest = int((rows.sequences[batch.row_ids] != rows.pad_id).sum(1).max())
         assert longest <= batch.ids.shape[1] < longest + 32
         seen += len(batch.row_ids)

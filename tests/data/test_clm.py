@@ -8,7 +8,7 @@ from vocabularies import vocabulary_of
 
 from distill.data.batch import PADDING, Batch
 from distill.data.collate.clm import CausalLM, causal_lm
-from distill.data.sequence_format import SequenceFormat, causal_format, first_token
+from distill.data.sequence_format import INNER, SequenceFormat, causal_format, first_token
 
 START, END, PAD = 1, 2, 40
 # [document start, end]: Llama has both, GPT-2 an end alone.
@@ -102,6 +102,13 @@ def test_models_that_expect_a_first_token_get_it_in_every_sequence() -> None:
         assert one.tolist() == other.tolist()
     assert plain.inputs["position_ids"].tolist() == given.inputs["position_ids"].tolist()
     assert CausalLM(BOTH, True, START).identity != CausalLM(BOTH, True).identity
+
+
+def test_a_conversation_stays_as_its_template_has_written_it() -> None:
+    """Templates such as Zephyr's write no beginning-of-text token, though the tokenizer puts one before other text."""
+    rows = np.array([[5 | INNER, 6, 7], [5, 6, 7]])
+    batch = CausalLM(BOTH, True, START).collate(rows, np.arange(2, dtype=np.uint64), np.arange(2))
+    assert batch.ids.tolist() == [[5, 6, 7], [START, 6, 7]]
 
 
 def test_who_expects_a_first_token_is_seen_by_the_tokenizer() -> None:

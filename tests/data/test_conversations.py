@@ -96,7 +96,7 @@ def test_distillation_on_conversations(
     # Another template is another text: the run cannot go on with it. The same again is finished.
     capfd.readouterr()
     assert distill(*command, r'corpus.template="{role}> {content}\n"') == 2
-    assert "the corpus has another text than then" in capfd.readouterr().err
+    assert "the corpus has another text now" in capfd.readouterr().err
     assert distill(*command) == 0
     assert "finished and nothing was changed" in capfd.readouterr().err
 

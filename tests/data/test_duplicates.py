@@ -284,3 +284,9 @@ def test_evaluation_sets_keep_their_copies(config: Config, tokenizer: PreTrained
     dropping = changed(config, duplicates=Duplicates.drop)
     whole = tokens.prepare(tokens.corpus_text(*parts(dropping)), tokenizer, *parts(dropping), "all")
     assert whole.documents == 67 and whole.duplicates is None
+
+
+def test_a_threshold_that_leaves_one_band_is_refused() -> None:
+    pytest.importorskip("datasketch")
+    with pytest.raises(SettingError, match=r"^corpus\.near\.threshold=1\.0 is too near to 1 for 128 numbers"):
+        near_duplicates.make_index(NearConfig(threshold=1.0))

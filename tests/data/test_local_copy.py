@@ -148,7 +148,7 @@ def test_a_folder_that_cannot_be_written_is_refused(
 ) -> None:
     (tmp_path / "file").write_text("")
     for folder in (f"{tmp_path}/file", f"{tmp_path}/file/below", "/proc/nowhere"):
-        with pytest.raises(SettingError, match=rf"^data\.local={folder}: cannot be made .*give another"):
+        with pytest.raises(SettingError, match=rf"^data\.local={folder} cannot be made .*give another folder"):
             tokens_of(changed(reviews, local=folder), words)
 
 

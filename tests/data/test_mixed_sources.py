@@ -265,7 +265,7 @@ def test_corpus_rows_are_shared_by_weight(config: Config, words: PreTrainedToken
         (["+recipe=mixture", "corpus.sources.wiki.path=T"], "corpus.sources.wiki.path=T: no such file or folder"),
         (["+recipe=mixture", "corpus.sources.wiki.fraction=2"], "corpus.sources.wiki.fraction=2.0 is too large"),
         (["+recipe=mixture", "evaluate.sets=[heldout,heldout_wiki]", "+evaluate.sources.heldout_wiki={kind: bundled}"],
-         "evaluate.sets names heldout_wiki, what the mixture holds out of a source"),
+         "evaluate.sets names heldout_wiki, the held-out set of a source of the mixture"),
         (["+recipe=mixture", "objective=classes", "teacher=none", "corpus.heldout=0", "corpus.fallback=false"],
          "corpus=mixture is for text"),
         (["+recipe=mixture", "corpus.sources.wiki={kind: chat, weight: 1}"], "corpus.sources.wiki has prompts"),

@@ -62,7 +62,9 @@ def test_threads_are_added_while_storage_is_slow(caplog: pytest.LogCaptureFixtur
     caplog.set_level("INFO", "distill")
     numbers = follow(ThreadCount(1, 16), 100, 0.07, 0.63, 0.01)
     assert numbers[:PERIOD] == [1] * PERIOD and set(numbers[PERIOD:]) == {12}
-    assert [record.message for record in caplog.records] == ["batches wait for storage: 12 threads instead of 1"]
+    assert [record.message for record in caplog.records] == [
+        "batches wait for storage: 12 threads now prepare them, instead of 1"
+    ]
 
 
 def test_a_number_that_was_given_stays() -> None:
@@ -75,7 +77,7 @@ def test_threads_that_help_nothing_are_given_up_for_good(caplog: pytest.LogCaptu
     numbers = follow(ThreadCount(2, 16), 200, 0.05, 0.15, 0.001, line=0.1)
     assert max(numbers) > 2 and set(numbers[60:]) == {2}
     assert [record.message for record in caplog.records][1:] == [
-        f"batches wait as long with {max(numbers)} threads: 2 again"
+        f"batches wait as long with {max(numbers)} threads as with 2: back to 2"
     ]
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -219,11 +220,10 @@ def test_settings_without_sense_are_refused(changes: dict[str, Any], line: str) 
         rows_of(sample.made(2), settings=SpanConfig(**{**vars(SMALL), **changes}))
 
 
-@pytest.mark.parametrize("segments", [True, False])
-def test_batches(segments: bool) -> None:
+def test_batches() -> None:
     made = sample.made(40, longest=12)
     windows = rows_of(made, settings=SpanConfig(100, 30, 20), scoring=False)
-    collator = Spans(windows, segments)
+    collator = Spans(windows)
     batches = make_batches(windows.sequences, collator, 8, 1, seed=0)
     met = []
     for step in range(batches.steps_per_epoch):
@@ -239,13 +239,11 @@ def test_batches(segments: bool) -> None:
                 assert batch.labels[name].positions.tolist() == list(range(len(rows)))
                 assert batch.labels[name].targets.tolist() == positions[batch.row_ids].tolist()
                 assert int(batch.labels[name].targets.max()) < width
-            assert ("token_type_ids" in batch.inputs) == segments
-            if segments:
-                expected = windows.segments[batch.row_ids][:, :width]
-                assert np.array_equal(batch.inputs["token_type_ids"].numpy(), expected)
+            expected = windows.segments[batch.row_ids][:, :width]
+            assert np.array_equal(batch.inputs["token_type_ids"].numpy(), expected)
             met += batch.row_ids.tolist()
     assert sorted(met) == list(range(len(windows)))
-    assert collator.identity != Spans(windows, not segments).identity
+    assert collator.identity != Spans(replace(windows, digest="other")).identity
 
 
 @sample.REAL

@@ -86,3 +86,26 @@ def test_wikitext_is_cleaned_in_files_of_records(tmp_path: Path, name: str) -> N
         path.parent.mkdir()
         {".parquet": rows.to_parquet, ".jsonl": rows.to_json, ".csv": rows.to_csv}[path.suffix](path)
         assert texts(SourceConfig(kind="wikitext", path=str(path))) == CLEAN
+
+
+def test_plain_text_is_that_of_the_split_beside_a_file_that_is_called_so(tmp_path: Path) -> None:
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    assert texts(SourceConfig(kind="text", path=str(tmp_path))) == ["train"]
+    assert texts(SourceConfig(kind="text", path=str(tmp_path), split="test")) == ["test"]
+    (tmp_path / "valid.txt").unlink()
+    with pytest.raises(SettingError, match=r"no file of kind text and split validation in this folder"):
+        located(SourceConfig(kind="text", path=str(tmp_path), split="validation"))
+    (tmp_path / "books").mkdir()
+    for name in ("test-pilot", "dev_diary"):
+        (tmp_path / "books" / f"{name}.txt").write_text(name)
+    assert texts(SourceConfig(kind="text", path=str(tmp_path / "books"))) == ["dev_diary", "test-pilot"]
+
+
+def test_a_copy_stands_in_for_its_own_subset_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wikitext-2-raw").mkdir()
+    (tmp_path / "wikitext-2-raw" / "train.txt").write_text(ARTICLE)
+    monkeypatch.setenv("DISTILL_DATA", str(tmp_path))
+    settings = SourceConfig(kind="wikitext", hub="Salesforce/wikitext", subset="wikitext-2-raw-v1")
+    assert located(settings).settings.path is not None
+    assert located(settings.changed(subset="wikitext-103-raw-v1")).settings.path is None

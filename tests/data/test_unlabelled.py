@@ -153,9 +153,7 @@ def test_rows_of_texts_without_labels_follow_those_with(values: bool) -> None:
     assert np.array_equal(joined.segments, np.concatenate([labelled.segments, further.segments]))
     assert np.array_equal(joined.labels, one.labels)
     numbers = np.array([9, 3, 12, 0])
-    batch = Classes(joined, True).collate(
-        joined.sequences[numbers].astype(np.int64), numbers.astype(np.uint64), numbers
-    )
+    batch = Classes(joined).collate(joined.sequences[numbers].astype(np.int64), numbers.astype(np.uint64), numbers)
     positions, targets = batch.labels["class"]
     assert positions.tolist() == [1, 3] and np.allclose(targets, one.labels[[3, 0]]) and len(batch.ids) == 4
     fewer = replace(bare, first=bare.first[:4], second=(bare.second or [])[:4])
@@ -175,7 +173,7 @@ def test_windows_of_questions_without_answers_follow_those_with() -> None:
     assert sorted({*joined.questions.tolist()}) == list(range(10)) and (np.diff(joined.questions) >= 0).all()
     assert len(joined.starts) == len(joined.ends) == len(labelled) and len({labelled.digest, joined.digest}) == 2
     numbers = np.array([len(labelled), 2, len(joined) - 1, len(labelled) - 1])
-    batch = Spans(joined, True).collate(joined.sequences[numbers].astype(np.int64), numbers.astype(np.uint64), numbers)
+    batch = Spans(joined).collate(joined.sequences[numbers].astype(np.int64), numbers.astype(np.uint64), numbers)
     for name, known in (("span_start", labelled.starts), ("span_end", labelled.ends)):
         assert batch.labels[name].positions.tolist() == [1, 3]
         assert batch.labels[name].targets.tolist() == known[[2, -1]].tolist()

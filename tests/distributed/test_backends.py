@@ -330,7 +330,7 @@ def test_a_lost_rank_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
         ({"processes": 2}, ["backend.processes=2", "ddp, fsdp or horovod"]),
         ({"threads": 0}, ["backend.threads=0"]),
         ({"device": "gpu"}, ["backend.device=gpu", "cuda"]),
-        ({"device": "cuda:99"}, ["backend.device=cuda:99", "GPUs"]),
+        ({"device": "cuda:99"}, ["backend.device=cuda:99", "GPU"]),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], words: list[str]) -> None:

@@ -26,7 +26,7 @@ LACKING = {
     "no_int64": "cannot sum int64 on cpu, which a run needs: no_int64: unsupported data type Long; leave it null",
     "no_uint8": "cannot broadcast uint8 on cpu, which a run needs: no_uint8: unsupported data type Byte; leave it null",
     "mean": "cannot sum float32 on cpu, which a run needs: the result is wrong; leave it null",
-    "broken": "does not start: broken: there is no such network card",
+    "broken": "does not start: broken: there is no such network card; leave it null",
     "silent": "cannot sum float32 on cpu, which a run needs: no answer in 4 s; leave it null",
 }
 

@@ -52,10 +52,10 @@ if __name__ == "__main__":
             launch.leave(2)
         if what == "kill" and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        if what == "wait":
+        if what in ("wait", "full"):
             def stop(number, frame):
                 print("stopped in good order", flush=True)
-                launch.leave(128 + number)
+                launch.leave(74 if what == "full" and rank == 0 else 128 + number)
             signal.signal(signal.SIGTERM, stop)
             signal.signal(signal.SIGHUP, stop)
             signal.signal(signal.SIGUSR1, lambda *_: Path(folder, f"saved{rank}").touch())
@@ -132,9 +132,9 @@ def test_a_killed_rank_ends_the_run(name: str, tmp_path: Path) -> None:
     assert time.monotonic() - began < 60
 
 
-def start_and_wait(tmp_path: Path, name: str) -> Any:
+def start_and_wait(tmp_path: Path, name: str, what: str = "wait") -> Any:
     """Two ranks that have begun to wait for a signal."""
-    job = start(tmp_path, name, "wait")
+    job = start(tmp_path, name, what)
     wait_for(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(2)), job)
     return job
 
@@ -151,6 +151,14 @@ def test_signals_reach_the_ranks(name: str, tmp_path: Path) -> None:
     assert job.returncode == 128 + number, errors
     assert "stopped in good order" in output and "killed" not in errors
     assert "stopped in good order" in (tmp_path / "logs/rank1.log").read_text()
+
+
+def test_a_rank_that_cannot_save_as_it_stops_gives_the_status(tmp_path: Path) -> None:
+    """Rank 0 finds the disk full, when a signal ends the run and the others stop as they should."""
+    job = start_and_wait(tmp_path, "ddp", "full")
+    job.send_signal(signal.SIGTERM)
+    _, errors = job.communicate(timeout=LIMIT)
+    assert job.returncode == 74, errors
 
 
 def test_a_rank_that_is_ended_while_it_gives_way_keeps_its_status(tmp_path: Path) -> None:

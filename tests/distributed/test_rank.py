@@ -1,7 +1,10 @@
 """Which rank a process is, where ranks meet, and how many rings `auto` takes."""
 
 import pytest
+import torch
 
+from distill.config.settings import BackendConfig
+from distill.distributed.devices import choose_device
 from distill.distributed.rank import RankInfo, rank_from_env
 from distill.distributed.rendezvous import first_host, meeting_point
 from distill.distributed.rings import choose_rings
@@ -94,3 +97,15 @@ def test_auto_measures_again_where_that_is_cheap() -> None:
 
     assert choose_rings(measured)[0] == 1
     assert calls == dict.fromkeys((1, 2, 4), 16)
+
+
+def test_a_rank_that_sees_its_own_gpu_alone_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `srun --gpus-per-task=1`; without that variable one GPU is too few for two ranks."""
+    for name, value in {"is_available": True, "device_count": 1, "set_device": None}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    settings = BackendConfig(device="cuda", threads=torch.get_num_threads())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert choose_device(settings, 1, 2) == torch.device("cuda", 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with pytest.raises(SettingError, match=r"2 ranks on this host, but torch sees 1 GPU here"):
+        choose_device(settings, 1, 2)

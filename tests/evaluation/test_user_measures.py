@@ -133,7 +133,7 @@ def table_scoring(labels: np.ndarray, classes: tuple[str, ...], chosen: dict[str
     texts = [chr(97 + number) for number in draw.integers(0, 26, 40)]
     examples = LabelledTexts("made", texts, None, labels, classes)
     rows = class_sequences(examples, tokenizer, 8, "corpus.sequence_length")
-    data = replace(class_set("table", examples, rows), collator=Classes(rows, segments=True))
+    data = replace(class_set("table", examples, rows), collator=Classes(rows))
     settings = EvaluateConfig(batch_size=7, measures=chosen)
     return Scoring(data.collator, tokenizer, settings, Single(BackendConfig(device="cpu")), [data], ("class",))
 
@@ -232,7 +232,7 @@ def test_torchmetrics_is_imported_where_models_are_scored_and_not_before() -> No
 @pytest.mark.parametrize(
     ("name", "measure", "words"),
     [
-        ("loss", accuracy("own_metrics.Hits"), ["results have another loss"]),
+        ("loss", accuracy("own_metrics.Hits"), ["results use the name loss already"]),
         ("two words", accuracy("own_metrics.Hits"), ["letters, digits and underscores"]),
         ("accuracy", accuracy("own_metrics.Nothing"), ["_target_=own_metrics.Nothing", "imported"]),
         ("accuracy", accuracy("own_metrics.Hits", worst=1), ["accuracy.worst is no setting", "best"]),

@@ -1,5 +1,7 @@
 """A student's folder is loaded again before it is published: another model than the student is never given out."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import torch
 from families import CAUSAL, MASKED, make_family, tokenizer_of
 from job import ROOT, Shelf, command, weights
 from own_models import adapted
-from transformers import BertForMaskedLM
+from transformers import AutoModelForMaskedLM, BertForMaskedLM, dynamic_module_utils
 
 from distill.models.export_folder import export
 from distill.runtime.errors import SettingError
@@ -93,3 +95,41 @@ def test_adapters_of_peft_are_merged(tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in student.state_dict().items()}
     export(student, tokenizer_of("distilbert"), tmp_path / "student", "", auto_class="AutoModelForMaskedLM")
     assert all(torch.equal(tensor, before[name]) for name, tensor in student.state_dict().items())
+
+
+CONFIGURATION = """
+from transformers import BertConfig
+
+class OwnConfig(BertConfig):
+    model_type = "own_bert"
+"""
+MODELING = """
+from transformers import BertForMaskedLM
+
+from .configuration_own import OwnConfig
+
+class OwnForMaskedLM(BertForMaskedLM):
+    config_class = OwnConfig
+"""
+
+
+def test_a_student_whose_code_comes_with_it_is_exported(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a model of the Hub that transformers lacks; the folder brings the code, and the card says so."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    model = tmp_path / "own"
+    shutil.copytree(shelf.teacher / "student", model)
+    (model / "configuration_own.py").write_text(CONFIGURATION)
+    (model / "modeling_own.py").write_text(MODELING)
+    fields = json.loads((model / "config.json").read_text())
+    names = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForMaskedLM": "modeling_own.OwnForMaskedLM"}
+    fields |= {"model_type": "own_bert", "auto_map": names, "architectures": ["OwnForMaskedLM"]}
+    (model / "config.json").write_text(json.dumps(fields))
+    pair = ["student=pretrained", f"student.path={model}", "student.trust_remote_code=true", "student.layers=null"]
+    assert shelf.run(tmp_path / "run", *pair, "objective.cosine.weight=0", "train.epochs=null", "train.steps=1") == 0
+    student = tmp_path / "run" / "student"
+    assert (student / "modeling_own.py").exists()
+    assert "from_pretrained(folder, trust_remote_code=True)" in (student / "README.md").read_text()
+    assert type(AutoModelForMaskedLM.from_pretrained(student, trust_remote_code=True)).__name__ == "OwnForMaskedLM"

@@ -13,6 +13,7 @@ from families import FAMILIES, make_family, without_dropout
 from job import Shelf, assert_same
 from tiny import Fit, assert_close, make_rows, make_tokenizer, objective_config, plain_sgd
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig
 
 import distill
@@ -20,6 +21,7 @@ from distill.config.component import Component
 from distill.config.settings import BackendConfig, CustomStudentConfig, LayersStudentConfig, TrainConfig
 from distill.distributed import join_ranks
 from distill.distributed.shard import whole
+from distill.models import gradient_checkpointing
 from distill.models.kernels.attention import use_batched_products
 from distill.models.kernels.dropout import keyed_by_sequence, replace_dropout
 from distill.models.known_layers import drops
@@ -202,3 +204,20 @@ def test_compiled_blocks_are_computed_again(family: str) -> None:
         if not any(drops(module) for module in student.modules()):
             assert_close(again, eager, rtol=1e-4, atol=1e-5)
         assert all("forward" in vars(block) for block in blocks_of(student)[0]), "they stay compiled"
+
+
+def test_all_inputs_of_a_block_go_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU's tensors among the others torch keeps no generator, and dropout would draw other numbers."""
+    calls = list[int]()
+
+    def watched(call: Any, *values: Any, **settings: Any) -> Any:
+        calls.append(len(values))
+        return checkpoint(call, *values, **settings)
+
+    monkeypatch.setattr(gradient_checkpointing, "checkpoint", watched)
+    block = torch.nn.Bilinear(3, 4, 2)
+    one, other = torch.ones(5, 3, requires_grad=True), torch.ones(5, 4)
+    expected = block(one, other)
+    with gradient_checkpointing.checkpointed([block]):
+        assert torch.equal(block(one, input2=other), expected)
+    assert calls == [2] and "forward" not in vars(block)

@@ -160,7 +160,7 @@ def test_layers_that_go_into_no_such_architecture(family: str, architecture: str
     """As with a RoBERTa and the student that the recipe names."""
     with pytest.raises(SettingError) as error:
         make_student(LayersStudentConfig(architecture=architecture), make_family(family), make_tokenizer(), 12)
-    refusal(error, f"student.architecture={architecture}", family, "set student=layers")
+    refusal(error, f"student.architecture={architecture}", family, "set student.architecture=same")
 
 
 @pytest.mark.parametrize("family", ["xlm", "flaubert"])

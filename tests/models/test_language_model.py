@@ -132,7 +132,7 @@ def test_a_model_whose_logits_are_not_those_of_its_output_embedding_is_refused()
         return out
 
     model.forward = capped
-    assert "not understood" in refusal(model)
+    assert "Distill does not support" in refusal(model)
 
 
 def test_a_model_whose_inner_layers_are_read_wrong_is_refused() -> None:
@@ -146,7 +146,7 @@ def test_a_model_whose_inner_layers_are_read_wrong_is_refused() -> None:
         return out
 
     model.forward = other_layers
-    assert "not understood" in refusal(model)
+    assert "Distill does not support" in refusal(model)
 
 
 class Encoder(nn.Module):

@@ -58,7 +58,7 @@ def test_a_rule_takes_as_many_as_are_wanted_in_their_order(rule: str) -> None:
         ([[0, 4]], None, ("student.layers=[[0, 4]]", "layers 0 to 3")),
         ([[]], None, ("student.layers=[[]]", "whole numbers")),
         ([[0], "1"], None, ("whole numbers",)),
-        ([0, 1], 3, ("student.num_layers=3", "names 2", "drop one")),
+        ([0, 1], 3, ("student.num_layers=3", "names 2", "leave one of the two settings out")),
         ("odd", None, ("student.layers=odd", "one of auto, every_second, even, first, last, ends")),
         ("even", 5, ("student.num_layers=5", "1 to 4")),
         (None, 0, ("student.num_layers=0", "1 to 4")),

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from job import save_model
 
+from distill.config.settings import SavedTeacherConfig
 from distill.models.kind import CLASSES, MASKED
 from distill.models.load import load_pretrained, load_tokenizer
+from distill.models.teacher import teacher_tokenizer
 from distill.runtime.errors import SettingError
 
 
@@ -36,3 +38,22 @@ def test_a_kind_of_model_is_named_in_whole_words(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model", "gpt2", 2)
     with pytest.raises(SettingError, match="a model for classes of texts needs a fast tokenizer with a mask token"):
         load_tokenizer("student.path", str(folder), CLASSES)
+
+
+def test_a_folder_without_a_tokenizer_is_named_with_a_setting_that_exists(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"or name where it lies as teacher\.tokenizer=FOLDER$"):
+        load_tokenizer("teacher.path", str(tmp_path))
+    with pytest.raises(SettingError, match=r"save the tokenizer beside the model$"):
+        load_tokenizer("teacher.tokenizer", str(tmp_path))
+
+
+def test_the_revision_of_a_teacher_is_not_that_of_another_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(save_model(tmp_path / "model", "bert", 2))
+    revisions = []
+    monkeypatch.setattr("distill.models.teacher.load_tokenizer", lambda *_: revisions.append(_[-1].revision))
+    settings = SavedTeacherConfig(path=folder, revision="a1b2")
+    for changed in (settings, settings.changed(tokenizer=folder)):
+        teacher_tokenizer(changed)
+    assert revisions == ["a1b2", None]

@@ -50,7 +50,7 @@ def test_gradient_checkpointing_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     require_memory_for_step(student, "fp32", 4, 32, BACKEND, checkpoints=True)
     with pytest.raises(SettingError, match=r"or set student\.gradient_checkpointing=true, which keeps less"):
         require_memory_for_step(student, "fp32", 4, 32, BACKEND)
-    with pytest.raises(SettingError, match=r"present size of a step$"):
+    with pytest.raises(SettingError, match=r"sequences that a step has now$"):
         require_memory_for_step(student, "fp32", 5, 32, BACKEND, checkpoints=True)
 
 

@@ -111,6 +111,22 @@ def test_other_faults_are_refused_once_the_vocabulary_is_there(
     assert re.search(r"objective\.mine\._target_=.*Weighted: losses\(\) fails .*RuntimeError: The size", line), line
 
 
+class Gathered(Weighted):
+    """Takes every position for one with a target."""
+
+    def losses(self, student: Tensor, teacher: Any, targets: Tensor) -> Tensor:
+        return student.gather(1, targets[:, None])[:, 0]
+
+
+def test_positions_without_a_target_are_tried_where_there_are_any() -> None:
+    student, config = tiny.make_model("bert", 1), settings_of(Gathered, size=VOCAB)
+    objective = tiny.make_objective(config, student, student)
+    with pytest.raises(SettingError, match=r"losses\(\) fails on logits of 3 positions"):
+        check_losses(objective, config, CPU)
+    objective.terms["mine"].positions = "targets"  # type: ignore[attr-defined]
+    check_losses(objective, config, CPU)
+
+
 def test_a_loss_that_does_not_depend_on_the_student_is_refused() -> None:
     student = tiny.make_model("bert", 1)
     config = settings_of(Detached, size=VOCAB)

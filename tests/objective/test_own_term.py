@@ -89,6 +89,23 @@ def test_terms_that_cannot_be_are_refused(
     assert len(lines) == 1 and all(word in lines[0] for word in words), lines
 
 
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("build", "build() of Faulty fails: AttributeError"),
+        ("count", "count() of Faulty fails: AttributeError"),
+        ("loss_sum", "loss_sum() of Faulty fails: RuntimeError: The size of tensor"),
+    ],
+)
+def test_a_fault_in_any_method_is_one_line(
+    method: str, words: str, shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    term = f"+objective.mine={{_target_: own_parts.Faulty, method: {method}}}"
+    assert shelf.run(tmp_path / "run", term) == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
+    assert line.startswith(f"distill: objective.mine: {words}") and "(own_parts.py, line" in line
+
+
 def test_a_new_loss_is_one_new_file(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file in the folder of the terms is found by its name: no list of terms has to be edited."""
     import distill.objective.terms as package

@@ -83,9 +83,9 @@ def collated(task: str, targets: np.ndarray) -> list[Batch]:
     if task == "spans":
         starts, ends = targets.T.copy()
         windows = SpanWindows(ids, segments, starts, ends, np.arange(COUNT), PAD, 0, "", None)
-        collator = spans.Spans(windows, True)
+        collator = spans.Spans(windows)
     else:
-        collator = classes.Classes(ClassSequences(ids, segments, targets, PAD, 0, ""), True)
+        collator = classes.Classes(ClassSequences(ids, segments, targets, PAD, 0, ""))
     return [
         collator.collate(ids[numbers].astype(np.int64), np.zeros(len(numbers), np.uint64), np.array(numbers))
         for numbers in WINDOW

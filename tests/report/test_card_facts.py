@@ -109,7 +109,7 @@ def test_what_nobody_states_is_left_out_and_asked_for() -> None:
     written = metadata_of(own_run())
     assert not {"base_model", "license", "datasets", "metrics"} & written.keys()
     card = model_card(Record.from_json(own_run()))
-    assert "set its licence and languages in the front matter of this card (license, language): no model" in card
+    assert "set its licence and languages in the front matter of this card (license, language): no source model" in card
 
 
 def test_licences_that_differ_are_named_and_none_is_chosen() -> None:
@@ -117,9 +117,11 @@ def test_licences_that_differ_are_named_and_none_is_chosen() -> None:
     content["teacher"]["published"] = QWEN
     content["student"]["start"]["published"] = {"license": "mit"}
     assert "license" not in metadata_of(content)
-    assert "some state mit and apache-2.0" in model_card(Record.from_json(content))
+    assert "some of its source models state mit and apache-2.0" in model_card(Record.from_json(content))
     content["student"]["start"]["published"] = {}
-    assert "license" not in metadata_of(content) and "some state apache-2.0" in model_card(Record.from_json(content))
+    assert "license" not in metadata_of(content) and "some of its source models state apache-2.0" in model_card(
+        Record.from_json(content)
+    )
     content["student"]["start"] = {"init": "random"}
     assert metadata_of(content)["license"] == "apache-2.0"
 

@@ -97,7 +97,7 @@ def test_one_of_other_settings_is_none(overrides: tuple[str, ...], words: str) -
 
 
 def test_one_of_another_text_start_or_length_is_none() -> None:
-    assert "its text is another one" in refused(finished(identity(BASELINE, corpus="other")))
+    assert "its text is different" in refused(finished(identity(BASELINE, corpus="other")))
     assert "its number of sequences is 60, and here 5000" in refused(finished(identity(BASELINE, rows=60)))
     assert "its student started from other weights" in refused(finished(identity(BASELINE, teacher="retrained")))
     assert "it took 100 steps, and this run takes 625" in refused(finished(identity(BASELINE), steps=100))
@@ -134,7 +134,7 @@ def test_what_else_differs_is_said() -> None:
     (line,) = checked(finished(identity(BASELINE, "objective.masking.mlm_probability=0.15")))
     assert "objective.masking.mlm_probability was 0.15 and is 0.3 here" in line
     (line,) = checked(finished(identity(BASELINE), terms="mlm sop"))
-    assert "it learned from mlm, sop, this student besides its teacher from mlm" in line
+    assert "it learned from mlm, sop, this student from mlm besides its teacher" in line
 
 
 def test_a_learning_rate_of_its_own_is_fair(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_other_code_is_remarked_and_other_frozen_parameters_are_refused(
     baseline = finished(identity(BASELINE, part))
     assert not [line for line in checked(baseline, part) if "the code" in line]
     (tmp_path / "part_of_both.py").write_text("class Part:\n    x = 2\n")
-    assert [line for line in checked(baseline, part) if "the code of optimizer was another" in line]
+    assert [line for line in checked(baseline, part) if "the code of optimizer was different" in line]
     frozen = finished(identity(BASELINE, **{"student.frozen": "a"}))
     assert "other parameters of its student were frozen" in refused(frozen, **{"student.frozen": "b"})
 
@@ -209,7 +209,7 @@ def test_what_an_older_release_did_not_record_is_said() -> None:
 
 def test_a_run_without_a_teacher_needs_no_baseline(tmp_path: Path) -> None:
     config = composed(BASELINE, f"evaluate.baseline={tmp_path}")
-    with pytest.raises(SettingError, match="no term of this objective learns from one"):
+    with pytest.raises(SettingError, match="no term of this objective learns from a teacher"):
         check(config)
     with pytest.raises(SettingError, match=f"evaluate.baseline={tmp_path} is no finished run"):
         check(composed(MAIN, f"evaluate.baseline={tmp_path}"))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from job import Shelf, composed
+from job import Shelf, composed, distill
 from tiny import make_batches
 
 from distill.config.component import Component
@@ -63,7 +63,7 @@ def test_a_finished_run_whose_loss_was_edited_is_refused_and_an_interrupted_one_
     assert shelf.run(folder, term, *more) == 2 and changed in capsys.readouterr().err
     (folder / "results.json").unlink()
     assert shelf.run(folder, term, *more) == 0, "it may have failed for the code that was edited"
-    assert f"{changed}; the run resumes with it as it is now" in capsys.readouterr().err
+    assert f"{changed}; the run resumes with the present code" in capsys.readouterr().err
     assert shelf.run(folder, term, *more) == 0 and changed not in capsys.readouterr().err
 
 
@@ -147,6 +147,18 @@ def test_the_sequences_of_an_edited_source_are_others(tmp_path: Path, monkeypatc
 
 def test_other_parameters_frozen_make_another_run() -> None:
     now = {"student.digest": "a", "student.frozen.digest": "one"}
-    with pytest.raises(SettingError, match="other parameters of the student are frozen than then"):
+    with pytest.raises(SettingError, match="other parameters of the student are frozen now"):
         refuse_other_settings(now | {"student.frozen.digest": "other"}, now, "hydra.run.dir=x")
     refuse_other_settings({"student.digest": "a"}, now, "hydra.run.dir=x")  # as runs of before have none
+
+
+def test_a_fault_in_a_source_of_the_users_names_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    opens = "        open(shard.paths[0])\n        yield from ()"
+    (tmp_path / "faulty_source.py").write_text(SOURCE.replace("        yield from ()", opens))
+    arguments = ["corpus=custom", "corpus._target_=faulty_source.Mine", f"data.cache={tmp_path / 'cache'}"]
+    assert distill("+recipe=smoke", *arguments, "data.workers=1", f"hydra.run.dir={tmp_path / 'run'}") == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "Mine, a source of yours, fails: FileNotFoundError" in line and "(faulty_source.py, line 9: open(" in line

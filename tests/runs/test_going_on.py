@@ -89,7 +89,7 @@ def test_a_finished_run_names_what_it_was_not_made_with(
 ) -> None:
     more = ("train.steps=1", "evaluate.max_sequences=4", "evaluate.batch_size=2")
     assert shelf.run(finished, *EVALUATED, *more) == 0
-    lines = [line for line in capfd.readouterr().err.splitlines() if "it was made with other settings" in line]
+    lines = [line for line in capfd.readouterr().err.splitlines() if "this run was made with other settings" in line]
     assert len(lines) == 1 and "evaluate.max_sequences was 8 and is now 4; train.steps was 2 and is now 1" in lines[0]
     assert "batch_size" not in lines[0] and f"distill evaluate model={finished}" in lines[0]
     assert shelf.run(finished, *EVALUATED, "train.steps=2") == 0
@@ -109,7 +109,7 @@ def test_from_a_checkpoint_that_is_named_a_run_goes_on_after_a_kill(
     shutil.rmtree(named)  # as pruning does
     capfd.readouterr()
     assert shelf.run(again, *more, f"resume={named}") == 0
-    assert "this run has begun from there before, and goes on from step 3" in capfd.readouterr().err
+    assert "this run started from that checkpoint before and continues after step 3" in capfd.readouterr().err
     assert_same(again, whole)
     assert [line["seconds"] for line in metrics(again)] == sorted(line["seconds"] for line in metrics(again))
 
@@ -136,7 +136,9 @@ def test_without_a_checkpoint_no_line_of_a_log_stays(shelf: Shelf, tmp_path: Pat
 
 def test_snapshots_that_come_too_late_are_named(shelf: Shelf, finished: Path, capfd: pytest.CaptureFixture) -> None:
     assert shelf.run(finished, *EVALUATED, "train.steps=4", "train.snapshots=[1,2,4]") == 0
-    assert "no snapshot will be kept of step 1, 2, which train.snapshots names" in capfd.readouterr().err
+    assert (
+        "train.snapshots asks for a snapshot of step 1, 2, but the run resumes after step 2" in capfd.readouterr().err
+    )
     assert results(finished)["snapshots"] == [4]
 
 

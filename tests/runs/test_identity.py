@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from job import Shelf, assert_same, composed, metrics, results
+from job import Shelf, assert_same, composed, metrics, results, save_ordered
 from safetensors.torch import load_file, save_file
 from tiny import make_batches
 
 from distill.config.settings import Config
+from distill.models.identity import model_digest, saved_digest
+from distill.models.kind import MASKED, ORDERED
+from distill.models.load import load_pretrained
 from distill.runs.identity import refuse_other_settings, run_identity
 from distill.runtime.errors import SettingError
 
@@ -219,3 +222,12 @@ def test_an_argument_of_a_users_component_may_have_the_old_name_of_a_setting() -
     refuse_other_settings(now, now, "hydra.run.dir=x")
     with pytest.raises(SettingError, match="was 3 and is now 4"):
         refuse_other_settings(now, now | {"objective.mine.rows": 4}, "hydra.run.dir=x")
+
+
+def test_the_kept_digest_of_a_folder_is_that_of_the_model_that_it_was_read_as(tmp_path: Path) -> None:
+    """A folder with two heads is another teacher where one of them is left out."""
+    folder = save_ordered(tmp_path / "both")
+    cache = str(tmp_path / "cache")
+    models = [load_pretrained("teacher.path", str(folder), kind) for kind in (ORDERED, MASKED)]
+    digests = [saved_digest(str(folder), model, None, cache) for model in models]
+    assert digests == [model_digest(model) for model in models] and digests[0] != digests[1]

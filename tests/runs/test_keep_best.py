@@ -116,7 +116,7 @@ def test_the_best_is_published_and_described(kept: Path, short: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("evaluate.max_sequences=4", "the set by which train.keep_best chooses has other sequences than then"),
+        ("evaluate.max_sequences=4", "the set by which train.keep_best chooses has other sequences now"),
         ("evaluate.measures.near.center=0.5", "evaluate.measures.near was "),
     ],
 )
@@ -205,9 +205,9 @@ def test_killed_at_every_point_around_an_evaluation(
     [
         (["train.keep_best=perplexty"], ["train.keep_best=perplexty", "did you mean", "heldout.perplexity"]),
         (["train.keep_best=training.seconds"], ["train.keep_best=training.seconds", "choose one of"]),
-        (["train.keep_best=perplexity", "train.epochs=1"], ["scored at its end alone", "evaluate.every_steps=N below"]),
-        (["train.keep_best=perplexity", "evaluate.every_epoch=false"], ["scored at its end alone"]),
-        (["train.keep_best=perplexity", "evaluate.every_steps=8"], ["scored at its end alone"]),
+        (["train.keep_best=perplexity", "train.epochs=1"], ["scored only at its end", "evaluate.every_steps=N below"]),
+        (["train.keep_best=perplexity", "evaluate.every_epoch=false"], ["scored only at its end"]),
+        (["train.keep_best=perplexity", "evaluate.every_steps=8"], ["scored only at its end"]),
         (["train.keep_best=perplexity", "evaluate.sets=[]"], ["evaluate.sets=[] has none"]),
         (["train.patience=2"], ["train.patience=2", "set train.keep_best=perplexity"]),
     ],

@@ -304,7 +304,7 @@ def test_layers_that_nobody_knows_any_more_are_not_made_up(
     assert shelf.run(folder, "student.layers=auto", "student.num_layers=2") == 0
     assert "layers" not in results(folder)["student"]["start"]
     assert_same(folder, searched)
-    assert sum("is not recorded any more" in line for line in lines) == 1
+    assert sum("its student started from is lost" in line for line in lines) == 1
 
 
 @pytest.mark.slow

@@ -145,3 +145,8 @@ def test_a_slow_rank_is_found(shelf: Shelf, tmp_path: Path) -> None:
 def test_what_the_command_refuses(argument: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", argument]) == 2
     assert capsys.readouterr().err == f"distill: {words}\n"
+
+
+def test_a_profile_is_of_one_run(capfd: pytest.CaptureFixture) -> None:
+    assert main(["profile", "+recipe=smoke", "seed=0,1", "--multirun"]) == 2
+    assert "--multirun makes several runs, and `distill profile` profiles one" in capfd.readouterr().err

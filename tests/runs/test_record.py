@@ -52,7 +52,7 @@ def test_a_weight_with_a_schedule_is_read_as_one() -> None:
         ({"history": [{"step": 1}, {"loss": 3}]}, "history[1].loss is '3' and not an object"),
         ({"evaluation": {"books": 3}}, "evaluation.books is '3' and not an object"),
         ({"snapshots": [1, None]}, "snapshots[1] is 'None' and not of the type int"),
-        ({"version": VERSION + 1}, f"version={VERSION + 1} is of a later release, which alone can read it"),
+        ({"version": VERSION + 1}, f"version={VERSION + 1} is of a later release: update Distill to read it"),
     ],
 )
 def test_a_value_of_another_kind_is_refused_in_one_line(content: dict[str, Any], line: str, tmp_path: Path) -> None:
@@ -71,5 +71,5 @@ def test_a_change_behind_its_back_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     write_results(path, replace(Record.from_json(sample_results()), recipe="mine"))
     path.write_text(path.read_text().replace('"recipe": "mine"', '"recipe": "yours"'))
-    with pytest.raises(Damaged, match="its SHA-256 is another"):
+    with pytest.raises(Damaged, match="its SHA-256 differs"):
         read_results(path)

@@ -62,6 +62,16 @@ def test_a_limit_in_seconds_ends_the_work_before_its_total(clock: Clock) -> None
         assert left in stream.getvalue().splitlines()[-2]
 
 
+def test_a_limit_that_is_moved(clock: Clock) -> None:
+    """As by an evaluation, which is none of the minutes of a training."""
+    with Progress("train", 0, "steps", io.StringIO(), limit=60) as line:
+        clock.now += 100
+        line.update(50)
+        assert line.seconds_left == 0
+        line.end_in(20)
+        assert line.seconds_left == 20
+
+
 def test_rate_counts_this_process_only(clock: Clock) -> None:
     stream = io.StringIO()
     with Progress("train", 1000, "steps", stream, start=900) as line:

@@ -114,7 +114,7 @@ def test_it_resumes_bitwise_and_not_with_other_texts(
     other = tmp_path / "other.txt"
     other.write_text(desk.more.read_text().replace("ship", "boat", 1))
     assert distill(*desk.arguments(folder, HIDDEN, f"corpus.unlabelled={other}")) == 2
-    assert "the corpus has another text than then" in capsys.readouterr().err
+    assert "the corpus has another text now" in capsys.readouterr().err
     assert distill(*desk.arguments(folder, HIDDEN)) == 0
     assert_same(folder, student)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,20 @@ def test_what_needs_pairs_of_tokens_is_refused(
             shelf.run(tmp_path / "advised", *arguments, own, "corpus.max_unknown=1", "train.epochs=1", *advised.split())
             == 0
         )
+
+
+def test_vocabularies_that_are_nearly_one(shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of Llama 3 and 3.2: the message says how both models read the text with the student's tokenizer."""
+    student = tmp_path / "student"
+    shutil.copytree(shelf.teacher / "student", student)
+    file = student / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["renamed"] = vocabulary.pop(max(vocabulary, key=vocabulary.get))
+    file.write_text(json.dumps(content))
+    pair = ["student=pretrained", f"student.path={student}", "student.layers=null", "objective.cosine.weight=0"]
+    assert shelf.run(tmp_path / "run", *pair) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "only 1 of the teacher's tokens differ" in line
+    (cure,) = re.findall(r"teacher\.tokenizer=\S+", line)
+    assert shelf.run(tmp_path / "run", *pair, cure) == 0

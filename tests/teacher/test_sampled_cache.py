@@ -199,7 +199,7 @@ def test_a_run_from_draws_and_another_from_a_copy_of_them(
     assert 4 * 4 + 2 + 2 * 24 + 2 < facts["bytes_per_token"] < 4 * 4 + 2 + 2 * 24 + 3
     assert any("4 most probable" in note and "24 draws" in note and "without bias" in note for note in content["notes"])
     (made,) = (tmp_path / "here" / "teacher").iterdir()
-    assert f"the teacher is read from {made}" in capfd.readouterr().err and made.name == facts["key"]
+    assert f"soft targets are read from the cache {made}" in capfd.readouterr().err and made.name == facts["key"]
     assert all(np.isfinite(line["loss/soft"]) for line in metrics(first))
     shutil.copytree(made, tmp_path / "there" / "teacher" / made.name)
     monkeypatch.setattr(build_cache.CacheBuilder, "entries", never)

@@ -1,6 +1,6 @@
 """A run from objects that a program holds: models, texts, losses and metrics in, results out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -43,9 +43,12 @@ if TYPE_CHECKING:
     from distill.commands.api.run_results import RunResults
 
 RECIPES = {MASKED: "distilbert_gutenberg", CAUSAL: "distilgpt2_gutenberg", CLASSES: "table", SPANS: "squad"}
-LABELLED = ("table", "glue")  # recipes whose data has labels
+LABELLED = ("table", "glue", "squad")  # recipes whose data has labels
+OBJECTIVES = {CLASSES: "distil_classes", SPANS: "distil_spans"}  # with a teacher
 SCORED = (("validation", "dev"), ("test",))  # splits that are evaluated on: the first of these that there are
-COLUMNS = {name: f"${{corpus.{name}}}" for name in ("text", "second", "label", "regression")}  # of labelled sets
+COLUMNS = {name: f"${{corpus.{name}}}" for name in ("text", "second", "label", "regression", "quotes")}  # of tables
+ANSWERS = {name: f"${{corpus.{name}}}" for name in ("version", "stride", "max_query")}  # of sets of questions
+ANSWERS |= {"kind": "squad", "split": "validation"}
 ELSEWHERE = {  # arguments that other trainers have: what to give in their place
     "args": "train=distill.TrainConfig(...), optimizer={...} and the other sections of the settings",
     "model": "student=",
@@ -148,7 +151,12 @@ class _Job:
 
     @property
     def is_labelled(self) -> bool:
-        return self.kind is CLASSES if self.recipe is None else self.recipe in LABELLED
+        return self.kind in OBJECTIVES if self.recipe is None else self.recipe in LABELLED
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether the examples are questions with answers, of which none is read from memory."""
+        return self.kind is SPANS if self.recipe is None else self.recipe == RECIPES[SPANS]
 
     def arguments(self, objective: Any, folder: str | Path | None) -> list[str]:
         """The arguments of the command, those that the caller set himself last."""
@@ -158,7 +166,7 @@ class _Job:
         elif self.lacks_sets and "evaluate" not in self.settings:
             raise SettingError(
                 "evaluation=None, and nothing is held out of labelled data: give evaluation=DATA, or data with a "
-                "validation or test split, as data.train_test_split(0.1) has one"
+                "validation or test split, such as data.train_test_split(0.1)"
             )
         for name, value in self.settings.items():
             self.overrides.add(name, value)
@@ -195,14 +203,14 @@ class _Job:
             elif value is not None:
                 self.overrides.add(name, value)
             self.kind = self.kind or _kind(name, value if model is None else model[0])
-        if self.kind is CLASSES and teacher is not None:
-            self.defaults.append("objective=distil_classes")
+        if self.kind in OBJECTIVES and teacher is not None:
+            self.defaults.append(f"objective={OBJECTIVES[self.kind]}")
         if teacher is not None and (student is None or isinstance(student, LayersStudentConfig)):
             self._add_layers(teacher)
 
     def _add_layers(self, teacher: Any) -> None:
         """Let the student have the teacher's own architecture where the recipe has another one, or none."""
-        if self.kind is CLASSES:
+        if self.kind in OBJECTIVES:
             self.defaults.append("student=layers")
         elif self.kind is MASKED and _family(teacher) != "bert":
             self.defaults.append("student.architecture=same")
@@ -249,6 +257,7 @@ class _Job:
                 self.overrides.add("corpus", _kind_of_files(data))
             self.overrides.add("corpus.path", data)
             return
+        self._refuse_answers_in_memory("data")
         if not self.is_labelled:
             self.overrides.texts += ["corpus=custom", "++corpus.kind=custom"]
         if isinstance(data, Source):
@@ -271,15 +280,41 @@ class _Job:
         for name, data in (evaluation if isinstance(evaluation, Mapping) else {"evaluation": evaluation}).items():
             place = f"evaluate.sources.{name}"
             if not str(name).isidentifier():
-                raise SettingError(f"evaluation: a set has the name {name}: give it one of letters and digits")
+                raise SettingError(f"evaluation: the name {name} of a set has to be letters, digits and underscores")
             self.sets.append(str(name))
             if isinstance(data, str | Path):
-                source = {"path": str(data)} if self.is_labelled else {"kind": _kind_of_files(data), "path": str(data)}
-                self.overrides.add(place, source | (COLUMNS | {"kind": "table"} if self.is_labelled else {}))
+                kind = _kind_of_files(data)
+                columns = self._text_settings() if kind != "text" else {}
+                # A set of this name that ships with Distill may take a fraction.
+                of_texts = {"kind": kind, "fraction": 1.0, **columns}
+                of_examples = ANSWERS if self.has_answers else COLUMNS | {"kind": "table"}
+                self.overrides.add(place, {"path": str(data), **(of_examples if self.is_labelled else of_texts)})
                 continue
+            self._refuse_answers_in_memory(f"evaluation {name}")
             rows = next(iter(splits_of(data, f"evaluation {name}").values()))
-            columns = COLUMNS | {"split": name} if self.is_labelled else {}
-            self.overrides.add_object(place, in_memory(rows, place, self.is_labelled, self.files), **columns)
+            columns = {"fraction": 1.0, **self._text_settings(rows.column_names, written=True)}
+            beside = COLUMNS | {"split": name} if self.is_labelled else columns
+            self.overrides.add_object(place, in_memory(rows, place, self.is_labelled, self.files), **beside)
+
+    def _refuse_answers_in_memory(self, argument: str) -> None:
+        if self.has_answers:
+            raise SettingError(
+                f"{argument}: questions with answers are read from files (SQuAD's JSON, JSONL or Parquet): give their "
+                "path, or name a data set of the Hub by corpus={'hub': NAME}"
+            )
+
+    def _text_settings(self, columns: Sequence[str] | None = None, written: bool = False) -> dict[str, Any]:
+        """How `corpus` reads its texts, for a set with these columns (None: of a file, whose columns are not known).
+
+        `written`: with how it writes conversations.
+        """
+        corpus = self.settings.get("corpus")
+        settings = dict(corpus) if isinstance(corpus, Mapping) else {}
+        dotted = {name: value for name, value in self.settings.items() if name.startswith("corpus.")}
+        settings |= {name.removeprefix("corpus."): value for name, value in dotted.items()}
+        names = [name for name in ("field", "prompt") if columns is None or settings.get(name) in columns]
+        names += ["template", "target_role"] if written else []
+        return {name: settings[name] for name in names if name in settings}
 
 
 def _kind(name: str, model: Any) -> ModelKind | None:

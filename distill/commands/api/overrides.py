@@ -101,7 +101,7 @@ def _given_fields(name: str, settings: Settings) -> Mapping[str, Any]:
 def _refuse_names(name: str, values: Mapping[Any, Any]) -> None:
     for key in values:
         if not isinstance(key, str):
-            raise SettingError(f"{name} has the name {key!r}, which is no text: settings have names")
+            raise SettingError(f"{name} has the key {key!r}, which is no text: give the name of a setting")
 
 
 def literal(value: Any, name: str) -> str:

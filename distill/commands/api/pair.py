@@ -206,7 +206,7 @@ class Pair:
         """
         path = Path(folder).expanduser()
         if path.exists() and not (path / "model.safetensors").is_file():
-            raise SettingError(f"folder={folder} is there and holds no model, which this would replace: name another")
+            raise SettingError(f"folder={folder} exists and holds no model, so it is not replaced: give another folder")
         make_folder(path.parent, f"folder={folder}")
         model = self.student.model
         origin = origin_of(model, None, self.student.kind.causal)

@@ -54,6 +54,9 @@ def process_as_before() -> Iterator[None]:
             if gpus is not None:
                 torch.cuda.set_rng_state_all(gpus[0])
                 torch.cuda.set_device(gpus[1])
+            elif torch.cuda.is_initialized():  # by the run: as they would be at the program's own first use
+                torch.cuda.manual_seed_all(torch.initial_seed())
+                torch.cuda.set_device(0)
             if bars:
                 transformers_logging.enable_progress_bar()
 

@@ -185,7 +185,10 @@ def _write_answers(outcomes: Iterable[Record], stream: IO[str]) -> int:
     answers: dict[str, str] = {}
     for number, outcome in enumerate(outcomes, 1):
         if "id" not in outcome or "answer" not in outcome:
-            raise SettingError(f"output=*.json is for answers by the id of their question, and input {number} has none")
+            raise SettingError(
+                f"output=*.json has an answer for every question id, and input {number} lacks one of the two: give "
+                "output=FILE.jsonl"
+            )
         answers[str(outcome["id"])] = outcome["answer"]
     json.dump(answers, stream, ensure_ascii=False, indent=1)
     return len(answers)

@@ -88,7 +88,7 @@ def _windows(model: LoadedModel, questions: Questions, settings: PredictConfig) 
 def _logits(model: LoadedModel, rows: SpanWindows, batch_size: int) -> np.ndarray:
     """Those of an answer's first and last token, float32 [W, S, 2]; 0 at padding, which no answer touches."""
     logits = np.zeros((*rows.sequences.shape, 2), np.float32)
-    collator = Spans(rows, segments=True)
+    collator = Spans(rows)
     for numbers, values in head_outputs(model, rows.sequences, rows.pad_id, collator, "span", batch_size):
         logits[numbers, : values.shape[1]] = values
     return logits

@@ -56,6 +56,11 @@ def write_submissions(
         raise SettingError(f"output={output}: {path} has several test sets ({names}); give an existing folder")
     order = class_order(model, name)
     targets = [folder / submission_name(name, file) if folder.is_dir() else folder for file in files]
+    if twice := next((target for number, target in enumerate(targets) if target in targets[:number]), None):
+        names = ", ".join(file.name for file, target in zip(files, targets, strict=True) if target == twice)
+        raise SettingError(
+            f"input={path}: the predictions of {names} would all be {twice.name}: name one of them as input=FILE"
+        )
     for target in targets:
         refuse_overwriting(target, f"output={output}", files_read(model.path, files), overwrite)
     return [
@@ -137,7 +142,7 @@ def _rows(file: Path, task: GlueTask) -> Iterator[tuple[Any, Record]]:
         values = [row.values[name] for name in texts]
         if not all(isinstance(value, str) for value in values):
             raise SettingError(
-                f"input={file}: {row.place} has no text; the server requires a prediction for every example"
+                f"input={file}: {row.place} has no text; add it, as the server requires a prediction for every example"
             )
         index = next((row.values[name] for name in ("index", "id", "idx") if name in row.values), number)
         yield index, dict(zip(("text", "second"), values, strict=False))

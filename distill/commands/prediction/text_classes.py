@@ -77,9 +77,7 @@ def class_outputs(model: LoadedModel, records: Sequence[Record], settings: Predi
     seconds = [str(record["second"]) for record in records] if pairs[0] else None
     texts = LabelledTexts("input", [record["text"] for record in records], seconds, np.empty(0), ())
     rows = class_sequences(texts, model.tokenizer, sequence_length(model, settings), "sequence_length")
-    batches = list(
-        head_outputs(model, rows.sequences, rows.pad_id, Classes(rows, segments=True), "class", settings.batch_size)
-    )
+    batches = list(head_outputs(model, rows.sequences, rows.pad_id, Classes(rows), "class", settings.batch_size))
     outputs = np.zeros((len(records), batches[0][1].shape[1]))
     for numbers, values in batches:
         outputs[numbers] = values

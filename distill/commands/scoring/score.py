@@ -128,7 +128,7 @@ def _score_group(config: Config, task: Task, group: Group, number: int, ranks: R
     sets, left_out = task.evaluation_sets(config, group.tokenizer)
     if not sets:
         raise SettingError(
-            "evaluate.sets: none of the sets is there to be scored; set DISTILL_DATA, hold text out of a corpus "
+            "evaluate.sets: none of the sets is available; set DISTILL_DATA, hold text out of a corpus "
             "(corpus.path=FOLDER), or name a text as evaluate.sets=[mine] 'evaluate.sources.mine={kind: text, "
             "path: FILE}'"
         )
@@ -174,13 +174,13 @@ def _notes(scored: Sequence[GroupScores], measures: Mapping[str, facts.Measure],
     listed = "; ".join(
         f"{result.vocabulary.tokens:,} tokens: {', '.join(result.vocabulary.models)}" for result in scored
     )
-    cure = "bits per byte can" if "bits_per_byte" in measures else "score models of one vocabulary to compare them"
+    cure = "compare bits per byte" if "bits_per_byte" in measures else "score models of one vocabulary to compare them"
     limits = [config.evaluate.max_sequences_of(name) for name in config.evaluate.sets]
     if "bits_per_byte" in measures and set(limits) != {None}:
-        cure += " with evaluate.max_sequences=null alone, as so many sequences are other passages in each vocabulary"
+        cure += ", with evaluate.max_sequences=null, since a limit selects other passages for each vocabulary"
     lines = [
-        f"These models have different vocabularies ({listed}). A perplexity is one of tokens, so perplexities cannot "
-        f"be compared between them, and no test is made: {cure}."
+        f"These models have different vocabularies ({listed}). Perplexity is a number per token, so it cannot be "
+        f"compared between vocabularies, and no significance test is made: {cure}."
     ]
     if not isinstance(config.teacher, NoTeacherConfig):
         lines.append("Agreement with the teacher is given for models of its vocabulary alone.")

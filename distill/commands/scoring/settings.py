@@ -22,6 +22,11 @@ READ = ("corpus", "data", "evaluate", "precision", "teacher", "backend", "recipe
 TASK = ("objective", "objective.task")
 OF_RUN = "of_the_scored_run"  # the recipe that holds the settings of a run
 TEXTS = {"corpus", "corpus.path", "corpus.hub", "corpus.sources"}  # settings that name a corpus
+# Of a run's settings these stay where another option of their group is given: another text, or other sets, are named.
+STAY = {
+    "corpus": ("sequence_length", "cross_documents", "max_unknown"),
+    "evaluate": ("baseline", "stride", "max_sequences", "batch_size", "pseudo_perplexity"),
+}
 USUAL = "[books,wikitext2,imdb]"  # sets that need no corpus, as far as they are on this machine
 
 
@@ -43,7 +48,7 @@ def settings_of(models: Sequence[Located], overrides: Sequence[str]) -> tuple[Co
         if name.split(".")[0].split("/")[0] not in READ and name not in TASK:
             raise SettingError(
                 f"{name} is not read where models are only scored{did_you_mean(name, (*READ, 'model', 'output'))}: "
-                f"leave it out; what is read are {', '.join(READ)}, model and output"
+                f"leave it out; `distill evaluate` reads {', '.join(READ)}, model and output"
             )
     task = models[0].task if set(TASK) & set(names) else _task(models)
     arguments = [*_defaults(models[0], task, names), *_teacher(overrides)]
@@ -99,25 +104,28 @@ def _as_recipe(settings: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:
-    """The settings of a run by which its student was scored, but for groups of which another option is given.
+    """The settings of a run by which its student was scored; of a group of which another option is given, some.
 
     Raises:
         SettingError: they name code, which the folder of a stranger could have run here.
     """
     assert first.run is not None
     settings = settings_of_run(first.run)
-    sections = {name: settings.get(name) or {} for name in ("corpus", "data", "evaluate") if name not in names}
-    if "evaluate" in sections:
-        sections["evaluate"] = {**sections["evaluate"], "baseline": None}
+    sections = {name: settings.get(name) or {} for name in ("corpus", "data", "evaluate")}
+    sections["evaluate"] = {**sections["evaluate"], "baseline": None}
+    for group in {*sections} & {*names}:
+        sections[group] = {name: value for name, value in sections[group].items() if name in STAY.get(group, ())}
     if "precision" not in names:
         precision = {**(settings.get("precision") or {}), **formats_of_run(first.run)}
         sections["precision"] = {name: precision[name] for name in ("evaluate", "kernels") if name in precision}
     sections = {**_without_objects(sections)}
     for name, code in _code_in(sections, ""):
+        if name in names:
+            continue
         raise SettingError(
-            f"model={first.name}: the settings of its run name code ({name}={code}), which is not run because a run "
-            "folder asks for it: choose other options of the groups corpus and evaluate, such as evaluate=local, and "
-            f"give {name}={code} yourself if you trust it"
+            f"model={first.name}: the settings of its run name code ({name}={code}), which Distill runs only at your "
+            f"request: add {name}={code} if you trust it, or choose other options of the groups corpus and evaluate, "
+            "such as evaluate=local"
         )
     return sections
 

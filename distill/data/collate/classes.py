@@ -23,7 +23,6 @@ class Classes:
     """
 
     texts: ClassSequences
-    segments: bool  # whether the model separates the texts of a pair by token_type_ids
 
     @property
     def pad_id(self) -> int:
@@ -31,7 +30,7 @@ class Classes:
 
     @property
     def identity(self) -> str:
-        return f"classes {self.texts.digest} {self.segments}"
+        return f"classes {self.texts.digest}"
 
     def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
         """A micro-batch of the texts of these numbers, ids [B, S] int64; nothing in it is random."""
@@ -39,27 +38,25 @@ class Classes:
         targets = torch.from_numpy(self.texts.labels[row_ids[labelled]])
         targets = targets if targets.dtype == torch.int64 else targets.float()
         labels = {"class": Labels(torch.from_numpy(labelled), targets)}
-        return text_batch(ids, self.texts.segments[row_ids] if self.segments else None, self.pad_id, labels, row_ids)
+        return text_batch(ids, self.texts.segments[row_ids], self.pad_id, labels, row_ids)
 
 
 def text_batch(
-    ids: np.ndarray, segments: np.ndarray | None, pad_id: int, labels: dict[str, Labels], row_ids: np.ndarray
+    ids: np.ndarray, segments: np.ndarray, pad_id: int, labels: dict[str, Labels], row_ids: np.ndarray
 ) -> Batch:
     """A batch of sequences [B, S], cut to the longest of them: most texts are far shorter than a sequence.
 
     Args:
-        segments: [B, S or more] token_type_ids; None: the model has none.
+        segments: [B, S or more] token_type_ids.
     """
     valid = ids != pad_id
     longest = max(int(valid.sum(1).max(initial=1)), 1)
     width = min(-(-longest // WIDTHS) * WIDTHS, ids.shape[1])
     ids, valid = np.ascontiguousarray(ids[:, :width]), np.ascontiguousarray(valid[:, :width])
-    inputs = {"input_ids": torch.from_numpy(ids)}
-    if segments is not None:
-        inputs["token_type_ids"] = torch.from_numpy(segments[:, :width].astype(np.int64))
+    types = torch.from_numpy(segments[:, :width].astype(np.int64))
     full = valid.all()
     return Batch(
-        inputs=inputs,
+        inputs={"input_ids": torch.from_numpy(ids), "token_type_ids": types},
         documents=None if full else torch.from_numpy(np.where(valid, 0, PADDING)),
         labels=labels,
         valid_positions=None if full else torch.from_numpy(np.flatnonzero(valid)),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from distill.data.batch import PADDING, Batch, Labels
-from distill.data.sequence_format import IDS, PROMPT, SequenceFormat, causal_format, first_token
+from distill.data.sequence_format import IDS, INNER, PROMPT, SequenceFormat, causal_format, first_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,7 +25,8 @@ class CausalLM:
     are seen like others and are no targets.
 
     A sequence that continues a document lacks the beginning-of-text token, without which some models, Gemma above all,
-    predict next to nothing. There `first` takes the place of the first token, which nothing predicts anyway.
+    predict next to nothing. There `first` takes the place of the first token, which nothing predicts anyway; but a
+    conversation stays as its template has written it.
     """
 
     format: SequenceFormat
@@ -46,9 +47,10 @@ class CausalLM:
         counts, ids = ids & PROMPT == 0, ids & ~PROMPT
         valid = ids != self.pad_id
         documents = self.documents(ids)
+        gives_way = valid[:, 0] & (ids[:, 0] & INNER == 0)
         ids = ids & IDS
         if self.first is not None:
-            ids[valid[:, 0], 0] = self.first
+            ids[gives_way, 0] = self.first
         # The last position of a document predicts nothing: the next token is another's, or padding.
         predicts = np.zeros_like(valid)
         predicts[:, :-1] = (valid & counts)[:, 1:] & (documents[:, 1:] == documents[:, :-1])

@@ -23,7 +23,6 @@ class Spans:
     """
 
     windows: SpanWindows
-    segments: bool  # whether the model separates question and context by token_type_ids
 
     @property
     def pad_id(self) -> int:
@@ -31,7 +30,7 @@ class Spans:
 
     @property
     def identity(self) -> str:
-        return f"spans {self.windows.digest} {self.segments}"
+        return f"spans {self.windows.digest}"
 
     def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
         """A micro-batch of the windows of these numbers, ids [B, S] int64; nothing in it is random."""
@@ -41,4 +40,4 @@ class Spans:
             "span_start": Labels(positions, torch.from_numpy(self.windows.starts[numbers])),
             "span_end": Labels(positions, torch.from_numpy(self.windows.ends[numbers])),
         }
-        return text_batch(ids, self.windows.segments[row_ids] if self.segments else None, self.pad_id, labels, row_ids)
+        return text_batch(ids, self.windows.segments[row_ids], self.pad_id, labels, row_ids)

@@ -97,12 +97,13 @@ class BlockStore(ShardStore):
             signals.raise_if_stopped()
             if (now := time.monotonic()) - logged >= LOG_EVERY:
                 logged = now
-                logger.info(f"waiting for storage since {now - begun:.0f} s: {name}")
+                logger.info(f"the run has waited {now - begun:.0f} s for storage: {name}")
         try:
             return future.result()
         except CancelledError as error:
             signals.raise_if_stopped()
-            raise self.blocks.last_error or StorageFailed(f"{name}: not read, as another block could not be") from error
+            failure = StorageFailed(f"{name} was not read, as reading another block failed: restore access")
+            raise self.blocks.last_error or failure from error
 
     def _submit(
         self, pool: ThreadPoolExecutor, block: int, coming: dict[int, "Future[FileInUse]"]

@@ -69,7 +69,7 @@ def read_meta(place: str) -> Meta:
     if lacking:
         raise Damaged(name, f"it has no {', '.join(sorted(lacking))}")
     if seal != _digest(meta) and (seal is not None or "files" in meta):
-        raise Damaged(name, "it is not as it was written: its SHA-256 is another")
+        raise Damaged(name, "it is not as it was written: its SHA-256 differs")
     checked: Meta = meta
     return checked
 

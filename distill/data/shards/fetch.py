@@ -170,7 +170,7 @@ def read_whole(name: str, digest: str | None = None) -> bytes:
         missing = isinstance(error, FileNotFoundError)
         raise Damaged(name, "it is missing" if missing else f"it cannot be read: {first_line(error)}") from error
     if digest is not None and sha256(data).hexdigest() != digest:
-        raise Damaged(name, "it is not as it was written: its SHA-256 is another")
+        raise Damaged(name, "it is not as it was written: its SHA-256 differs")
     return data
 
 

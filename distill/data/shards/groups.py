@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distill.data.heldout import HeldOut
-from distill.data.sources import Shard, Source
+from distill.data.sources import Shard, Source, shards_of
 
 # Bytes of a text for each of its tokens, and of an unpacked text for each of its packed ones: about what English has.
 BYTES_PER_TOKEN = 4.3
@@ -48,7 +48,7 @@ def unit_stem(scratch: Path, group: Group, unit: int) -> str:
 
 def work_of(sources: Sequence[Source]) -> list[Work]:
     """All units of work, in the order of the text."""
-    return [Work(shard, source) for source in sources for shard in source.shards()]
+    return [Work(shard, source) for source in sources for shard in shards_of(source)]
 
 
 def divide(work: Sequence[Work], dtype: np.dtype, shard_bytes: int) -> list[Group]:

@@ -4,6 +4,7 @@ import copy
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from distill.config.component import Component, class_name
@@ -16,6 +17,7 @@ from distill.data.lines import InvalidRecord as InvalidRecord
 from distill.data.readers import has_utf8
 from distill.data.remote import file_state, path_of
 from distill.runtime.errors import SettingError
+from distill.runtime.users_code import MISTAKES, is_users, mistake
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,8 +101,27 @@ class Source(ABC):
     @property
     def identity(self) -> Any:
         """What changes when the text changes; tokens in the cache are identified by it. Any value with a `repr`."""
-        paths = [path_of(path) for shard in self.shards() for path in shard.paths]
+        paths = [path_of(path) for shard in shards_of(self) for path in shard.paths]
         return type(self).__qualname__, [file_state(path) for path in paths if path.is_file()]
+
+
+def shards_of(source: Source) -> list[Shard]:
+    """`Source.shards`. Raises SettingError where a class of the user's fails."""
+    with _naming_users(source):
+        return source.shards()
+
+
+@contextmanager
+def _naming_users(source: Source) -> Iterator[None]:
+    """Raises SettingError, which names the line, for a mistake in a class of the user's."""
+    try:
+        yield
+    except (SettingError, InvalidFile):
+        raise
+    except (*MISTAKES, FileNotFoundError) as error:
+        if not is_users(type(source).__module__):
+            raise
+        raise SettingError(f"{type(source).__name__}, a source of yours, fails: {mistake(error)}") from error
 
 
 def read(
@@ -117,15 +138,16 @@ def read(
 
     for part in shard.parts():
         try:
-            for document in source.documents(part):
-                if isinstance(document, InvalidRecord):
-                    if counts(str(document)):
-                        invalid(document)
-                elif counts(document.text):
-                    if has_utf8(document.text):
-                        yield document
-                    else:
-                        invalid(InvalidRecord(document.name, "half a surrogate pair in it"))
+            with _naming_users(source):
+                for document in source.documents(part):
+                    if isinstance(document, InvalidRecord):
+                        if counts(str(document)):
+                            invalid(document)
+                    elif counts(document.text):
+                        if has_utf8(document.text):
+                            yield document
+                        else:
+                            invalid(InvalidRecord(document.name, "half a surrogate pair in it"))
         except InvalidFile as error:
             invalid(error)
 

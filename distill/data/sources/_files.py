@@ -60,11 +60,13 @@ class FileSource(Source):
     takes: ClassVar[tuple[str, ...]] = ()  # which of the settings OPTIONAL it reads
     usual_field: ClassVar[str] = "text"
     hub_names: ClassVar[tuple[str, ...]] = ()  # data sets of which the usual paths hold copies
+    hub_subsets: ClassVar[tuple[str, ...]] = ()  # the subsets of these that they hold; of other subsets none
 
     @classmethod
     def find(cls, settings: SourceConfig, setting: str, data: DataConfig) -> Self | None:
         """The source with its path filled in from $DISTILL_DATA where it has none; a Hub data set if it names one."""
-        copied = settings.hub is None or settings.hub in cls.hub_names
+        is_copy = settings.subset is None or not cls.hub_subsets or settings.subset in cls.hub_subsets
+        copied = settings.hub is None or (settings.hub in cls.hub_names and is_copy)
         if settings.path is None and copied and (usual := cls._usual_path(settings.split)):
             settings = settings.changed(path=str(usual))
         if settings.path is not None and readers.is_saved(settings.path):
@@ -86,8 +88,10 @@ class FileSource(Source):
     def below(self, root: Path) -> list[Path]:
         """The files of a folder that belong to the source."""
         files = files_below(root, self.suffixes)
-        if not self.by_split:
-            return files
+        return self.of_split(files, root) if self.by_split else files
+
+    def of_split(self, files: list[Path], root: Path) -> list[Path]:
+        """Those of the files below `root` that are not called like another split than that of the settings."""
         kept = without_other_splits(files, root, self.settings.split)
         if left_out := sorted({*files} - {*kept}):
             logger.info(
@@ -112,10 +116,10 @@ class FileSource(Source):
         prompt = readers.value_of(record, self.settings.prompt, name, f"{self.setting}.prompt", str)
         return (Part(prompt, counts=False), Part(text)) if text else ()
 
-    def from_rows(self, rows: Iterable[Record | InvalidRecord]) -> Iterable[Content | InvalidRecord]:
-        """The documents in the rows of a Hub data set."""
+    def from_rows(self, rows: Iterable[Record | InvalidRecord], start: int = 0) -> Iterable[Content | InvalidRecord]:
+        """The documents in the rows of a Hub data set, from this one on."""
         assert self.settings.hub is not None
-        for content in self.contents(rows, f"{self.settings.hub}, row"):
+        for content in self.contents(rows, f"{self.settings.hub}, row", start):
             yield content.strip() if isinstance(content, str) else content
 
     def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Content | InvalidRecord]]:
@@ -162,11 +166,11 @@ class FileSource(Source):
         return self.columns
 
     def from_jsonl(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
-        return self.contents(readers.records(path, start, stop, self.settings.encoding), f"{path.name}, record")
+        return self.contents(readers.records(path, start, stop, self.settings.encoding), f"{path.name}, record", start)
 
     def from_parquet(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         return self.contents(
-            readers.columns(path, self.parquet_columns(path), start, stop, not self.several), f"{path.name}, row"
+            readers.columns(path, self.parquet_columns(path), start, stop, not self.several), f"{path.name}, row", start
         )
 
     def from_table(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
@@ -174,19 +178,23 @@ class FileSource(Source):
         needed = {} if self.several else self.columns
         return self.contents(separated_rows(path, needed, self.settings.encoding), f"{path.name}, row")
 
-    def contents(self, records: Iterable[Record | InvalidRecord], place: str) -> Iterator[Content | InvalidRecord]:
+    def contents(
+        self, records: Iterable[Record | InvalidRecord], place: str, start: int = 0
+    ) -> Iterator[Content | InvalidRecord]:
         """The texts of records, and in their places the invalid ones: damaged, without the field, or of another type.
 
         Args:
             place: what is before the number of a record in messages.
+            start: where they begin in the file or data set.
 
         Raises:
             SettingError: none of the records, or of the first thousand, has the field, so the setting is to blame. Of
-                one file among several this is not sure: `Invalid.require_fields` looks at all of them.
+                one file among several, or a range inside of one, this is not sure: `Invalid.require_fields` looks at
+                all of them.
         """
         wrong: SettingError | None = None
         # Until the first fine record shows that the setting is right.
-        waiting: list[InvalidRecord] | None = None if self.several else []
+        waiting: list[InvalidRecord] | None = None if self.several or start else []
         for number, record in enumerate(records, 1):
             if isinstance(record, InvalidRecord):
                 yield record
@@ -350,7 +358,7 @@ class FileSource(Source):
         rows = self._hub_rows()
         if not self.settings.streaming:
             rows = readers.sound_rows(rows, shard.start, len(rows) if shard.stop is None else shard.stop)
-        return self.from_rows(rows)
+        return self.from_rows(rows, shard.start)
 
     def _hub_rows(self) -> Any:
         settings = self.settings

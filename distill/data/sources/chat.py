@@ -151,7 +151,7 @@ def jinja_of(settings: SourceConfig, setting: str, tokenizer: "PreTrainedTokeniz
     whose = f"null: the chat template of {tokenizer.name_or_path or 'the tokenizer'}"
     if text is not None:
         whose = f"{settings.template}: it" if settings.template == text else f"{settings.template}"
-    template = ChatTemplate.of(tokenizer, f"{setting}.template={whose[:80]}", text)
+    template = ChatTemplate.of(tokenizer, f"{setting}.template={whose[:80]}", f"{setting}.template", text)
     if template is not None and settings.target_role not in (None, ASSISTANT):
         raise SettingError(
             f"{setting}.target_role={settings.target_role}: a chat template marks only what the assistant writes; set "

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from distill.config.settings import DocumentUnit
 from distill.data import readers
+from distill.data.find_files import SPLITS, files_below, has_split
 from distill.data.lines import InvalidRecord, sound_lines
 from distill.data.sources import Shard
 from distill.data.sources._files import FileSource
@@ -16,8 +17,15 @@ class Text(FileSource):
     word = "text"
     suffixes = (".txt", ".txt.gz")
     takes = ("document", "encoding")
+    by_split = True
     by_lines = True
     text_only = True
+
+    def below(self, root: Path) -> list[Path]:
+        """Those of the split only beside a file that is called like one: books may be called `test-pilot.txt`."""
+        files, split = files_below(root, self.suffixes), self.settings.split
+        splits = [split] if split == "train" else [split, *SPLITS]
+        return self.of_split(files, root) if any(has_split(files, name) for name in splits) else files
 
     def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | InvalidRecord]:
         encoding = self.settings.encoding

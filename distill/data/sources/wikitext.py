@@ -21,6 +21,7 @@ class Wikitext(FileSource):
     by_split = True
     takes = ("encoding",)
     hub_names = ("Salesforce/wikitext", "wikitext")
+    hub_subsets = ("wikitext-2-raw-v1",)
     by_lines = True
 
     @classmethod
@@ -31,9 +32,11 @@ class Wikitext(FileSource):
         """The articles; one that crosses `stop` is cut there."""
         return _sound_articles(sound_lines(path, start, stop, encoding=self.settings.encoding))
 
-    def contents(self, records: Iterable[Record | InvalidRecord], place: str) -> Iterator[Content | InvalidRecord]:
+    def contents(
+        self, records: Iterable[Record | InvalidRecord], place: str, start: int = 0
+    ) -> Iterator[Content | InvalidRecord]:
         """The articles in the records of a file or data set, of which each is a line, or lines of its own."""
-        return _sound_articles(chain.from_iterable(map(_lines, super().contents(records, place))))
+        return _sound_articles(chain.from_iterable(map(_lines, super().contents(records, place, start))))
 
     @property
     def identity(self) -> Any:

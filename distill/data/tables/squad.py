@@ -122,7 +122,8 @@ def read(table: TableConfig, version: str, setting: str, training: bool) -> Ques
     files = [path for path in find_split(table, setting, SUFFIXES, usual) if _fits(path, version)]
     if table.path is not None and not files:
         raise SettingError(
-            f"{setting}.path={table.path}: only files of another version than {version} are there; give files of it"
+            f"{setting}.path={table.path}: only files of another version than {version} are there; give other files, "
+            f"or set {setting}.version"
         )
     questions: list[Question] = []
     left_out: Counter[str] = Counter()

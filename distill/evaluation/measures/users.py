@@ -48,7 +48,7 @@ def check_measures(measures: dict[str, Component]) -> None:
         if not name.isidentifier():
             raise SettingError(f"{component.setting}: the name of a measure has to be letters, digits and underscores")
         if name in TAKEN:
-            raise SettingError(f"{component.setting}: results have another {name}; give the measure another name")
+            raise SettingError(f"{component.setting}: results use the name {name} already; give the measure another")
         target, _ = component.bind()
         if inspect.isclass(target) and not _is_metric(target):
             raise SettingError(f"{component.setting}._target_={component.path} is no Metric: {CURE}")

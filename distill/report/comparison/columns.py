@@ -92,6 +92,8 @@ def scores_of(record: Record) -> list[Column]:
                 columns.append(
                     Column(f"{data}.{key}", title, record.label_of(data), read, key == "kl", form, key, data)
                 )
+    if not record.measures:
+        return columns
     first, measure = next(iter(record.measures.items()))
     for data in record.sets_of(first) if gap.has_gap(record) else ():
         title, label, read = (

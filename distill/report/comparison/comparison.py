@@ -37,6 +37,7 @@ REASONS = (
     "evaluate.stride",
 )
 OF_TEACHERS = re.compile(r"teacher\.(digest|members|members\.\w+\.(digest|weight))")
+OF_TEXT = ("bits_per_byte", "order_accuracy", GAP_CLOSED)  # measures of a text that no vocabulary changes
 OF_CONTEXT = ("perplexity", "bits_per_byte")  # measures of a text, whose tokens have more before them at a small stride
 
 
@@ -135,8 +136,9 @@ def _mark(comparison: Comparison, column: Column) -> None:
 
 def _basis(run: Run, record: Record, column: Column) -> tuple[str, ...]:
     """What a number rests on besides the model, one text for each of `REASONS`."""
-    of_vocabulary = column.measure in (*OF_VOCABULARY, *AGREEMENT)
-    of_teacher = column.measure in (*AGREEMENT, GAP_CLOSED)
+    of_tokens = any(measure in record.measures for measure in OF_VOCABULARY) and column.measure not in OF_TEXT
+    of_vocabulary = of_tokens or column.measure in (*OF_VOCABULARY, *AGREEMENT)
+    of_teacher = column.measure in (*AGREEMENT, GAP_CLOSED) or column.measure.endswith("_loss")
     teachers = {name: digest for name, digest in record.identity.items() if OF_TEACHERS.fullmatch(name)}
     return (
         str(run.vocabulary) if of_vocabulary else "",

@@ -81,7 +81,7 @@ def scores_table(comparison: Comparison) -> Table:
             table.rows.append([title, *[""] * (width - 1), *cells])
     notes = []
     if any(len(group.finished) > 1 for group in comparison.groups):
-        notes.append("Of several seeds the mean, with the lowest and the highest.")
+        notes.append("With several seeds: the mean (lowest to highest).")
     if comparison.reasons:
         notes.append(
             "Numbers with different marks (†, ‡, §, ¶, none) cannot be compared. What is not the same: "
@@ -101,7 +101,7 @@ def costs_table(comparison: Comparison) -> Table:
     parts = ((str(of_run.device), count_of(of_run.cpu_count, "core")) for of_run in environments)
     devices = {", ".join(filter(None, part)) for part in parts}
     if len(devices) > 1:
-        return replace(table, note=f"Speeds and times are of different devices ({'; '.join(sorted(devices))}).")
+        return replace(table, note=f"Speeds and times come from different devices ({'; '.join(sorted(devices))}).")
     return table
 
 

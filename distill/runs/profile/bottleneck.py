@@ -73,7 +73,7 @@ def conclusion(profile: RunProfile, findings: list[Finding]) -> str:
     if findings and findings[0].named:
         return f"The bottleneck: {findings[0].sentence}"
     if not profile.ranks or min(len(rank.steps) for rank in profile.ranks) < MIN_STEPS:
-        return f"No bottleneck is looked for: there are fewer than {MIN_STEPS} steps."
+        return f"The profile is too short to name a bottleneck: it has fewer than {MIN_STEPS} steps."
     return f"No bottleneck: no rule finds {NAMED:.0%} of the time lost."
 
 
