@@ -14,7 +14,7 @@ from distill.objective.objective import Objective
 from distill.objective.terms import ALL, TARGETS, Term, VocabularyTerm
 from distill.objective.vocabulary import by_hand
 from distill.runtime.errors import SettingError
-from distill.runtime.users_code import MISTAKES, is_users, mistake
+from distill.runtime.users_code import mistake, naming_mistakes
 
 # Of a run on the CPU: where torch.compile should win back the seconds that it takes to start. An estimate, from 8 ns
 # saved a logit (measured at 512 x 30,522) and 10 to 20 s to start.
@@ -107,17 +107,14 @@ def bind_terms(terms: dict[str, Term], student: Any, teacher: Any | None) -> dic
     """Bind the terms to the models that they train and read. Raises SettingError where a term does not fit the pair."""
     fitted = {name: copy.copy(term) for name, term in terms.items()}
     for name, term in fitted.items():
-        try:
-            term.build(student, teacher)
-        except ValueError as error:
-            begin = re.match(r"\w+", str(error))
-            settings = {"weight", *inspect.signature(type(term)).parameters}
-            names_setting = begin is not None and begin[0] in settings
-            raise SettingError(f"objective.{name}{'.' if names_setting else ': '}{error}") from error
-        except MISTAKES as error:
-            if not is_users(type(term).__module__):
-                raise
-            raise SettingError(f"objective.{name}: build() of {type(term).__name__} fails: {mistake(error)}") from error
+        with naming_mistakes(f"objective.{name}: build() of {type(term).__name__}", term):
+            try:
+                term.build(student, teacher)
+            except ValueError as error:
+                begin = re.match(r"\w+", str(error))
+                settings = {"weight", *inspect.signature(type(term)).parameters}
+                names_setting = begin is not None and begin[0] in settings
+                raise SettingError(f"objective.{name}{'.' if names_setting else ': '}{error}") from error
     return fitted
 
 

@@ -7,8 +7,7 @@ every split of the step's sequences, and padding or uneven masks weigh nothing.
 Shapes: B sequences, S positions, N positions that reach the head, T terms.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +20,7 @@ from distill.objective.running_mean import TOKENS
 from distill.objective.terms import ALL, Term, VocabularyTerm
 from distill.objective.trainable import Trainable
 from distill.objective.vocabulary import ChunkedLosses, PlainLosses, VocabularyLosses, mixing_temperature
-from distill.runtime.errors import SettingError
-from distill.runtime.host import is_out_of_memory
-from distill.runtime.users_code import MISTAKES, is_users, mistake
+from distill.runtime.users_code import naming_mistakes
 from distill.teacher.distributions import Mixture
 from distill.teacher.output import TeacherOutput
 
@@ -91,7 +88,7 @@ class Objective:
         counted = [batch for batch in window if not batch.is_dummy]
         counts = []
         for name, term in self.terms.items():
-            with _naming_users(name, term, "count"):
+            with naming_mistakes(f"objective.{name}: count() of {type(term).__name__}", term):
                 counts.append(sum(term.count(batch) for batch in counted))
         return torch.tensor([*counts, sum(batch.num_valid for batch in counted)], dtype=torch.float64)
 
@@ -150,7 +147,7 @@ class Objective:
             sums |= dict(zip(self._vocabulary, on_logits, strict=True))
         for number, (name, term) in enumerate(self.terms.items()):
             if name not in self._vocabulary:
-                with _naming_users(name, term, "loss_sum"):
+                with naming_mistakes(f"objective.{name}: loss_sum() of {type(term).__name__}", term):
                     term_sum = term.loss_sum(outputs, teacher, batch) * (not batch.is_dummy)
                 loss = loss + scales[number] * term_sum
                 sums[name] = term_sum.detach().to(scales.dtype)
@@ -175,16 +172,3 @@ class Objective:
         flat = torch.full((batch.ids.numel(),), NO_TARGET, device=targets.device)
         flat[positions] = targets
         return flat if selected is None else flat.index_select(0, selected)
-
-
-@contextmanager
-def _naming_users(name: str, term: Term, method: str) -> Iterator[None]:
-    """Raises SettingError, which names the line, where a class of the user's fails in one of its methods."""
-    try:
-        yield
-    except (*MISTAKES, RuntimeError) as error:
-        is_fault = type(error) is RuntimeError or isinstance(error, MISTAKES)  # others end a run on purpose
-        own = is_users(type(term).__module__) and is_fault and not isinstance(error, SettingError)
-        if not own or is_out_of_memory(error):
-            raise
-        raise SettingError(f"objective.{name}: {method}() of {type(term).__name__} fails: {mistake(error)}") from error

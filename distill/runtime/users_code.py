@@ -1,7 +1,12 @@
 """What went wrong in a class or function of the user's, in one line: which line of which file, and what there is."""
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from distill.runtime.errors import SettingError
+from distill.runtime.host import is_out_of_memory
 
 # What code raises that takes something for what it is not; memory, storage and signals are none of these.
 MISTAKES = (
@@ -19,6 +24,25 @@ MISTAKES = (
 def is_users(module: str) -> bool:
     """Whether a module of this name is none of this package."""
     return module.partition(".")[0] != "distill"
+
+
+@contextmanager
+def naming_mistakes(what: str, owner: object) -> Iterator[None]:
+    """Raises SettingError, which says that `what` fails and in which line, for a mistake in the class of `owner`.
+
+    That is a class of the user's: errors in those of this package stay as they are. So do a lack of memory, and errors
+    that end a run on purpose.
+    """
+    try:
+        yield
+    except SettingError:
+        raise
+    except (*MISTAKES, FileNotFoundError, RuntimeError) as error:
+        # A shape that does not fit is a RuntimeError of torch; a lost rank and the like are classes of their own.
+        ends_the_run = not isinstance(error, (*MISTAKES, FileNotFoundError)) and type(error) is not RuntimeError
+        if ends_the_run or is_out_of_memory(error) or not is_users(type(owner).__module__):
+            raise
+        raise SettingError(f"{what} fails: {mistake(error)}") from error
 
 
 def mistake(error: BaseException) -> str:

@@ -4,7 +4,6 @@ import copy
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from distill.config.component import Component, class_name
@@ -17,7 +16,7 @@ from distill.data.lines import InvalidRecord as InvalidRecord
 from distill.data.readers import has_utf8
 from distill.data.remote import file_state, path_of
 from distill.runtime.errors import SettingError
-from distill.runtime.users_code import MISTAKES, is_users, mistake
+from distill.runtime.users_code import naming_mistakes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -107,21 +106,8 @@ class Source(ABC):
 
 def shards_of(source: Source) -> list[Shard]:
     """`Source.shards`. Raises SettingError where a class of the user's fails."""
-    with _naming_users(source):
+    with naming_mistakes(f"{type(source).__name__}, a source of yours,", source):
         return source.shards()
-
-
-@contextmanager
-def _naming_users(source: Source) -> Iterator[None]:
-    """Raises SettingError, which names the line, for a mistake in a class of the user's."""
-    try:
-        yield
-    except (SettingError, InvalidFile):
-        raise
-    except (*MISTAKES, FileNotFoundError) as error:
-        if not is_users(type(source).__module__):
-            raise
-        raise SettingError(f"{type(source).__name__}, a source of yours, fails: {mistake(error)}") from error
 
 
 def read(
@@ -138,7 +124,7 @@ def read(
 
     for part in shard.parts():
         try:
-            with _naming_users(source):
+            with naming_mistakes(f"{type(source).__name__}, a source of yours,", source):
                 for document in source.documents(part):
                     if isinstance(document, InvalidRecord):
                         if counts(str(document)):
