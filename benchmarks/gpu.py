@@ -57,7 +57,6 @@ def parts(folder: Path, device: str) -> list[Part]:
         Part("the main job", 3, run(folder / "run", "backend.device=cuda")),
         Part("the step, 16 x 512", 4, script("step/step", "--shapes", "base-512", "--json", str(folder / "step.json"))),
         Part("the step, 8 x 128, models compiled too", 3, script("step/step", "--shapes", "base", "--compile")),
-        Part("where a step's time goes", 1.5, script("step/profile_step", "--shape", "base-512", "--rows", "masked")),
         Part("the objective alone", 2, script("step/objective")),
         Part("pseudo-perplexity", 4, script("step/pppl")),
     ]

@@ -13,7 +13,8 @@ from distill.config.flat_settings import flatten
 from distill.config.settings import Config, SourceConfig, TrackerConfig
 from distill.data.batches import Batches
 from distill.distributed import Ranks, gradient_sync, join_ranks
-from distill.distributed.rank_identity import refuse_differing_settings
+from distill.distributed.rank_identity import refuse_differing_ranks, refuse_differing_settings
+from distill.distributed.rings import CANDIDATES
 from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.memory_check import check_memory
@@ -36,7 +37,7 @@ from distill.runs.curve import Curve
 from distill.runs.describe import describe
 from distill.runs.facts import Best
 from distill.runs.history import Examination, Points, StudentHistory, check_best
-from distill.runs.identity import LENGTH, Identity, run_identity
+from distill.runs.identity import LENGTH, Identity, run_identity, set_digests
 from distill.runs.metrics import Metrics, RunLog
 from distill.runs.observers import UserObservers, make_observers
 from distill.runs.outcome import complete_record
@@ -50,6 +51,7 @@ from distill.runs.snapshots import check_within
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
 from distill.runs.term_losses import loss_evaluator
 from distill.runtime.bounded_yaml import read_settings
+from distill.runtime.errors import Interrupted
 from distill.runtime.progress import configure_logging
 from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
@@ -84,7 +86,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         models = load_models(config, terms, task, ranks)  # teachers, tokenizers, student
         data = task.prepare(config, models.tokenizer, ranks)  # training sequences in their order, evaluation sets
         steps, schedule = num_steps(config, data.batches), choose_schedule(config, data.batches)
-        identity = identity_of(config, models, data, steps)
+        identity = identity_of(config, models, data, steps, ranks)
         baseline = find_baseline(config, identity, steps, terms)
         folder = stack.enter_context(RunFolder(path, config.resume, identity, config.train.keep, ranks))
         if (finished := folder.load_finished_record(steps, config.train.length)) is not None:
@@ -100,7 +102,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         caches = choose_caches(run, models.digests)
         trainable = make_trainable(run)
         frozen = setup_teachers(config, pair.teachers if objective.needs_teacher else [], caches, ranks)
-        sync, optimizer = gradient_sync(ranks, trainable), optim.build(trainable, config.optimizer)
+        sync, optimizer = gradient_sync(ranks, trainable, rings_begun(folder)), optim.build(trainable, config.optimizer)
         learner = Learner(trainable, sync, optimizer, schedule, config.optimizer)
         state = folder.load_or_init(learner.model, learner.optimizer, resolved)
         page.begin(state.step, state.seconds, None if steps == ENDLESS else steps)
@@ -112,10 +114,10 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         record = replace(describe(run, caches, evaluator.measures, recipe, command, notes), best=best)
         page.describe(record)
         # Train.
+        formats |= {"rings": ranks.rings, "ranks": ranks.size} if ranks.size > 1 else {}
         checkpoints = folder.checkpoints.with_metadata(formats, best, folder.beginning())
         training = Training(learner, teacher, data.batches, ranks, config.train, state, checkpoints)
-        followers = make_followers(run, evaluator, record, page, state, steps)
-        stack.callback(followers.log.progress.close)  # also where the training ends early
+        followers = make_followers(run, evaluator, record, page, state, steps, stack)
         record = train_profiled(run, training, followers, record)
         if record.training.ended_by == TRIAL:
             return record
@@ -123,8 +125,9 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         return publish(run, complete_record(record, run, state, followers, baseline), page, resolved)
 
 
-def identity_of(config: Config, models: RunModels, data: Prepared, steps: int) -> Identity:
-    """What the student of a run of so many steps depends on."""
+def identity_of(config: Config, models: RunModels, data: Prepared, steps: int, ranks: Ranks) -> Identity:
+    """What the student of a run of so many steps depends on. Raises SettingError where ranks would score other sets."""
+    refuse_differing_ranks(set_digests(data.sets), ranks)
     digests = {**models.digests, "corpus": data.tokens.digest}
     return run_identity(config, digests, data.batches, steps, data.sets)
 
@@ -217,8 +220,18 @@ def resolve_precision(config: Config, folder: RunFolder) -> tuple[Config, dict[s
     """
     recorded = folder.recorded_precision()
     precision = choose_precision(config.precision, recorded, folder.ranks)
-    threads = keep_threads(config.backend, recorded, folder.ranks.local_size)
+    threads = keep_threads(config.backend, recorded, folder.ranks)
     return config.changed(precision=precision), dict(precision) | threads
+
+
+def rings_begun(folder: RunFolder) -> int | None:
+    """The rings that this run has begun with, where it resumes on as many ranks and would measure them anew."""
+    recorded, ranks = folder.recorded_precision(), folder.ranks
+    if not ranks.measures_rings or recorded.get("ranks") != ranks.size or recorded["rings"] not in CANDIDATES:
+        return None
+    rings: int = recorded["rings"]
+    logger.info(f"backend.rings={rings}, as this run began")
+    return rings
 
 
 def make_objective(
@@ -272,17 +285,18 @@ def make_evaluator(run: Run) -> Evaluator:
         evaluator = run.task.evaluator(config, pair.tokenizer, sets, run.ranks)
     else:
         evaluator = loss_evaluator(run)
-    if (goal := Goal.of(config.optimize)) is not None:
-        agrees = run.objective.needs_teacher and pair.comparable and pair.kind.vocabulary
-        goal.check(evaluator.measures, [data.name for data in sets], run.objective.terms, agrees)
     # The teacher of a baseline has only given layers: it is not scored, nor brought to this rank's device.
     scored = pair.scored_teachers if run.objective.needs_teacher else []
+    if (goal := Goal.of(config.optimize)) is not None:
+        agrees = run.objective.needs_teacher and pair.comparable and pair.kind.vocabulary
+        has_gap = bool(scored) and config.evaluate.baseline is not None
+        goal.check(evaluator.measures, [data.name for data in sets], run.objective.terms, agrees, has_gap)
     check_memory(evaluator, [pair.student, *(member.model for member in scored)], sets)
     return evaluator
 
 
 def make_followers(
-    run: Run, evaluator: Evaluator, record: Record, page: RunPage, state: State, steps: int
+    run: Run, evaluator: Evaluator, record: Record, page: RunPage, state: State, steps: int, stack: ExitStack
 ) -> Followers:
     """Who follows the training, from its first step on.
 
@@ -290,11 +304,15 @@ def make_followers(
         record: of the run as it begins.
         state: where the training begins.
         steps: after which it ends.
+        stack: with which the tracker is closed.
     """
     config, pair, data, folder = run.config, run.pair, run.data, run.folder
+    observers = UserObservers(make_observers(config.observers, folder.path, run.ranks), run.objective, data.batches)
     settings = config.tracker if folder.writes else TrackerConfig()
     tracker = trackers.build(settings, folder.path, config.written, record.recipe or "")
     log = RunLog(folder, tracker, page, state, Limits.of(config.train, data.batches.steps_per_epoch))
+    # One that a signal ends has not failed: its command continues it.
+    stack.push(lambda kind, error, trace: log.close(error is not None and not isinstance(error, Interrupted)))
     examination = Examination(evaluator, data.sets, by_sequence=config.evaluate.baseline is not None)
     points = Points.of(config.evaluate)
     teacher = pair.teacher if run.objective.needs_teacher and pair.comparable else None
@@ -305,7 +323,7 @@ def make_followers(
         Metrics(run.objective, data.batches, config.train.log_every, log, state),
         Curve(config.evaluate.curve, folder, evaluator, (pair.student, teacher), data.sets, steps),
         snapshots,
-        UserObservers(make_observers(config.observers, folder.path, run.ranks), run.objective, data.batches),
+        observers,
         StudentHistory(points, examination, pair.student, steps, data.batches.steps_per_epoch, folder, tracker),
     )
 

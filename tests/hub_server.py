@@ -58,7 +58,8 @@ class Hub:
         if name not in self.repositories:
             return 404, {"error": "Repository not found"}
         if method == "GET":
-            return 200, {"id": name, "private": self.repositories[name].private, "siblings": []}
+            siblings = [{"rfilename": file} for file in self.repositories[name].files]
+            return 200, {"id": name, "private": self.repositories[name].private, "siblings": siblings}
         if "/preupload/" in path:
             modes = {True: "lfs", False: "regular"}
             files = [file["path"] for file in json.loads(body)["files"]]
@@ -95,6 +96,8 @@ class Hub:
                 repository.messages.append(value["summary"])
             elif line["key"] == "file":
                 repository.files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "deletedFile":
+                del repository.files[value["path"]]
             else:
                 repository.files[value["path"]] = self.blobs[value["oid"]]
         return 200, {"success": True, "commitOid": "0" * 40, "commitUrl": f"{self.url}/{name}/commit/{'0' * 40}"}

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,12 @@ import pytest
 from forked import Forked
 from job import Shelf, assert_alike, assert_same, command, distill, environment, metrics, program, results, wait_for
 
+from distill.commands.api.run import _has_several_ranks
+from distill.commands.main_job import start_ranks
+from distill.config.command_line import CommandLine, run_dir
+from distill.config.composition import compose, composed_run, run_of
 from distill.distributed.ranks import Ranks
+from distill.runtime.errors import SettingError
 
 STEPS = 8  # of the distillation below: 2 epochs of 4 steps
 
@@ -198,3 +204,39 @@ def test_a_run_that_had_a_teacher_is_no_baseline(
     line = capfd.readouterr().err.splitlines()[-1]
     assert line.startswith(f"distill: evaluate.baseline={done} is no baseline of this run: it learned from a teacher (")
     assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+RANKS = ["+recipe=smoke", "backend=ddp", "backend.processes=2", "backend.device=cpu"]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that would be started as ranks."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr("distill.distributed.launch.launch", lambda settings, command: commands.append(command) or 0)
+    return commands
+
+
+def test_a_clock_in_the_name_of_the_folder_gives_all_ranks_one(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("runs/x", "runs/${now:%H-%M-%S-%f}"):
+        given = [*RANKS, f"hydra.run.dir={name}"]
+        monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "distill", *given])
+        composition = compose(CommandLine.of(given))
+        job = run_of(composition)
+        assert start_ranks(job, composition.folder_has_time) == 0 and "$" not in str(job.folder)
+        folder = [] if name == "runs/x" else [run_dir(job.folder)]
+        assert started.pop() == [sys.executable, "-m", "distill", *given, *folder]
+
+
+def test_ranks_go_on_where_the_checkpoint_that_they_began_from_was_pruned(
+    started: list[list[str]], tmp_path: Path
+) -> None:
+    named = tmp_path / "other" / "step-00000001"
+    job = composed_run([*RANKS, f"hydra.run.dir={tmp_path / 'run'}", f"resume={named}"])
+    for starts in (start_ranks, _has_several_ranks):
+        with pytest.raises(SettingError, match=r"^resume=.*no such file or folder"):
+            starts(job)
+    (tmp_path / "run" / "checkpoints" / "step-00000003").mkdir(parents=True)
+    assert start_ranks(job) == 0 and len(started) == 1 and _has_several_ranks(job)

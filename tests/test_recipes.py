@@ -12,7 +12,7 @@ from distill.commands.chain import REFERENCE, check_chain
 from distill.config.component import Component
 from distill.config.compose import add_recipe, chain_config, register
 from distill.config.settings import CONF, RECIPES, Config, SavedTeacherConfig, SourceConfig
-from distill.optim.schedule import length_in_steps, make_schedule, progress_of
+from distill.optim.schedule import Limits, length_in_steps, make_schedule
 from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
@@ -140,7 +140,8 @@ def test_published_trainings_of_albert(name: str, tmp_path: Path) -> None:
         None if aws else 20
     )
     schedule = make_schedule(config.schedule, length_in_steps(train, 0), optimizer.lr)
-    rates = [optimizer.lr * schedule(progress_of(step, 125_000, 0.0, 1.0)) for step in (0, 3124, 3125, 124_999)]
+    limits = Limits(125_000, 1.0, False)
+    rates = [optimizer.lr * schedule(limits.progress(step, 0.0)) for step in (0, 3124, 3125, 124_999)]
     slope = (optimizer.lr - (3e-5 if aws else 0.0)) / (125_000 - 3125)  # a step
     rise, end = optimizer.lr / 3125, optimizer.lr - (125_000 - 3125) * slope
     assert rates == pytest.approx([rise / 2, 3124.5 * rise, optimizer.lr - slope / 2, end + slope / 2])

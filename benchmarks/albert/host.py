@@ -2,8 +2,8 @@
 
 Started on every host by that script. A job is so many steps of so many micro-batches; where it does not exchange, each
 host trains by itself, so that the difference between two jobs is what the exchange costs. Steps are those of the recipe
-the recipe `albert_aws`: masked n-grams, at most 20 a row, and the order of segments; LAMB; each rank clips its
-own gradient before the exchange. Rows are random tokens, whose time is that of any others.
+`albert_aws`: masked n-grams, at most 20 a row, and the order of segments; LAMB; each rank clips its own gradient before
+the exchange. Rows are random tokens, whose time is that of any others.
 """
 
 import argparse

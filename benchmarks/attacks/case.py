@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from benchmarks.attacks.ground import Ground
 
-DOCUMENTED = (0, 2, 3, 4, 74, 129, 130, 131, 137, 138, 143)  # README, "When something goes wrong"
 ENDING = "distill: "  # begins the one line that a refused command ends with
 LONGEST_LINE = 2000  # characters that a reader of a terminal can bear
 

@@ -101,13 +101,6 @@ def into(path: str, number: int) -> None:
     os.dup2(os.open(path, os.O_RDWR), number)
 
 
-def leave_folder(path: str) -> None:
-    """The working directory is one that is removed."""
-    os.mkdir(path)
-    os.chdir(path)
-    os.rmdir(path)
-
-
 def ignore(number: int) -> None:
     """As `nohup` does with SIGHUP."""
     signal.signal(number, signal.SIG_IGN)

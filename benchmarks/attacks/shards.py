@@ -14,6 +14,7 @@ from benchmarks.attacks.case import Case, Kind, Outcome, either, finished, probl
 from benchmarks.attacks.ground import Ground, student_of
 from benchmarks.attacks.ingredients import DAMAGES, damage, distilled
 from benchmarks.attacks.prepare import many_units
+from benchmarks.attacks.stopped import is_same
 from distill.data.shards.records import PARTS
 
 NAMES = r"data\.(tokens|cache)=.*(is damaged|restore that file)|\.rows\.zst"
@@ -67,10 +68,6 @@ def folder_in(place: Place, stored: Path) -> Path:
 def rows_of(place: Place, stored: Path) -> list[bytes]:
     """The sequences of each part."""
     return [read_rows(folder_in(place, stored), part).tobytes() for part in PARTS]
-
-
-def is_same(ground: Ground, student: str) -> Callable[[], bool]:
-    return lambda: student_of(ground.run) == student
 
 
 def at_rest(ground: Ground, place: Place, file: str, kind: str, seed: int) -> Outcome:

@@ -1,7 +1,6 @@
 """Runs that were stopped or are finished, of which cases take copies, and moments in a run."""
 
 import shutil
-import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -82,6 +81,3 @@ def copied(ground: Ground, state: str) -> Prepared:
 
 def is_same(ground: Ground, student: str) -> Callable[[], bool]:
     return lambda: student_of(ground.run) == student
-
-
-SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSTOP)

@@ -96,12 +96,6 @@ def taken_or_refused(ground: Ground, files: Files, *more: str) -> Outcome:
     return either(ended, NAMES, ground.run, lambda: bool(student_of(ground.run)))
 
 
-def same_or_refused(ground: Ground, files: Files, *more: str) -> Outcome:
-    student = sound(ground)
-    ended = ground.distill(*command(ground, files, *more))
-    return either(ended, NAMES, ground.run, lambda: student_of(ground.run) == student)
-
-
 # Rows that no text or label is in: training leaves them out, scoring refuses them.
 BAD_ROWS = {
     "a field less": b"the cat\n", "a field more": b"the,yes,more\n", "no text": b",yes\n", "no label": b"the cat,\n",

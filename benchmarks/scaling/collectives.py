@@ -25,7 +25,7 @@ from distill.distributed import GradientSync, join_ranks
 from distill.distributed.rank import rank_from_env
 
 
-def _seconds(sync: GradientSync) -> float:
+def seconds_of(sync: GradientSync) -> float:
     """The slowest rank's time of one exchange, the GPU's work included."""
     ranks = sync.ranks
     ranks.sum(torch.zeros(1))  # ranks leave a barrier up to 50 ms apart, and a sum together
@@ -49,7 +49,7 @@ def _rank(options: argparse.Namespace) -> None:
         elements = int(float(size) * 1e6 / 4)
         model = nn.ParameterList([nn.Parameter(torch.ones(elements, device=ranks.device))])
         sync = GradientSync(ranks, model)
-        times[size] = [_seconds(sync) for _ in range(options.rounds + 1)][1:]  # the first one opens connections
+        times[size] = [seconds_of(sync) for _ in range(options.rounds + 1)][1:]  # the first one opens connections
     end_rank(ranks, {"engine": ranks.engine, "ranks": ranks.size, "seconds": times})
 
 

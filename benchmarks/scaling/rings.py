@@ -18,23 +18,13 @@ from torch import nn
 
 from benchmarks.common import save, table
 from benchmarks.scaling.cluster import clusters, compare_engines, end_rank
+from benchmarks.scaling.collectives import seconds_of
 from distill.config.settings import BackendConfig
 from distill.distributed import GradientSync, Ranks, join_ranks
 
 
 def _model(megabytes: float) -> nn.Module:
     return nn.ParameterList([nn.Parameter(torch.ones(int(megabytes * 1e6 / 4)))])
-
-
-def _seconds(sync: GradientSync) -> float:
-    """The slowest rank's time of one exchange."""
-    ranks = sync.ranks
-    ranks.sum(torch.zeros(1))  # ranks leave a barrier up to 50 ms apart, and a sum together
-    began = time.perf_counter()
-    sync.all_reduce_gradients()
-    own = torch.zeros(ranks.size, dtype=torch.float64)
-    own[ranks.rank] = time.perf_counter() - began
-    return float(ranks.sum(own).max())
 
 
 def _exchanges(ranks: Ranks, numbers: list[int], megabytes: float, rounds: int) -> dict[str, list[float]]:
@@ -46,7 +36,7 @@ def _exchanges(ranks: Ranks, numbers: list[int], megabytes: float, rounds: int) 
         for number, compression in variants:
             ranks.rings = number
             ranks.settings = ranks.settings.changed(compression=compression)
-            taken = _seconds(sync)
+            taken = seconds_of(sync)
             if turn:  # the first round opens connections
                 times.setdefault(f"{number}{' bf16' * (compression == 'bf16')}", []).append(taken)
     return times

@@ -78,6 +78,7 @@ def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
 def _refuse_files_of_others(chain: ChainConfig, path: Path) -> None:
     """Raises SettingError where the files of a chain that begins would replace those of another program."""
     begun = is_written_here(path / PAGE) or any((path / name).is_dir() for name in chain.stages)
+    begun &= not any((path / name).exists() for name in ("results.json", "metrics.jsonl", "checkpoints"))  # of a run
     other = next((path / name for name in (PAGE, *FILES) if (path / name).exists()), None)
     if other is not None and not begun:
         raise SettingError(
@@ -108,7 +109,9 @@ def _finish(path: Path, chain: ChainConfig, name: str, run: Run, options: list[s
         key, _, value = setting.partition("=")
         if (whole := REFERENCE.fullmatch(value)) is not None:
             return f"{key}={as_value(str(_folder_of(path, chain, stage, run, whole[1])))}"
-        return REFERENCE.sub(lambda match: str(_folder_of(path, chain, stage, run, match[1])), setting)
+        text = REFERENCE.sub(lambda match: str(_folder_of(path, chain, stage, run, match[1])), value)
+        is_path_alone = not any(sign in REFERENCE.sub("", value) for sign in "'\"[{,=")
+        return f"{key}={as_value(text) if is_path_alone else text}"
 
     seeded = [] if run.seed is None else [f"seed={run.seed}"]
     folder = f"hydra.run.dir={as_value(str(run.folder))}"
@@ -121,6 +124,11 @@ def _finish(path: Path, chain: ChainConfig, name: str, run: Run, options: list[s
     logger.info(f"stage {label}: python -m distill {' '.join(command['arguments'])}")
     if status := _run([sys.executable, "-m", "distill", *arguments]):
         raise StageFailed(label, status)
+    if not (run.folder / "results.json").is_file():
+        raise SettingError(
+            f"chain.stages.{name}.recipe={stage.recipe} has left no results in {run.folder}: a stage is one run to its "
+            "end, and no sweep, chain or profile"
+        )
     (run.folder / STAGE).write_text(json.dumps(command))
 
 
@@ -128,6 +136,8 @@ def check_chain(chain: ChainConfig) -> None:
     """Raises SettingError for stages that do not come before, do not exist, or have no snapshots."""
     earlier: list[str] = []
     for name, stage in chain.stages.items():
+        if not re.fullmatch(r"\w+", name):
+            raise SettingError(f"chain.stages.{name}: the name of a stage has to be letters, digits and underscores")
         if stage.snapshots_of is not None:
             _check_snapshots(chain, name, stage.snapshots_of, earlier)
         for setting in stage.settings:
@@ -151,6 +161,8 @@ def check_chain(chain: ChainConfig) -> None:
                     )
         earlier.append(name)
     for model, stages in chain.table.items():
+        if not stages:
+            raise SettingError(f"chain.table.{model}=[] names no stage: name one of {', '.join(earlier)}")
         for name in stages:
             if name not in earlier:
                 raise SettingError(f"chain.table.{model}: there is no stage {name}: name one of {', '.join(earlier)}")
@@ -176,7 +188,7 @@ def _check_snapshots(chain: ChainConfig, name: str, producer: str, earlier: list
     source = chain.stages[producer]
     if source.seeds or source.snapshots_of is not None:
         raise SettingError(f"{setting} is run several times, by its seeds or snapshots_of: name a stage that runs once")
-    if not any(override.lstrip("+").startswith("train.snapshot") for override in source.settings):
+    if not any(re.match(r"\+*train[.=].*snapshot", override) for override in source.settings):
         raise SettingError(
             f"{setting} keeps none: add train.snapshot_every=STEPS or train.snapshots=[STEP,...] to "
             f"chain.stages.{producer}.settings"

@@ -1,6 +1,5 @@
 """The command `distill`, also `python -m distill`: the main job, or the command that the first argument names."""
 
-import os
 import re
 import resource
 import sys
@@ -37,7 +36,6 @@ def main(arguments: list[str] | None = None) -> int:
 def _main(arguments: list[str] | None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
-        _find_modules_here()
     wants_help = bool({"-h", "--help"} & set(arguments))
     if arguments and re.fullmatch(r"[a-z]\w*", arguments[0]):
         return run_command(arguments[0], arguments[1:], wants_help)
@@ -60,13 +58,6 @@ def _main(arguments: list[str] | None) -> int:
     from distill.commands.main_job import main as run_job
 
     return run_job(arguments)
-
-
-def _find_modules_here() -> None:
-    """Let settings name modules of the working folder from the console script too, as from `python -m distill`."""
-    here = os.getcwd()
-    if not sys.flags.safe_path and here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last, so that no file there hides a package
 
 
 def _has_little_memory() -> bool:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,10 +80,11 @@ def run_one(line: "CommandLine", composition: "Composition", signals: "Signals")
                 "settings of its stages"
             )
         configure_logging(0)
-        print(run_chain(chain, folder, line.config_dir))
+        searched = [text for text in line.overrides if text.startswith("hydra.searchpath=")]
+        print(run_chain(chain, folder, [*line.config_dir, *searched]))
         return 0
     job = run_of(composition)._replace(folder=folder)
-    if (status := start_ranks(job)) is not None:
+    if (status := start_ranks(job, composition.folder_has_time)) is not None:
         return status
     train(job, signals)
     end_rank(0)
@@ -112,16 +114,23 @@ def train(job: "ComposedRun", signals: "Signals", direction: str | None = None) 
     return value
 
 
-def start_ranks(job: "ComposedRun") -> int | None:
-    """Run this command as every rank, and give its exit status; None in a process that is to run the job itself."""
+def start_ranks(job: "ComposedRun", names_folder: bool = False) -> int | None:
+    """Run this command as every rank, and give its exit status; None in a process that is to run the job itself.
+
+    `names_folder`: whether the command names the run folder for the ranks, each of which would find another one.
+    """
+    from distill.config.command_line import run_dir
     from distill.distributed import launch
     from distill.runs.check import check
 
     backend = job.config.backend
     if backend.name == "single":
         return None
-    check(job.config)
+    check(job.config, job.folder)
     if launch.should_launch(backend):
-        return launch.launch(backend)
+        command = [sys.executable, *sys.orig_argv[1:]]
+        if names_folder:
+            command.append(run_dir(job.folder))
+        return launch.launch(backend, command)
     launch.keep_log(job.folder)
     return None

@@ -44,8 +44,12 @@ def run(arguments: list[str]) -> None:
     for name in names:
         if name in SET_HERE:
             raise SettingError(f"{name} is set by `distill profile`: {SET_HERE[name]}")
-    if sweeps := [name for name in names if name in ("--multirun", "-m", "hydra.mode")]:
+    settings = [setting for setting in settings if setting != "hydra.mode=RUN"]  # of a printed command
+    if sweeps := [name for name in names if name in ("--multirun", "-m")]:
         raise SettingError(f"{sweeps[0]} makes several runs, and `distill profile` profiles one: leave it out")
+    if request.steps < 1:
+        raise SettingError(f"steps={request.steps}: give 1 or more")
     folder = [] if "hydra.run.dir" in names else [FOLDER]
-    overrides = ["profile=on", f"profile.stop_after={request.steps}", "tracker=none", *folder]
+    # Of a recipe that searches its settings as they are.
+    overrides = ["profile=on", f"profile.stop_after={request.steps}", "tracker=none", "hydra.mode=RUN", *folder]
     sys.exit(main([*settings, *overrides]))

@@ -1,6 +1,6 @@
 """The command `distill push`: the student of a finished run on the Hugging Face Hub, with its card and its report."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -25,7 +25,8 @@ that of `hf auth login`, or HF_TOKEN in the environment; it is no argument.
   name=NAME        the repository: OWNER/NAME, or NAME in your own account
   public=true      make the repository public
   message=TEXT     the commit message (default: what the student is)
-  overwrite=true   where there is a repository of that name, add the commit to it
+  overwrite=true   where there is a repository of that name, add the commit to it; weights, tokenizer and ONNX files of
+                   an earlier student, which it does not replace, are deleted
 
   distill push run=runs/distilbert_gutenberg name=my-name/my-student
 """
@@ -56,7 +57,7 @@ def run(arguments: list[str]) -> None:
     options = parse(PushArguments, by_name(arguments), "push")
     record = finished_run(options.run)
     api = sign_in(options.name)
-    from huggingface_hub import CommitOperationAdd
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     from distill.report.model_card import title_of_run
 
@@ -66,16 +67,29 @@ def run(arguments: list[str]) -> None:
         with naming_failures(options.name):
             name = options.name if "/" in options.name else f"{api.whoami()['name']}/{options.name}"
             made = api.create_repo(name, private=not options.public, exist_ok=options.overwrite)
-            if options.overwrite and not options.public and not api.repo_info(name).private:
+            there = api.repo_info(name)
+            if options.overwrite and not options.public and not there.private:
                 raise SettingError(f"name={name}: this repository is public: give public=true, or another name")
-            if options.overwrite and options.public and api.repo_info(name).private:
+            if options.overwrite and options.public and there.private:
                 raise SettingError(
                     f"name={name}: this repository is private, and public=true is for a new one: make it public in its "
                     "settings on the Hub, or give another name"
                 )
-            additions = [CommitOperationAdd(place, file) for place, file in files.items()]
-            api.create_commit(name, additions, commit_message=message)
+            changes: list[Any] = [CommitOperationAdd(place, file) for place, file in files.items()]
+            places = [file.rfilename for file in there.siblings or ()]
+            changes += [CommitOperationDelete(place) for place in stale_files(places, files)]
+            api.create_commit(name, changes, commit_message=message)
     print(made)
+
+
+def stale_files(places: Iterable[str], files: Container[str]) -> list[str]:
+    """Of the places in a repository those of files of an earlier student that `files` does not replace.
+
+    transformers would read some of them in place of the new ones.
+    """
+    from distill.models.export_folder import is_of_export
+
+    return [place for place in places if place not in files and (is_of_export(place) or place.startswith("onnx/"))]
 
 
 def by_name(arguments: list[str]) -> list[str]:
@@ -167,14 +181,9 @@ def write_report(folder: Path, run_folder: Path, record: "Record") -> Path:
     from distill.report.card_facts import shareable, without_paths
     from distill.runs.record import Record
     from distill.runtime.jsonl import is_metrics, read_lines
+    from distill.runtime.redaction import redacted
 
-    def strip(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: strip(inner) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [strip(inner) for inner in value]
-        return without_paths(value) if isinstance(value, str) else value
-
-    shared = Record.from_json(strip(replace(shareable(record), started_in=None, samples=None).to_json()))
+    content = replace(shareable(record), started_in=None, samples=None).to_json()
+    shared = Record.from_json(redacted(content, without_paths))
     report.write(folder, shared, read_lines(run_folder / "metrics.jsonl", is_metrics), "")
     return folder / REPORT

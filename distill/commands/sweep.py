@@ -4,7 +4,8 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +70,8 @@ def _run(run: "Composition", sweep: "Sweep", train: "Train", statuses: list[int]
         job = run_of(run)
         if should_launch(job.config.backend):
             raise SettingError(ONE_PROCESS)
-        value = train(job, run.hydra.sweeper.get("direction"))
+        with threads_as_before():
+            value = train(job, run.hydra.sweeper.get("direction"))
     except Exception as error:
         failure = expected(error, str(run.folder))
         sweep.end(run.folder, run.overrides, failure or error)
@@ -83,6 +85,18 @@ def _run(run: "Composition", sweep: "Sweep", train: "Train", statuses: list[int]
         return None
     sweep.end(run.folder, run.overrides)
     return value
+
+
+@contextmanager
+def threads_as_before() -> Iterator[None]:
+    """Each run chooses among all threads, of which another one may have taken few."""
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Sweep:

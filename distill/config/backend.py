@@ -10,7 +10,7 @@ from distill.config.model import Settings, setting
 from distill.runtime.errors import SettingError
 
 MOST_RINGS = 64  # each is a connection of its own to every other rank
-DEVICE = r"auto|cpu|cuda(:\d+)?"
+DEVICE = r"auto|cpu|cuda(:(0|[1-9]\d{0,2}))?"
 
 
 class BackendConfig(Settings):

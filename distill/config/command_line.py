@@ -56,7 +56,7 @@ class CommandLine:
                 )
             options[name] = value if separator or name not in WITH_VALUE else next(rest, "")
         folder = options.get("--config-dir")
-        if folder is not None and not Path(folder).is_dir():
+        if folder is not None and (not folder or not Path(folder).is_dir()):
             raise SettingError(f"--config-dir {folder}: no such folder; correct the path")
         return cls(options, overrides)
 
@@ -125,7 +125,9 @@ def check_overrides(line: CommandLine) -> None:
             )
     for override in line.parsed():
         if override.key_or_group == "recipe" and not override.is_add() and not override.is_delete():
-            raise SettingError(f"{override.input_line}: a recipe has a plus, give {_recipe(str(override.value()))}")
+            raise SettingError(
+                f"{override.input_line}: a recipe has a plus, give {_recipe(override.input_line.partition('=')[2])}"
+            )
         if override.is_delete() and (name := override.key_or_group) in NEEDED:
             raise SettingError(f"~{name} leaves a run without {name}: choose one of {', '.join(options_of(name))}")
         if override.is_sweep_override() or override.is_delete():
@@ -187,7 +189,7 @@ def check_one_run(line: CommandLine) -> None:
     """Raises SettingError for what only sweeps act on."""
     for override in line.overrides:
         name = override.lstrip("+~").partition("=")[0]
-        if name.startswith(HYDRA) and name not in READ_BY_ONE_RUN:
+        if name.startswith(HYDRA) and name not in READ_BY_ONE_RUN and override != "hydra.mode=RUN":
             raise SettingError(
                 f"{name}: of Hydra's own settings one run reads {' and '.join(READ_BY_ONE_RUN)} alone; leave it out"
             )

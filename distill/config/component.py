@@ -22,7 +22,7 @@ from distill.config.renamed import other_name
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
-from distill.runtime.users_code import MISTAKES, is_users, mistake
+from distill.runtime.users_code import MISTAKES, find_modules_here, is_users, mistake
 from distill.runtime.users_source import source_digest
 
 # The packages that hold what settings name by `kind`.
@@ -91,13 +91,17 @@ class Component:
     @property
     def code(self) -> str | None:
         """A digest of the user's code behind it; None of what a library defines, and where there is no source."""
-        return source_digest(self.path) if self.in_memory is None else self.in_memory.code
+        if self.in_memory is not None:
+            return self.in_memory.code
+        find_modules_here(self.path)
+        return source_digest(self.path)
 
     def _import(self) -> Callable[..., Any]:
         if self.in_memory is not None:
             return self.in_memory.make
         refuse_text_of_object(self.setting, self.path)
         module, _, name = self.path.rpartition(".")
+        find_modules_here(self.path)
         try:
             target = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:

@@ -41,6 +41,13 @@ class Composition:
         return "MULTIRUN" in str(self.hydra.get("mode"))
 
     @property
+    def folder_has_time(self) -> bool:
+        """Whether the name of the run folder holds the time, so that it is another one when it is composed again."""
+        from omegaconf import OmegaConf
+
+        return "${now" in str(OmegaConf.to_container(self.hydra.run, resolve=False))
+
+    @property
     def recipe(self) -> str:
         return str(self.hydra.runtime.choices.get("recipe") or "default")
 
@@ -137,7 +144,12 @@ def compose(line: CommandLine) -> Composition:
     swept = {override.input_line for override in line.parsed() if override.is_sweep_override()}
     for override in line.parsed():
         if override.key_or_group == "hydra.searchpath":
-            path += override.value()
+            folders = override.value()
+            if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
+                raise SettingError(
+                    f"{override.input_line}: give a list of folders, as hydra.searchpath=[file://FOLDER]"
+                )
+            path += folders
     for text in line.overrides:
         if not text.startswith("hydra.searchpath=") and text not in swept:
             overrides.append(text)
@@ -230,6 +242,7 @@ def _command(composition: Composition) -> str:
     names = {text.partition("=")[0] for text in of_hydra}
     is_named = composition.sweeps or "hydra.run.dir" in names
     folder = [f"hydra.run.dir={as_value(str(composition.folder))}"] if is_named else []
+    folder += ["hydra.mode=RUN"] * composition.sweeps  # of a recipe that searches
     return shlex.join(["python", "-m", "distill", *map(redact, [*composition.overrides, *searched, *folder])])
 
 
@@ -314,6 +327,10 @@ def check_sweep(composition: Composition) -> None:
         SettingError: a recipe holds a secret, which Hydra would write into a file of its own, or the sweeper needs a
             number of each run and no `optimize` names one.
     """
+    if any(text.startswith("hydra.run.dir=") for text in overrides_of(composition.hydra, "hydra")):
+        raise SettingError(
+            "hydra.run.dir is of one run: a sweep has hydra.sweep.dir=DIR, with a folder in it for each run"
+        )
     if secret := next(secrets_in(without_environment(composition.settings)), None):
         raise SettingError(
             f"{secret} is named like a secret, which Hydra would write into a file of the sweep: write "

@@ -9,23 +9,23 @@ from distill.config.model import BATCH, ROWS, STEPS, Settings, setting
 from distill.runtime.errors import SettingError
 
 SAMPLES = 3  # of text, in the report of a causal model
-FRACTION = "Score this seeded fraction of the positions, 16 where that is none; 1 is all, 0 none."
-
-
-class PseudoPerplexityConfig(Settings):
-    """Pseudo-perplexity of masked language models."""
-
-    fraction: float = setting(0.1, FRACTION, ge=0, le=1)
-    batch_size: int = setting(
-        32, "Masked copies of up to 128 tokens in one forward; fewer of longer sequences, with as many positions.",
-        unit="sequences", ge=1, le=BATCH,
-    )  # fmt: skip
 
 
 class SetFraction(Settings):
     """As `PseudoPerplexityConfig`, of one set."""
 
-    fraction: float = setting(0.1, FRACTION, ge=0, le=1)
+    fraction: float = setting(
+        0.1, "Score this seeded fraction of the positions, 16 where that is none; 1 is all, 0 none.", ge=0, le=1
+    )
+
+
+class PseudoPerplexityConfig(SetFraction):
+    """Pseudo-perplexity of masked language models."""
+
+    batch_size: int = setting(
+        32, "Masked copies of up to 128 tokens in one forward; fewer of longer sequences, with as many positions.",
+        unit="sequences", ge=1, le=BATCH,
+    )  # fmt: skip
 
 
 class SetConfig(Settings):

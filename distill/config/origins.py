@@ -53,7 +53,7 @@ def explained(line: CommandLine) -> tuple[str, list[Setting]]:
     if settings.get("chain") is not None:
         raise SettingError("this recipe is a chain, whose stages have settings of their own: name a stage's recipe")
     if not OmegaConf.missing_keys(settings):
-        build(settings)  # which refuses what cannot be
+        build(settings, composition.overrides)  # which refuses what cannot be
     layers, values, schema = files_of(composition), _values(settings), settings_schema()
     listed = [
         Setting(name, value, *described(schema, name), origin)

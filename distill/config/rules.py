@@ -1,12 +1,13 @@
 """The rules between settings: what a run may not have together, on typed values. Each section refuses its own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distill.config.component import Component
-from distill.config.mixture_settings import EXAMPLE, MIXTURE
+from distill.config.mixture_settings import EXAMPLE, HELDOUT, MIXTURE
 from distill.config.settings import (
     Config,
+    EvaluateConfig,
     MaskingConfig,
     NewStudentConfig,
     NoTeacherConfig,
@@ -324,7 +325,10 @@ def check_evaluation(config: Config, reads_text: bool) -> None:
                 f"evaluate.sets: {name} has no source{did_you_mean(name, settings.sources)}; choose from "
                 f"{', '.join(sorted(settings.sources))} or add evaluate.sources.{name}"
             )
-    parts = [f"heldout_{name}" for name in config.corpus.sources]  # what a mixture holds out of each source
+    held_out = held_out_sets(settings, settings.sets)
+    # What a mixture holds out of each source.
+    of_mixture = held_out_sets(settings, [HELDOUT, *settings.sets])
+    parts = [f"{name}_{source}" for name in of_mixture for source in config.corpus.sources]
     set_names = [*settings.sources, *settings.sets, *parts]
     for name in settings.by_set:
         if name not in set_names:
@@ -332,26 +336,38 @@ def check_evaluation(config: Config, reads_text: bool) -> None:
                 f"evaluate.by_set.{name} is for a set that is not known{did_you_mean(name, set_names)}: name one of "
                 f"{', '.join(dict.fromkeys(set_names))}"
             )
-        if name == "heldout" and parts:
+        if parts and name in of_mixture:
             raise SettingError(
-                f"evaluate.by_set.heldout: a mixture has a held-out set of each source: name {', '.join(parts)}"
+                f"evaluate.by_set.{name}: a mixture has a held-out set of each source: name {', '.join(parts)}"
             )
     source = config.corpus.source
     has_books = isinstance(source, SourceConfig) and source.kind == "bundled" and source.split == "train"
-    if "heldout" in settings.sets and config.corpus.heldout == 0 and not has_books:
-        raise SettingError("corpus.heldout=0, but evaluate.sets names heldout: set corpus.heldout=0.02, or other sets")
+    if held_out and config.corpus.heldout == 0 and not has_books:
+        raise SettingError(
+            f"corpus.heldout=0, but evaluate.sets names {held_out[0]}: set corpus.heldout=0.02, or other sets"
+        )
+
+
+def held_out_sets(settings: EvaluateConfig, names: Sequence[str]) -> list[str]:
+    """Those of these sets that are a part of the corpus."""
+    sources = {name: settings.sources.get(name) for name in names}  # none yet of settings built in Python
+    return [name for name, source in sources.items() if getattr(source, "kind", "" if source else name) == HELDOUT]
 
 
 def check_corpus(config: Config) -> None:
     """Raises SettingError for a corpus that is an evaluation set, and for a mixture that is none."""
     settings = config.corpus
     kind = None if isinstance(settings.source, Component) else settings.source.kind
-    if kind == "heldout":
+    if kind == HELDOUT:
         raise SettingError("corpus.kind=heldout is for evaluation sets: name where the corpus comes from")
     if kind == MIXTURE and len(settings.sources) < 2:
         raise SettingError(f"corpus=mixture needs two sources or more: give corpus.sources='{EXAMPLE}'")
-    held_out = {f"heldout_{name}" for name in settings.sources} if "heldout" in config.evaluate.sets else set()
-    if clash := sorted(held_out & set(config.evaluate.sets)):
+    parts = {
+        f"{name}_{source}"
+        for name in held_out_sets(config.evaluate, config.evaluate.sets)
+        for source in settings.sources
+    }
+    if clash := sorted(parts & set(config.evaluate.sets)):
         raise SettingError(
             f"evaluate.sets names {clash[0]}, the held-out set of a source of the mixture: give your set another name"
         )

@@ -1,8 +1,11 @@
 """The settings of what watches a run: tracker, profile and report."""
 
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from distill.config.model import STEPS, Settings, setting
+from distill.runtime.errors import SettingError
 
 
 class TrackerConfig(Settings):
@@ -24,6 +27,14 @@ class ProfileConfig(Settings):
         None, "End the run after this many steps with the profile alone, without student, checkpoint or report.",
         unit="steps", ge=1, le=STEPS,
     )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _stops_with_a_profile_alone(self) -> Self:
+        if self.stop_after is not None and not self.enabled:
+            raise SettingError(
+                f"profile.stop_after={self.stop_after} is not read without a profile: set profile=on, or leave it out"
+            )
+        return self
 
 
 class ReportConfig(Settings):

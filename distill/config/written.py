@@ -8,7 +8,7 @@ from typing import Any
 from distill.config.in_memory import InMemory
 from distill.runtime.redaction import FROM_ENVIRONMENT, MASK, is_secret, masked, redacted, remember
 
-VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
+VARIABLE = re.compile(r"(?:(?<![\w.-])([\w.-]++)=)?\$\{oc\.env:\s*(\w+)")  # with the parameter of a URL that it is
 
 
 def without_environment(composed: Any) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def _remember(unresolved: Any, resolved: Any, name: str = "") -> None:
         return
     if is_secret(name):
         remember(str(resolved))
-    for variable in VARIABLE.findall(unresolved):
-        if is_secret(variable):
+    for parameter, variable in VARIABLE.findall(unresolved):
+        if is_secret(variable) or is_secret(parameter):
             remember(os.environ.get(variable, ""))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from distill.config.corpus import Duplicates
 from distill.config.settings import DataConfig
 from distill.data.duplicates import count_duplicates
-from distill.data.first_pass import FirstPass, Rule
+from distill.data.first_pass import FirstPass
 from distill.data.heldout import HeldOut, held_out
 from distill.data.packing import Packing
 from distill.data.remote import reachable
@@ -56,8 +56,10 @@ def build(
         plan = _agreed_plan(folder, work, data)
         groups = divide(work, packing.dtype, plan["shard_bytes"])
         with Claims(folder, owner_of(scratch)) as claims:
-            rule = Rule.of(packing.duplicates, packing.near)
-            duplicates = None if rule is None else FirstPass(folder, groups, rule, scratch, claims, data).find()
+            duplicates = None
+            if packing.duplicates in (Duplicates.drop, Duplicates.near):
+                near = packing.near if packing.duplicates is Duplicates.near else None
+                duplicates = FirstPass(folder, groups, near, scratch, claims, data).find()
             Host(folder, groups, packing, plan["compression"], scratch, claims, data).work()
         if packing.duplicates is Duplicates.count:
             duplicates = count_duplicates(folder, len(groups), scratch)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from distill.config.settings import CorpusConfig, DataConfig
 from distill.data.new_tokenizer import train_tokenizer
-from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 
 END = "<|endoftext|>"
 SPECIAL = {"bos_token": END, "eos_token": END, "unk_token": END}  # as GPT-2 has them; its id is 0
-SMALLEST = 300  # every byte is a piece
 
 
 def corpus_tokenizer(corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
@@ -23,7 +21,7 @@ def corpus_tokenizer(corpus: CorpusConfig, data: DataConfig) -> "PreTrainedToken
     `model_max_length` is left to the caller.
 
     Raises:
-        SettingError: the corpus is not available, or `corpus.vocab_size` is too small.
+        SettingError: the corpus is not available.
     """
     return train_tokenizer(corpus, data, "byte_bpe", train, SPECIAL)
 
@@ -35,14 +33,9 @@ def train(plain: Path, counts: Counter[str], vocab_size: int) -> "Tokenizer":
 
     Args:
         counts: of each character of the file, which bytes do without.
-
-    Raises:
-        SettingError: `vocab_size` is too small.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-    if vocab_size < SMALLEST:
-        raise SettingError(f"corpus.vocab_size={vocab_size}: too few pieces for all bytes; give {SMALLEST} or more")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

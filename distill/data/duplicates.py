@@ -7,7 +7,6 @@ of processes and hosts: of the documents with one digest the first counts as the
 and of the documents in them.
 """
 
-import io
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
@@ -112,12 +111,6 @@ def _first_from(records: np.ndarray, low: int) -> int:
 def records_name(number: int) -> str:
     """The file of a group's records in the folder of the sequences."""
     return f"{WORK}/{number:05d}.digests.npy"
-
-
-def publish_array(folder: Destination, name: str, array: np.ndarray) -> None:
-    file = io.BytesIO()
-    np.save(file, array)
-    folder.write(name, file.getvalue())
 
 
 def fetch_files(folder: Destination, names: Sequence[str], scratch: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.config.corpus import Duplicates, NearConfig
+from distill.config.corpus import NearConfig
 from distill.config.settings import DataConfig
 from distill.data.disk_cache import workers
 from distill.data.duplicates import (
@@ -27,7 +27,6 @@ from distill.data.duplicates import (
     find_repeated,
     load,
     merge_digests,
-    publish_array,
     records_name,
     write_digests,
     write_dropped,
@@ -42,7 +41,7 @@ from distill.data.near_duplicates import (
     signatures_path,
 )
 from distill.data.shards.claims import Claims
-from distill.data.shards.destination import WORK, Destination
+from distill.data.shards.destination import WORK, Destination, array_bytes
 from distill.data.shards.groups import Group, Work, unit_stem
 from distill.data.shards.records import META
 from distill.data.sources import read
@@ -55,26 +54,12 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Rule:
-    """What makes a document a duplicate."""
-
-    near: NearConfig | None = None  # None: equal texts only
-
-    @classmethod
-    def of(cls, duplicates: Duplicates, near: NearConfig) -> "Rule | None":
-        """None where no document is to be left out."""
-        if duplicates in (Duplicates.keep, Duplicates.count):
-            return None
-        return cls(near if duplicates is Duplicates.near else None)
-
-
-@dataclass(frozen=True)
 class FirstPass:
     """One host's part of the pass."""
 
     folder: Destination
     groups: Sequence[Group]
-    rule: Rule
+    near: NearConfig | None  # None: equal texts alone are duplicates
     scratch: Path  # a folder of this host
     claims: Claims
     data: DataConfig
@@ -90,17 +75,15 @@ class FirstPass:
             SettingError: datasketch is not installed, or there is no memory for so many documents.
             FileNotFoundError: another host has finished the preparation in the meantime.
         """
-        if self.rule.near is not None:
+        if self.near is not None:
             require_datasketch()
-            make_index(self.rule.near)  # which may refuse the settings
+            make_index(self.near)  # which may refuse the settings
         begun = time.perf_counter()
         self._read_all()
         files = self._fetch_files(records_name)
         documents = sum(len(load(file, "r")) for file in files)
         exact = np.concatenate([np.empty(0, DOCUMENT_ID), *find_repeated(files)])
-        close = (
-            np.empty(0, DOCUMENT_ID) if self.rule.near is None else find_near(self._candidates(), exact, self.rule.near)
-        )
+        close = np.empty(0, DOCUMENT_ID) if self.near is None else find_near(self._candidates(), exact, self.near)
         stems = (unit_stem(self.scratch, group, unit) for group in self.groups for unit in range(len(group.work)))
         write_dropped(stems, np.concatenate([exact, close]))
         logger.info(f"looked for duplicates in {time.perf_counter() - begun:.1f} s")
@@ -140,22 +123,22 @@ class FirstPass:
             todo = [(s, work) for s, work in zip(stems, group.work, strict=True) if not digests_path(s).exists()]
             for stem in stems:
                 Path(stem).parent.mkdir(parents=True, exist_ok=True)
-            _run(todo, self.rule, pool)
+            _run(todo, self.near, pool)
             self._publish(group, stems)
         self.claims.release(claim)
         return True
 
     def _publish(self, group: Group, stems: Sequence[str]) -> None:
-        if self.rule.near is not None:
-            empty = np.empty((0, self.rule.near.permutations), np.uint32)
+        if self.near is not None:
+            empty = np.empty((0, self.near.permutations), np.uint32)
             held_out = [load(held_path(stem)) for stem in stems]
             signatures = np.concatenate([empty, *(load(signatures_path(stem)) for stem in stems)])
-            publish_array(self.folder, _signatures_name(group.number), signatures)
-            publish_array(self.folder, _held_name(group.number), np.concatenate([np.empty(0, bool), *held_out]))
+            self.folder.write(_signatures_name(group.number), array_bytes(signatures))
+            self.folder.write(_held_name(group.number), array_bytes(np.concatenate([np.empty(0, bool), *held_out])))
             document_ids = document_ids_of([len(flags) for flags in held_out], group.first)
-            publish_array(self.folder, _document_ids_name(group.number), document_ids)
-        publish_array(
-            self.folder, records_name(group.number), merge_digests(stems, group.first)
+            self.folder.write(_document_ids_name(group.number), array_bytes(document_ids))
+        self.folder.write(
+            records_name(group.number), array_bytes(merge_digests(stems, group.first))
         )  # last: marks it as read
 
     def _candidates(self) -> list[Candidates]:
@@ -182,20 +165,20 @@ def _document_ids_name(number: int) -> str:
     return f"{WORK}/{number:05d}.document_ids.npy"
 
 
-def _run(todo: Sequence[tuple[str, Work]], rule: Rule, pool: Executor | None) -> None:
+def _run(todo: Sequence[tuple[str, Work]], near: NearConfig | None, pool: Executor | None) -> None:
     """Read units, in other processes if there is a pool."""
     if pool is None:
         for stem, work in todo:
-            look(stem, work, rule)
+            look(stem, work, near)
         return
-    for future in as_completed([pool.submit(look, stem, work, rule) for stem, work in todo]):
+    for future in as_completed([pool.submit(look, stem, work, near) for stem, work in todo]):
         future.result()
 
 
-def look(stem: str, work: Work, rule: Rule) -> None:
+def look(stem: str, work: Work, near: NearConfig | None) -> None:
     """Write the digests of a unit's documents, last, and their signatures where near duplicates are looked for."""
     digests = []
-    signatures = Signatures(rule.near) if rule.near is not None else None
+    signatures = Signatures(near) if near is not None else None
     for document in read(work.source, work.shard):
         digests.append(digest_of(document.text))
         if signatures is not None:

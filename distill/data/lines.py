@@ -81,7 +81,7 @@ def sound_lines(
 
 def open_bytes(path: Path) -> IO[bytes]:
     """The content of a file, unpacked where its name ends in .gz."""
-    if not path.name.endswith(".gz"):
+    if not path.name.lower().endswith(".gz"):
         return path.open("rb")
     # A path is given as such, so that the file is closed with what unpacks it.
     return gzip.open(path if isinstance(path, Path) else path.open("rb"), "rb")  # type: ignore[return-value]

@@ -49,11 +49,16 @@ def train_tokenizer(
         special: the names that transformers gives its special tokens, and these.
 
     Raises:
-        SettingError: the corpus is not available, or `corpus.vocab_size` is too small.
+        SettingError: the corpus is not available, or holds token ids.
     """
     from transformers import PreTrainedTokenizerFast
 
     texts = list(corpus_texts(corpus, data).values())
+    if ids := next((text for text in texts if any(source.token_ids for source in text.sources)), None):
+        raise SettingError(
+            f"{ids.setting}: {ids.describe()} holds token ids, which no new tokenizer has: give the tokenizer that "
+            "made them, or texts"
+        )
     text = Text(tuple(source for text in texts for source in text.sources), texts[0].setting)
     settings = {"vocab_size": corpus.vocab_size, "heldout": corpus.heldout}
     path = folder_of(data.cache, algorithm, f"{key_of(text, settings)}.json")
@@ -94,7 +99,7 @@ def write_tokenizer(
     """Train a tokenizer on texts, and write it as a tokenizer.json to `path`.
 
     Raises:
-        SettingError: `vocab_size` is too small, or there is no text.
+        SettingError: there is no text.
     """
     plain = path.with_suffix(f".{os.getpid()}.txt")
     try:

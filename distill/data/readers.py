@@ -11,7 +11,7 @@ from distill.data.lines import LONGEST, InvalidRecord, Record, sound_lines
 from distill.data.lines import InvalidFile as InvalidFile
 from distill.data.lines import lines as lines
 from distill.data.remote import RemotePath
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, StorageFailed, first_line
 from distill.runtime.hub import how_to_do_without, is_hub_reached, is_unreachable
 
 Value = TypeVar("Value", str, list)
@@ -255,6 +255,23 @@ def sound_rows(rows: Any, start: int, stop: int) -> Iterator[Record | InvalidRec
             yield InvalidRecord(f"row {index + 1:,}", f"not UTF-8 ({error.reason})")
         else:
             yield row
+
+
+def streamed_rows(rows: Any, what: str) -> Iterator[Record]:
+    """The rows of a data set that comes from the network, which `what` names.
+
+    Raises:
+        InvalidFile: a row cannot be read.
+        StorageFailed: the network fails.
+    """
+    try:
+        yield from rows
+    except ValueError as error:  # of UTF-8, of Arrow, and of types that change on the way
+        raise InvalidFile(what, f"{type(error).__name__}: {first_line(error)}") from error
+    except Exception as error:  # of whichever client `datasets` uses, after its own tries
+        raise StorageFailed(
+            f"{what} could not be read further ({type(error).__name__}: {first_line(error)})"
+        ) from error
 
 
 def is_saved(folder: str) -> bool:

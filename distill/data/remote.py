@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
-from distill.data.s3_options import limit_attempts, s3_options
+from distill.data.s3_options import s3_options
 from distill.runtime.errors import SettingError, StorageFailed, first_line
 from distill.runtime.hub import is_hub_reached, why_not_reached
 from distill.runtime.signals import Signals, in_force
@@ -81,7 +81,7 @@ def file_system(url: str, setting: str) -> tuple[Any, str]:
             f"{setting}={url}: {first_line(error)}: give a local path, or s3://, gs://, hf:// or https://"
         ) from error
     if options:
-        limit_attempts(system)
+        system.retries = 1  # its own attempts, which are no argument of it
     return system, path
 
 
@@ -225,18 +225,19 @@ class RemotePath:
         entries = retried(lambda: system.find(path, detail=True), self.url)
         return [path for path in self._listed(system, entries) if fnmatch.fnmatch(path.name, pattern)]
 
-    def glob(self, pattern: str) -> "list[RemotePath]":
-        """The files that match a pattern below a folder; `**` stands for folders of any depth."""
-        return (self / pattern).expanded()
-
     def expanded(self) -> "list[RemotePath]":
         """The files that match the URL itself, which is a pattern."""
         system, path = file_system(self.url, self.setting)
         return self._listed(system, retried(lambda: system.glob(path, detail=True), self.url))
 
     def _listed(self, system: Any, entries: dict[str, dict[str, Any]]) -> "list[RemotePath]":
-        files = [(path, info) for path, info in entries.items() if info.get("type") != "directory"]
-        return [RemotePath(system.unstrip_protocol(path), self.setting, _state(info)) for path, info in files]
+        files = [
+            (system.unstrip_protocol(path), info) for path, info in entries.items() if info.get("type") != "directory"
+        ]
+        if not self.is_web:  # where fsspec has one of several names, as s3 of s3a
+            protocol = self.url.partition("://")[0]
+            files = [(f"{protocol}://{url.partition('://')[2]}", info) for url, info in files]
+        return [RemotePath(url, self.setting, _state(info)) for url, info in files]
 
     def open(self, mode: str = "rb", buffered: bool = True) -> Any:
         """A file object that requests ranges of the content as they are read, and again where storage fails.

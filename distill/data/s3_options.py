@@ -8,7 +8,6 @@ import os
 from typing import Any
 
 PROTOCOLS = ("s3", "s3a")
-ATTEMPTS = 1  # of s3fs itself
 CHOICES = ("max_attempts", "retry_mode")  # variables of botocore
 
 
@@ -28,11 +27,6 @@ def s3_options(protocol: str) -> dict[str, Any]:
     if "retries" in config or any(map(_is_chosen, CHOICES)):
         return {}
     return {"config_kwargs": {**config, "retries": {"max_attempts": 0}}}
-
-
-def limit_attempts(system: Any) -> None:
-    """Let a file system that was made with `s3_options` try once only; its own number is no argument."""
-    system.retries = ATTEMPTS
 
 
 def _is_chosen(name: str) -> bool:

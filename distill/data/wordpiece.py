@@ -20,7 +20,6 @@ SPECIAL = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }  # their ids are 0 to 4
-SMALLEST = 100
 
 
 def corpus_tokenizer(corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
@@ -29,7 +28,7 @@ def corpus_tokenizer(corpus: CorpusConfig, data: DataConfig) -> "PreTrainedToken
     `model_max_length` is left to the caller.
 
     Raises:
-        SettingError: the corpus is not available, or `corpus.vocab_size` is too small.
+        SettingError: the corpus is not available.
     """
     return train_tokenizer(corpus, data, "wordpiece", train, SPECIAL)
 
@@ -41,12 +40,10 @@ def train(plain: Path, counts: Counter[str], vocab_size: int) -> "Tokenizer":
         counts: of each character of the file.
 
     Raises:
-        SettingError: `vocab_size` is too small, or the text is blank.
+        SettingError: the text is blank.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-    if vocab_size < SMALLEST:
-        raise SettingError(f"corpus.vocab_size={vocab_size}: too few pieces for a tokenizer; give {SMALLEST} or more")
     tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL["unk_token"]))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

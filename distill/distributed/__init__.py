@@ -7,7 +7,6 @@ from distill.distributed.collective import check_collective
 from distill.distributed.gradient_sync import GradientSync
 from distill.distributed.rank import rank_from_env
 from distill.distributed.ranks import RankLost, Ranks
-from distill.distributed.rings import parse_rings
 from distill.runtime.errors import SettingError
 
 __all__ = ["GradientSync", "RankLost", "Ranks", "gradient_sync", "join_ranks"]
@@ -33,17 +32,16 @@ def join_ranks(settings: BackendConfig) -> Ranks:
     return Horovod(settings)
 
 
-def gradient_sync(ranks: Ranks, model: nn.Module) -> GradientSync:
+def gradient_sync(ranks: Ranks, model: nn.Module, rings: int | None = None) -> GradientSync:
     """The gradients of `model`, and how they are summed over the ranks; all ranks make it (see `GradientSync`)."""
     if ranks.name == "fsdp":
         from distill.distributed.fsdp import ShardedSync
 
-        return ShardedSync(ranks, model)
-    return GradientSync(ranks, model)
+        return ShardedSync(ranks, model, rings)
+    return GradientSync(ranks, model, rings)
 
 
 def _check(settings: BackendConfig) -> None:
-    parse_rings(settings.rings)
     check_collective(settings)
     info = rank_from_env()
     if info and settings.processes not in (None, info.size) and not settings.hosts:

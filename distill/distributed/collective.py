@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from distill.config.settings import BackendConfig
 from distill.runtime.errors import SettingError, first_line
+from distill.runtime.users_code import find_modules_here
 
 FORM = re.compile(r"(?:([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):)?([A-Za-z_]\w*)")
 SUMMED = (torch.float32, torch.float64, torch.int32, torch.int64)  # what a run sums besides the format on the wire
@@ -51,6 +52,7 @@ def load_collective(text: str, device: torch.device) -> str:
     module, name = parse_collective(text)
     if module is not None:
         try:
+            find_modules_here(module)
             importlib.import_module(module)
         except Exception as error:  # a plug-in may refuse the machine by any error of its own
             reason = first_line(error)

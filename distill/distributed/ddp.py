@@ -17,7 +17,7 @@ from distill.distributed.heartbeat import Heartbeat
 from distill.distributed.rank import RankInfo, rank_from_env
 from distill.distributed.ranks import WIRE, Ranks
 from distill.distributed.rendezvous import open_store, wait_for_all
-from distill.distributed.rings import CANDIDATES, TorchRings, parse_rings
+from distill.distributed.rings import CANDIDATES, TorchRings, requested_rings
 from distill.runtime.errors import SettingError, first_line
 
 
@@ -40,7 +40,7 @@ class Ddp(Ranks):
         if self.size == 1:
             self.engine, self.rings = "none", 1
             return
-        requested = parse_rings(settings.rings)
+        requested = requested_rings(settings.rings)
         plug_in = settings.collective is not None
         nccl = self._nccl = device.type == "cuda" and not plug_in
         if nccl and requested is not None and requested > 1:
@@ -50,8 +50,9 @@ class Ddp(Ranks):
         self._heartbeat = Heartbeat(self._store, self.rank, self.size, settings.timeout)
         self._join(self._choose_backend(), device if nccl else None)
         self._rings = TorchRings(1 if nccl or plug_in else requested or max(CANDIDATES), settings.timeout)
+        self.measures_rings &= not (nccl or plug_in)  # NCCL measures and chooses its channels itself
         if settings.collective is not None:
-            self.rings, self.measures_rings = 1, False
+            self.rings = 1
             wire = [WIRE[settings.compression][0]] if settings.compression in WIRE else []
             try_out(settings.collective, self.rank, device, wire, settings.timeout)
         self._describe()
@@ -90,10 +91,6 @@ class Ddp(Ranks):
             self.barrier()
             self._heartbeat.leave()
             dist.destroy_process_group()
-
-    def choose_rings(self, trial: Tensor) -> None:
-        if not self._nccl:  # which measures and chooses its channels itself
-            super().choose_rings(trial)
 
     def _close_unused_rings(self) -> None:
         self._rings.keep(self.rings)

@@ -16,28 +16,22 @@ from distill.distributed.shard import is_sharded, reshard, sharded_modules
 
 
 @contextmanager
-def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """While it is open the weights of a sharded model are of this format when they are whole; other models are left.
-
-    No gradients may be under way, and what is whole is given up before and after.
-    """
-    before = _formats(model)
-    compute_in(model, dtype)
-    try:
-        yield
-    finally:
-        _set_formats(model, before)
-
-
-@contextmanager
 def without_gradients(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """While it is open no operation is recorded, and a sharded model computes in this format."""
+    """While it is open no operation is recorded, and a sharded model computes in this format.
+
+    No gradients may be under way, and what is whole of a sharded model is given up before and after.
+    """
     if not is_sharded(model):
         with torch.inference_mode():
             yield
-    else:  # its parts are put together into tensors that training continues with
-        with torch.no_grad(), computing_in(model, dtype):
+        return
+    with torch.no_grad():  # its parts are put together into tensors that training continues with
+        before = _formats(model)
+        compute_in(model, dtype)
+        try:
             yield
+        finally:
+            _set_formats(model, before)
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype) -> None:

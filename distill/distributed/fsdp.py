@@ -91,6 +91,12 @@ class Fsdp(Ddp):
         with super().waiting():
             yield
 
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self.size == 1:  # nobody waits for it, and the next run of this process joins anew
+            self.close()
+        else:
+            super().__exit__(kind, error, trace)
+
     def close(self) -> None:
         if self.size > 1:
             super().close()
@@ -107,14 +113,14 @@ class ShardedSync(GradientSync):
     that stays whole) are in the bucket, as with `ddp`, and ride with the stats in one all-reduce.
     """
 
-    def __init__(self, ranks: Ranks, model: nn.Module) -> None:
+    def __init__(self, ranks: Ranks, model: nn.Module, rings: int | None = None) -> None:
         """As for all ranks; parameters that are sharded have to be the same model's on all ranks already."""
         reshard(model)  # forward passes of checks have made weights whole
         self._sharded = [
             weight for weight in model.parameters() if isinstance(weight, DTensor) and weight.requires_grad
         ]
         self._roots: list[FSDPModule] = roots(model)  # type: ignore[assignment]
-        super().__init__(ranks, model)
+        super().__init__(ranks, model, rings)
         for module in sharded_modules(model):
             count_exchanges(module, ranks.count)
 

@@ -17,7 +17,7 @@ from distill.distributed.install_horovod import COMMAND
 from distill.distributed.rank import RankInfo, number_of, rank_from_env
 from distill.distributed.ranks import Ranks
 from distill.distributed.rendezvous import meeting_point, open_store, wait_for_address, wait_for_all
-from distill.distributed.rings import CANDIDATES, TorchRings, parse_rings
+from distill.distributed.rings import CANDIDATES, TorchRings, requested_rings
 from distill.runtime.errors import SettingError
 
 RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_"  # of variables with the address of the launcher's server
@@ -36,7 +36,7 @@ class Horovod(Ranks):
     def __init__(self, settings: BackendConfig) -> None:
         info = rank_from_env() or RankInfo("", 0, 1, 0, 1)
         device = choose_device(settings, info.local_rank, info.local_size)
-        requested = parse_rings(settings.rings)
+        requested = requested_rings(settings.rings)
         self._nccl = device.type == "cuda"
         self._hvd = _horovod()
         if self._nccl and not self._hvd.nccl_built():
@@ -49,6 +49,7 @@ class Horovod(Ranks):
         _tune(settings, requested or 1, self._nccl)
         _join(self._hvd, info, settings.timeout)
         super().__init__(settings, info, device)
+        self.measures_rings &= not self._nccl
         if (seat := (self._hvd.rank(), self._hvd.size())) != (self.rank, self.size):
             raise SettingError(
                 f"{info.launcher}: this is rank {self.rank} of {self.size}, and Horovod has joined as {seat[0]} of "
@@ -85,10 +86,6 @@ class Horovod(Ranks):
             store = dist.TCPStore(host, port, self.size, is_master=False, timeout=limit)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=limit)
         self._rings = TorchRings(number, self.settings.timeout)
-
-    def choose_rings(self, trial: Tensor) -> None:
-        if not self._nccl:
-            super().choose_rings(trial)
 
     def _close_unused_rings(self) -> None:
         assert self._rings is not None

@@ -19,6 +19,7 @@ from distill.distributed.rank import rank_from_env, refuse_half_numbered
 from distill.runtime.errors import RankLost, SettingError
 from distill.runtime.files import make_folder
 from distill.runtime.progress import write_to
+from distill.runtime.redaction import is_secret
 from distill.runtime.signals import handled
 
 # What Horovod's launcher gets of the environment, as it writes all of that on the command lines of its ranks.
@@ -43,8 +44,8 @@ def should_launch(settings: BackendConfig) -> bool:
     return bool(hosts_of(settings)) or num_processes(settings) > 1
 
 
-def launch(settings: BackendConfig, command: list[str] | None = None) -> int:
-    """Run `command`, by default this very command line, as every rank; wait; return the exit status of the run.
+def launch(settings: BackendConfig, command: list[str]) -> int:
+    """Run `command` as every rank; wait; return the exit status of the run.
 
     On this machine the status is that of the rank that failed first (128 + the signal's number when it was killed).
     Rank 0 has the terminal; the others write to the logs of `keep_log`. Ranks get all signals and end in
@@ -55,12 +56,11 @@ def launch(settings: BackendConfig, command: list[str] | None = None) -> int:
 
     Raises SettingError for invalid hosts, and after that command was printed.
     """
-    command = command or [sys.executable, *sys.orig_argv[1:]]
     if settings.name == "horovod" and importlib.util.find_spec("horovod") is None:
         raise SettingError(f"backend.name=horovod: Horovod is not installed; run `{COMMAND}`")
     hosts = hosts_of(settings)
     if not hosts:
-        return run_ranks(num_processes(settings), command)
+        return run_ranks(num_processes(settings), command, settings.timeout)
     if settings.name == "horovod":
         _become_horovodrun(hosts, command)
     print("\n".join(torchrun_commands(hosts, command)), flush=True)
@@ -146,7 +146,7 @@ def _refuse_unreachable(hosts: list[str]) -> None:
 def _become_horovodrun(hosts: list[tuple[str, int]], command: list[str]) -> NoReturn:
     """Let Horovod's launcher take the place of this process. Raises SettingError for a host that cannot be reached."""
     _refuse_unreachable([host for host, _ in hosts])
-    secrets = sorted(filter(SECRET.search, os.environ))
+    secrets = sorted(name for name in os.environ if SECRET.search(name) or is_secret(name))
     if secrets:
         write_to(
             sys.stderr,

@@ -24,13 +24,15 @@ from distill.runtime.progress import write_to
 from distill.runtime.signals import ALL, SAVING, Signals, handled, name_of
 
 # Seconds after the first failure: until then the others may end by themselves, as they see that one is lost; then they
-# get SIGTERM, and at last they are killed.
-END_BY_ITSELF, LAST_END = 3.0, 30.0
+# get SIGTERM, and at last they are killed, rank 0, which may be writing a checkpoint, not before `backend.timeout`.
+END_BY_ITSELF, LAST_END, LONGEST = 3.0, 30.0, 600.0
 NOT_STOPPED = (1, SettingError.status, Diverged.status, StorageFailed.status)
 
 
-def run_ranks(processes: int, command: list[str]) -> int:
+def run_ranks(processes: int, command: list[str], timeout: float) -> int:
     """Run `command` as so many ranks until all have ended, forwarding signals; the first failure ends all.
+
+    After it rank 0 has `timeout` seconds to write a checkpoint.
 
     This process holds the store through which the ranks meet, on a port that is free. They find themselves in the same
     variables that torchrun sets.
@@ -53,7 +55,7 @@ def run_ranks(processes: int, command: list[str]) -> int:
         for rank in range(processes):
             environment = os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             ranks.append(subprocess.Popen(command, preexec_fn=prepare, env=environment))
-        failed = _wait(ranks, signals)
+        failed = _wait(ranks, signals, timeout)
         received = list(signals.received)
         signals.received.clear()  # the ranks have acted on them
         stopped_by = signals.agreed_stop([float(number in received) for number in ALL])
@@ -69,7 +71,7 @@ def run_ranks(processes: int, command: list[str]) -> int:
     return status
 
 
-def _wait(ranks: list["subprocess.Popen[bytes]"], signals: Signals) -> int | None:
+def _wait(ranks: list["subprocess.Popen[bytes]"], signals: Signals, timeout: float) -> int | None:
     """Wait for all ranks, end all when one fails; returns the one that failed first.
 
     Ranks that got a signal are ending already: a second one would end them at once, while they save.
@@ -86,8 +88,8 @@ def _wait(ranks: list["subprocess.Popen[bytes]"], signals: Signals) -> int | Non
             for rank in alive:
                 rank.terminate()
                 rank.send_signal(signal.SIGCONT)  # one that is stopped acts on SIGTERM only then
-        if past > END_BY_ITSELF + LAST_END:
-            for rank in alive:
+        for rank in alive:
+            if past > END_BY_ITSELF + (max(LAST_END, min(timeout, LONGEST)) if rank is ranks[0] else LAST_END):
                 rank.kill()
         time.sleep(0.05)
     return failed if failed is not None else _first_failure(ranks)

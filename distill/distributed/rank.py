@@ -93,8 +93,3 @@ def _tasks_here(environment: Mapping[str, str]) -> int:
         number, _, times = entry.partition("(x")
         counts += [int(number)] * int(times.rstrip(")") or 1)
     return counts[min(int(environment.get("SLURM_NODEID", 0)), len(counts) - 1)]
-
-
-def may_follow_another(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun may have started this rank again, while former ones are still ending on other hosts."""
-    return BY_TORCHRUN in environment

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from distill.config.settings import BackendConfig
 from distill.distributed.rank import RankInfo
-from distill.distributed.rings import choose_rings, parse_rings
-from distill.runtime.errors import RankLost
+from distill.distributed.rings import choose_rings, requested_rings
+from distill.runtime.errors import RankLost, SettingError
 
 # Number formats on the wire by `backend.compression`, and what gradients are multiplied by there. fp16 loses its digits
 # below 6e-5, where most gradients of one rank lie, and ends at 65,504: with this factor they go from 6e-8 to 64.
@@ -99,8 +99,8 @@ class Ranks:
         self.rank, self.size = info.rank, info.size
         self.local_rank, self.local_size = info.local_rank, info.local_size
         self.device = device
-        requested = parse_rings(settings.rings)
-        self.rings, self.measures_rings = requested or 1, requested is None and self.size > 1
+        self.rings = requested_rings(settings.rings) or 1
+        self.measures_rings = settings.rings == "auto" and self.size > 1
         self.ring_seconds: dict[int, float] = {}
         self.traffic = Traffic()
 
@@ -164,6 +164,20 @@ class Ranks:
         return [
             json.loads(row[:length].numpy().tobytes()) for row, length in zip(by_rank, lengths.tolist(), strict=True)
         ]
+
+    def decide(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives on rank 0, as JSON holds it, on all ranks; its SettingError too, so that none waits."""
+        value, message = None, ""
+        if self.rank == 0:
+            try:
+                value = work()
+            except SettingError as error:
+                message = str(error)
+        self.barrier()  # `work` may take longer than ranks wait in an exchange
+        value, message = self.broadcast((value, message))
+        if message:
+            raise SettingError(message)
+        return value
 
     @contextmanager
     def in_lockstep(self, models: Sequence[nn.Module], idle: Callable[[Any], object]) -> Iterator[None]:
@@ -234,9 +248,16 @@ class Ranks:
                 tensor.copy_(data[start:stop].clone().view(tensor.dtype).view_as(tensor))
                 start = stop
 
-    def choose_rings(self, trial: Tensor) -> None:
-        """Measure one, two and four rings on `trial`, a flat tensor of zeros, and keep the fastest number."""
+    def choose_rings(self, trial: Tensor, begun: int | None = None) -> None:
+        """Measure one, two and four rings on `trial`, a flat tensor of zeros, and keep the fastest number.
+
+        `begun`: with which this run has begun. Of three ranks or more another number sums in another order.
+        """
         self.measures_rings = False
+        if begun is not None:
+            self.rings = begun
+            self._close_unused_rings()
+            return
 
         def seconds(rings: int) -> float:
             self.sum(torch.zeros(1))  # ranks leave it together, and a barrier some hundredths of a second apart

@@ -7,8 +7,6 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch import Tensor
 
-from distill.runtime.errors import SettingError
-
 CANDIDATES = (1, 2, 4)
 GAIN = 1.1  # more than one ring has to be this many times faster than one
 CLOSE = 1.03  # among those, the fewest rings within this factor of the fastest
@@ -16,13 +14,9 @@ MIN_ROUNDS, MAX_ROUNDS = 2, 15  # and one before them, which opens connections a
 SECONDS = 2.0  # of measuring: on a fast network more rounds fit in, and chance decides less
 
 
-def parse_rings(text: str) -> int | None:
-    """The number of rings in `backend.rings`, or None for auto. Raises SettingError."""
-    if text == "auto":
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise SettingError(f"backend.rings={text}: give a number of at least 1, or auto")
-    return int(text)
+def requested_rings(setting: str) -> int | None:
+    """The number of rings in `backend.rings`, or None for auto."""
+    return None if setting == "auto" else int(setting)
 
 
 class TorchRings:

@@ -107,11 +107,6 @@ def is_root(model: nn.Module) -> bool:
     return isinstance(model, FSDPModule)
 
 
-def head_outlasts_forward(model: nn.Module) -> bool:
-    """Whether a model's head can be read without a forward before; that of a sharded one is put together by each."""
-    return not is_sharded(model)
-
-
 def reshard(model: nn.Module) -> None:
     """Give up what is whole after forward passes without a backward one."""
     for module in sharded_modules(model):
@@ -126,3 +121,23 @@ def local(tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """A tensor with the parts of all ranks, which have to call this together; itself where it is not sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def join_outputs(output: Tensor, *inner: Tensor) -> tuple[Tensor, ...]:
+    """The same tensors, for autograd one outcome: no gradient comes to the inner ones before one comes to the output.
+
+    The weights of a sharded block are whole again once a gradient comes to its output. One that came to an inner
+    tensor alone would meet parts of them.
+    """
+    joint: tuple[Tensor, ...] = _Joined.apply(output, *inner)
+    return joint
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients

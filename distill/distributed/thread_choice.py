@@ -9,11 +9,14 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from distill.config.settings import BackendConfig
+
+if TYPE_CHECKING:
+    from distill.distributed.ranks import Ranks
 
 WINDOW = 0.05  # seconds of each measurement: longer than the turn that a system gives to a program
 ROUNDS = 3
@@ -38,19 +41,27 @@ def use_quickest_threads() -> None:
         )
 
 
-def keep_threads(settings: BackendConfig, recorded: Mapping[str, Any], local_size: int = 1) -> dict[str, int]:
+def keep_threads(settings: BackendConfig, recorded: Mapping[str, Any], ranks: "Ranks") -> dict[str, int]:
     """Continue with as many threads as a run began with, since its last bits may depend on them; for its checkpoints.
 
+    A run of several ranks begins with as many on each as the one with the fewest has found. All ranks call it.
+
     Args:
-        recorded: of the checkpoint to resume from, as this function gave it; empty where there is none.
-        local_size: how many ranks share this host; where other ones did, each takes its share anew.
+        recorded: of the checkpoint to resume from, as this function gave it; empty where there is none. Where other
+            numbers of ranks shared a host, each takes its share anew.
     """
-    begun, now = recorded.get("threads"), torch.get_num_threads()
-    chosen = settings.threads is None and "OMP_NUM_THREADS" not in os.environ
-    chosen &= recorded.get("local_ranks", 1) == local_size
-    if chosen and isinstance(begun, int) and begun != now and 0 < begun <= len(os.sched_getaffinity(0)):
-        torch.set_num_threads(begun)
-        logger.info(f"backend.threads={begun}, as this run began; now it would be {now}")
+    begun, now, local_size = recorded.get("threads"), torch.get_num_threads(), ranks.local_size
+    ranks.barrier()  # hosts may be minutes apart in reading a checkpoint
+    fewest = min(ranks.gather(now))
+    if settings.threads is None and "OMP_NUM_THREADS" not in os.environ:
+        is_same = recorded.get("local_ranks", 1) == local_size
+        if is_same and isinstance(begun, int) and 0 < begun <= len(os.sched_getaffinity(0)):
+            if begun != now:
+                torch.set_num_threads(begun)
+                logger.info(f"backend.threads={begun}, as this run began; now it would be {now}")
+        elif fewest != now:
+            torch.set_num_threads(fewest)
+            logger.info(f"backend.threads={fewest}, as on the rank with the fewest")
     return {"threads": torch.get_num_threads(), **({"local_ranks": local_size} if local_size > 1 else {})}
 
 

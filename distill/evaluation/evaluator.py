@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from distill.config.settings import PrecisionConfig
-from distill.distributed.shard import head_outlasts_forward
+from distill.distributed.shard import is_sharded
 from distill.evaluation.measures import (
     KEPT_BYTES,
     Byproducts,
@@ -126,7 +126,8 @@ class Evaluator:
         losses: dict[tuple[str, str], SequenceLosses] | None,
     ) -> Scores:
         scores: Scores = {measure.name: {} for measure in self.measures}
-        head_rows = None if keep is None or not head_outlasts_forward(model) else KeptRows(KEPT_BYTES)
+        # The head of a sharded model is put together by each forward, and cannot be read without one.
+        head_rows = None if keep is None or is_sharded(model) else KeptRows(KEPT_BYTES)
         with self.readers.timed(), self.readers.opened(model) as reader:
             for data in sets:
                 for scoring_pass in self.passes:

@@ -23,6 +23,10 @@ MASKING = MaskingConfig(mlm_probability=0.15, mask=0.8, keep=0.1, smoothing=0.0)
 HELDOUT = "heldout"  # the kind of the set that is a part of the corpus
 
 
+class NotFinite(ValueError):
+    """Outputs of a model from which nothing can be read, as some of them are not finite."""
+
+
 @dataclass(frozen=True)
 class EvaluationSet:
     """Sequences to score."""

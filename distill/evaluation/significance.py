@@ -140,17 +140,6 @@ def _draws(num_units: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
         yield draw.integers(num_units, size=(min(per_chunk, resamples - start), num_units))
 
 
-def compare_losses(first: SequenceLosses, second: SequenceLosses, units: Units) -> Bootstrap | None:
-    """The bootstrap of two models that were scored at the same tokens of a set; None where it proves nothing.
-
-    So it is with fewer than ten units, and with losses that are not finite.
-    """
-    if (sums := _unit_sums((first, second), units)) is None:
-        return None
-    one, other, counts = sums
-    return paired_bootstrap(one, other, counts, units.name)
-
-
 def _unit_sums(models: Sequence[SequenceLosses], units: Units) -> list[np.ndarray] | None:
     """[U] the losses of each model by unit, then their counts; None of fewer than ten units or losses not finite.
 
@@ -178,9 +167,10 @@ def compare_models(
         first, second: what `Evaluator.score_by_sequence` gave of each of them.
     """
     by_measure: dict[str, dict[str, Bootstrap]] = {}
-    for measure, name, (one, other), units in _shared([first, second], sets, scoring):
-        if (compared := compare_losses(one, other, units)) is not None:
-            by_measure.setdefault(measure, {})[name] = compared
+    for measure, name, models, units in _shared([first, second], sets, scoring):
+        if (sums := _unit_sums(models, units)) is not None:  # else it proves nothing
+            one, other, counts = sums
+            by_measure.setdefault(measure, {})[name] = paired_bootstrap(one, other, counts, units.name)
     return by_measure
 
 

@@ -50,6 +50,11 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
             f"{setting}: {_class(model)} lacks a part of a language model: base_model, "
             f"get_output_embeddings() and a forward that calls both ({first_line(error)}); see {EXAMPLE}"
         ) from error
+    if hasattr(getattr(model, "get_output_embeddings", lambda: None)(), "get_base_layer"):
+        raise SettingError(
+            f"{setting}: the output embedding of {_class(model)} has an adapter, which losses on logits would not "
+            "read: leave it out of the modules that get one (of LoRA, target_modules)"
+        )
     if not all(alike(*pair) for pair in pairs):
         raise SettingError(
             f"{setting}: {_class(model)} computes something between its layers and its logits that Distill does not "
@@ -187,6 +192,12 @@ def check_tokenizers(of_run: PreTrainedTokenizerBase, of_model: PreTrainedTokeni
             f"{setting}: its vocabulary ({len(vocabulary)} tokens) is not that of this run ({len(expected)} tokens, "
             f"{differing} of its tokens differ); choose models with one tokenizer"
         )
+
+
+def check_positions(model: Any, name: str, length: int) -> None:
+    """Raises SettingError for sequences that are longer than a model takes; the message calls it `name`."""
+    if (limit := max_positions(model)) is not None and length > limit:
+        raise SettingError(f"corpus.sequence_length={length} exceeds the {limit} positions of {name}: lower it")
 
 
 def max_positions(model: Any) -> int | None:

@@ -17,6 +17,7 @@ from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -201,13 +202,15 @@ def _from_gguf(file: Path, new: Path) -> Origin:
         raise SettingError(f"a GGUF file is read by the packages gguf and accelerate: run `{pip_install('gguf')}`")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = str(file.parent)
+    there: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     try:
-        with quietly(), redirect_stderr(io.StringIO()):  # it draws bars, and would state that it dequantizes
+        # It draws bars, and would state that it dequantizes.
+        with quietly(), redirect_stderr(io.StringIO()), TemporaryDirectory() as alone:
             header = _Header.of(file)
-            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
+            Path(alone, file.name).symlink_to(file.resolve())  # adapters, configuration and code may lie beside it
+            tokenizer = AutoTokenizer.from_pretrained(alone, **there)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder, gguf_file=file.name, dtype=torch.bfloat16, output_loading_info=True, **_dequantized()
+                alone, dtype=torch.bfloat16, output_loading_info=True, **there, **_dequantized()
             )
     except Exception as error:  # of transformers, gguf and tokenizers, which have no class in common
         reason = f"transformers cannot read this GGUF file ({first_line(error)[:200]})"

@@ -17,6 +17,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,6 +46,23 @@ RENAMED = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor"
 EVERY_NTH = "global_attn_every_n_layers"
 PHI3 = ("short_factor", "long_factor")  # of its rotary scaling
 LARGEST_FILE = "2GB"
+CARD = "README.md"
+FILES = (  # that a student's folder may have beside its card, by the form of its weights and the kind of its tokenizer
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
 GLOBAL, WINDOW = "full_attention", "sliding_attention"
 
 
@@ -92,6 +110,17 @@ def try_export(student: Any) -> None:
         if is_out_of_memory(error):
             raise
         raise SettingError(f"The student cannot be exported: {mistake(error)}") from error
+
+
+def foreign_file(folder: Path) -> Path | None:
+    """A file or folder here that no export writes; None where there is none."""
+    others = (path for path in sorted(folder.iterdir()) if path.name != CARD and not is_of_export(path.name))
+    return next(others, None)
+
+
+def is_of_export(place: str) -> bool:
+    """Whether a file of this name may be of a student, its card aside; `place` is relative to the student's folder."""
+    return "/" not in place and any(fnmatch(place, pattern) for pattern in FILES)
 
 
 def _write_weights(student: Any, folder: Path) -> dict[str, torch.Tensor]:

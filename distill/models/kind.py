@@ -1,7 +1,7 @@
 """The kinds of language models: which class of transformers a task needs, and which way its positions look."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,22 +129,38 @@ def _refuse_unfit(setting: str, config: Any, kind: ModelKind) -> None:
             f"{setting} is a {config.model_type}, of which transformers has no {kind.noun}: choose another model"
         )
     saved, needed = saved_class(config), len(kind.fields.get("id2label", ()))
-    _refuse_other_classes(setting, config, kind, saved in kind.classes(config.model_type))
-    if needed and saved in kind.classes(config.model_type) and config.num_labels != needed:
+    fine_tuned = saved in kind.classes(config.model_type)
+    if needed and fine_tuned and getattr(config, "problem_type", None) == "multi_label_classification":
+        raise SettingError(
+            f"{setting} gives several classes for a text (problem_type=multi_label_classification), and these examples "
+            "have one class or value each: choose another model"
+        )
+    _refuse_other_classes(setting, config, kind, fine_tuned)
+    if needed and fine_tuned and config.num_labels != needed:
         raise SettingError(
             f"{setting} gives {config.num_labels} numbers for a text, and these examples need {needed}, one for each "
             "class or value: choose another model, or a pre-trained one that has not been fine-tuned"
         )
 
 
+def output_names(config: Any) -> list[str]:
+    """What a classifier calls its outputs, by their numbers; a file may list them in any order."""
+    names = config.id2label or {}
+    return [str(names[number]) for number in sorted(names)]
+
+
+def are_anonymous(names: Sequence[str]) -> bool:
+    """Whether they are those that transformers gives outputs that nobody has named."""
+    return all(name.startswith("LABEL_") for name in names)
+
+
 def _refuse_other_classes(setting: str, config: Any, kind: ModelKind, fine_tuned: bool) -> None:
     """Refuse a fine-tuned model whose outputs stand for other classes, or for these in another order."""
     expected = [str(name) for name in kind.fields.get("id2label", {}).values()]
-    saved = [str(name) for name in (config.id2label or {}).values()]
-    anonymous = all(name.startswith("LABEL_") for name in saved)
+    saved = output_names(config)
     if not fine_tuned or len(saved) != len(expected) or len(expected) < 2:
         return
-    if anonymous:
+    if are_anonymous(saved):
         numbered = ", ".join(f"{number}={name}" for number, name in enumerate(expected))
         logger.warning(f"{setting} names no classes: its outputs are taken for {numbered}")
         return

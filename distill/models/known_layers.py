@@ -29,8 +29,12 @@ ENCODERS = {BertForMaskedLM: BertModel, DistilBertForMaskedLM: DistilBertModel, 
 
 @dataclass(frozen=True)
 class Layer:
-    """An encoder layer without position terms in its attention, in the pieces that can be computed apart."""
+    """An encoder layer without position terms in its attention, in the pieces that can be computed apart.
 
+    Dropout is in none of them but what follows attention.
+    """
+
+    block: Any  # the whole layer
     query: nn.Linear | PackedLinear
     key: nn.Linear | PackedLinear
     value: nn.Linear | PackedLinear
@@ -40,29 +44,18 @@ class Layer:
 
 def known_layers(model: Any) -> list[Layer] | None:
     """The layers of a model whose encoder is a supported class, else None: a subclass may compute something else."""
-    blocks = known_blocks(model)
-    if blocks is None:
+    encoder: Any = getattr(model, "base_model", None)
+    is_known = ENCODERS.get(type(model)) is type(encoder)
+    if not is_known or getattr(model.config, "is_decoder", False):
         return None
-    layers = [layer_of(block, model) for block in blocks]
+    if type(model) is DistilBertForMaskedLM:
+        layers = [_distilbert(block) for block in encoder.transformer.layer]
+    else:
+        layers = [_bert(block) for block in encoder.encoder.layer]
     # What else stands in for a linear layer (int8, adapters) has weights of another form.
     linears = [linear for layer in layers for linear in (layer.query, layer.key, layer.value)]
     plain = all(type(linear) in (nn.Linear, PackedLinear) for linear in linears)
     return layers if plain and layers else None
-
-
-def known_blocks(model: Any) -> nn.ModuleList | None:
-    """The blocks of a model whose encoder is a supported class itself."""
-    encoder: Any = getattr(model, "base_model", None)
-    known_encoder = ENCODERS.get(type(model)) is type(encoder)
-    if not known_encoder or getattr(model.config, "is_decoder", False):
-        return None
-    blocks: nn.ModuleList = (encoder.transformer if type(model) is DistilBertForMaskedLM else encoder.encoder).layer
-    return blocks
-
-
-def layer_of(block: Any, model: Any) -> Layer:
-    """A block of such a model in its pieces; dropout is in none of them but what follows attention."""
-    return _distilbert(block) if type(model) is DistilBertForMaskedLM else _bert(block)
 
 
 def _bert(block: Any) -> Layer:
@@ -72,7 +65,7 @@ def _bert(block: Any) -> Layer:
         output: Tensor = block.feed_forward_chunk(block.attention.output(attended, x))
         return output
 
-    return Layer(inner.query, inner.key, inner.value, inner.num_attention_heads, rest)
+    return Layer(block, inner.query, inner.key, inner.value, inner.num_attention_heads, rest)
 
 
 def _distilbert(block: Any) -> Layer:
@@ -83,7 +76,7 @@ def _distilbert(block: Any) -> Layer:
         output: Tensor = block.output_layer_norm(block.ffn.ff_chunk(x) + x)
         return output
 
-    return Layer(inner.q_lin, inner.k_lin, inner.v_lin, inner.n_heads, rest)
+    return Layer(block, inner.q_lin, inner.k_lin, inner.v_lin, inner.n_heads, rest)
 
 
 def attend(layer: Layer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -112,32 +105,31 @@ def last_block_at(model: Any, positions: Tensor | None) -> Iterator[bool]:
         positions: flat ones [N] in B * S; None: all of them. The whole block is computed where they do not ascend.
     """
     fits = positions is not None and positions.device.type == "cpu" and not (positions[1:] < positions[:-1]).any()
-    block = _reducible(model) if fits else None
-    if block is None:
+    layer = _reducible(model) if fits else None
+    if layer is None:
         yield False
         return
-    layer = layer_of(block, model)
 
     def forward(x: Tensor, mask: Tensor | None = None, *others: Any, **named: Any) -> Tensor:
-        assert positions is not None
+        assert positions is not None and layer is not None
         return _at(layer, x, mask, positions)
 
-    block.forward = forward
+    layer.block.forward = forward
     try:
         yield True
     finally:
-        del block.forward
+        del layer.block.forward
 
 
-def _reducible(model: Any) -> Any | None:
+def _reducible(model: Any) -> Layer | None:
     """The last block where it can be computed at some positions only."""
     layers = known_layers(model)
     if not layers or "forward" in vars(model.base_model):
         return None
-    block: Any = known_blocks(model)[-1]  # type: ignore[index]
+    block = layers[-1].block
     if "forward" in vars(block) or (block.training and any(drops(module) for module in block.modules())):
         return None
-    return block
+    return layers[-1]
 
 
 def drops(module: nn.Module) -> bool:

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.distributed.shard import is_root, plain_class
-from distill.distributed.side_outputs import join_outputs
+from distill.distributed.shard import is_root, join_outputs, plain_class
 from distill.models.gradient_checkpointing import checkpointed
 from distill.models.kernels.precision import at_least_fp32, autocast, dtype_of
 from distill.models.known_layers import last_block_at

@@ -65,11 +65,6 @@ class HubOptions(NamedTuple):
     revision: str | None = None  # the newest
     trust_remote_code: bool = False
 
-    @property
-    def arguments(self) -> "HubArguments":
-        """As transformers names them."""
-        return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
-
 
 class HubArguments(TypedDict, total=False):
     """What transformers' `from_pretrained` gets of them."""
@@ -85,7 +80,8 @@ THE_NEWEST = HubOptions()
 def hub_arguments(folder: str, hub: HubOptions) -> HubArguments:
     """What transformers' `from_pretrained` gets; of a name while the Hub is not reached, to look in the cache alone."""
     is_cached_alone = not Path(folder).exists() and not is_hub_reached()
-    return {**hub.arguments, "local_files_only": True} if is_cached_alone else hub.arguments
+    arguments: HubArguments = {"revision": hub.revision or "main", "trust_remote_code": hub.trust_remote_code}
+    return {**arguments, "local_files_only": True} if is_cached_alone else arguments
 
 
 def load_pretrained(
@@ -115,7 +111,8 @@ def load_pretrained(
     with loading(setting, path, folder, f"does not load as a {kind.noun}", AS_SAVED):
         refuse_other_kind(f"{setting}={path}", config, kind)
         _refuse_other_weights(setting, path, Path(folder))
-        names = {}
+        _refuse_adapters(setting, path, folder, hub)
+        names, arguments = {}, hub_arguments(folder, hub)
         if config.model_type in DEBERTA:
             config.legacy, names = True, DEBERTA_HEAD
         fields = {**kind.fields, **(changes(config) if changes else {})}
@@ -124,11 +121,9 @@ def load_pretrained(
             setattr(config, name, value)
         if not (mapped or hub.trust_remote_code):
             require_memory_for_weights(f"{setting}={path}", lambda: kind.auto_class.from_config(config))
-        arguments = hub_arguments(folder, hub)
         # With PEFT installed, transformers looks for adapters of a name on the Hub although files are to be local.
-        is_cached_alone = arguments.get("local_files_only", False)
         model, report = kind.auto_class.from_pretrained(
-            str(_on_disk(folder, hub)) if is_cached_alone else folder,
+            str(_on_disk(folder, hub)) if arguments.get("local_files_only", False) else folder,
             **arguments,
             config=config,
             key_mapping=names or None,
@@ -148,6 +143,23 @@ def load_pretrained(
         _own_weights(model)
         check_model(model, f"{setting}={path}", kind)
     return model
+
+
+def _refuse_adapters(setting: str, path: str, folder: str, hub: HubOptions) -> None:
+    """Raises SettingError for adapters beside the weights, which transformers adds only where PEFT is installed."""
+    from transformers.utils import find_adapter_config_file, is_peft_available
+
+    has_adapters = (Path(folder) / "adapter_config.json").is_file()
+    if not Path(folder).is_dir() and is_peft_available():
+        arguments = hub_arguments(folder, hub)
+        alone = arguments.get("local_files_only", False)
+        file = find_adapter_config_file(folder, revision=arguments["revision"], local_files_only=alone)
+        has_adapters = file is not None
+    if has_adapters:
+        raise SettingError(
+            f"{setting}={path} holds adapters beside its weights (adapter_config.json): merge them, such as by PEFT's "
+            "merge_and_unload(), and save the model to a folder of its own"
+        )
 
 
 def _own_weights(model: Any) -> None:

@@ -1,5 +1,6 @@
 """Loads a saved model with its tokenizer and the settings of the run that trained it."""
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -139,13 +140,11 @@ def device_of(name: str) -> torch.device:
     """The device with this name. Raises SettingError where there is none."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise SettingError(f"device={name}: give auto, cpu, cuda or cuda:NUMBER") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if not (match := re.fullmatch(r"cpu|cuda(?::(0|[1-9]\d*))?", str(name))):
+        raise SettingError(f"device={name}: give auto, cpu, cuda or cuda:NUMBER")
+    if str(name) != "cpu" and int(match[1] or 0) >= torch.cuda.device_count():
         raise SettingError(f"device={name}: there are {torch.cuda.device_count()} GPUs here; give cpu")
-    return device
+    return torch.device(name)
 
 
 def kind_of(setting: str, path: str) -> ModelKind:

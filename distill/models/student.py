@@ -20,7 +20,7 @@ from distill.config.settings import (
 )
 from distill.config.student import BuiltInStudentConfig
 from distill.distributed.mapped import new_parameters_take_memory, parameters_on_meta
-from distill.models.check import check_length, check_model, check_tokenizers, max_positions, position_offset
+from distill.models.check import check_length, check_model, check_positions, check_tokenizers, position_offset
 from distill.models.custom import custom_model, tokenizer_in_memory
 from distill.models.fields import check_fields, family
 from distill.models.from_layers import copy_layers, student_fields
@@ -76,7 +76,7 @@ def make_student(
             `check_student` is then left to the caller, once the student is sharded over ranks.
 
     Raises:
-        SettingError: an unknown start or one that lacks its source, or sequences too long for either model.
+        SettingError: an unknown start or one that lacks its source, or sequences too long for it.
     """
     match settings:
         case LayersStudentConfig():
@@ -90,9 +90,7 @@ def make_student(
             model = custom_model(settings.custom, settings.path, kind, **context)
             for weight in model.parameters():  # optimizers and files take a weight row by row, a part of another too
                 weight.data = weight.data.contiguous()
-    for name, one in (("teacher", teacher), ("student", model)):
-        if (limit := max_positions(one)) is not None and length > limit:
-            raise SettingError(f"corpus.sequence_length={length} exceeds the {name}'s {limit} positions: lower it")
+    check_positions(model, "student", length)
     if settings.gradient_checkpointing:
         require_blocks(model)
     frozen = settings.frozen if isinstance(settings, BuiltInStudentConfig) else []

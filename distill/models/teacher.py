@@ -93,10 +93,12 @@ def teacher_tokenizer(
     if isinstance(settings, CustomConfig) and (held := tokenizer_in_memory(settings.custom, kind)) is not None:
         return held
     path = settings.path if isinstance(settings, CustomConfig) else teacher_path(settings, setting)
-    named, path = _tokenizer_path(settings, path, setting)
-    hub = _hub(settings)
-    if named.endswith(".tokenizer"):
-        hub = hub._replace(revision=None)  # teacher.revision is of the repository of teacher.path
+    named, hub = f"{setting}.path", _hub(settings)
+    if not isinstance(settings, BundledConfig) and settings.tokenizer is not None:
+        # teacher.revision is of the repository of teacher.path
+        named, path, hub = f"{setting}.tokenizer", settings.tokenizer, hub._replace(revision=None)
+    if path is None:
+        raise SettingError(f"{setting}.tokenizer=null: give the folder or Hub name of the tokenizer of your teacher")
     return load_tokenizer(named, path, kind, hub)
 
 
@@ -104,12 +106,3 @@ def _hub(settings: AnyTeacher) -> HubOptions:
     if isinstance(settings, BundledConfig):
         return THE_NEWEST
     return HubOptions(settings.revision, settings.trust_remote_code)
-
-
-def _tokenizer_path(settings: AnyTeacher, path: str | None, setting: str) -> tuple[str, str]:
-    """The setting that names where a teacher's tokenizer lies, and its value."""
-    if not isinstance(settings, BundledConfig) and settings.tokenizer is not None:
-        return f"{setting}.tokenizer", settings.tokenizer
-    if path is None:
-        raise SettingError(f"{setting}.tokenizer=null: give the folder or Hub name of the tokenizer of your teacher")
-    return f"{setting}.path", path

@@ -46,8 +46,6 @@ def make_terms(settings: ObjectiveConfig) -> dict[str, Term]:
 
 def _check_early(setting: str, term: VocabularyTerm) -> None:
     """Raises SettingError for what is wrong with a user's loss on any vocabulary, before anything heavy starts."""
-    if hasattr(term, "rows"):
-        raise SettingError(f"{setting}: rows={term.rows} has another name now: rename the attribute to positions")
     if term.positions not in (ALL, TARGETS):
         raise SettingError(f"{setting}: positions={term.positions} is not known: choose {ALL} or {TARGETS}")
     if type(term).build is Term.build:  # else `losses` may read what only `build` makes

@@ -19,8 +19,8 @@ from distill.objective.kernel import NO_TARGET
 from distill.objective.running_mean import TOKENS
 from distill.objective.terms import ALL, Term, VocabularyTerm
 from distill.objective.trainable import Trainable
-from distill.objective.vocabulary import ChunkedLosses, PlainLosses, VocabularyLosses, mixing_temperature
-from distill.runtime.users_code import naming_mistakes
+from distill.objective.vocabulary import ChunkedLosses, PlainLosses, mixing_temperature
+from distill.runtime.users_code import is_users, naming_mistakes
 from distill.teacher.distributions import Mixture
 from distill.teacher.output import TeacherOutput
 
@@ -66,8 +66,8 @@ class Objective:
         for name, schedule in self.temperatures.items():
             self.terms[name] = self.terms[name].at_temperature(schedule(progress))
         self._vocabulary = {name: term for name, term in self.terms.items() if isinstance(term, VocabularyTerm)}
-        on_logits = self.vocabulary_terms
-        self._vocabulary_losses: VocabularyLosses = (
+        on_logits = list(self._vocabulary.values())
+        self._vocabulary_losses: PlainLosses | ChunkedLosses = (
             PlainLosses(on_logits, self.vocab) if self.plain else ChunkedLosses(on_logits, self.vocab, self.compiled)
         )
 
@@ -100,11 +100,6 @@ class Objective:
         """What each term's sum is multiplied by in a step with these counts: [T], weight / count."""
         weights = torch.tensor([self.weights[name] for name in self.names])
         return (weights / counts[: len(self.names)].clamp(min=1)).to(device, dtype)
-
-    @property
-    def vocabulary_terms(self) -> list[VocabularyTerm]:
-        """Those on logits."""
-        return list(self._vocabulary.values())
 
     @property
     def top_k_temperature(self) -> float | None:
@@ -143,7 +138,10 @@ class Objective:
         sums: dict[str, Tensor] = {}
         if self._vocabulary:
             assert outputs.head_rows is not None
-            loss, on_logits = self._vocabulary_loss(model.student.head(outputs.head_rows), teacher, batch, scales)
+            mine = {name: term for name, term in self._vocabulary.items() if is_users(type(term).__module__)}
+            what = f"objective.{', objective.'.join(mine)}: losses()"
+            with naming_mistakes(what, next(iter(mine.values()), self)):
+                loss, on_logits = self._vocabulary_loss(model.student.head(outputs.head_rows), teacher, batch, scales)
             sums |= dict(zip(self._vocabulary, on_logits, strict=True))
         for number, (name, term) in enumerate(self.terms.items()):
             if name not in self._vocabulary:

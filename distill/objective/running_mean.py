@@ -23,10 +23,6 @@ class RunningMean:
             for name, value in of_step.items():
                 totals[name] = totals.get(name, 0.0) + value
 
-    def count_tokens(self, tokens: int) -> None:
-        """Take in the tokens of a step, also of one that is skipped."""
-        self.tokens += tokens
-
     def means(self, names: Iterable[str]) -> dict[str, float]:
         """`total` and the mean of every term; nan without positions, as when all steps were skipped."""
         counted = [name for name in names if self.counts.get(name)]

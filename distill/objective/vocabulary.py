@@ -4,7 +4,7 @@ Shapes: N rows, V vocabulary, M terms.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,12 @@ from distill.runtime.errors import SettingError
 from distill.teacher.distributions import Distribution, Logits, Mixture, Single
 
 
-class VocabularyLosses(Protocol):
-    """What computes all losses over the vocabulary of a micro-batch."""
+class PlainLosses:
+    """As one would write it: all logits of both models, then each term's formula."""
+
+    def __init__(self, terms: Sequence[VocabularyTerm], vocab: int) -> None:
+        """`vocab`: how many of the first entries of either head count."""
+        self.terms, self.vocab = terms, vocab
 
     def __call__(
         self, student: Head, teacher: Distribution | None, targets: Tensor, scales: Tensor
@@ -33,19 +37,6 @@ class VocabularyLosses(Protocol):
             targets: [N] int64, -100 in a row without one.
             scales: [M], in the format that elementwise work is done in.
         """
-        ...
-
-
-class PlainLosses:
-    """As one would write it: all logits of both models, then each term's formula."""
-
-    def __init__(self, terms: Sequence[VocabularyTerm], vocab: int) -> None:
-        """`vocab`: how many of the first entries of either head count."""
-        self.terms, self.vocab = terms, vocab
-
-    def __call__(
-        self, student: Head, teacher: Distribution | None, targets: Tensor, scales: Tensor
-    ) -> tuple[Tensor, Tensor]:
         mixture, losses, sums = Mixture.of(teacher), [], []
         members = [self._single(member) for member in mixture.members]
         dtype = torch.promote_types(student.dtype or student.rows.dtype, scales.dtype)

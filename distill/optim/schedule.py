@@ -28,16 +28,6 @@ def length_in_steps(settings: TrainConfig, steps_per_epoch: int) -> int | None:
     return None if settings.minutes is not None else total_steps(settings, steps_per_epoch)
 
 
-def progress_of(step: int, steps: int, seconds: float, minutes: float) -> float:
-    """How far the middle of a step is in the run, from 0 to 1, by steps or by the clock: whichever ends it first.
-
-    Args:
-        step: how many were done before it.
-        steps, minutes: after which the run ends.
-    """
-    return min(max((step + 0.5) / steps, seconds / (60 * minutes)), 1.0)
-
-
 @dataclass(frozen=True)
 class Limits:
     """What ends a run: a number of steps or the clock, whichever comes first."""
@@ -57,8 +47,11 @@ class Limits:
         return step >= self.steps or seconds >= 60 * self.minutes
 
     def progress(self, step: int, seconds: float) -> float:
-        """How far a run is in the step that follows so many others, from 0 to 1."""
-        return progress_of(step, self.steps, seconds, self.minutes)
+        """How far the middle of the step behind so many others is in the run, from 0 to 1.
+
+        That is by steps or by the clock, whichever ends it first.
+        """
+        return min(max((step + 0.5) / self.steps, seconds / (60 * self.minutes)), 1.0)
 
     def ended_by(self, step: int) -> str:
         """Which limit a run has reached that ends after so many steps: epochs, steps or minutes."""

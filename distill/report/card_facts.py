@@ -12,7 +12,7 @@ from distill.runs.facts import Published, Student
 from distill.runs.record import Record
 
 # An absolute path, up to a sign that ends it or to the next one. A URL is none: its slashes follow a colon.
-ABSOLUTE = re.compile(r"""(?<![^\s(\[{="',])(?:file://)?~?/(?=[\w.~])(?:(?! ~?/)[^,;()\]}"'])*""")
+ABSOLUTE = re.compile(r"""(?<![^\s(\[{="',:])(?:file://)?~?/(?=[\w.~])(?:(?! ~?/)[^,;()\]}"'])*""")
 # The Hub's names of metrics by those of measures.
 METRICS = {
     "perplexity": "perplexity",
@@ -54,8 +54,8 @@ def model_name(name: str | None) -> str:
     if not text.startswith(("/", ".", "~")) and (text.count("/") < 2 or " " in text):
         return without_paths(text)  # a description, or OWNER/NAME of the Hub
     parts = [part for part in PurePath(text).parts if part not in ("student", "snapshots", "/")]
-    if len(parts) > 1 and (step := parts[-1].removeprefix("step-")).isdecimal():
-        return f"{parts[-2]} after step {number(int(step))}"
+    if len(parts) > 1 and (step := re.fullmatch(r"step-(\d+)", parts[-1])):
+        return f"{parts[-2]} after step {number(int(step[1]))}"
     return parts[-1] if parts else text
 
 
@@ -67,9 +67,18 @@ def without_paths(text: str) -> str:
 def _command_without_paths(command: str) -> str:
     """The same of a command, word by word, as a path in it may hold spaces."""
     try:
-        return shlex.join([without_paths(word) for word in shlex.split(command)])
+        return shlex.join([_word_without_paths(word) for word in shlex.split(command)])
     except ValueError:  # a quotation mark that is never closed
         return without_paths(command)
+
+
+def _word_without_paths(word: str) -> str:
+    name, equals, value = word.partition("=")
+    quote = value[:1] if len(value) > 1 and value[0] in "'\"" and value[-1] == value[0] else ""
+    text = value.removeprefix(quote).removesuffix(quote)
+    if equals and text.startswith(("/", "~/", "file:/")) and (quote or "," not in text):
+        return f"{name}={quote}{PurePath(text).name}{quote}"  # whatever signs the path has
+    return without_paths(word)
 
 
 def metadata(record: Record, title: str, task: str) -> dict[str, Any]:

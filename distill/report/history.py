@@ -1,5 +1,7 @@
 """The history of a run in tables: losses and scores by epoch or step, the baseline's and the teacher's beside them."""
 
+from collections.abc import Callable, Sequence
+
 from distill.report.page import Block, Picture, Table
 from distill.report.words import NONE, number, short, time_of
 from distill.runs.facts import HistoryPoint
@@ -11,9 +13,10 @@ Points = dict[str, HistoryPoint]  # by step or epoch, as it is shown
 
 def history_blocks(record: Record, pictures: dict[str, Picture]) -> list[Block]:
     """The tables of a history and its figures, where `pictures` has them; of a run under way those so far."""
-    all_points = {_point(point, record.history_by): point for point in record.history}
-    all_baseline = record.baseline.history if record.baseline else []
-    student, baseline = _some(all_points), _some({_point(point, record.history_by): point for point in all_baseline})
+    of_baseline = record.baseline.history if record.baseline else []
+    key = _key([*record.history, *of_baseline], record.history_by)
+    all_points = {key(point): point for point in record.history}
+    student, baseline = _some(all_points), _some({key(point): point for point in of_baseline})
     tables = [_losses(record, student, baseline)]
     tables += [_measure(record, measure, student, baseline) for measure in record.measures]
     shown: list[Block] = [table for table in tables if table.rows]
@@ -22,9 +25,13 @@ def history_blocks(record: Record, pictures: dict[str, Picture]) -> list[Block]:
     return shown + [pictures[name] for name in ("history", "minutes") if name in pictures]
 
 
-def _point(point: HistoryPoint, axis: str) -> str:
-    """The key of a point: its step, or its epoch without needless zeros."""
-    return number(point.step or 0) if axis == "step" else f"{point.epoch or 0.0:.2f}".rstrip("0").rstrip(".")
+def _key(history: Sequence[HistoryPoint], axis: str) -> Callable[[HistoryPoint], str]:
+    """What names a point: its step, or its epoch in as few digits as tell those of this history apart."""
+    if axis == "step":
+        return lambda point: number(point.step or 0)
+    epochs = {point.epoch or 0.0 for point in history}
+    digits = next((count for count in range(2, 9) if len({round(epoch, count) for epoch in epochs}) == len(epochs)), 9)
+    return lambda point: f"{point.epoch or 0.0:.{digits}f}".rstrip("0").rstrip(".")
 
 
 def _some(points: Points) -> Points:

@@ -12,8 +12,9 @@ from collections import deque
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypedDict
+from typing import Any, Self, TypedDict
 
+from distill.distributed import Ranks
 from distill.report import live
 from distill.report.live import PAGE, STATE
 from distill.report.live_logs import LINES, Series, cleaned, earlier_lines, tails, thinned
@@ -33,15 +34,6 @@ from distill.runtime.storage import storage_failure
 PATIENCE = 30.0  # seconds that the end of a run waits for a page that is being written
 
 logger = logging.getLogger(__name__)
-
-
-class Ranks(Protocol):
-    """The part of the ranks that the page reads."""
-
-    rank: int
-    size: int
-    device: Any
-    traffic: Any  # `exchange_seconds`: how long this rank has waited for the others
 
 
 class RunPage:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from distill.report.figures import SERIES, Line, Panel, svg_picture
 from distill.report.history import history_blocks
 from distill.report.live_logs import MAX_POINTS
-from distill.report.page import Block, Code, Section, Table, Tiles
+from distill.report.page import Block, Code, Section, Tiles, facts_table
 from distill.report.run_figures import loss_panels, machine_panels, optimizer_panels, points_of, throughput
 from distill.report.summary import reproduced_by
 from distill.report.words import NONE, number, percent, short, time_of
@@ -105,7 +105,7 @@ def _ending(run: RunView, ending: Ending) -> list[Block]:
     blocks: list[Block] = [
         f"Stopped with status {ending.status}: {ending.message}",
         after,
-        *reproduced_by(run.record, run.record.command_from_anywhere),
+        *reproduced_by(run.record.command_from_anywhere),
     ]
     traceback: list[Block] = [Code(ending.traceback, "Traceback")] if ending.traceback else []
     return [*blocks, f"Folder: {run.folder}. Written {run.written}.", *traceback, *_tiles(run)]
@@ -179,18 +179,13 @@ def _facts(run: RunView) -> list[Block]:
     ]
     rows = [
         ("Corpus", record.corpus.name),
-        ("Sequences", _amount(record.corpus.sequences)),
+        ("Sequences", number(record.corpus.sequences)),
         ("Models", "; ".join(models)),
-        ("Sequences per step", _amount(record.backend.sequences_per_step)),
+        ("Sequences per step", number(record.backend.sequences_per_step)),
         ("Backend", record.backend.name),
-        ("Ranks", _amount(record.backend.ranks)),
+        ("Ranks", number(record.backend.ranks)),
         ("Device", record.environment.device),
         ("Folder", run.folder),
     ]
-    shown = [[label, str(value)] for label, value in rows if value]
-    command = [] if run.ending else reproduced_by(record, record.command_from_anywhere)
-    return [Table(["", ""], shown, text=True), *command]
-
-
-def _amount(value: int | None) -> str | None:
-    return None if value is None else number(value)
+    command = [] if run.ending else reproduced_by(record.command_from_anywhere)
+    return [*facts_table("", rows), *command]

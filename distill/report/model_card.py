@@ -10,7 +10,6 @@ from distill.report.use import CAUSAL, CHAT, CLASSES, FEATURES, MASKED, SPANS, V
 from distill.report.words import number
 from distill.runs.facts import Student
 from distill.runs.record import Record
-from distill.runtime.version import pip_install
 
 # What transformers' classes are called behind the name of their family.
 OF_HEADS = re.compile(r"(?<=\w)(LMHeadModel|For[A-Z]\w*)$")
@@ -18,7 +17,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 KINDS = {"layers": "baseline", "pretrained": "continued", "random": "pre-trained", "neighbours": "pre-trained"}
 AS_IT_STANDS = "In this folder, with this card:"
 FROM_PYTHON = "Or from Python after the lines under Use, without this card:"
-ONNX = "As ONNX files in fp32 and int8, with the size and the speed of each:"
+ONNX = "Distill writes it as ONNX files in fp32 and int8, with the size and the speed of each:"
 
 
 def model_card(record: Record) -> str:
@@ -31,7 +30,7 @@ def model_card(record: Record) -> str:
         Section("", [block for block in opening if block]),
         Section("Use", [Code(use.code, language="python")]),
         Section("Evaluation", [comparison(record)]),
-        Section("Training", [*reproduced_by(record, record.command), *facts_table("", _facts(record)), *notes]),
+        Section("Training", [*reproduced_by(record.command), *facts_table("", _facts(record)), *notes]),
         Section("Limits", [_limits(record, use)]),
         Section("Publish and export", _elsewhere(record, use)),
     ]
@@ -149,5 +148,5 @@ def _elsewhere(record: Record, use: Use) -> list[Block]:
         lines = f'model.push_to_hub("{target}")\ntokenizer.push_to_hub("{target}")'
         blocks += [FROM_PYTHON, Code(lines, language="python")]
     if use in (MASKED, CAUSAL, CHAT, CLASSES, SPANS):
-        blocks += [ONNX, Code(f"{pip_install('onnx')}\ndistill export model=.", language="bash")]
+        blocks += [ONNX, Code("distill export model=FOLDER", language="bash")]
     return blocks

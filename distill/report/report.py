@@ -6,20 +6,25 @@ from pathlib import Path
 
 from distill.data.duplicates import describe_duplicates
 from distill.report import page, run_figures
+from distill.report.figures import Sheet, picture
 from distill.report.history import history_blocks
 from distill.report.model_card import title_of_run
 from distill.report.page import Block, Code, Picture, Section, Table, Tiles, facts_table
-from distill.report.profile import profile_blocks
-from distill.report.run_figures import Metrics
-from distill.report.samples import samples_blocks
-from distill.report.summary import comparison, findings, reproduced_by, sequences_of_step, setting, tiles
+from distill.report.run_figures import Metrics, machine_panels
+from distill.report.summary import comparison, explained, findings, reproduced_by, sequences_of_step, setting, tiles
 from distill.report.words import NONE, count_of, is_number, number, percent, time_of, with_unit
-from distill.runs.facts import Fed, Training
+from distill.runs.facts import Fed, Profile, Training
+from distill.runs.profile.phases import TITLES
 from distill.runs.record import Record, term_titles
 from distill.runtime.files import atomic
+from distill.runtime.progress import counted
 
 FEW_POSITIONS = 1000  # of pseudo-perplexity
 MAX_NAMED = 5  # skipped files that are listed by name
+PROFILE_FILES = (
+    "The folder profile/ has the steps and samples of each rank, and traces of a few steps, operation by operation, "
+    "which chrome://tracing and ui.perfetto.dev show."
+)
 
 
 def write(folder: Path, record: Record, metrics: Metrics, config_yaml: str) -> None:
@@ -35,11 +40,11 @@ def write(folder: Path, record: Record, metrics: Metrics, config_yaml: str) -> N
     sections = [
         Section("", _headline(record)),
         Section("Size, speed and quality", _models(record, pictures)),
-        Section("Samples of text", samples_blocks(record)),
+        Section("Samples of text", _samples(record)),
         Section(f"Learning curve by {axis}", history_blocks(record, pictures)),
         Section("Layer selection", _layers(record)),
         Section("Training", _training(record, pictures)),
-        Section("Where the time goes", profile_blocks(folder, record.profile) if record.profile else []),
+        Section("Where the time goes", _profile(folder, record.profile) if record.profile else []),
         Section("Data", _data(record)),
         Section("Reproduce", _reproduce(record, config_yaml)),
     ]
@@ -61,11 +66,7 @@ def _models(record: Record, pictures: dict[str, Picture]) -> list[Block]:
     table = comparison(record)
     if not table.rows:
         return []
-    note = " ".join(
-        f"{measure.title} is {measure.explanation}; {'lower' if measure.lower_is_better else 'higher'} is better."
-        for measure in record.measures.values()
-        if measure.explanation
-    )
+    note = explained(record.measures)
     if record.agreement:
         note += " Top-1 agreement and KL divergence compare student and teacher at all positions with a target."
     table = replace(table, note=" ".join(filter(None, [note, table.note, _few_positions(record)])))
@@ -89,6 +90,32 @@ def _few_positions(record: Record) -> str:
         f"Pseudo-perplexity scored few positions here ({', '.join(few)}), so that its values are rough; a larger "
         "evaluate.pseudo_perplexity.fraction scores more."
     )
+
+
+def _samples(record: Record) -> list[Block]:
+    """A table with each beginning as a heading and a row for each model below; nothing where there are no samples."""
+    samples = record.samples
+    if samples is None or not samples.texts:
+        return []
+    teacher = record.teacher
+    titles = {
+        "teacher": "Teachers together" if teacher and teacher.members else "Teacher",
+        "student": "Student" if teacher else "Model",
+        "baseline": "Baseline (no teacher)",
+    }
+    rows = []
+    for sample in samples.texts:
+        rows.append([sample.prompt.strip() or "(the beginning of a text)"])
+        for name, text in sample.continuations.items():
+            rows.append([titles.get(name, name), text.strip() or "(ends the text here)"])
+    length = f", up to {tokens}" if (tokens := count_of(samples.max_tokens, "token")) else ""
+    note = (
+        f"In bold are beginnings of evenly spaced sequences of {record.label_of(samples.data)}, which may start inside "
+        f"a word; below is how each model continues them{length}. Tokens are drawn at temperature "
+        f"{samples.temperature}, with the same random numbers for all models and in every run. Samples show how a "
+        "model writes; the scores show how well it predicts."
+    )
+    return [Table(["", ""], rows, note, text=True)]
 
 
 def _layers(record: Record) -> list[Block]:
@@ -164,6 +191,55 @@ def _left_out(count: int | None) -> str | None:
     return f"{count_of(count, 'step')}, whose gradient overflowed in fp16" if count else None
 
 
+def _profile(folder: Path, profile: Profile) -> list[Block]:
+    """The profile of a run. The figure goes into `folder`/plots."""
+    drawn = _utilisation(folder, profile.samples)
+    blocks: list[Block] = [
+        profile.conclusion,
+        _rules(profile),
+        _phases(profile),
+        *([drawn] if drawn else []),
+        PROFILE_FILES,
+    ]
+    return [block for block in blocks if block]
+
+
+def _rules(profile: Profile) -> Block:
+    rows = [
+        [finding.rule, percent(finding.lost, 1), finding.sentence if finding.named else NONE]
+        for finding in profile.findings
+    ]
+    head = ["Rule", "Time lost", "What would help"]
+    return Table(head, rows, title="What the rules found", text=True) if rows else ""
+
+
+def _phases(profile: Profile) -> Block:
+    total, steps = sum(profile.phases.values()), profile.steps
+    if not total or not steps:
+        return ""
+    rows = [
+        [TITLES.get(phase, phase), number(seconds), percent(seconds / total, 1), number(1000 * seconds / steps)]
+        for phase, seconds in profile.phases.items()
+    ]
+    note = f"Mean of {counted(profile.ranks or 1, 'rank')}, all {counted(steps, 'step')}."
+    if (times := profile.step_seconds) is not None:
+        median, p95, longest = (f"{1000 * (value or 0):,.1f} ms" for value in (times.median, times.p95, times.longest))
+        note += (
+            f" Single steps ({number(times.steps)}, without the first ones and those that were traced): median "
+            f"{median}, 95 % below {p95}, longest {longest}."
+        )
+    return Table(["Phase", "Seconds", "Fraction", "ms a step"], rows, note, "Phases of a step")
+
+
+def _utilisation(folder: Path, samples: dict[str, list[float]]) -> Picture | None:
+    """Processors, memory, network and GPU over time, drawn into plots/utilisation.png; None without samples."""
+    panels = machine_panels(samples, samples.get("seconds", []), "seconds")
+    if not samples.get("seconds") or not panels:
+        return None
+    caption = "Utilisation over the time of training, of rank 0 and its host."
+    return picture(folder, "utilisation", Sheet(panels, caption, 2, 1.7, "inside"))
+
+
 def _data(record: Record) -> list[Block]:
     corpus = record.corpus
     more = f" and {len(corpus.skipped) - MAX_NAMED} more" if len(corpus.skipped) > MAX_NAMED else ""
@@ -213,5 +289,5 @@ def _sources(record: Record) -> list[Block]:
 def _reproduce(record: Record, config_yaml: str) -> list[Block]:
     environment = [(name.replace("_", " "), value) for name, value in vars(record.environment).items()]
     config: list[Block] = [Code(config_yaml, "Resolved configuration", "yaml")] if config_yaml.strip() else []
-    command = reproduced_by(record, record.command_from_anywhere)
+    command = reproduced_by(record.command_from_anywhere)
     return [*command, *facts_table("Environment", environment), *config]

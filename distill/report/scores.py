@@ -2,22 +2,21 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from distill.evaluation.significance import Bootstrap
 from distill.report.page import Code, escaped
-from distill.report.summary import interval
-from distill.report.words import number, percent
+from distill.report.summary import AGREEMENT, explained, interval
+from distill.report.words import NONE, number, percent
 from distill.runs import facts
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic, quarantine
 from distill.runtime.jsonl import without_nan
 
 FILES = ("scores.json", "scores.md")
-AGREEMENT = {"top1": "Top-1 agreement with the teacher", "kl": "KL divergence from the teacher (nats)"}
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class Scores:
 
     def markdown(self) -> str:
         """The page: the table of all scores, what was scored, comparisons and notes."""
-        parts = ["# Scores", _table(self._rows(), escaped), escaped(_explained(self.measures))]
+        parts = ["# Scores", _table(self._rows(), escaped), escaped(explained(self.measures))]
         parts += ["\n".join(f"- {escaped(note)}" for note in self.notes)] if self.notes else []
         if self.comparisons:
             parts += ["## One model against another", _table(self._compared(), escaped), COMPARED]
@@ -144,12 +143,11 @@ class Scores:
                 values = [model.scores.get(measure, {}).get(name) for model in self.models]
                 if any(value is not None for value in values):
                     yield [f"{described.title}, {name}", *map(number, values)]
-        for key, title in AGREEMENT.items():
+        for key, (title, form) in AGREEMENT.items():
             for name in self.sets:
                 values = [(model.agreement or {}).get(name, {}).get(key) for model in self.models]
                 if any(value is not None for value in values):
-                    shown = (percent(v, 1) if key == "top1" and v is not None else number(v) for v in values)
-                    yield [f"{title}, {name}", *shown]
+                    yield [f"{title}, {name}", *(NONE if value is None else form(value) for value in values)]
 
     def _compared(self) -> Iterator[list[str]]:
         yield ["", "against", "measure and set", "ratio", "95 % interval", "better in", "drawn"]
@@ -194,13 +192,6 @@ COMPARED = (
     "same 10,000 draws of the set, unit by unit and with replacement (Koehn 2004): the interval holds 95 % of the "
     "ratios, and the next column says in how many draws the model is the better one; a tie counts half."
 )
-
-
-def _explained(measures: Mapping[str, facts.Measure]) -> str:
-    return " ".join(
-        f"{measure.title} is {measure.explanation}; {'lower' if measure.lower_is_better else 'higher'} is better."
-        for measure in measures.values()
-    )
 
 
 def _plain(text: str) -> str:

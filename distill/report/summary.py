@@ -1,7 +1,7 @@
 """The results of a run in short: findings in plain sentences, the few numbers to see first, and the table of models."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
+from operator import methodcaller
 from typing import Any
 
 from distill.config.in_memory import PREFIX
@@ -19,6 +19,15 @@ AGREEMENT: dict[str, tuple[str, Callable[[Any], str]]] = {
     "top1": ("Top-1 agreement with the teacher", lambda value: percent(value, 1)),
     "kl": ("KL divergence from the teacher (nats)", number),
 }
+
+
+def explained(measures: Mapping[str, Measure]) -> str:
+    """A sentence for each measure on what it is, and which way it is better."""
+    return " ".join(
+        f"{measure.title} is {measure.explanation}; {'lower' if measure.lower_is_better else 'higher'} is better."
+        for measure in measures.values()
+        if measure.explanation
+    )
 
 
 def findings(record: Record) -> str:
@@ -50,7 +59,7 @@ def setting(record: Record) -> str:
     return " ".join(filter(None, sentences))
 
 
-def reproduced_by(record: Record, command: str | None) -> list[Block]:
+def reproduced_by(command: str | None) -> list[Block]:
     """The command that gives this run again; of one that a program started with its own objects, what it needs too."""
     if not command:
         return []
@@ -140,14 +149,10 @@ def comparison(record: Record) -> Table:
         sets = record.sets_of(name)
         table.rows.extend([[measure.title]] if sets else [])
         for key in sets:
-            score_of = partial(_score, name, key)
+            score_of = methodcaller("score", name, key)
             add(record.label_of(key), score_of, number, _signed, gap.cell(record, name, key))
     table.rows.extend(_agreement(record, list(columns.values()), len(more)))
     return table
-
-
-def _score(measure: str, data: str, model: Model) -> float | None:
-    return model.score(measure, data)
 
 
 def _columns(record: Record) -> dict[str, Model]:

@@ -109,7 +109,7 @@ def use_of_student(origin: Origin | None, name: str) -> Use:
         of_head = next((use for ending, use in ENDINGS if name.endswith(ending)), MASKED)
         return (CAUSAL if origin.causal else of_head)._replace(brings_code=True)
     if origin is None or origin.made_by is None:
-        return use_of(name)
+        return next((use for use, names in OF_CLASSES if name in names.values()), MASKED)
     use = CAUSAL if origin.causal else MASKED
     module, _, attribute = (origin.model_class if origin.has_config else origin.made_by).rpartition(".")
     imports = [f"from {module} import {attribute}", "from transformers import PreTrainedTokenizerFast"]
@@ -139,8 +139,3 @@ states = model.base_model(**inputs).last_hidden_state
 {masked}print({VECTORS[encodes]})"""
     does = f"It gives {of_text}; its head, which would predict tokens, was not trained."
     return use._replace(task=FEATURES, does=does, example=example)
-
-
-def use_of(model_class: str) -> Use:
-    """The use of a class of transformers, by the Auto class that loads it; MASKED for any other name."""
-    return next((use for use, names in OF_CLASSES if model_class in names.values()), MASKED)

@@ -118,7 +118,7 @@ def check_baseline(
         f"its {words} {'are' if words.startswith('sequences') else 'is'} "
         f"{_pair(name, before.get(name), identity.get(name))}"
         for name, words in SHARED.items()
-        if _known(name, before) and before.get(name) != identity.get(name)
+        if before.get(name) != identity.get(name)
     ]
     differences += _other_start(before, identity)
     taken = baseline.training.steps
@@ -163,11 +163,6 @@ def check_baseline_settings(baseline: BaselineRun | None, config: Config) -> Bas
     return replace(baseline, remarks=[*baseline.remarks, remark])
 
 
-def _known(name: str, before: dict[str, Any]) -> bool:
-    """Whether an identity has this; sequences without an order of their own are shuffled as a whole by the seed."""
-    return name in before or (name == "corpus.order" and "corpus.digest" in before)
-
-
 def _pair(name: str, before: Any, now: Any) -> str:
     """Two values beside each other; of a digest or an order only that they differ."""
     return "different" if name in ("corpus.digest", "corpus.order") else f"{before}, and here {now}"
@@ -175,8 +170,6 @@ def _pair(name: str, before: Any, now: Any) -> str:
 
 def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """In what the two students, or the weights that they start from, differ."""
-    if "student.init" not in before:
-        return []
     names = [name for name in sorted({*before, *now}) if name.startswith("student.")]
     names = [name for name in names if name not in ("student.digest", "student.config")]  # the latter stands for {}
     if AUTO in (
@@ -213,10 +206,6 @@ def _start_digest(identity: dict[str, Any]) -> Any:
 def _remarks(before: dict[str, Any], now: dict[str, Any], terms: Mapping[str, Term], baseline: Record) -> list[str]:
     """What keeps the comparison from being about the teacher alone."""
     remarks = []
-    if unknown := [words for name, words in SHARED.items() if name in now and not _known(name, before)]:
-        remarks.append(
-            f"Whether the baseline had the same {', '.join(unknown)} is not known: its results are of an older release."
-        )
     differing = [
         f"the code of {name.removeprefix(CODE).partition('.python')[0]} was different"
         if name.startswith(CODE)

@@ -6,6 +6,7 @@ from pathlib import Path
 from distill.config.paths import check_paths
 from distill.config.rules import check_rules
 from distill.config.settings import Config, SeveralTeachersConfig
+from distill.distributed.bucket import MAX_STATS
 from distill.distributed.collective import check_collective
 from distill.evaluation.measures.users import check_measures
 from distill.models.student import check_student_settings
@@ -18,8 +19,11 @@ from distill.optim.schedule import ENDLESS, length_in_steps, make_schedule
 from distill.runs.observers import check_observers
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
+from distill.runtime.signals import ALL
 from distill.runtime.users_code import is_users
 from distill.tasks import find_task, task_of
+
+MOST_TERMS = (MAX_STATS - 2 - len(ALL)) // 2  # whose sums and counts travel as `StepStats` with the gradients
 
 
 def check(config: Config, folder: Path | None = None) -> None:
@@ -42,6 +46,8 @@ def check(config: Config, folder: Path | None = None) -> None:
                 f"objective.{name} reads a head {lacks}, which models of objective.task={config.objective.task} do not "
                 f"have: set objective.{name}.weight=0, or choose another objective"
             )
+    if len(terms) > MOST_TERMS:
+        raise SettingError(f"objective has {len(terms)} losses, and a run takes at most {MOST_TERMS}: leave some out")
     check_rules(config, terms, task)
     if isinstance(config.teacher, SeveralTeachersConfig) and len(config.teacher.members) > 1:
         on_logits = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}

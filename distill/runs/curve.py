@@ -14,6 +14,7 @@ from distill.runs.parts import from_json
 from distill.runs.profile.phases import EVALUATION, phase
 from distill.runs.run_folder import RunFolder
 from distill.runs.step import Follower, StepResult
+from distill.runtime.jsonl import read_lines
 from distill.runtime.progress import counted, duration, in_a_sentence
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Curve(Follower):
 
     def lines(self) -> list[dict[str, float]]:
         """The points so far, on rank 0; on others nothing."""
-        return self.folder.curve_lines() if self.folder.writes else []
+        return read_lines(self.folder.curve_path) if self.folder.writes else []
 
     def recorded(self) -> LearningCurve | None:
         """What the record keeps of it; None where nothing was scored."""

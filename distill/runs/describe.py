@@ -325,26 +325,33 @@ def backend_facts(ranks: Ranks, config: Config, batches: Batches, syncs: int | N
 
 
 def cache_facts(cache: Cache) -> facts.TeacherCache:
-    return facts.TeacherCache(**cache.facts())
+    names = ("sampled", "exponent", "sample_seed") if cache.layout.sampled else ()
+    draws = {name: cache.identity[name] for name in names}
+    return facts.TeacherCache(
+        key=cache.key,
+        top_k=cache.layout.top_k,
+        positions=cache.num_positions,
+        bytes=cache.num_bytes,
+        bytes_per_token=cache.num_bytes / cache.num_positions,
+        kept_mass=cache.meta["kept_mass"],
+        seconds=cache.meta["seconds"],
+        precision=cache.meta["precision"],
+        **draws,
+    )
 
 
 def environment(device: torch.device) -> facts.Environment:
+    processor = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return facts.Environment(
         python=sys.version.split()[0],
         torch=torch.__version__,
         transformers=transformers.__version__,
         distill=__version__,
-        device=device_name(device),
+        device=f"{device.type} ({processor})",
         cpu_count=len(os.sched_getaffinity(0)),
         platform=platform.platform(),
         git_revision=_git_revision(),
     )
-
-
-def device_name(device: torch.device) -> str:
-    """The kind of device and, in parentheses, its model."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    return f"{device.type} ({name})"
 
 
 def _processor() -> str:

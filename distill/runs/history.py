@@ -15,7 +15,7 @@ from distill.runs.facts import HistoryPoint
 from distill.runs.run_folder import RunFolder
 from distill.runs.trackers import Tracker
 from distill.runtime.errors import SettingError
-from distill.runtime.jsonl import LogLine, without_nan
+from distill.runtime.jsonl import LogLine, read_lines, without_nan
 from distill.runtime.progress import in_a_sentence
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class StudentHistory:
         return line
 
     def lines(self) -> list[LogLine]:
-        return self.folder.history_lines()
+        return read_lines(self.folder.history_path)
 
     def scores_at(self, step: int) -> tuple[Scores | None, ModelLosses | None]:
         """The student's scores at a point, and its losses by sequence; all ranks call it.

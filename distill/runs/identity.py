@@ -164,18 +164,28 @@ def _scores(config: Config, sets: Sequence[EvaluationSet]) -> Identity:
         return {}
     data, _, measure = config.train.keep_best.rpartition(".")
     name = next((one.name for one in sets if data in ("", one.name)), data)
-    digest = hashlib.sha256(name.encode())
-    for field, value in sorted(pair for one in sets if one.name == name for pair in vars(one).items()):
-        if isinstance(value, np.ndarray) and field != "text":
-            digest.update(f"{field} {value.dtype} {value.shape}".encode() + np.ascontiguousarray(value).tobytes())
+    digests = [_digest(one) for one in sets if one.name == name] or [hashlib.sha256(name.encode()).hexdigest()]
     fraction = {"evaluate.pseudo_perplexity.fraction": config.evaluate.fraction_of(name)}
     settings = config.compared.get("evaluate", {}).get("measures", {})
     return {
-        "evaluate.digest": digest.hexdigest(),
+        "evaluate.digest": digests[0],
         "evaluate.stride": config.evaluate.stride,
         **(fraction if measure == "pseudo_perplexity" else {}),
         **({f"evaluate.measures.{measure}": settings[measure]} if measure in settings else {}),
     }
+
+
+def set_digests(sets: Sequence[EvaluationSet]) -> Identity:
+    """Digests of what is scored, which all ranks of a run have to have alike."""
+    return {f"evaluate.sets: {one.name}": _digest(one) for one in sets}
+
+
+def _digest(data: EvaluationSet) -> str:
+    digest = hashlib.sha256(data.name.encode())
+    for field, value in sorted(vars(data).items()):
+        if isinstance(value, np.ndarray) and field != "text":
+            digest.update(f"{field} {value.dtype} {value.shape}".encode() + np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
 
 
 def _cached(cache: TeacherCacheConfig, name: str) -> Identity:

@@ -94,9 +94,16 @@ class Losses:
         self._outputs = list[list[Any]]()  # of each recorded block, by batch
 
     def of_fewer_sequences(self, part: int) -> "Losses | None":
-        """The losses on one of `part` sequences; None where there are too few batches for that."""
-        fewer = self.batches[: len(self.batches) // part]
-        return Losses(self.settings, self.teacher, self.prediction, fewer, self.device) if fewer else None
+        """The losses on one of `part` sequences; None where these have no target."""
+        fewer = Losses(
+            self.settings, self.teacher, self.prediction, self.batches[: len(self.batches) // part], self.device
+        )
+        return fewer if fewer.num_targets else None
+
+    @property
+    def num_targets(self) -> int:
+        """How many positions the loss has."""
+        return int(self.objective.count(self.batches)[0]) if self.batches else 0
 
     @torch.no_grad()
     def __call__(self, chosen: Sequence[Layer]) -> float:

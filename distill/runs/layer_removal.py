@@ -9,8 +9,8 @@ that is gone for one that is left, until no exchange lowers the loss.
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
+from distill.runs.layer_losses import Losses
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import Progress
 
@@ -19,18 +19,6 @@ RETURNS = 3  # layers of which each comes back, the best ones, before an exchang
 PART = 0.6  # of a pass that scoring a choice takes, as its first layers are recorded
 
 Choice = tuple[int, ...]
-
-
-class Score(Protocol):
-    """What `distill.runs.layer_losses.Losses` offers."""
-
-    refusal: str
-
-    def __call__(self, chosen: Choice) -> float: ...
-
-    def record(self, chosen: Choice) -> list[float]: ...
-
-    def influence_of_runs(self, length: int) -> list[float]: ...
 
 
 class Removal:
@@ -44,7 +32,7 @@ class Removal:
         self,
         available: int,
         count: int,
-        score: Score,
+        score: Losses,
         deadline: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -86,28 +86,28 @@ def find_layers(
     count = number_of_layers(settings.num_layers, available)
     if block_prefix(teacher) is None or count == available:
         return {"layers": choose_layers(AUTO, count, available)}
-    result, message = dict[str, Any](), ""
-    if ranks.rank == 0:
-        try:
-            whole_teacher = on_device(teacher, ranks)
-            few_choices = math.comb(available, count) <= MOST_SUBSETS
-            scored = first_batches(batches, prediction, ranks.device, 1 if few_choices else DEEP)
-            score = Losses(settings, whole_teacher, prediction, scored, ranks.device)
-            seconds = settings.search_seconds
-            if few_choices:
-                searched = score_all(available, count, score, score.of_fewer_sequences(ROUGH), seconds)
-            else:
-                searched = remove_layers(available, count, score, seconds)
-            result = asdict(searched)
-            for line in table_of(searched):
-                logger.info(line)
-        except SettingError as error:
-            message = str(error)
-    ranks.barrier()  # where ranks may wait longer than in an exchange
-    result, message = ranks.broadcast((result, message))
-    if message:
-        raise SettingError(message)
-    return result
+
+    def search() -> dict[str, Any]:
+        whole_teacher = on_device(teacher, ranks)
+        few_choices = math.comb(available, count) <= MOST_SUBSETS
+        scored = first_batches(batches, prediction, ranks.device, 1 if few_choices else DEEP)
+        score = Losses(settings, whole_teacher, prediction, scored, ranks.device)
+        if not score.num_targets:
+            raise SettingError(
+                f"student.layers=auto scores layers by what is to be predicted, and the first {score.num_sequences:,} "
+                "sequences have nothing of it, such as a label: name the layers, such as student.layers=even"
+            )
+        seconds = settings.search_seconds
+        if few_choices:
+            searched = score_all(available, count, score, score.of_fewer_sequences(ROUGH), seconds)
+        else:
+            searched = remove_layers(available, count, score, seconds)
+        for line in table_of(searched):
+            logger.info(line)
+        return asdict(searched)
+
+    searched: dict[str, Any] = ranks.decide(search)
+    return searched
 
 
 def on_device(teacher: Any, ranks: Ranks) -> Any:

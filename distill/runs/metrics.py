@@ -20,12 +20,6 @@ UNTYPICAL_STEPS = 2  # at the start: they compile, or touch their memory for the
 logger = logging.getLogger(__name__)
 
 
-class MetricsLog(Protocol):
-    """Where the metrics go."""
-
-    def log_metrics(self, metrics: dict[str, float]) -> None: ...
-
-
 class Page(Protocol):
     """The live page, as far as it takes metrics."""
 
@@ -67,21 +61,22 @@ class RunLog:
             rate, end = metrics["tokens_per_second"], time.strftime("%H:%M", time.localtime(time.time() + left))
             logger.info(f"at {rate:,.0f} tokens a second the training ends in about {duration(left)}, at {end}")
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
+        """The training has ended; `failed`: by an error. A second call does nothing."""
         self.progress.close()
-        self.tracker.close()
+        self.tracker.close(failed)
 
 
 class Metrics(Follower):
     """Hands a line of metrics to `log` after every so many steps, and after the last one, also of this start."""
 
-    def __init__(self, objective: Objective, batches: Batches, every: int, log: MetricsLog, state: State) -> None:
+    def __init__(self, objective: Objective, batches: Batches, every: int, log: RunLog, state: State) -> None:
         """`every`: steps; `state`: where the training begins."""
         self.objective, self.batches, self.every, self.log = objective, batches, every, log
         self._losses, self._waited, self._began = RunningMean(), 0.0, state.seconds
 
     def after_step(self, state: State, result: StepResult) -> None:
-        self._losses.count_tokens(int(result.counts[TOKENS]))
+        self._losses.tokens += int(result.counts[TOKENS])  # also of a step that is skipped
         self._waited += result.data_wait
         if result.finite:
             self._losses.add(result.sums, result.counts, result.weights)

@@ -1,9 +1,9 @@
 """Observers of the user's own: what they may read of a training, and how a run calls them. Rank 0 alone has them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 from distill.config.component import Component
 from distill.data.batches import Batches
@@ -128,7 +128,8 @@ class UserObservers(Follower):
         """Raises SettingError, naming the observer, for whatever it raises."""
         for name, observer in self.observers.items():
             try:
-                getattr(observer, method, _nothing)(observed)
+                if (call := getattr(observer, method, None)) is not None:
+                    call(observed)
             except Exception as error:
                 raise SettingError(f"observers.{name}: {mistake(error)}") from error
 
@@ -159,14 +160,9 @@ def make_observers(components: dict[str, Component], folder: Path, ranks: Ranks)
     Raises:
         SettingError: on all ranks, where one cannot be made.
     """
-    made, problem = dict[str, object](), ""
-    if ranks.rank == 0:
-        try:
-            made = {name: _make(component, folder) for name, component in components.items()}
-        except SettingError as error:
-            problem = str(error)
-    if problem := ranks.broadcast(problem) if components else "":
-        raise SettingError(problem)
+    made = dict[str, object]()
+    if components:
+        ranks.decide(lambda: made.update({name: _make(part, folder) for name, part in components.items()}))
     return made
 
 
@@ -175,28 +171,14 @@ def _make(component: Component, folder: Path) -> object:
     if _observes(made):
         return made
     if callable(made):
-        return _EachStep(made)
+        return SimpleNamespace(after_step=made)  # a plain function of a step
     raise SettingError(f"{component.setting}._target_={component.path} gives no observer: {CURE}")
 
 
 def _observes(observer: object) -> bool:
     """Whether it has one of the methods, other than those of the base class, which do nothing."""
-    return any(callable(method) and method is not getattr(Observer, name) for name, method in _methods(observer))
-
-
-def _methods(observer: object) -> Iterator[tuple[str, object]]:
-    """The methods that it has, by name; bound ones as the functions that they are made of."""
-    for name in METHODS:
-        method = getattr(observer, name, None)
-        yield name, getattr(method, "__func__", method)
-
-
-def _nothing(observed: Observed) -> None:
-    """What an observer does that lacks a method."""
-
-
-@dataclass(frozen=True)
-class _EachStep:
-    """A plain function of a step as an observer."""
-
-    after_step: Callable[[ObservedStep], object]
+    methods = ((name, getattr(observer, name, None)) for name in METHODS)
+    return any(
+        callable(method) and getattr(method, "__func__", method) is not getattr(Observer, name)
+        for name, method in methods
+    )

@@ -2,12 +2,15 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
+from distill.data.sequence_format import causal_format
+from distill.evaluation.evaluator import Evaluator
+from distill.evaluation.samples import TEMPERATURE, choose_prompts, continue_with_each, num_new_tokens, text_of
 from distill.evaluation.significance import ModelLosses, compare_gaps, compare_models
 from distill.evaluation.speed import tokens_per_second
 from distill.runs.against_baseline import GapClosed, Resampled, fraction_closed
@@ -18,9 +21,8 @@ from distill.runs.divergence import diverged_scores, weights_are_finite
 from distill.runs.facts import Agreement, EvaluationSet, HistoryPoint, Model
 from distill.runs.history import Examination, StudentHistory
 from distill.runs.pair import load_baseline
-from distill.runs.record import Record
+from distill.runs.record import Record, Sample, Samples
 from distill.runs.run import Followers, Run
-from distill.runs.samples import draw_samples
 from distill.runtime.errors import Diverged
 from distill.runtime.jsonl import read_lines
 
@@ -102,6 +104,33 @@ def score_models(
         samples=draw_samples(run, {name: model for name, (_, model) in entries.items()}, evaluator),
         evaluation={data.name: EvaluationSet(**evaluator.describe(data)) for data in sets},
     )
+
+
+def draw_samples(run: Run, models: Mapping[str, Any], evaluator: Evaluator) -> Samples | None:
+    """How teacher, student and baseline continue the same beginnings of the first set; all ranks call it.
+
+    None where there are none, and on ranks other than 0.
+
+    Args:
+        models: by what they are called; members of several teachers, which are among them, write none.
+    """
+    sets, count = run.data.sets, run.config.evaluate.num_samples(run.pair.kind.causal)
+    if not count or not sets or not run.pair.trained_head:
+        return None
+    max_tokens = num_new_tokens(sets[0].sequences.shape[1])
+    prompts = choose_prompts(sets[0], count, causal_format(run.pair.tokenizer))
+    if not prompts or not max_tokens:
+        return None
+    models = {name: model for name, model in models.items() if name in ("teacher", "student", "baseline")}
+    written = continue_with_each(models, prompts, evaluator, max_tokens)
+    if not written:
+        return None
+    tokenizer = run.pair.tokenizer
+    texts = [
+        Sample(text_of(prompt, tokenizer), {name: text_of(of[number], tokenizer) for name, of in written.items()})
+        for number, prompt in enumerate(prompts)
+    ]
+    return Samples(sets[0].name, TEMPERATURE, max_tokens, texts)
 
 
 def score_each(

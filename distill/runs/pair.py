@@ -22,7 +22,7 @@ from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.distributed.gather import empty_copy, put_together
 from distill.evaluation.readers import MeanModel
-from distill.models.check import check_packing, check_tokenizers, check_vocabulary
+from distill.models.check import check_packing, check_positions, check_tokenizers, check_vocabulary
 from distill.models.custom import load_weights
 from distill.models.export_folder import try_export
 from distill.models.identity import model_digest, saved_digest
@@ -129,6 +129,8 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
         check_across_tokenizers(terms, config, teacher_only_tokenizer, tokenizer)
     for member in teachers:
         check_vocabulary(member.model, f"{member.setting} ({member.title})", teacher_only_tokenizer or tokenizer)
+        if teacher_only_tokenizer is None:  # else it reads other sequences, as long as it takes
+            check_positions(member.model, member.setting, config.corpus.sequence_length)
     encodes = all(term.needs_teacher and term.across_tokenizers for term in terms.values())  # and no head is read
     student = new_student(config, first, tokenizer, task, ranks, not encodes)
     check_vocabulary(student, "student", tokenizer)
@@ -150,6 +152,11 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
         for member in teachers:
             check_packing(member.model, member.setting)
         check_packing(student, "student")
+    if not task.kind.vocabulary and not any(term.student_reads.extra for term in terms.values()):
+        logger.warning(
+            "no loss of this objective trains the student's head for its task: its scores are those of the head that "
+            "it began with, which is random where student.path has none"
+        )
     fitted = bind_terms(terms, student, first)  # also where the student is not kept, to refuse what does not fit
     if (path := config.evaluate.baseline) is not None:
         check_tokenizers(tokenizer, load_tokenizer("evaluate.baseline", path, task.kind), f"evaluate.baseline={path}")
@@ -203,14 +210,10 @@ def _check_export(config: Config, student: Any, ranks: Ranks) -> None:
     """Raises SettingError, on all ranks, for a student of the user's class that its folder will not give back."""
     if not isinstance(config.student, CustomStudentConfig):
         return
-    problem = ""
-    if ranks.rank == 0:
-        try:
-            try_export(student)
-        except SettingError as error:
-            problem = str(error)
-    if problem := ranks.broadcast(problem):
-        raise SettingError(f"student._target_={config.student.custom.path}: {problem}")
+    try:
+        ranks.decide(lambda: try_export(student))
+    except SettingError as error:
+        raise SettingError(f"student._target_={config.student.custom.path}: {error}") from None
 
 
 def shard_run_models(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:

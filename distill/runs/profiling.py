@@ -16,7 +16,7 @@ from distill.runs.parts import to_json
 from distill.runs.profile.bottleneck import MIN_STEPS, Times, conclusion, diagnose
 from distill.runs.profile.phases import PHASES, TITLES
 from distill.runs.profile.record import RankProfile, RunProfile, RunSettings
-from distill.runs.profile.recorder import FOLDER, Recorder
+from distill.runs.profile.recorder import Recorder
 from distill.runtime.files import atomic
 
 RANKS = "profile.json"  # in the folder of the profile: the records of all ranks, and the findings of the rules
@@ -61,12 +61,6 @@ def gather_profile(
     return summarized
 
 
-def read(run_folder: Path) -> tuple[RunProfile, dict[str, Any]]:
-    """The records of all ranks of a run that has ended, and their `summary` and `identity`."""
-    content = json.loads((run_folder / FOLDER / RANKS).read_text())
-    return RunProfile.of(content), content
-
-
 def summary(profile: RunProfile) -> Profile:
     """The profile of a run, short enough for results.json; the records of the ranks have the rest."""
     findings = diagnose(profile)
@@ -94,15 +88,11 @@ def step_seconds(profile: RunProfile) -> StepTimes | None:
 def downsample(samples: dict[str, list[float]]) -> dict[str, list[float]]:
     """Average neighbouring samples, so that each curve has at most `MAX_POINTS` points."""
     count = len(samples.get("seconds", []))
-    width = -(-count // MAX_POINTS)
-    return (
-        {
-            name: [float(f"{fmean(values[at : at + width]):.5g}") for at in range(0, count, width)]
-            for name, values in samples.items()
-        }
-        if count
-        else {}
-    )
+    width = max(1, -(-count // MAX_POINTS))
+    return {
+        name: [float(f"{fmean(values[at : at + width]):.5g}") for at in range(0, count, width)]
+        for name, values in samples.items()
+    }
 
 
 def table(profile: Profile) -> str:

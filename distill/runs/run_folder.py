@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from distill.distributed import Ranks
-from distill.distributed.rank import may_follow_another
+from distill.distributed.rank import BY_TORCHRUN
 from distill.distributed.rank_identity import refuse_differing_ranks
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.checkpoint_record import STEP, began_from, read_record
@@ -46,6 +46,10 @@ class RunFolder:
         """`identity`: what the trained student depends on."""
         self.path, self.resume, self.identity, self.ranks = path, resume, identity, ranks
         self.writes = ranks.rank == 0
+        self.metrics_path, self.results_path = path / "metrics.jsonl", path / "results.json"
+        self.history_path = path / HISTORY  # a line for each evaluation: the mean losses since the one before, scores
+        self.curve_path = path / "curve.jsonl"  # a line for each score on a few sequences while the student trains
+        self.snapshots_path = path / "snapshots"
         make = partial(ShardedCheckpoints, ranks) if ranks.shards_student else Checkpoints
         self.checkpoints = make(path / "checkpoints", keep, identity)
         self._is_new = not path.exists()
@@ -59,7 +63,7 @@ class RunFolder:
                 folder holds a run although `resume` is never.
         """
         refuse_differing_ranks(self.identity, self.ranks)
-        self._decide(self._enter)
+        self.ranks.decide(self._enter)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -69,28 +73,6 @@ class RunFolder:
         if self._is_new and [file.name for file in self.path.iterdir()] == [".lock"]:
             remove(self.path)
         self._lock_file.close()
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def snapshots_path(self) -> Path:
-        return self.path / "snapshots"
-
-    @property
-    def history_path(self) -> Path:
-        """One line for each evaluation: the mean losses since the one before, and the scores."""
-        return self.path / HISTORY
-
-    @property
-    def curve_path(self) -> Path:
-        """One line for each score on a few sequences while the student trains."""
-        return self.path / "curve.jsonl"
-
-    @property
-    def results_path(self) -> Path:
-        return self.path / "results.json"
 
     def load_finished_record(self, total_steps: int, length: dict[str, Any]) -> Record | None:
         """The record, when results.json is there of this run and as long; None when there is more to do.
@@ -110,7 +92,7 @@ class RunFolder:
             record = self._load_finished_record(total_steps, length)
             return None if record is None else record.to_json()
 
-        content = self._decide(stored)  # other ranks get it as JSON
+        content = self.ranks.decide(stored)  # other ranks get it as JSON
         return None if content is None else Record.from_json(content)
 
     def end_continuation(self, record: Record, resolved: str) -> None:
@@ -126,27 +108,32 @@ class RunFolder:
             Damaged: the newest is, with `resume=strict`.
         """
         if not self._start:
-            chosen = self._decide(lambda: str(self._choose() or ""))
+            chosen = self.ranks.decide(lambda: str(self._choose() or ""))
             self._start.append(Path(chosen) if chosen else None)
         return self._start[0]
 
     def recorded_precision(self) -> dict[str, Any]:
         """The number formats that the checkpoint to resume from was trained in; empty where there is none."""
-        start = self.start()
-        recorded: dict[str, Any] = read_record(start)["precision"] if start else {}
+        recorded: dict[str, Any] = self._record_of_start.get("precision", {})
         return recorded
+
+    @cached_property
+    def _record_of_start(self) -> dict[str, Any]:
+        """Read once, as that compares all files of the checkpoint with their digests."""
+        start = self.start()
+        return read_record(start) if start else {}
 
     def beginning(self) -> str | None:
         """The checkpoint that this run has begun from, where `resume` names, or has named, one."""
         start = self.start()
         if start is not None and self.resume not in CHOICES and start == (named := Path(self.resume).expanduser()):
             return str(named.resolve())
-        return None if start is None else began_from(start)
+        return self._record_of_start.get("began_from")
 
     def recorded_layers(self) -> dict[str, Any]:
         """What `record_layers` was given when the run to resume began; empty where it is not recorded."""
         start = self.start()  # on all ranks; its run may have another folder
-        recorded: dict[str, Any] = self._decide(lambda: self._layers(start.parent.parent) if start else {})
+        recorded: dict[str, Any] = self.ranks.decide(lambda: self._layers(start.parent.parent) if start else {})
         return recorded
 
     def record_layers(self, layers: dict[str, Any]) -> None:
@@ -192,7 +179,7 @@ class RunFolder:
                     f"resume={self.resume}: this run started from that checkpoint before and continues after step "
                     f"{state.step}; to start from the checkpoint again, set hydra.run.dir=DIR"
                 )
-            if any(line["step"] == state.step for line in self.history_lines()):
+            if any(line["step"] == state.step for line in read_lines(self.history_path)):
                 state.begin_interval()
             for later in self.snapshots_path.glob("step-*"):  # perhaps of another precision, or of code before an edit
                 if (match := STEP.fullmatch(later.name)) and int(match[1]) > state.step:
@@ -215,7 +202,7 @@ class RunFolder:
         Raises:
             Damaged: the checkpoint is, with `resume=strict`.
         """
-        content = self._decide(lambda: to_json(self._choose_best(checkpoints)))
+        content = self.ranks.decide(lambda: to_json(self._choose_best(checkpoints)))
         best = None if content is None else from_json(Best, content)
         if best is not None and best.step not in (None, step):
             checkpoints.load(checkpoints.path_of_step(best.step), model, optimizer)
@@ -230,29 +217,9 @@ class RunFolder:
                 self._quarantine(damage, "taking the best of the other evaluations")
         return best
 
-    def history_lines(self) -> list[dict[str, Any]]:
-        return read_lines(self.history_path)
-
-    def curve_lines(self) -> list[dict[str, Any]]:
-        return read_lines(self.curve_path)
-
     def write_results(self, record: Record) -> None:
         """Last of all and at once: a folder with results.json is a finished run."""
         write_results(self.results_path, replace(record, student_files=student_digests(self.path)))
-
-    def _decide(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives on rank 0, on all ranks; its SettingError too, so that none waits for the others."""
-        value, message = None, ""
-        if self.writes:
-            try:
-                value = work()
-            except SettingError as error:
-                message = str(error)
-        self.ranks.barrier()  # `work` may take longer than ranks wait in an exchange
-        value, message = self.ranks.broadcast((value, message))
-        if message:
-            raise SettingError(message)
-        return value
 
     def _enter(self) -> None:
         if (other := file_of_another(self.path)) is not None:
@@ -297,6 +264,11 @@ class RunFolder:
                 self.checkpoints.check(chosen)
             except Damaged as damage:
                 raise SettingError(f"resume={damage}: name another checkpoint, or take resume=auto") from None
+            if newest is not None and chosen.resolve().parent != self.checkpoints.folder.resolve():
+                raise SettingError(
+                    f"resume={self.resume} would discard what is in hydra.run.dir={self.path}, whose {newest.name} did "
+                    "not begin from that checkpoint: take resume=auto to continue it, or choose another hydra.run.dir"
+                )
             return chosen
         return self._newest("starting from the first step")
 
@@ -383,7 +355,8 @@ class RunFolder:
         if lock.is_symlink() and not lock.exists():
             self._quarantine(Damaged(lock, "it is a link to nothing"), "making it anew")
         self._lock_file = lock.open("w")
-        until = time.monotonic() + (FORMER_RANK if may_follow_another() else 0)
+        # torchrun may have started this rank again, while former ones are still ending on other hosts.
+        until = time.monotonic() + (FORMER_RANK if BY_TORCHRUN in os.environ else 0)
         while not try_lock(self._lock_file):
             if time.monotonic() >= until:
                 raise SettingError(

@@ -72,6 +72,7 @@ def shard_models(
     """
     if ranks.shards:
         return_large_tensors()
+        ranks.barrier()  # hosts may be minutes apart in loading their models
     if ranks.shards_teacher:
         for member in teachers:
             blocks, calls = blocks_of(member.model)
@@ -98,9 +99,10 @@ def weights_on_disk(ranks: Ranks, settings: StudentConfig) -> AbstractContextMan
 def blocks_of(model: Any) -> tuple[list[torch.nn.Module], int]:
     """The blocks of a model and how often they are called; none where it has no list of them."""
     depth = depth_of(model)
-    if depth is None:
+    try:
+        return ([], 0) if depth is None else (list(block_list(model.base_model, depth)), depth)
+    except ValueError:  # which `check_model` says
         return [], 0
-    return list(block_list(model.base_model, depth)), depth
 
 
 def setup_student(

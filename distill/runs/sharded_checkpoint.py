@@ -66,6 +66,7 @@ class ShardedCheckpoints(Checkpoints):
 
         written: dict[str, str] = {}
         problem = _problem(lambda: written.update(write()), self.folder)
+        self.ranks.barrier()  # one may write for longer than the others wait in an exchange
         reports = self.ranks.gather([problem, written])
         if problem := next((problem for problem, _ in reports if problem), ""):
             if rank == 0:
@@ -77,6 +78,7 @@ class ShardedCheckpoints(Checkpoints):
     def _on_rank_0(self, work: Callable[[], None]) -> None:
         """Let rank 0 do `work`. Raises its StorageFailed on all ranks."""
         problem = _problem(work, self.folder) if self.ranks.rank == 0 else ""
+        self.ranks.barrier()
         if problem := self.ranks.broadcast(problem):
             raise StorageFailed(problem)
 

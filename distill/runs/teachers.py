@@ -37,20 +37,14 @@ def find_caches(
     caches = {}
     for name, member in settings_by_member(config).items():
         if member.cache.wanted:
-            identity = {**content, "teacher": digests[member.setting], **arithmetic(member.precision.teacher)}
+            # Floating-point formats differ by rounding alone, and machines choose among them: a cache that was made in
+            # bf16 on a GPU is found by a run in fp32. Weights in int8 give other probabilities.
+            int8 = member.precision.teacher == "int8"
+            identity = {**content, "teacher": digests[member.setting], "int8": int8}
             identity |= {"code": member.code} if member.code is not None else {}
             folder, setting = config.data.cache, f"{member.setting}.cache"
             caches[name] = find(member.cache, identity, batches, objective.positions, folder, setting)
     return caches
-
-
-def arithmetic(precision: str) -> dict[str, Any]:
-    """What of a teacher's number format is part of a cache's key.
-
-    Floating-point formats differ by rounding alone, and machines choose among them: a cache that was made in bf16 on a
-    GPU is found by a run in fp32. Weights in int8 give other probabilities.
-    """
-    return {"int8": precision == "int8"}
 
 
 def setup_teachers(

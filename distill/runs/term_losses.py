@@ -3,6 +3,8 @@
 The perplexity of such a student, and of its teacher, would be that of heads which nobody has trained.
 """
 
+from dataclasses import replace
+
 import torch
 
 from distill.distributed import Ranks
@@ -35,7 +37,10 @@ def loss_evaluator(run: Run) -> Evaluator:
             f"{named} is about predicted tokens, and no loss of this objective trains the head that predicts them: "
             "leave it out, or give objective.mlm, objective.clm or objective.soft a weight"
         )
-    scoring = run.task.scoring(run.config, run.pair.tokenizer, run.data.sets, ranks)
+    # As in training: what is masked there is masked here, and else nothing.
+    scoring = replace(
+        run.task.scoring(run.config, run.pair.tokenizer, run.data.sets, ranks), collator=run.data.batches.collator
+    )
     losses = LossPass(scoring, run.objective, run.pair, Readers(run.config.precision, ranks))
     return Evaluator(scoring, [losses], run.config.precision)
 

@@ -84,7 +84,7 @@ def check_across_tokenizers(
     """Refuse what needs a token of the teacher beside each of the student's, where they cut text up differently.
 
     Raises:
-        SettingError: a term that does, layers of the teacher, or several teachers.
+        SettingError: a term that does, layers of the teacher, several micro-batches in a forward, or several teachers.
     """
     setting = "tokenizer" if config.student.tokenizer is not None else "path"
     student_setting = f"student.{setting}={getattr(config.student, setting)}"
@@ -93,6 +93,10 @@ def check_across_tokenizers(
     differ = how_they_differ(student_setting, student_tokenizer, teacher_tokenizer)
     refuse_layers(config.student, differ)
     refuse_pairs_of_tokens(terms, differ, _nearly_one(config, student_tokenizer, teacher_tokenizer))
+    if (count := getattr(config.teacher, "micro_batches", 1)) > 1:
+        raise SettingError(
+            f"teacher.micro_batches={count} is for a teacher that reads the same tokens, but {differ}: leave it out"
+        )
     if isinstance(config.teacher, SeveralTeachersConfig):
         raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")
 

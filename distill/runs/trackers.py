@@ -5,7 +5,7 @@ import logging
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from distill.config.settings import TrackerConfig
 from distill.runtime.errors import SettingError, first_line
@@ -14,12 +14,14 @@ from distill.runtime.jsonl import LogLine
 logger = logging.getLogger(__name__)
 
 
-class Tracker(Protocol):
-    """What `build` gives back: somewhere to send numbers."""
+class Tracker:
+    """Where numbers go besides metrics.jsonl: with this one nowhere."""
 
-    def log_metrics(self, metrics: LogLine, step: int) -> None: ...
+    def log_metrics(self, metrics: LogLine, step: int) -> None:
+        pass
 
-    def close(self) -> None: ...
+    def close(self, failed: bool = False) -> None:
+        """`failed`: whether an error has ended the run. A second call does nothing."""
 
 
 def build(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: str) -> Tracker:
@@ -29,25 +31,26 @@ def build(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: s
     a package that is not installed, and wandb online without a key at hand.
     """
     makers: dict[str, Callable[[], Tracker]] = {
-        "none": Nowhere,
+        "none": Tracker,
         "wandb": lambda: Wandb(settings, folder, config, name),
         "tensorboard": lambda: TensorBoard(folder, config),
     }
     return Dispensable(settings.kind, makers[settings.kind])
 
 
-class Dispensable:
+class Dispensable(Tracker):
     """A tracker that a run can do without: where it fails, that is logged once, and nothing is sent from then on."""
 
     def __init__(self, kind: str, make: Callable[[], Tracker]) -> None:
-        self.kind, self._tracker = kind, Nowhere()
-        self._tracker = self._try(make) or Nowhere()
+        self.kind, self._tracker = kind, Tracker()
+        self._tracker = self._try(make) or Tracker()
 
     def log_metrics(self, metrics: LogLine, step: int) -> None:
         self._try(lambda: self._tracker.log_metrics(metrics, step))
 
-    def close(self) -> None:
-        self._try(self._tracker.close)
+    def close(self, failed: bool = False) -> None:
+        tracker, self._tracker = self._tracker, Tracker()
+        self._try(lambda: tracker.close(failed))
 
     def _try(self, work: Callable[[], Any]) -> Any:
         try:
@@ -55,7 +58,7 @@ class Dispensable:
         except SettingError:
             raise
         except Exception as error:
-            self._tracker = Nowhere()
+            self._tracker = Tracker()
             logger.warning(
                 f"tracker.kind={self.kind} has failed ({type(error).__name__}: {first_line(error)}); the run continues "
                 "without it, and its numbers are in metrics.jsonl"
@@ -63,17 +66,7 @@ class Dispensable:
             return None
 
 
-class Nowhere:
-    """No tracker besides metrics.jsonl."""
-
-    def log_metrics(self, metrics: LogLine, step: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Wandb:
+class Wandb(Tracker):
     """Weights & Biases; offline unless set otherwise, under `folder`/wandb. Never asks for a login.
 
     The run's id is kept in `folder`/wandb/id, so that a resumed run continues in the same chart. Offline, each process
@@ -101,6 +94,7 @@ class Wandb:
                 dir=folder,
                 mode="online" if online else "offline",
                 resume="allow" if online and resumed else None,  # offline, wandb warns and ignores it
+                reinit="create_new",  # a run of the program's own goes on beside this one
                 config=config,
                 # Of the machine and the command line, which may hold secrets, wandb writes nothing down.
                 settings=wandb.Settings(
@@ -120,11 +114,11 @@ class Wandb:
     def log_metrics(self, metrics: LogLine, step: int) -> None:
         self.run.log({**_numbers(metrics), "step": step})
 
-    def close(self) -> None:
-        self.run.finish()
+    def close(self, failed: bool = False) -> None:
+        self.run.finish(exit_code=int(failed))
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files under `folder`/tensorboard."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
@@ -145,7 +139,7 @@ class TensorBoard:
         for key, value in _numbers(metrics).items():
             self.writer.add_scalar(key, value, step)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         if self.writer is not None:
             self.writer.close()
 

@@ -6,7 +6,7 @@ written as `***`. A setting holds a secret by its name; `SECRET` has the names.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 MASK = "***"
@@ -19,15 +19,19 @@ SECRET = re.compile(
     re.VERBOSE,
 )
 PIECE_OF_TEXT = re.compile(r"(?:^|_)(?:mask|pad|sep|cls|bos|eos|unk|eot|start|end|stop|image|per|new|max)_token$")
+# What stands for a variable that is not set; nothing, and another variable, are no secret.
+NO_SECRET = r"""(?:null\s*\}|\}|''\s*\}|""\s*\}|\$\{\s*oc\.env:\s*\w+\s*\})"""
+DEFAULT = re.compile(rf"\$\{{\s*oc\.env:\s*\w+\s*,(?!\s*{NO_SECRET})")
 # NAME=VALUE and NAME: VALUE in an override, whose VALUE is neither null nor the name of an environment variable. A name
 # is tried from its first sign alone and as a whole, or a long word would be read once for each of its signs.
 LITERAL = re.compile(
     r"""(?<![\w.-])([\w.-]++)["']?\s*[=:]\s*+"""
-    r"""(?!["']?\$\{|["']?\s*(?:[,}\])]|$)|(?:null|true|false)\b)""",
+    rf"""(?!["']?(?!{DEFAULT.pattern})\$\{{|["']?\s*(?:[,}}\])]|$)|(?:null|true|false)\b)""",
     re.IGNORECASE,
 )
 # What opens a file by its URL alone.
-SIGNATURE = re.compile(r"(?i)(?<=[?&])((?:X-Amz-|X-Goog-)?(?:Signature|Credential|Security-Token)|sig)=[^&\s]+")
+SIGNATURE = re.compile(r"(?i)(?:X-Amz-|X-Goog-)?(?:Signature|Credential|Security-Token)|sig")
+PARAMETER = re.compile(r"""(?<=[?&])([\w.-]+)=([^&\s"'<>]*[^&\s"'<>,;.)\]}])""")  # of a URL
 BEARER = re.compile(r"\b(?<=[Bb]earer) +[\w.~+/=-]{8,}")
 LOGIN = re.compile(r"""(?<=://)[^/\s?#"'<>]+(?=@)""")  # user:password of an address, or a token alone
 FROM_ENVIRONMENT = "${oc.env:"
@@ -59,7 +63,8 @@ def secrets_in(settings: Any, name: str = "") -> Iterator[str]:
 
 def _holds_secret(name: str, value: Any) -> bool:
     """Whether a value is a secret by the name of its setting. Numbers are weights and counts, but for passwords."""
-    if value is None or isinstance(value, bool) or not str(value) or FROM_ENVIRONMENT in str(value):
+    text = str(value)
+    if value is None or isinstance(value, bool) or not text or (FROM_ENVIRONMENT in text and not DEFAULT.search(text)):
         return False
     return is_secret(name) and (isinstance(value, str) or "token" not in name)
 
@@ -84,17 +89,24 @@ def literal_secret(override: str) -> str | None:
     return next((match[1].lstrip("+~") for match in LITERAL.finditer(override) if is_secret(match[1])), None)
 
 
-def redacted(value: Any) -> Any:
-    """`value`, nested, with all texts in it redacted."""
-    if isinstance(value, dict):
-        return {key: redacted(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [redacted(inner) for inner in value]
-    return redact(value) if isinstance(value, str) else value
-
-
 def redact(text: str) -> str:
     """`text` without the secrets of this process's settings, logins and signatures of URLs, and bearers' tokens."""
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
-    return LOGIN.sub(MASK, BEARER.sub(f" {MASK}", SIGNATURE.sub(rf"\1={MASK}", text)))
+    return LOGIN.sub(MASK, BEARER.sub(f" {MASK}", PARAMETER.sub(_parameter, text)))
+
+
+def _parameter(match: re.Match[str]) -> str:
+    name, value = match.groups()
+    from_environment = value.startswith("${") and not DEFAULT.search(value)
+    is_open = from_environment or not (SIGNATURE.fullmatch(name) or is_secret(name))
+    return match[0] if is_open else f"{name}={MASK}"
+
+
+def redacted(value: Any, by: Callable[[str], str] = redact) -> Any:
+    """`value`, nested, with all texts in it redacted."""
+    if isinstance(value, dict):
+        return {key: redacted(inner, by) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [redacted(inner, by) for inner in value]
+    return by(value) if isinstance(value, str) else value

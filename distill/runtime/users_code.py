@@ -1,5 +1,7 @@
 """What went wrong in a class or function of the user's, in one line: which line of which file, and what there is."""
 
+import os
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +26,21 @@ MISTAKES = (
 def is_users(module: str) -> bool:
     """Whether a module of this name is none of this package."""
     return module.partition(".")[0] != "distill"
+
+
+def find_modules_here(path: str) -> None:
+    """Let settings name modules of the working folder from the console script too, as from `python -m distill`.
+
+    Not before one names a module that is none of this package, and not before torch is imported, which runs what
+    packages on `sys.path` announce: the working folder may be that of a model which somebody else made.
+    """
+    if not is_users(path):
+        return
+    import torch  # noqa: F401
+
+    here = os.getcwd()
+    if not sys.flags.safe_path and here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # last, so that no file there hides a package
 
 
 @contextmanager

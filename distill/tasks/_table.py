@@ -38,6 +38,9 @@ class LabelledData:
     split: Split  # where they were read
     examples: Any  # the labelled ones
     unlabelled: Any | None = None  # those that a teacher labels, in the same form
+    is_learnt: bool = (
+        True  # False: models are only scored, and these are the examples of a set, which have the same form
+    )
 
     def describe(self) -> str:
         """In words, how many there are and where they come from."""
@@ -84,7 +87,7 @@ class TableTask(Task):
             raise SettingError("evaluate.sets=[] names no set: name one that has a source in evaluate.sources")
         setting, source = self._source(config.evaluate.sets[0], config)
         split = self._split(source, setting)
-        return LabelledData(split, split.read(setting, training=False))
+        return LabelledData(split, split.read(setting, training=False), is_learnt=False)
 
     def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
         raise SettingError(
@@ -155,11 +158,20 @@ class TableTask(Task):
             config.evaluate.max_sequences_of(name),
             f"examples of {name}",
         )
+        if data.is_learnt:
+            self._refuse_learnt(setting, split, examples)
+        sequences = self.sequences(split, examples, tokenizer, config, scoring=True)
+        _checked_counts(sequences, tokenizer, config, f"evaluate.sets: {name}")
+        return self.evaluation_set(name, split, examples, sequences)
+
+    def _refuse_learnt(self, setting: str, split: Split, examples: Any) -> None:
+        """Raises SettingError where examples that are to be scored are those that a student learns from."""
+        data = self.data
         shared = len({*examples.texts} & {*data.examples.texts})
-        are_files = split.where.path is not None and data.split.where.path is not None
+        are_files = split.path is not None and data.split.path is not None
         sizes = len(examples), len(data.examples)
         least = min(sizes) / 2 if are_files else max(sizes) - 0.5  # a program may score a part of what it holds
-        if split.where.split != data.split.where.split and shared > least:
+        if split.split != data.split.split and shared > least:
             raise SettingError(
                 f"{setting} holds {counted(shared, 'example')} that the student is trained on: give {setting}.path of "
                 "others, or files called train and validation in one folder"
@@ -168,9 +180,6 @@ class TableTask(Task):
             raise SettingError(
                 f"{setting} has only texts that corpus.unlabelled is trained on too: keep those that are scored apart"
             )
-        sequences = self.sequences(split, examples, tokenizer, config, scoring=True)
-        _checked_counts(sequences, tokenizer, config, f"evaluate.sets: {name}")
-        return self.evaluation_set(name, split, examples, sequences)
 
     def _source(self, name: str, config: Config) -> tuple[str, Any]:
         """What error lines call the settings of an evaluation set, and these."""

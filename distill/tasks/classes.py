@@ -1,5 +1,6 @@
 """Classes and values of texts: fine-tuning on GLUE and on tables of the user's."""
 
+import logging
 from dataclasses import replace
 from typing import Any, Self
 
@@ -14,7 +15,10 @@ from distill.data.tables.table import Table
 from distill.evaluation.measures.classes import ClassSet, class_set, impossible_measures
 from distill.models.kind import CLASSES, ModelKind
 from distill.runtime.errors import SettingError
+from distill.runtime.progress import counted
 from distill.tasks._table import LabelledData, TableTask
+
+logger = logging.getLogger(__name__)
 
 
 class Classes(TableTask):
@@ -40,6 +44,20 @@ class Classes(TableTask):
             )
         return task
 
+    def of_model(self, names: tuple[str, ...]) -> Self:
+        """For a model that exists, whose outputs have these names: a set need not have examples of all its classes.
+
+        Raises:
+            SettingError: the set has one class, which is none of these.
+        """
+        examples = self.data.examples.numbered_as(names)
+        if len(examples.classes) == 1:
+            raise SettingError(
+                f"{examples.describe()}, all of the class {examples.classes[0]}, and the model gives "
+                f"{_labels_listed(names)}: choose another set"
+            )
+        return type(self)(replace(self.data, examples=examples))
+
     def sequences(
         self,
         split: Glue | Table,
@@ -48,7 +66,12 @@ class Classes(TableTask):
         config: Config,
         scoring: bool,
     ) -> ClassSequences:
-        return class_sequences(examples, tokenizer, config.corpus.sequence_length, "corpus.sequence_length")
+        length = config.corpus.sequence_length
+        sequences = class_sequences(examples, tokenizer, length, "corpus.sequence_length")
+        if sequences.cut:
+            of_all = f"{sequences.cut:,} of {counted(len(examples), 'example')}"
+            logger.info(f"{examples.name}: {of_all} are cut off at their ends: raise corpus.sequence_length={length}")
+        return sequences
 
     def collator(self, sequences: ClassSequences) -> classes.Classes:
         return classes.Classes(sequences)
@@ -56,7 +79,16 @@ class Classes(TableTask):
     def evaluation_set(
         self, name: str, split: Glue | Table, examples: LabelledTexts, sequences: ClassSequences
     ) -> ClassSet:
-        data = class_set(name, examples, sequences, split.measures)
+        of_task = [one.lower() for one in split.task.classes] if isinstance(split, Glue) else []
+        classes, learnt = ([one.lower() for one in each.classes] for each in (examples, self.data.examples))
+        if classes != learnt or (of_task and len(classes) != len(of_task)):
+            raise SettingError(
+                f"{_label_setting(f'evaluate.sources.{name}', split)}: {examples.describe()}, whose labels are "
+                f"{_labels_listed(examples.classes[: len(of_task) or None])}, and the student learns "
+                f"{_labels_listed(self.data.examples.classes)}: choose another set"
+            )
+        detects_first = len(of_task) == 2 and classes[0] == of_task[1]
+        data = replace(class_set(name, examples, sequences, split.measures), detects_first=detects_first)
         if impossible := impossible_measures(data):
             raise SettingError(
                 f"{_label_setting(f'evaluate.sources.{name}', split)}: {data.description}, all with one text or one "
@@ -69,6 +101,10 @@ class Classes(TableTask):
 def _label_setting(setting: str, split: Split) -> str:
     """What names the column of labels; of GLUE's tasks none does."""
     return f"{setting}.label={split.label}" if isinstance(split, Table) else setting
+
+
+def _labels_listed(classes: tuple[str, ...]) -> str:
+    return ", ".join(classes) or "values"
 
 
 def _more(setting: str) -> str:

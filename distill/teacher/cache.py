@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from distill.models.language_model import NO_OUTPUTS
 from distill.runtime.errors import SettingError
 from distill.runtime.file_in_use import FileInUse
 from distill.teacher.distributions import TopK
-from distill.teacher.layout import Layout, layout_from, layout_of
+from distill.teacher.layout import Layout, layout_of
 from distill.teacher.output import TeacherOutput, Wanted
 from distill.teacher.sampling import as_samples
 
@@ -53,25 +53,9 @@ class CacheMeta(TypedDict):
 
     origin: dict[str, Any]  # what the cache is made from
     sha256: list[str]  # of each part
-    kept_mass: float
+    kept_mass: float  # the mean fraction of the probability that the entries hold which are kept exactly
     seconds: float  # of all parts, on whatever machine
-    precision: str
-
-
-class CacheFacts(TypedDict):
-    """What results.json has of a cache."""
-
-    key: str
-    top_k: int
-    sampled: NotRequired[int]
-    exponent: NotRequired[float]
-    sample_seed: NotRequired[int]
-    positions: int
-    bytes: int
-    bytes_per_token: float  # of a position with soft targets, its part of `offsets.npy` included
-    kept_mass: float  # the mean fraction of the teacher's probability that the entries hold which are kept exactly
-    seconds: float
-    precision: str  # the number format that the teacher ran in when the cache was made
+    precision: str  # the number format that the teacher ran in
 
 
 @dataclass(frozen=True)
@@ -81,13 +65,9 @@ class Cache:
     folder: Path
     identity: dict[str, Any]  # what it is made from
     offsets: np.ndarray  # [R + 1] int64
+    layout: Layout  # what is kept of a position
     ready: bool  # complete and checked; else still to be made
     setting: str = "teacher.cache"  # what error lines call its settings
-
-    @cached_property
-    def layout(self) -> Layout:
-        """What is kept of a position."""
-        return layout_from(self.identity)
 
     @property
     def smaller_by(self) -> str:
@@ -127,34 +107,17 @@ class Cache:
             columns[name] = values if values.dtype == np.float16 else values.astype(np.int32)
         return columns
 
-    def facts(self) -> CacheFacts:
-        """For results.json."""
-        facts = CacheFacts(
-            key=self.key,
-            top_k=self.layout.top_k,
-            positions=self.num_positions,
-            bytes=self.num_bytes,
-            bytes_per_token=self.num_bytes / self.num_positions,
-            kept_mass=self._meta["kept_mass"],
-            seconds=self._meta["seconds"],
-            precision=self._meta["precision"],
-        )
-        if self.layout.sampled:
-            facts["sampled"], facts["exponent"] = self.identity["sampled"], self.identity["exponent"]
-            facts["sample_seed"] = self.identity["sample_seed"]
-        return facts
-
     def check(self) -> None:
         """Raises SettingError where the finished files do not match their checksums and `identity`."""
         try:
-            if self._meta["origin"] != self.identity:
+            if self.meta["origin"] != self.identity:
                 raise self.refusal("made from something else than its name stands for")
-            if lacking := CacheMeta.__required_keys__ - self._meta.keys():
+            if lacking := CacheMeta.__required_keys__ - self.meta.keys():
                 raise self.refusal(f"damaged ({self.meta_path.name} has no {', '.join(sorted(lacking))})")
             for name, column in self.layout.columns.items():
                 if (self.folder / name).stat().st_size != self.num_positions * column.stride:
                     raise self.refusal(f"damaged ({name} has the wrong size)")
-            if self._meta["sha256"] != [self.digest(part) for part in range(self.num_parts)]:
+            if self.meta["sha256"] != [self.digest(part) for part in range(self.num_parts)]:
                 raise self.refusal("damaged (its content has changed)")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self.refusal(f"damaged ({error})") from error
@@ -203,7 +166,8 @@ class Cache:
         return {name: FileInUse(self.folder / name) for name in self.layout.columns}
 
     @cached_property
-    def _meta(self) -> CacheMeta:
+    def meta(self) -> CacheMeta:
+        """What its meta.json has; of one that is ready."""
         meta: CacheMeta = json.loads(self.meta_path.read_text(encoding="utf-8"))
         return meta
 
@@ -261,22 +225,22 @@ def find(
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     path = folder_of(folder, "teacher", key)
     if (path / "meta.json").exists():
-        return _open_checked(path, identity, len(batches.sequences), setting)
-    cache = Cache(path, identity, _offsets(batches, positions), False, setting)
+        return _open_checked(path, identity, layout, len(batches.sequences), setting)
+    cache = Cache(path, identity, _offsets(batches, positions), layout, False, setting)
     _check_size(cache, settings.gigabytes)
     return cache
 
 
-def _open_checked(path: Path, identity: dict[str, Any], num_sequences: int, setting: str) -> Cache:
+def _open_checked(path: Path, identity: dict[str, Any], layout: Layout, num_sequences: int, setting: str) -> Cache:
     """The finished cache at `path`. Raises SettingError where it is damaged."""
-    cache = Cache(path, identity, np.zeros(1, np.int64), True, setting)
+    cache = Cache(path, identity, np.zeros(1, np.int64), layout, True, setting)
     try:
         offsets = np.load(path / "offsets.npy")
     except (OSError, ValueError, EOFError) as error:
         raise cache.refusal(f"damaged ({error})") from error
     if offsets.shape != (num_sequences + 1,):
         raise cache.refusal("damaged (offsets.npy has the wrong size)")
-    cache = Cache(path, identity, offsets, True, setting)
+    cache = Cache(path, identity, offsets, layout, True, setting)
     cache.check()
     return cache
 

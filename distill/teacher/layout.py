@@ -1,7 +1,7 @@
 """What a teacher cache keeps of a position: its columns, their number formats and their bytes."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -78,13 +78,3 @@ class Layout:
 def layout_of(settings: TeacherCacheConfig, vocabulary: int) -> Layout:
     """What these settings keep of a teacher with so many tokens."""
     return Layout(settings.top_k or 0, settings.sampled or 0, settings.exponent, vocabulary)
-
-
-def layout_from(identity: dict[str, Any]) -> Layout:
-    """The layout of a cache by its identity, in which older caches name no draws."""
-    return Layout(
-        int(identity["top_k"]),
-        int(identity.get("sampled", 0)),
-        float(identity.get("exponent", 1.0)),
-        identity["vocabulary"],
-    )

@@ -21,7 +21,6 @@ from distill.config.settings import (
 )
 from distill.config.teacher import CustomConfig
 from distill.distributed.rank_identity import OF_A_HOST
-from distill.models.check import max_positions
 from distill.models.kernels import int8
 from distill.models.kind import ModelKind
 from distill.models.teacher import AnyTeacher, is_encoder_alone, load_teacher
@@ -117,7 +116,7 @@ def load_members(
         reads_head: whether the logits of the only teacher are read; else it may be an encoder without a head.
 
     Raises:
-        SettingError: one does not load, takes no sequences of this length, or has another vocabulary than the first.
+        SettingError: one does not load, or has another vocabulary than the first.
     """
     members: list[Member] = []
     shared: PreTrainedTokenizerBase | None = None
@@ -128,7 +127,7 @@ def load_members(
         model, tokenizer, title = load_teacher(alone.model, kind, mapped, alone.setting, has_head)
         member = Member(name, alone.weight, model, title, has_head)
         if shared is not None:
-            _check_member(member, tokenizer, members[0], shared, config.corpus.sequence_length)
+            _check_member(member, tokenizer, members[0], shared)
         shared = shared or tokenizer
         members.append(member)
     return members, shared
@@ -143,7 +142,7 @@ def title_of(members: list[Member]) -> str:
 
 
 def _check_member(
-    member: Member, tokenizer: PreTrainedTokenizerBase, first: Member, shared: PreTrainedTokenizerBase, length: int
+    member: Member, tokenizer: PreTrainedTokenizerBase, first: Member, shared: PreTrainedTokenizerBase
 ) -> None:
     if (expected := shared.get_vocab()) != (vocabulary := tokenizer.get_vocab()):
         differing = sum(expected.get(token) != number for token, number in vocabulary.items())
@@ -152,8 +151,4 @@ def _check_member(
             f"({len(expected)} tokens, {differing} differ), and probabilities are averaged token by token: choose "
             "teachers with one tokenizer, or learn from one after the other (student=pretrained continues from a saved "
             "student)"
-        )
-    if (limit := max_positions(member.model)) is not None and length > limit:
-        raise SettingError(
-            f"corpus.sequence_length={length} exceeds the {limit} positions of {member.setting}: lower it"
         )

@@ -232,6 +232,8 @@ def test_a_signal_reaches_the_stage_which_ends_in_its_own_time(tmp_path: Path) -
         (["optimizer.lr=1"], ("optimizer.lr=1", "chain.given.NAME")),
         (["chain.stages.teacher.settings=['teacher.path={student}']"], ("chain.stages.teacher", "student")),
         (["chain.table.teacher=[nothing]"], ("chain.table.teacher", "nothing")),
+        (["chain.table.teacher=[]"], ("chain.table.teacher=[] names no stage",)),
+        (["+chain.stages.my-stage={recipe: table}"], ("chain.stages.my-stage", "letters, digits and underscores")),
         (["chain.stages.teacher.sedes=[1]"], ("sedes",)),
         (["chain.stages.teacher.recipe=nothing"], ("stage teacher ended with status 2", "resumes there")),
         (["chain.stages.along.snapshots_of=nothing"], ("along.snapshots_of=nothing", "teacher, student")),

@@ -10,6 +10,8 @@ from prediction_models import save_fine_tuned
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import distill
+from distill.commands.api.distill import _Job as Job
+from distill.runtime.errors import SettingError
 
 TEXTS = [book(number, 2).strip() for number in range(60)]
 SMALL: dict[str, Any] = {
@@ -37,3 +39,14 @@ def test_layers_of_a_classifier(tmp_path: Path) -> None:
     run = distill.distill(teacher=(loaded.model, loaded.tokenizer), data=data, folder=folder, **SMALL)
     assert AutoConfig.from_pretrained(run.student).num_hidden_layers == loaded.model.config.num_hidden_layers // 2
     assert results(folder)["finished"]
+
+
+def test_sets_by_their_dotted_name_are_scored(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_dict({"text": TEXTS, "label": [number % 2 for number in range(60)]})
+    job = Job("table", tmp_path, {"settings": {"evaluate.sets": ["mine"]}})
+    job.add_data(rows)
+    assert "evaluate.sets=[mine]" in job.arguments(None, None)
+    job = Job("table", tmp_path, {})
+    job.add_data(rows)
+    with pytest.raises(SettingError, match=r"^evaluation=None, and nothing is held out of labelled data"):
+        job.arguments(None, None)

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from job import Shelf, book, distill, results, save_model
+from prediction_models import save_fine_tuned
 from test_fine_tuning import squad, table
-from transformers import BloomConfig, BloomForCausalLM
+from transformers import AutoModelForSequenceClassification, BloomConfig, BloomForCausalLM
 from vocabularies import vocabulary_of
 
 from distill.commands.cli import main
 from distill.commands.scoring.score import evaluate_models
-from distill.commands.scoring.settings import settings_of
+from distill.commands.scoring.settings import _references_in, settings_of
 from distill.runs.located import locate
 from distill.runtime.errors import SettingError
 
@@ -125,6 +127,16 @@ def test_answers_and_classes(shelf: Shelf, tmp_path: Path) -> None:
     assert found.scores["f1"] == results(answers)["student"]["f1"]
     shutil.copytree(classes / "student", tmp_path / "classifier")
     assert "+recipe=table" in refused([str(tmp_path / "classifier")])
+
+
+@pytest.mark.parametrize("other", ["no", "yes"])
+def test_a_classifier_is_scored_where_one_of_its_classes_does_not_occur(other: str, tmp_path: Path) -> None:
+    names = {2: "yes", 0: "maybe", 1: "no"}
+    model = save_fine_tuned(tmp_path / "model", AutoModelForSequenceClassification, id2label=names)
+    (tmp_path / "dev.csv").write_text(f"text,label\nthe old ship,yes\na quiet road,{other}\n")
+    given = ["+recipe=table", f"corpus.path={tmp_path / 'dev.csv'}", "corpus.sequence_length=32", "precision=fp32"]
+    (found,) = evaluate_models([model], given).models
+    assert found.scores["accuracy"]["dev"] in (0, 50, 100)
 
 
 def test_bad_input_is_one_line(done: Path, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,3 +278,38 @@ def test_the_corpus_is_needed_only_where_a_part_of_it_is_scored(done: Path, tmp_
     scores = evaluate_models([done], [*moved, "evaluate.sets=[mine]", "evaluate.max_sequences=2"])
     assert list(scores.vocabularies[0].sets) == ["mine"]
     assert refused([str(done)], *moved, "evaluate.sets=[mine,heldout]").startswith("corpus.path=/nowhere/books")
+
+
+def test_what_the_settings_of_a_run_refer_to_is_not_read(done: Path, shelf: Shelf, tmp_path: Path) -> None:
+    """But for other settings of it, and where the command names a value in its place."""
+    run = tmp_path / "run"
+    shutil.copytree(done / "student", run / "student")
+    settings = yaml.safe_load((done / "config.yaml").read_text())
+    settings["corpus"]["path"] = "${oc.env:HOME}/books"
+    settings["evaluate"]["sources"]["mine"] = {"kind": "text", "path": "${corpus.path}"}
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    message = refused([str(run)])
+    assert "(corpus.path=${oc.env:HOME}/books)" in message and message.endswith("add corpus.path=VALUE")
+    config, _ = settings_of(locate([str(run)]), [f"corpus.path={shelf.books}"])
+    assert config.corpus.source.path == config.evaluate.sources["mine"].path == str(shelf.books)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("${oc.env:HOME}", True),
+        ("s3://${corpus.path}/${a:b}", True),
+        ("${corpus.${oc.env:X}}", True),
+        ("${corpus.path}", False),
+        ("s3://${corpus.path}/a:b", False),
+        ("${..path}", False),
+    ],
+)
+def test_a_resolver_is_told_from_another_setting(text: str, calls: bool) -> None:
+    found = [("corpus.sources.one.path", text)] if calls else []
+    assert list(_references_in({"sources": {"one": {"path": [text]}}}, "corpus")) == found
+
+
+@pytest.mark.parametrize("text", ["${${corpus.field}:HOME}", "${oc.${corpus.field}:HOME}"])
+def test_a_resolver_that_a_setting_names_is_one_too(text: str) -> None:
+    assert list(_references_in({"path": text}, "corpus")) == [("corpus.path", text)]

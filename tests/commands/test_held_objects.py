@@ -146,3 +146,9 @@ def test_a_frame_of_pandas_is_a_data_set() -> None:
     frame = pandas.DataFrame({"text": ["One.", "Two."], "stars": [1, 2]}, index=[7, 8])
     (rows,) = splits_of(frame, "data").values()
     assert rows.column_names == ["text", "stars"] and rows["text"][:] == ["One.", "Two."]
+
+
+def test_a_column_that_the_first_row_lacks_is_there() -> None:
+    """`datasets` takes the columns of the first row alone: prompts would be learnt, as nothing would mark them."""
+    (rows,) = splits_of([{"input_ids": [1, 2]}, {"input_ids": [3, 4], "labels": [-100, 4]}], "data").values()
+    assert rows[1] == {"input_ids": [3, 4], "labels": [-100, 4]} and rows[0]["labels"] is None

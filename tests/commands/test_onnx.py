@@ -234,3 +234,12 @@ def test_the_command_serves_causal_students(tmp_path: Path, text: Path, family: 
     _, found = command.write(str(saved(tmp_path / "run", family)), text, max_sequences=8)
     plain, same, _ = (found["perplexity"] for found in found["formats"].values())
     assert found["task"] == "next token" and same == pytest.approx(plain, rel=1e-5)
+
+
+def test_a_text_without_a_known_word_is_refused_before_the_export(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(convert, "to_onnx", lambda *_: pytest.fail("exported"))
+    (tmp_path / "other.txt").write_text("\u6cb3 " * 200, encoding="utf-8")
+    line = refused(capsys, f"model={run}", f"input={tmp_path / 'other.txt'}")
+    assert f"the vocabulary of model={run} has not one of its words: give a text" in line

@@ -148,8 +148,13 @@ def test_a_student_is_saved_with_all_that_it_needs(teacher: Path, tmp_path: Path
     )
     card = (folder / "README.md").read_text()
     assert "library_name: transformers" in card and "AutoModelForMaskedLM" in card and "None" not in card
-    with pytest.raises(SettingError, match=r"^folder=.* holds no model"):
+    with pytest.raises(SettingError, match=r"^folder=.* is not replaced, as it holds mine, which is none of"):
         pair.save(tmp_path / "runs")
+    (folder / "optimizer.pt").touch()
+    with pytest.raises(SettingError, match=r"it holds optimizer\.pt, which is none of a saved student's files"):
+        pair.save(folder)
+    (tmp_path / "empty").mkdir()
+    assert (pair.save(tmp_path / "empty") / "model.safetensors").is_file()
 
 
 def test_students_and_generators(teacher: Path) -> None:
@@ -286,3 +291,28 @@ def test_what_two_tokenizers_do_not_allow(teacher: Path, tmp_path: Path) -> None
         load_pair(teacher, LayersStudentConfig(tokenizer=str(own)), device="cpu")
     with pytest.raises(SettingError, match=r"^student\.tokenizer=corpus: no corpus is here"):
         load_pair(teacher, LayersStudentConfig(tokenizer="corpus"), device="cpu")
+
+
+def test_losses_of_heads_that_no_pair_has_are_refused(teacher: Path, causal: Path) -> None:
+    for pair in (pair_of(teacher), pair_of(causal)):
+        for name, head in (("soft_classes", "class"), ("soft_span", "span")):
+            words = rf"^objective\.{name} reads a head for {head}, which no model of a pair has: leave it out$"
+            with pytest.raises(SettingError, match=words):
+                pair.objective({name: 1})
+
+
+def test_a_teacher_limits_the_length_where_it_reads_the_same_tokens(teacher: Path, tmp_path: Path) -> None:
+    """Of the text of sequences of another tokenizer it reads as much as it takes."""
+    short = save_model(tmp_path / "short", "bert", 2, max_position_embeddings=16)
+    own = save_model(tmp_path / "student", "mpnet", 2)
+    pair = load_pair(short, own, sequence_length=24, device="cpu")
+    assert math.isfinite(pair.objective({"pooled": 1.0})(["the cat " * 30]).total.item())
+    words = r"^corpus\.sequence_length=24 exceeds the 16 positions of teacher: lower it$"
+    with pytest.raises(SettingError, match=words):
+        load_pair(load_model(short, "cpu"), load_model(teacher, "cpu"), sequence_length=24, device="cpu")
+
+
+def test_a_bundled_teacher_is_no_model_of_the_hub(tmp_path: Path) -> None:
+    pair = load_pair("bundled_small", num_layers=1, layers="first", sequence_length=24, device="cpu")
+    card = (pair.save(tmp_path / "mine") / "README.md").read_text()
+    assert "base_model" not in card and "distilled from bundled_small" in card and pair.teacher.path not in card

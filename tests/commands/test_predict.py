@@ -1,6 +1,7 @@
 """Answers of models of every kind, against transformers' own pipelines and plain forward passes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from job import Shelf, save_model
 from prediction_models import save_fine_tuned
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, pipeline
 
+from distill.commands.prediction.continuations import continue_texts
 from distill.commands.prediction.predict import predict
+from distill.commands.prediction.settings import PredictConfig
 from distill.models.loaded import LoadedModel, load_model
 from distill.runtime.errors import SettingError
 
@@ -199,3 +202,21 @@ def test_inputs_that_a_model_does_not_read(writer: LoadedModel, answerer: Loaded
         predict(writer, [{"role": "user", "content": "a"}])
     with pytest.raises(SettingError, match=r"^input 1 has a second text"):
         predict(writer, {"text": "a", "second": "b"})
+
+
+def test_entries_with_names_of_the_answer_are_those_of_the_input(classifier: LoadedModel) -> None:
+    found = predict(classifier, {"text": "the cat", "class": "another", "id": 3})
+    assert list(found) == ["text", "input_class", "id", "class", "probability", "probabilities"]
+    assert found["input_class"] == "another" and found["class"] in ("bad", "good", "fair") and found["id"] == 3
+
+
+def test_nothing_is_not_continued_without_a_token_to_begin_with() -> None:
+    class Letters:
+        bos_token_id = eos_token_id = None
+
+        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+            return {"input_ids": [ord(letter) for letter in text]}
+
+    model: Any = SimpleNamespace(tokenizer=Letters())
+    with pytest.raises(SettingError, match=r"^text 1 is empty, and this tokenizer has no token for the beginning"):
+        continue_texts(model, [{"text": ""}], PredictConfig())

@@ -11,13 +11,16 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+import questions as sample
 import yaml
 from job import Shelf
 from prediction_models import save_fine_tuned
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
 from distill.commands.cli import main as distill_command
+from distill.commands.prediction import records
 from distill.commands.prediction.predict import predict
+from distill.runtime.errors import SettingError
 
 
 def main(arguments: list[str]) -> int:
@@ -221,3 +224,30 @@ def test_bad_inputs(sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "task=sst2 is for GLUE's form" in refused(capsys, model, "text=a", "task=sst2")
     for name in ("x.xlsx", "x.jsonl.gz"):
         assert "FILE.csv, FILE.tsv or FILE.parquet" in refused(capsys, model, "text=a", f"output={tmp_path / name}")
+
+
+def test_a_long_line_of_squads_form_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole file is one line, and of a longer one than this a record of JSON lines is refused."""
+    monkeypatch.setattr(records, "LONGEST", 64)
+    made = sample.made(3)
+    path = sample.write(tmp_path / "dev.json", sample.official(made))
+    found = [record for _, record in records.read_inputs(path, ("question", "context"))]
+    assert found == [{"id": q.id, "question": q.question, "context": q.context} for q in made.questions]
+
+
+def test_the_lines_of_a_pipe_are_counted_from_its_first() -> None:
+    places = list(records.read_pipe(io.StringIO("\n \nthe cat\nan owl\n")))
+    assert places == [("standard input, line 3", "the cat"), ("standard input, line 4", "an owl")]
+    with pytest.raises(SettingError, match=r"^standard input, line 3 is not JSON"):
+        list(records.read_pipe(io.StringIO('\n{"text": "the cat"}\n{\n')))
+    assert [list(records.read_pipe(io.StringIO(blank))) for blank in ("", "\n\n")] == [[], []]
+
+
+def test_the_folder_of_a_submission_is_looked_for_before_predictions(
+    sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distill.commands.prediction.submission.class_outputs", lambda *_: pytest.fail("predicted"))
+    (tmp_path / "test.tsv").write_text("index\tsentence\n0\tthe cat\n")
+    target = tmp_path / "none" / "SST-2.tsv"
+    line = refused(capsys, f"model={sentiment}", f"input={tmp_path / 'test.tsv'}", f"output={target}")
+    assert line == f"output={target}: the folder {target.parent} does not exist; create it first"

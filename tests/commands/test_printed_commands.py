@@ -17,6 +17,7 @@ from distill.config.composition import composed_run
 from distill.report import live_sections
 from distill.report.live_sections import Ending
 from distill.runs.record import Record
+from distill.runtime.users_code import find_modules_here
 
 NAME = "my runs/it's $one"
 
@@ -90,11 +91,15 @@ def test_the_console_script_finds_modules_of_the_working_folder(
 ) -> None:
     (tmp_path / "module_of_a_user.py").write_text("")
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
-    monkeypatch.setattr(sys, "argv", ["distill", "--version"])
-    assert main() == 0
-    assert importlib.import_module("module_of_a_user")
     before = list(sys.path)
-    assert main() == 0 and sys.path == before
+    monkeypatch.setattr(sys, "argv", ["distill", "--version"])
+    assert main() == 0 and sys.path == before, "not where no setting names one: the folder may be a stranger's"
+    find_modules_here("distill.objective.terms.soft.Soft")
+    assert sys.path == before
+    find_modules_here("module_of_a_user.Loss")
+    assert importlib.import_module("module_of_a_user") and sys.path == [*before, str(tmp_path)]
+    find_modules_here("module_of_a_user.Loss")
+    assert sys.path == [*before, str(tmp_path)]
 
 
 def test_modules_beside_the_package_are_the_users() -> None:

@@ -13,7 +13,7 @@ from huggingface_hub import constants, metadata_load
 from job import Shelf
 
 from distill.commands.cli import main
-from distill.commands.push import by_name, write_report
+from distill.commands.push import by_name, stale_files, write_report
 from distill.models.loaded import load_model
 from distill.runs.record import Sample, Samples
 from distill.runs.results_file import read_run
@@ -150,3 +150,25 @@ def test_a_run_of_a_sweep_stands_without_a_name() -> None:
     """Its folder has a = in its name."""
     assert by_name(["runs/x-sweep/seed=0", "me/mine"]) == ["run=runs/x-sweep/seed=0", "name=me/mine"]
     assert by_name(["run=runs/x", "name=me/mine", "--public"]) == ["run=runs/x", "name=me/mine", "public=true"]
+
+
+def test_what_an_earlier_student_has_left_is_deleted(hub: Hub, done: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """In the same commit; other files of the user stay."""
+    stale = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "onnx/model.onnx", "spiece.model"]
+    stale += ["chat_template.jinja", "vocab.txt", "merges.txt", "added_tokens.json"]
+    own = ["notes.md", "plots/mine.png", ".gitattributes"]
+    hub.repositories["me/mine"] = Repository(True, dict.fromkeys([*stale, *own, "config.json"], b""))
+    pushed(capfd, str(done), "me/mine", "overwrite=true")
+    student, files = {file.name for file in (done / "student").iterdir()}, hub.repositories["me/mine"].files
+    assert set(files) == {*student, *own, "report.html"}
+    assert files["config.json"] == (done / "student" / "config.json").read_bytes()
+    assert sum(request.startswith("POST") and "/commit/" in request for request in hub.requests) == 1
+
+
+def test_stale_files_are_those_that_the_new_student_lacks() -> None:
+    places = ["model.safetensors", "tokenizer.json", "vocab.txt", "README.md", "onnx/model.onnx"]
+    assert stale_files(places, {"model.safetensors": Path("x")}) == ["tokenizer.json", "vocab.txt", "onnx/model.onnx"]
+
+
+def test_files_in_folders_of_the_users_own_are_not_stale() -> None:
+    assert stale_files(["lora/adapter_model.safetensors", "tokenizer/notes.md", "spm/own.model"], {}) == []

@@ -1,15 +1,23 @@
 """Sweeps and searches from the command line: names of folders, the comparison at the end, a search's number."""
 
 import csv
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 import yaml
 from job import Shelf, distill, metrics, results
 
+from distill.commands.sweep import _run
+from distill.config import composition
 from distill.config.command_line import CommandLine
 from distill.config.composition import compose
+from distill.config.settings import BackendConfig
+from distill.runtime.errors import SettingError
 
 SMALL = ["train.steps=2", "train.epochs=null", "corpus.max_sequences=60", "evaluate.pseudo_perplexity.fraction=0"]
 
@@ -147,3 +155,39 @@ def test_a_search_without_any_number_ends_in_one_line(
     assert distill("+recipe=search", *small) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("distill: ")]
     assert len(said) == 2 and "no run of the search has given a number" in said[1]
+
+
+def test_each_run_begins_with_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after one that has taken fewer, as other programs were at work."""
+    job = SimpleNamespace(config=SimpleNamespace(backend=BackendConfig()))
+    monkeypatch.setattr(composition, "run_of", lambda run: job)
+    run: Any = SimpleNamespace(folder=tmp_path, overrides=[], hydra=SimpleNamespace(sweeper={}))
+    under_way: Any = SimpleNamespace(begin=lambda *_: None, end=lambda *_: None)
+    begun: list[int] = []
+
+    def train(*_: Any) -> None:
+        begun.append(torch.get_num_threads())
+        torch.set_num_threads(1)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(2):
+            _run(run, under_way, train, [])
+    finally:
+        torch.set_num_threads(before)
+    assert begun == [2, 2]
+
+
+def test_the_folder_of_one_run_is_refused_for_a_sweep() -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    line = CommandLine.of(["+recipe=search", "hydra.run.dir=runs/mine"])
+    with pytest.raises(SettingError, match=r"^hydra\.run\.dir is of one run: a sweep has hydra\.sweep\.dir=DIR"):
+        composition.check_sweep(compose(line))
+
+
+def test_the_command_of_a_run_of_a_search_is_that_of_one_run() -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    command = composition._command(compose(CommandLine.of(["+recipe=search"])))
+    again = compose(CommandLine.of(shlex.split(command)[3:]))
+    assert not again.sweeps and "hydra.run.dir=" in command

@@ -56,6 +56,7 @@ optimizer.kind=adamm
 optimizer=adam
 optimizer.learning_rate=1
 profile.stop_after=0
+profile.stop_after=3
 student.config={hidden_size:0}
 student.config={hidden_size:-5}
 student.config={num_attention_heads:0}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 from tiny import change
 
 from distill.config import compose
@@ -18,9 +19,12 @@ from distill.config.settings import (
     SourceConfig,
 )
 from distill.config.weight_schedule import WeightSchedule
+from distill.distributed.bucket import MAX_STATS
 from distill.objective.terms.soft import Soft
-from distill.runs.check import check
+from distill.runs.check import MOST_TERMS, check
+from distill.runs.step import StepStats
 from distill.runtime.errors import SettingError
+from distill.runtime.signals import ALL
 
 
 def make() -> Config:
@@ -322,3 +326,39 @@ def test_a_schedule_of_the_users_is_tried_with_the_numbers_of_the_run_alone() ->
     assert "own_parts.Triangle fails at progress 0" in refused(by_epochs.changed(schedule=triangle))
     unfit = compose.schedule_config({"_target_": "own_parts.Table", "peak": 1.0})
     assert "schedule.peak is no setting of own_parts.Table" in refused(by_epochs.changed(schedule=unfit))
+
+
+def test_sets_are_held_out_by_their_kind_whatever_their_names() -> None:
+    def without(name: str, **source: str) -> Config:
+        evaluate = compose.evaluate_config({"sets": [name], "sources": {name: source}})
+        return change(make(), "corpus.heldout", 0.0).changed(evaluate=evaluate)
+
+    assert refused(without("rest", kind="heldout")).startswith("corpus.heldout=0, but evaluate.sets names rest: ")
+    check(without("heldout", kind="text", path="."))
+
+
+def test_a_mixture_has_a_part_of_each_source_in_each_set_that_is_held_out() -> None:
+    text = {"kind": "text", "path": "."}
+    corpus = tiny.corpus_config(kind="mixture", sources={name: {**text, "weight": 1.0} for name in ("one", "two")})
+
+    def mixed(sets: str, *by_set: str) -> Config:
+        given = {"sets": sets.split(), "sources": {"rest": {"kind": "heldout"}, "rest_one": text}}
+        given["by_set"] = {name: {"max_sequences": 3} for name in by_set}
+        return make().changed(corpus=corpus, evaluate=compose.evaluate_config(given))
+
+    check(mixed("rest", "rest_two"))
+    assert "evaluate.by_set.rest: a mixture has a held-out set of each source" in refused(mixed("rest", "rest"))
+    assert "evaluate.sets names rest_one, the held-out set of a source" in refused(mixed("rest rest_one"))
+
+
+def test_more_losses_than_travel_with_the_gradients_are_refused() -> None:
+    def with_further(count: int) -> Config:
+        further = {f"further{number}": {"kind": "mlm", "weight": 1.0} for number in range(count)}
+        return make().changed(objective=tiny.objective_config(**further))  # besides soft, mlm and cosine
+
+    check(with_further(MOST_TERMS - 3))
+    assert f"objective has {MOST_TERMS + 1} losses, and a run takes at most {MOST_TERMS}" in refused(
+        with_further(MOST_TERMS - 2)
+    )
+    counts = torch.zeros(MOST_TERMS + 1)
+    assert len(StepStats.pack(counts[1:], counts, [0.0] * len(ALL), 0.0)) <= MAX_STATS

@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,12 +16,13 @@ from tiny import changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config, DataConfig, DocumentUnit, Missing, SourceConfig
+from distill.data import readers
 from distill.data.byte_bpe import corpus_tokenizer
 from distill.data.encodings import guess
 from distill.data.readers import blocks
-from distill.data.sources import InvalidFile, InvalidRecord, find_source, read
+from distill.data.sources import InvalidFile, InvalidRecord, _files, find_source, read
 from distill.data.tokens import Tokens, corpus_text, prepare
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, StorageFailed
 
 CHINESE = "我们的生活在这个城市里已经很多年了。他说。今天的天气很好。可以出去走一走。"
 
@@ -77,6 +80,33 @@ def test_parquet_and_hub_rows_that_are_not_utf8(tmp_path: Path, bad: bytes) -> N
     datasets.Dataset(pa.table({"text": text})).save_to_disk(str(tmp_path / "saved"))
     texts, errors = read_all(kind="hub", path=f"{tmp_path}/saved")
     assert texts == good and len(errors) == 1
+
+
+def test_a_bad_record_of_a_range_is_named_from_where_that_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_files, "SHARD_BYTES", 1)
+    monkeypatch.setattr(_files, "RANGE_BYTES", 100)
+    lines = [json.dumps({"text": f"row {number}"}) for number in range(20)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, '{"body": 1}']))
+    (error,) = read_all(kind="jsonl", path=str(tmp_path))[1]
+    assert re.match(r"a\.jsonl, after byte \d+, record \d+: corpus\.field=text: a\.jsonl has no such field", error)
+
+
+def test_a_network_that_fails_under_streamed_rows_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(*_: object) -> Iterator[dict[str, str]]:
+        yield {"text": "One."}
+        raise ConnectionResetError("cut\nin two")
+
+    monkeypatch.setattr(readers, "load_hub", rows)
+    source = find_source(SourceConfig(kind="hub", hub="a/b", streaming=True), "corpus", DataConfig())
+    assert source is not None
+    (shard,) = source.shards()
+    documents = read(source, shard)
+    assert next(documents).text == "One."
+    line = r"^corpus\.hub=a/b could not be read further \(ConnectionResetError: cut\)"
+    with pytest.raises(StorageFailed, match=line):
+        next(documents)
 
 
 def test_a_bad_byte_costs_its_line_of_plain_text(tmp_path: Path) -> None:

@@ -5,23 +5,30 @@ from typing import Any
 
 import datasets
 import pytest
-from tiny import all_of, text_config
+from tiny import all_of, parts, text_config
 from vocabularies import vocabulary_of
 
 from distill.config.settings import SourceConfig
+from distill.data import new_tokenizer
+from distill.data.byte_bpe import corpus_tokenizer
+from distill.data.lines import InvalidRecord
 from distill.data.sequence_format import IDS, PROMPT, causal_format, masked_format
-from distill.data.sources._in_memory import source_in_memory
+from distill.data.sources import Source, _files
+from distill.data.sources._in_memory import ChatsInMemory, IdsInMemory, source_in_memory
 from distill.data.tokens import Text, prepare
 from distill.runtime.errors import SettingError
 
 A, B, C, D = 40, 41, 42, 43  # ids of text
 
 
+def source_of(rows: dict[str, Any]) -> Source:
+    return source_in_memory(datasets.Dataset.from_dict(rows), str(rows), "rows", SourceConfig(kind="hub"), "corpus")
+
+
 def sequences_of(rows: dict[str, Any], tokenizer: Any, folder: Path, made: Any = causal_format) -> list[list[int]]:
     """The sequences without their padding."""
     config = text_config(kind="hub", hub="rows", heldout=0.0, sequence_length=16, cache=str(folder))
-    source = source_in_memory(datasets.Dataset.from_dict(rows), str(rows), "rows", SourceConfig(kind="hub"), "corpus")
-    found = prepare(Text((source,), "corpus"), tokenizer, config.corpus, config.data, "train", made)
+    found = prepare(Text((source_of(rows),), "corpus"), tokenizer, config.corpus, config.data, "train", made)
     pad = made(tokenizer).pad
     return [[number for number in row if number != pad] for row in all_of(found.sequences).tolist()]
 
@@ -74,3 +81,30 @@ def test_labels_of_something_else_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"^corpus\.field=input_ids: rows has other ids in its column labels"):
         sequences_of(rows, vocabulary_of("gpt2"), tmp_path)
     assert len(sequences_of(rows | {"labels": [0, 1, 0]}, vocabulary_of("gpt2"), tmp_path)) == 3  # classes
+
+
+def test_a_first_row_that_is_empty_does_not_hide_what_the_others_hold() -> None:
+    turns = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two."}]
+    assert isinstance(source_of({"input_ids": [[], [A, B]]}), IdsInMemory)
+    assert isinstance(source_of({"messages": [[], turns]}), ChatsInMemory)
+
+
+def test_a_mask_of_another_length_is_one_line(tmp_path: Path) -> None:
+    rows = {"input_ids": [[A, B, C]], "attention_mask": [[1, 1]]}
+    line = r"^corpus\.field=input_ids: a row of rows has 3 ids and 2 numbers in attention_mask: give one for each"
+    with pytest.raises(SettingError, match=line):
+        sequences_of(rows, vocabulary_of("gpt2"), tmp_path)
+
+
+def test_a_bad_row_is_named_by_its_number_in_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_files, "SHARD_ROWS", 3)
+    source = source_of({"input_ids": [[A, B]] * 5, "attention_mask": [*[[1, 1]] * 4, [1]]})
+    found = [each for shard in source.shards() for each in source.documents(shard)]
+    assert len(found) == 5 and [each.name for each in found if isinstance(each, InvalidRecord)] == ["rows, row 5"]
+
+
+def test_no_tokenizer_is_trained_on_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Text((source_of({"input_ids": [[A, B]]}),), "corpus")
+    monkeypatch.setattr(new_tokenizer, "corpus_texts", lambda corpus, data: {"": text})
+    with pytest.raises(SettingError, match=r"^corpus: rows holds token ids, which no new tokenizer has: give the tok"):
+        corpus_tokenizer(*parts(text_config(kind="hub", hub="rows", cache=str(tmp_path))))

@@ -1,17 +1,20 @@
 """A file is what its name says, whatever kind of text it is called."""
 
+import gzip
 from pathlib import Path
 
 import pandas
 import pytest
 
 from distill.config.settings import DataConfig, SourceConfig
-from distill.data.sources import Document, find_source
+from distill.data.sources import Document, _files, find_source
 from distill.runtime.errors import SettingError
 
 
 @pytest.mark.parametrize("kind", ["gutenberg", "text"])
-@pytest.mark.parametrize("name", ["reviews.csv", "REVIEWS.CSV", "reviews.tsv", "reviews.jsonl", "reviews.parquet"])
+@pytest.mark.parametrize(
+    "name", ["reviews.csv", "REVIEWS.CSV", "reviews.tsv", "reviews.jsonl", "DATA.JSONL", "reviews.parquet", "X.PARQUET"]
+)
 def test_a_file_is_what_its_name_says_whatever_the_kind(kind: str, name: str, tmp_path: Path) -> None:
     """Its raw lines, with numbers and quotation marks, are no text to train on."""
     frame = pandas.DataFrame({"stars": [5, 1], "text": ["The ship was old, and the sea calm.", "A quiet winter."]})
@@ -39,3 +42,16 @@ def test_a_file_of_another_format_is_no_plain_text(kind: str, name: str, tmp_pat
     (tmp_path / name).write_text("<p>The ship was old.</p>")
     with pytest.raises(SettingError, match=rf"^corpus\.path=.*{name} is by its name no plain text.*write the text"):
         find_source(SourceConfig(kind=kind, path=str(tmp_path / name)), "corpus", DataConfig())
+
+
+def test_a_packed_file_in_upper_case_is_unpacked_and_not_entered_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_files, "SHARD_BYTES", 1)
+    monkeypatch.setattr(_files, "RANGE_BYTES", 1)
+    (tmp_path / "BOOK.TXT.GZ").write_bytes(gzip.compress(b"The ship was old."))
+    source = find_source(SourceConfig(kind="text", path=str(tmp_path)), "corpus", DataConfig())
+    assert source is not None
+    (shard,) = source.shards()
+    (document,) = source.documents(shard)
+    assert isinstance(document, Document) and document.text == "The ship was old."

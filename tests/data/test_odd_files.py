@@ -9,8 +9,8 @@ from distill.config.settings import DataConfig, SourceConfig
 from distill.data.document import Document
 from distill.data.heldout import fraction, held_out
 from distill.data.sources import InvalidFile, InvalidRecord, _files, find_source, read
-from distill.data.tables import TableConfig, glue, table
-from distill.data.tables.table import ColumnsConfig
+from distill.data.tables.glue import Glue
+from distill.data.tables.table import Table
 
 MRPC = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t1\t2\tOne.\tTwo.\n"
 
@@ -44,7 +44,7 @@ def test_hidden_copies_are_no_text_and_no_split(tmp_path: Path, monkeypatch: pyt
     assert read_all(tmp_path, kind="text")[0] == ["A text."]
     for name in ("train.csv", ".ipynb_checkpoints/train-checkpoint.csv"):
         (tmp_path / name).write_text("text,label\nA text.,good\nOther.,bad\n")
-    assert table.read(ColumnsConfig(), TableConfig(path=str(tmp_path)), "data", "data", True).first == [
+    assert Table(path=str(tmp_path)).read("data", True).first == [
         "A text.",
         "Other.",
     ]
@@ -58,7 +58,7 @@ def test_what_describes_a_split_is_no_part_of_it(tmp_path: Path) -> None:
     for name in ("dev.tsv", "dev-1.tsv"):
         (tmp_path / name).write_text(MRPC)
     (tmp_path / "dev_ids.tsv").write_text("1\t2\n")
-    examples = glue.read(glue.TASKS["mrpc"], TableConfig(path=str(tmp_path), split="validation"), "glue.dev", False)
+    examples = Glue("mrpc", path=str(tmp_path), split="validation").read("glue.dev", False)
     assert examples.first == ["One."] * 2
 
 

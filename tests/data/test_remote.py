@@ -169,6 +169,14 @@ def test_a_url_is_a_file_a_folder_or_a_pattern(bucket: str) -> None:
     assert found(f"{bucket}/listed/*.txt") == ["a.txt"] and found(f"{bucket}/listed/**/*.txt") == ["a.txt", "sub/c.txt"]
 
 
+def test_files_keep_the_protocol_of_their_folder(bucket: str) -> None:
+    """fsspec lists those of s3a:// as s3://, by which their names below the folder would be cut wrongly."""
+    for name in ("train.jsonl", "test.jsonl"):
+        put(f"{bucket}/other/{name}", json.dumps({"text": name}).encode())
+    folder = f"{bucket.replace('s3://', 's3a://')}/other/"
+    assert [str(file) for file in source_of(folder).files] == [f"{folder}train.jsonl"]  # type: ignore[attr-defined]
+
+
 def test_the_identity_follows_the_content(bucket: str) -> None:
     url = f"{bucket}/identity/a.jsonl"
     put(url, b'{"text": "one"}')

@@ -109,3 +109,14 @@ def test_a_copy_stands_in_for_its_own_subset_alone(tmp_path: Path, monkeypatch: 
     settings = SourceConfig(kind="wikitext", hub="Salesforce/wikitext", subset="wikitext-2-raw-v1")
     assert located(settings).settings.path is not None
     assert located(settings.changed(subset="wikitext-103-raw-v1")).settings.path is None
+
+
+def test_reviews_of_a_folder_are_those_of_the_split_without_hidden_copies(tmp_path: Path) -> None:
+    for name in ("train-00000", "test-00000", "._train-00000"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}))
+    settings = SourceConfig(kind="imdb", path=str(tmp_path))
+    assert texts(settings) == ["train-00000"] and texts(settings.changed(split="test")) == ["test-00000"]
+    (tmp_path / "pos").mkdir()
+    for name in ("0_9", "._0_9"):
+        (tmp_path / "pos" / f"{name}.txt").write_text(name)
+    assert texts(settings) == ["0_9"]

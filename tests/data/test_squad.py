@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -81,6 +82,7 @@ def test_answers_are_mended_or_their_questions_left_out_in_training_alone(tmp_pa
     [
         ({"question": " "}, "no question"),
         ({"question": 3}, "no question"),
+        ({"question": "\ud800?"}, "half a surrogate pair in its question"),
         ({"id": None}, "no id"),
         ({"answers": "text"}, "its answers are no list of texts with their places"),
         ({"answers": [{"answer_start": 3}]}, "an answer without text"),
@@ -135,6 +137,26 @@ def test_what_is_no_squad_is_one_clear_line(tmp_path: Path) -> None:
         with pytest.raises(SettingError, match=line) as caught:
             load(tmp_path / name)
         assert str(caught.value).startswith("squad.train") and "\n" not in str(caught.value)
+
+
+def test_half_a_surrogate_pair_in_a_context_is_a_reason(tmp_path: Path) -> None:
+    records = sample.flat(sample.made(2, "1.1"))
+    records[1]["context"] += " \ud800"
+    path = sample.write(tmp_path / "x.jsonl", records)
+    assert load(path, "1.1").left_out == {"half a surrogate pair in its context": 1}
+    with pytest.raises(
+        SettingError, match=r"^squad\.train: x\.jsonl, row 2: half a surrogate pair in its context; mend"
+    ):
+        load(path, "1.1", training=False)
+
+
+def test_a_choice_of_questions_tells_of_its_own_alone(tmp_path: Path) -> None:
+    found = one(tmp_path, training=False, answers=[{"text": "nowhere", "answer_start": 0}])
+    assert [found.take(np.array([number])).lost for number in (0, 1)] == [0, 1]
+    answer = sample.made(1, "1.1").questions[0].answers[0]
+    assert answer.place is not None
+    found = one(tmp_path, answers=[{"text": answer.text, "answer_start": answer.place[0] + 1}])
+    assert found.moved == 1 and "elsewhere" not in found.take(np.array([0])).describe()
 
 
 @sample.REAL

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -12,8 +14,9 @@ import pyarrow.parquet
 import pytest
 from questions import REAL
 
-from distill.data.tables import LabelledTexts, TableConfig, glue, table
-from distill.data.tables.table import ColumnsConfig
+from distill.data.tables import LabelledTexts, glue
+from distill.data.tables.glue import Glue
+from distill.data.tables.table import Table, TableInMemory
 from distill.runtime.errors import SettingError
 
 RECORDS = [
@@ -22,12 +25,19 @@ RECORDS = [
     {"review": "Ünïcode 東京", "title": "Three", "stars": "bad"},
 ]
 PLAIN = [{name: value.replace("\n", " ").replace("\t", " ") for name, value in each.items()} for each in RECORDS]
-COLUMNS = ColumnsConfig("review", "title", "stars")
+COLUMNS = {"text": "review", "second": "title", "label": "stars"}
+USUAL = dict[str, Any]()
 
 
-def read(path: Path | str, columns: ColumnsConfig = COLUMNS, training: bool = True, **more: Any) -> LabelledTexts:
-    classes = more.pop("classes", None)
-    return table.read(columns, TableConfig(path=str(path), **more), "data", "data.train", training, classes)
+def read(
+    path: Path | str,
+    columns: dict[str, Any] = COLUMNS,
+    training: bool = True,
+    split: str = "train",
+    classes: Any = None,
+) -> LabelledTexts:
+    like = None if classes is None else SimpleNamespace(classes=classes)
+    return Table(path=str(path), split=split, **columns).read("data", training, like)
 
 
 def quoted(value: str) -> str:
@@ -58,7 +68,7 @@ def test_every_form_of_file_gives_the_same(tmp_path: Path) -> None:
         assert found.classes == ("bad", "good") and found.labels.tolist() == [0, 1, 0]
     assert read(tsv).first == [each["review"] for each in PLAIN]  # a quotation mark is a character in TSV files
     assert read(tmp_path / "*.csv*").labels.tolist() == [0, 1, 0] * 2
-    alone = read(tmp_path / "a.csv", ColumnsConfig("title", None, "stars"))
+    alone = read(tmp_path / "a.csv", {"text": "title", "label": "stars"})
     assert alone.second is None and alone.first == [each["title"] for each in RECORDS]
 
 
@@ -66,7 +76,7 @@ def test_rows_of_the_hub_with_names_of_classes(tmp_path: Path) -> None:
     kinds = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])})
     rows = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, 0, -1]}, features=kinds)
     rows.to_parquet(tmp_path / "train.parquet")
-    found = table.read(ColumnsConfig(), TableConfig(hub=str(tmp_path)), "data", "data.train", True)
+    found = Table(hub=str(tmp_path)).read("data", True)
     assert found.classes == ("neg", "pos") and found.labels.tolist() == [1, 0]
     assert found.left_out == {"no label": 1}
 
@@ -77,25 +87,22 @@ def test_classes_that_the_hub_numbers_keep_their_numbers(tmp_path: Path) -> None
     kinds = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
     rows = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 2, 1]}, features=kinds)
     rows.to_parquet(tmp_path / "train.parquet")
-    where = TableConfig(hub=str(tmp_path))
-    found = table.read(ColumnsConfig(), where, "data", "data.train", True)
+    found = Table(hub=str(tmp_path)).read("data", True)
     assert found.classes == ("world", "sports", "business", "science") and found.labels.tolist() == [0, 2, 1]
-    others = ("business", "sports", "world")  # of training on other data
-    assert table.read(ColumnsConfig(), where, "data", "data.dev", False, others).labels.tolist() == [2, 0, 1]
+    others = SimpleNamespace(classes=("business", "sports", "world"))  # of training on other data
+    assert Table(hub=str(tmp_path)).read("data", False, others).labels.tolist() == [2, 0, 1]
 
 
 def test_the_files_of_a_split_are_taken_from_a_folder(tmp_path: Path) -> None:
     for name, text in (("train.csv", "t"), ("dev.csv", "d"), ("test.csv", "x"), ("notes.csv", "n")):
         write_csv(tmp_path / name, [{"text": text, "label": "1"}, {"text": text, "label": "2"}])
-    assert read(tmp_path, ColumnsConfig()).first == ["t", "t"]
-    assert read(tmp_path, ColumnsConfig(), split="validation").first == ["d", "d"]
+    assert read(tmp_path, USUAL).first == ["t", "t"]
+    assert read(tmp_path, USUAL, split="validation").first == ["d", "d"]
     (tmp_path / "dev.csv").unlink()
-    with pytest.raises(SettingError, match=r"^data\.train\.path=.*: no file of the split validation in this folder"):
-        read(tmp_path, ColumnsConfig(), split="validation")
-    with pytest.raises(
-        SettingError, match=r"^data\.train\.path=null: no examples were found; give data\.train\.path, or"
-    ):
-        table.read(ColumnsConfig(), TableConfig(), "data", "data.train", True)
+    with pytest.raises(SettingError, match=r"^data\.path=.*: no file of the split validation in this folder"):
+        read(tmp_path, USUAL, split="validation")
+    with pytest.raises(SettingError, match=r"^data\.path=null: no examples were found; give data\.path, or"):
+        Table().read("data", True)
 
 
 @pytest.mark.parametrize(
@@ -110,32 +117,32 @@ def test_the_files_of_a_split_are_taken_from_a_folder(tmp_path: Path) -> None:
 def test_classes_are_sorted_and_the_same_in_every_form(tmp_path: Path, labels: list[Any], classes: tuple[str]) -> None:
     lines = [json.dumps({"text": "x", "label": label}) for label in labels]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    found = read(tmp_path / "a.jsonl", ColumnsConfig())
+    found = read(tmp_path / "a.jsonl", USUAL)
     assert found.classes == classes
     write_csv(tmp_path / "a.csv", [{"text": "x", "label": str(label)} for label in labels])
     if not isinstance(labels[0], float):
-        assert read(tmp_path / "a.csv", ColumnsConfig()).labels.tolist() == found.labels.tolist()
+        assert read(tmp_path / "a.csv", USUAL).labels.tolist() == found.labels.tolist()
 
 
 def test_bad_rows_are_counted_in_training_and_named_in_evaluation(tmp_path: Path) -> None:
     rows = [["text", "label"], ["a", "1"], ["b"], ["c", ""], ["", "1"], ["d", "2"], ["e", "1", "2"]]
     path = write_tsv(tmp_path / "a.tsv", rows)
-    found = read(path, ColumnsConfig())
+    found = read(path, USUAL)
     assert found.first == ["a", "d"]
     assert found.left_out == {"another number of fields than the header has": 2, "no label": 1, "no text": 1}
     line = r"^data: a\.tsv, line 3: another number of fields than the header has; mend that row [^\n]*$"
     with pytest.raises(SettingError, match=line):
-        read(path, ColumnsConfig(), training=False)
+        read(path, USUAL, training=False)
     kept = write_tsv(tmp_path / "b.tsv", [["text", "label"], ["", "1"], ["d", "2"]])
-    assert read(kept, ColumnsConfig(), training=False).first == ["", "d"]  # a model has to answer all the same
+    assert read(kept, USUAL, training=False).first == ["", "d"]  # a model has to answer all the same
 
 
 def test_classes_of_an_evaluation_set_are_those_of_training(tmp_path: Path) -> None:
     path = write_tsv(tmp_path / "a.tsv", [["text", "label"], ["a", "y"], ["b", "x"], ["c", "new"]])
     with pytest.raises(SettingError, match=r"^data: a\.tsv, line 4: its class new is none of training's \(x, y, z\)"):
-        read(path, ColumnsConfig(), training=False, classes=("x", "y", "z"))
+        read(path, USUAL, training=False, classes=("x", "y", "z"))
     path = write_tsv(tmp_path / "b.tsv", [["text", "label"], ["a", "z"]])
-    assert read(path, ColumnsConfig(), training=False, classes=("x", "y", "z")).labels.tolist() == [2]
+    assert read(path, USUAL, training=False, classes=("x", "y", "z")).labels.tolist() == [2]
 
 
 def test_half_a_surrogate_pair_is_a_reason(tmp_path: Path) -> None:
@@ -144,19 +151,19 @@ def test_half_a_surrogate_pair_is_a_reason(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}, {"text": "c \ud800", "label": "x"}]
     path.write_text("\n".join(json.dumps(row) for row in [*rows, {"text": "d", "label": "\ud800"}]))
     reasons = {"half a surrogate pair in its text": 1, "half a surrogate pair in its label": 1}
-    assert read(path, ColumnsConfig()).left_out == reasons
+    assert read(path, USUAL).left_out == reasons
     with pytest.raises(SettingError, match=r"row 3: half a surrogate pair in its text"):
-        read(path, ColumnsConfig(), training=False)
+        read(path, USUAL, training=False)
 
 
 def test_values_whose_square_is_no_number_are_a_reason(tmp_path: Path) -> None:
     rows = [["text", "label"], ["a", "1e30"], ["b", "2"]]
     with pytest.raises(SettingError, match=r"its label is beyond 1e\+15, whose square fp32 cannot hold: scale the"):
-        read(write_tsv(tmp_path / "a.tsv", rows), ColumnsConfig(regression=True), training=False)
+        read(write_tsv(tmp_path / "a.tsv", rows), {"regression": True}, training=False)
 
 
 def test_values(tmp_path: Path) -> None:
-    columns = ColumnsConfig(regression=True)
+    columns = {"regression": True}
     rows = [["text", "label"], ["a", "3.5"], ["b", "-1e-2"], ["c", "nan"], ["d", "much"], ["e", ""]]
     found = read(write_tsv(tmp_path / "a.tsv", rows), columns)
     assert found.labels.dtype == np.float64 and found.labels.tolist() == [3.5, -0.01]
@@ -165,7 +172,7 @@ def test_values(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"line 4: its label is not finite"):
         read(tmp_path / "a.tsv", columns, training=False)
     with pytest.raises(SettingError, match=r"^data\.label=label: it holds numbers such as .*data\.regression=true$"):
-        read(write_tsv(tmp_path / "b.tsv", rows[:3]), ColumnsConfig())
+        read(write_tsv(tmp_path / "b.tsv", rows[:3]), USUAL)
 
 
 def test_what_is_no_table_is_one_clear_line(tmp_path: Path) -> None:
@@ -192,7 +199,7 @@ def test_what_is_no_table_is_one_clear_line(tmp_path: Path) -> None:
         "other.parquet": r"data\.label=label: other\.parquet has no such field; it has text",
     }.items():
         with pytest.raises(SettingError, match=line) as caught:
-            read(tmp_path / name, ColumnsConfig())
+            read(tmp_path / name, USUAL)
         assert "\n" not in str(caught.value) and str(caught.value).startswith("data")
 
 
@@ -260,7 +267,7 @@ GLUE: dict[str, tuple[list[list[str]], dict[str, Any], list[str], float]] = {
 def test_tasks_of_glue_in_their_own_files_and_the_hubs(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = glue.find_task(name, "glue.task")
+    task = glue.TASKS[name]
     rows, record, texts, label = GLUE[name]
     split = task.validation[-1]
     write_tsv(tmp_path / "glue" / task.folder / f"{split.replace('validation', 'dev')}.tsv", rows)
@@ -268,14 +275,9 @@ def test_tasks_of_glue_in_their_own_files_and_the_hubs(
     rows_of_hub = pyarrow.Table.from_pylist([record | {"idx": 0}])
     pyarrow.parquet.write_table(rows_of_hub, tmp_path / "hub" / name / f"{split}-00000-of-00001.parquet")
     monkeypatch.setenv("DISTILL_DATA", str(tmp_path))
-    places = (
-        TableConfig(split=split),
-        TableConfig(path=str(tmp_path / "glue"), split=split),
-        TableConfig(path=str(tmp_path / "glue" / task.folder), split=split),
-        TableConfig(path=str(tmp_path / "hub"), split=split),
-    )
+    places = (None, tmp_path / "glue", tmp_path / "glue" / task.folder, tmp_path / "hub")
     for where in places:
-        found = glue.read(task, where, "glue.dev", training=False)
+        found = Glue(name, path=where and str(where), split=split).read("glue.dev", training=False)
         assert found.first == texts[:1] and found.second == (texts[1:] or None)
         assert found.labels.tolist() == [label] and found.classes == task.classes
 
@@ -286,7 +288,7 @@ def test_mnli_has_two_development_sets(tmp_path: Path) -> None:
         write_tsv(tmp_path / f"{name}.tsv", [header, [*row[:3], name, *row[4:]]])
 
     def first(split: str) -> list[str]:
-        return glue.read(glue.TASKS["mnli"], TableConfig(path=str(tmp_path), split=split), "glue.dev", False).first
+        return Glue("mnli", path=str(tmp_path), split=split).read("glue.dev", False).first
 
     assert first("validation_matched") == ["dev_matched"] and first("validation_mismatched") == ["dev_mismatched"]
     assert first("train") == ["train"]
@@ -297,13 +299,13 @@ def test_mnli_has_two_development_sets(tmp_path: Path) -> None:
 
 
 def test_glue_refuses_what_it_cannot_score(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^glue\.task=wnli is no task of GLUE here: choose one of sst2, mrpc"):
-        glue.find_task("wnli", "glue.task")
+    with pytest.raises(ValueError, match=r"^task=wnli is no task of GLUE here: choose one of sst2, mrpc"):
+        Glue("wnli")
     rows = [["index", "sentence1", "sentence2", "label"], ["0", "a", "b", "entailment"], ["1", "a", "b", "perhaps"]]
     write_tsv(tmp_path / "train.tsv", rows)
 
     def read_rte(training: bool, split: str = "train") -> LabelledTexts:
-        return glue.read(glue.TASKS["rte"], TableConfig(path=str(tmp_path), split=split), "glue.rte", training)
+        return Glue("rte", path=str(tmp_path), split=split).read("glue.rte", training)
 
     assert read_rte(True).left_out == {"its label perhaps is none of entailment, not_entailment": 1}
     with pytest.raises(SettingError, match=r"^glue\.rte: train\.tsv, line 3: its label perhaps is none of"):
@@ -313,7 +315,7 @@ def test_glue_refuses_what_it_cannot_score(tmp_path: Path) -> None:
         read_rte(False, "test")
     (tmp_path / "hub.jsonl").write_text(json.dumps({"sentence1": "a", "sentence2": "b", "label": -1}))
     with pytest.raises(SettingError, match=r"hub\.jsonl, row 1: no label"):
-        glue.read(glue.TASKS["rte"], TableConfig(path=str(tmp_path / "hub.jsonl")), "glue.rte", False)
+        Glue("rte", path=str(tmp_path / "hub.jsonl")).read("glue.rte", False)
 
 
 @REAL
@@ -328,5 +330,56 @@ def test_glue_refuses_what_it_cannot_score(tmp_path: Path) -> None:
     ],
 )
 def test_real_tables(name: str, split: str, count: int, ones: int) -> None:
-    found = glue.read(glue.TASKS[name], TableConfig(split=split), "glue", split == "train")
+    found = Glue(name, split=split).read("glue", split == "train")
     assert (len(found), int(found.labels.sum())) == (count, ones) and not found.left_out
+
+
+def test_classes_are_numbered_as_others_by_their_names(tmp_path: Path) -> None:
+    found = LabelledTexts("made", ["a", "b", "c"], None, np.array([0, 1, 0]), ("Good", "bad"))
+    other = found.numbered_as(("bad", "fair", "good"))
+    assert other.classes == ("bad", "fair", "Good") and other.labels.tolist() == [2, 0, 2]
+    for classes in (("bad", "fine"), (), ("good", "GOOD", "bad")):  # one lacks, there are none, two are the same
+        assert found.numbered_as(classes) is found
+    values = replace(found, labels=np.array([1.0, 2.0, 3.0]), classes=())
+    assert values.numbered_as(("bad", "good")) is values
+    rows = [["sentence1", "sentence2", "label"], ["a", "b", "entailment"], ["a", "c", "not_entailment"]]
+    rte, like = Glue("rte", path=str(write_tsv(tmp_path / "a.tsv", rows))), ("not_entailment", "entailment")
+    assert rte.read("glue", True).labels.tolist() == [0, 1]
+    examples = rte.read("glue", False, SimpleNamespace(classes=like))
+    assert examples.labels.tolist() == [1, 0] and examples.classes == like
+
+
+def test_one_class_is_enough_where_models_are_only_scored(tmp_path: Path) -> None:
+    path = write_tsv(tmp_path / "a.tsv", [["text", "label"], ["a", "x"], ["b", "x"]])
+    assert read(path, USUAL, training=False).classes == ("x",)
+    with pytest.raises(SettingError, match=r"^data\.label=label: its only class is x; two are needed to learn$"):
+        read(path, USUAL)
+
+
+def test_several_labels_and_endless_numbers_are_reasons(tmp_path: Path) -> None:
+    path, labels = tmp_path / "a.jsonl", ["x", "y", ["x", "y"], {"x": 1}]
+    path.write_text("\n".join(json.dumps({"text": "a", "label": label}) for label in labels))
+    assert read(path, USUAL).left_out == {"several labels, where one class is learnt": 2}
+    with pytest.raises(SettingError, match=r"row 3: several labels, where one class is learnt; mend that row"):
+        read(path, USUAL, training=False)
+    path.write_text("\n".join(json.dumps({"text": "a", "label": label}) for label in (1, 10**309)))
+    assert read(path, {"regression": True}).left_out == {"its label is not finite": 1}
+
+
+def test_a_record_may_lack_a_field_that_the_first_one_has(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}, {"text": "c"}, {"label": "x"}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert read(path, USUAL).left_out == {"no label": 1, "no text": 1}
+    with pytest.raises(SettingError, match=r"^data: a\.jsonl, row 3: no label; mend that row"):
+        read(path, USUAL, training=False)
+    path.write_text("\n".join(map(json.dumps, rows[::-1])))
+    with pytest.raises(SettingError, match=r"^data\.text=text: a\.jsonl has no such field; it has label$"):
+        read(path, USUAL)
+
+
+def test_a_row_of_the_hub_that_is_not_utf_8_is_one_line() -> None:
+    text = pyarrow.Array.from_buffers(pyarrow.string(), 2, pyarrow.array([b"fine", b"\xff\xfe"]).buffers())
+    held = datasets.Dataset(pyarrow.table({"text": text, "label": ["x", "y"]}))
+    with pytest.raises(SettingError, match=r"^data\.hub=rows: row 2: not UTF-8 \(.*\); mend or remove that row$"):
+        TableInMemory(hub="rows", held=held).read("data", True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from distributed import run_ranks
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -314,6 +315,14 @@ def uneven(settings: BackendConfig) -> None:
 def test_a_lost_rank_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
     settings = BackendConfig(name="ddp", device="cpu", threads=1, timeout=3.0)
     assert run_ranks(2, tmp_path, uneven, settings) == [None, None], "both have ended by themselves"
+
+
+def test_one_process_leaves_its_group_after_an_error_too() -> None:
+    """The next run of the process joins one anew."""
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), join_ranks(BackendConfig(name="fsdp", device="cpu", threads=1)):
+            raise ZeroDivisionError
+        assert not dist.is_initialized()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from job import environment, is_alive, wait_for
 from torch.distributed import TCPStore
 
 from distill.config.settings import BackendConfig
-from distill.distributed import launch
+from distill.distributed import launch, processes
 from distill.distributed.launch import should_launch
 from distill.distributed.processes import run_ranks
 from distill.runtime.errors import SettingError
+from distill.runtime.signals import Signals
 
 HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 NAMES = ["ddp", pytest.param("horovod", marks=HOROVOD)]
@@ -37,7 +39,7 @@ if __name__ == "__main__":
     name, folder, what, hosts = [*sys.argv[1:], None][:4]
     settings = BackendConfig(name=name, processes=2, hosts=hosts, device="cpu", threads=1, timeout=30.0)
     if launch.should_launch(settings):
-        sys.exit(launch.launch(settings))
+        sys.exit(launch.launch(settings, [sys.executable, *sys.orig_argv[1:]]))
     launch.keep_log(Path(folder))
     workers = join_ranks(settings)
     rank = workers.rank
@@ -208,7 +210,7 @@ def test_a_signal_while_ranks_are_started_leaves_none_behind(delay: float, tmp_p
     text = (
         "import sys; from distill.distributed.processes import run_ranks\n"
         "open('ready', 'w').close()\n"
-        "sys.exit(run_ranks(20, ['sh', '-c', 'echo $$ >> pids; exec sleep 60']))"
+        "sys.exit(run_ranks(20, ['sh', '-c', 'echo $$ >> pids; exec sleep 60'], 30.0))"
     )
     job = subprocess.Popen([sys.executable, "-c", text], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
     wait_for((tmp_path / "pids").exists, job)
@@ -224,7 +226,7 @@ def test_ranks_that_do_not_end_by_themselves_are_ended(tmp_path: Path, monkeypat
     monkeypatch.setattr("distill.distributed.processes.END_BY_ITSELF", 0.2)
     monkeypatch.setattr("distill.distributed.processes.LAST_END", 1.0)
     deaf = f'echo $$ >> {tmp_path}/pids; trap "" TERM; [ "$RANK" = 0 ] && exit 74; while :; do sleep 0.1; done'
-    assert run_ranks(3, ["sh", "-c", deaf]) == 74
+    assert run_ranks(3, ["sh", "-c", deaf], 1.0) == 74
     assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
@@ -233,7 +235,7 @@ def test_a_rank_that_is_stopped_is_ended_too(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("distill.distributed.processes.LAST_END", 60.0)
     stopped = f'echo $$ >> {tmp_path}/pids; [ "$RANK" = 0 ] && sleep 1 && exit 4; kill -STOP $$; sleep 100'
     began = time.monotonic()
-    assert run_ranks(2, ["sh", "-c", stopped]) == 4
+    assert run_ranks(2, ["sh", "-c", stopped], 60.0) == 4
     assert time.monotonic() - began < 30
     assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
@@ -334,6 +336,7 @@ def test_horovodrun_is_given_hosts_and_no_secret(
 
     monkeypatch.setattr(os, "execve", execve)
     secrets = {"HF_TOKEN": "hf_secret", "WANDB_API_KEY": "secret", "AWS_SECRET_ACCESS_KEY": "secret"}
+    secrets |= {"DISTILL_DB_PWD": "secret", "HF_AUTH": "secret"}
     for name, value in (secrets | {"HF_HOME": "/shared/hub", "MY_SETTING": "plain"}).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit):
@@ -372,3 +375,19 @@ def test_a_host_that_lets_nobody_in_is_refused(tmp_path: Path, monkeypatch: pyte
     words = r"^backend\.hosts: 203\.0\.113\.7 cannot be reached \(ssh: connect to host: Connection refused\); .*: ssh "
     with pytest.raises(SettingError, match=words):
         launch.launch(BackendConfig(name="horovod", hosts="127.0.0.1:1,203.0.113.7:1"), ["true"])
+
+
+def test_rank_0_has_the_timeout_to_save_after_another_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that SIGKILL alone ends, on a clock of the test."""
+    now, killed = [0.0], dict[int, float]()
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(processes, "time", clock)
+
+    def rank(number: int, status: int | None = None) -> Any:
+        made = SimpleNamespace(returncode=status, terminate=lambda: None, send_signal=lambda _: None)
+        made.poll = lambda: made.returncode
+        made.kill = lambda: killed.update({number: now[0]}) or vars(made).update(returncode=-9)
+        return made
+
+    assert processes._wait([rank(0), rank(1), rank(2, 4)], Signals(), 100.0) == 2
+    assert killed == pytest.approx({0: 103.0, 1: 33.0}, abs=0.1)

@@ -5,6 +5,7 @@ import resource
 import shutil
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from distill.config.settings import BackendConfig
 from distill.distributed import join_ranks
+from distill.distributed.single import Single
 from distill.runs import sharded_checkpoint
-from distill.runs.checkpoint import Checkpoints
+from distill.runs.checkpoint import Checkpoints, State
 from distill.runtime.errors import Damaged, StorageFailed
 
 ROUNDING = {"rtol": 1e-5, "atol": 1e-5}  # AdamW divides by what may be small
@@ -260,3 +262,19 @@ def test_parts_hold_rows_of_the_whole(saved: Path, two_ranks: list[Any]) -> None
     for name, tensor in two_ranks[0]["from the start"].items():
         parts = [file[name] for file in files if name in file]
         assert torch.equal(torch.cat(parts), tensor), name
+
+
+def test_ranks_meet_after_each_has_written_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One may write for longer than the others wait in an exchange."""
+    ranks, calls = Single(BackendConfig(device="cpu", threads=1)), list[str]()
+
+    def noted(name: str, method: Callable[..., Any], *given: Any) -> Any:
+        calls.append(name)
+        return method(*given)
+
+    for name in ("barrier", "gather"):
+        monkeypatch.setattr(ranks, name, partial(noted, name, getattr(ranks, name)))
+    model = torch.nn.Linear(2, 2)
+    checkpoints = sharded_checkpoint.ShardedCheckpoints(ranks, tmp_path, 9, {})
+    assert checkpoints.save(State(step=1), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert calls == ["barrier", "barrier", "gather", "barrier"]

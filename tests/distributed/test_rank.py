@@ -1,13 +1,20 @@
 """Which rank a process is, where ranks meet, and how many rings `auto` takes."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 from distill.config.settings import BackendConfig
+from distill.distributed import gradient_sync
 from distill.distributed.devices import choose_device
 from distill.distributed.rank import RankInfo, rank_from_env
 from distill.distributed.rendezvous import first_host, meeting_point
 from distill.distributed.rings import choose_rings
+from distill.distributed.single import Single
+from distill.job import rings_begun
 from distill.runtime.errors import SettingError
 
 RANKS = [
@@ -109,3 +116,17 @@ def test_a_rank_that_sees_its_own_gpu_alone_takes_it(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(SettingError, match=r"2 ranks on this host, but torch sees 1 GPU here"):
         choose_device(settings, 1, 2)
+
+
+def test_a_run_resumes_with_the_rings_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is measured again, which may come to another number; on as many ranks, as others share the work anew."""
+    ranks, closed = Single(BackendConfig(device="cpu", threads=1)), list[int]()
+    monkeypatch.setattr(ranks, "measures_rings", True)  # as of several ranks with backend.rings=auto
+    monkeypatch.setattr(ranks, "_close_unused_rings", lambda: closed.append(ranks.rings))
+    gradient_sync(ranks, nn.Linear(2, 2), 4)
+    assert (ranks.rings, closed, ranks.measures_rings, ranks.ring_seconds) == (4, [4], False, {})
+    for recorded, begun in (({"rings": 4, "ranks": 3}, 4), ({"rings": 4, "ranks": 2}, None), ({}, None)):
+        folder: Any = SimpleNamespace(
+            ranks=SimpleNamespace(size=3, measures_rings=True), recorded_precision=lambda found=recorded: found
+        )
+        assert rings_begun(folder) == begun

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -57,19 +59,35 @@ def test_who_says_how_many_gets_them(two_threads: pytest.MonkeyPatch) -> None:
     assert torch.get_num_threads() == 2
 
 
+def ranks(*others: int, local_size: int = 1) -> Any:
+    """The ranks of a run as one of them sees them, of which the others have found so many threads."""
+    return SimpleNamespace(local_size=local_size, barrier=lambda: None, gather=lambda own: [own, *others])
+
+
 def test_a_run_goes_on_as_it_began(two_threads: pytest.MonkeyPatch) -> None:
-    recorded = keep_threads(BackendConfig(), {})
+    alone, shared = ranks(), ranks(local_size=2)
+    recorded = keep_threads(BackendConfig(), {}, alone)
     assert recorded == {"threads": 2}
     torch.set_num_threads(1)
-    assert keep_threads(BackendConfig(), recorded) == {"threads": 2} and torch.get_num_threads() == 2
-    assert keep_threads(BackendConfig(), {"threads": 64}) == {"threads": 2}  # of a larger machine
+    assert keep_threads(BackendConfig(), recorded, alone) == {"threads": 2} and torch.get_num_threads() == 2
+    assert keep_threads(BackendConfig(), {"threads": 64}, alone) == {"threads": 2}  # of a larger machine
     torch.set_num_threads(1)
-    assert keep_threads(BackendConfig(), recorded, 2) == {"threads": 1, "local_ranks": 2}, "the share of each of two"
-    assert keep_threads(BackendConfig(), {"threads": 2, "local_ranks": 2}, 2)["threads"] == 2
+    share = keep_threads(BackendConfig(), recorded, shared)
+    assert share == {"threads": 1, "local_ranks": 2}, "the share of each of two"
+    assert keep_threads(BackendConfig(), {"threads": 2, "local_ranks": 2}, shared)["threads"] == 2
     torch.set_num_threads(1)
-    assert keep_threads(BackendConfig(threads=1), recorded) == {"threads": 1}
+    assert keep_threads(BackendConfig(threads=1), recorded, alone) == {"threads": 1}
     two_threads.setenv("OMP_NUM_THREADS", "1")
-    assert keep_threads(BackendConfig(), recorded) == {"threads": 1}
+    assert keep_threads(BackendConfig(), recorded, alone) == {"threads": 1}
+
+
+def test_all_ranks_begin_with_as_many_as_the_one_with_the_fewest(two_threads: pytest.MonkeyPatch) -> None:
+    others = ranks(1, 2, local_size=2)
+    recorded = keep_threads(BackendConfig(), {}, others)
+    assert recorded == {"threads": 1, "local_ranks": 2} and torch.get_num_threads() == 1
+    torch.set_num_threads(2)
+    assert keep_threads(BackendConfig(threads=2), {}, others)["threads"] == 2, "who says how many gets them"
+    assert keep_threads(BackendConfig(), recorded | {"threads": 2}, others)["threads"] == 2, "a resumed run began so"
 
 
 def test_it_is_measured_in_a_second() -> None:

@@ -1,10 +1,12 @@
 """Answers from logits: the same as a plain loop over all windows and pairs, and right where the logits are."""
 
+import math
 import os
 
 import numpy as np
 import pytest
 import questions as sample
+import torch
 from job import ROOT
 from transformers import AutoTokenizer
 from vocabularies import vocabulary_of
@@ -13,6 +15,7 @@ from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Questions
 from distill.evaluation.measures.answers import AnswerConfig, find_answers
 from distill.evaluation.measures.squad import score, squad_set
+from distill.evaluation.measures.tables import TableScores
 
 
 def logits_of(windows: SpanWindows, seed: int = 0, ties: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -90,8 +93,8 @@ def test_a_model_that_knows_the_labels_has_full_marks(family: str, version: str)
     made = sample.made(80, version, words=sorted(words))
     windows = span_windows(made, vocabulary_of(family), SpanConfig(120, 40, 6), "squad", True)
     assert windows.unreached == 0
-    scores = squad_set("dev", made, windows).score(*certain(windows), AnswerConfig(max_tokens=100))
-    assert (scores.exact, scores.f1) == (100, 100)
+    scores = score(made, find_answers(made, windows, *certain(windows), AnswerConfig(max_tokens=100)))
+    assert (scores["exact"], scores["f1"]) == (100, 100)
 
 
 def test_what_no_answer_may_be_read_from_is_refused() -> None:
@@ -120,6 +123,18 @@ def test_real_questions_whose_labels_are_known(version: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "distill/teacher/bundled_small")
     windows = span_windows(questions, tokenizer, SpanConfig(), "squad", True)
     scores = score(questions, find_answers(questions, windows, *certain(windows), AnswerConfig()))
-    assert 98.5 < scores.exact <= scores.f1 < 100
+    assert 98.5 < scores["exact"] <= scores["f1"] < 100
     long = score(questions, find_answers(questions, windows, *certain(windows), AnswerConfig(max_tokens=200)))
-    assert long.exact > 99.7
+    assert long["exact"] > 99.7
+
+
+@pytest.mark.parametrize("version", ["1.1", "2.0"])
+def test_logits_that_are_not_finite_have_no_score(version: str) -> None:
+    made = sample.made(5, version)
+    data = squad_set("dev", made, span_windows(made, vocabulary_of("bert"), SpanConfig(48, 9, 6), "squad", True))
+    scores = TableScores(data)
+    logits = torch.zeros(scores.outputs.shape)
+    logits[0, 0, 0] = math.nan
+    scores.update(logits, torch.arange(len(logits)))
+    found = scores.compute()
+    assert tuple(found) == data.measures and all(math.isnan(value) for value in found.values())

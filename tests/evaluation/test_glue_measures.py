@@ -5,11 +5,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from vocabularies import vocabulary_of
 
 from distill.data.class_sequences import class_sequences
 from distill.data.tables import LabelledTexts, glue
 from distill.evaluation.measures.classes import MEASURES, ClassSet, class_set, measure
+from distill.evaluation.measures.tables import TableScores
 
 Values = list[float]
 
@@ -145,3 +147,15 @@ def test_outputs_that_cannot_be_read_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=line):
             a_set().scores(outputs)
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_outputs_that_are_not_finite_have_no_score(values: bool) -> None:
+    """As of a model that has diverged; a run then says so itself."""
+    data = a_set(values)
+    scores = TableScores(data)
+    outputs = torch.zeros(scores.outputs.shape)
+    outputs[1, 0] = math.inf
+    scores.update(outputs, torch.arange(3))
+    found = scores.compute()
+    assert tuple(found) == data.measures and all(math.isnan(value) for value in found.values())

@@ -44,7 +44,7 @@ def check_against_torchmetrics(questions: Questions) -> None:
     assert 20 < found[:, 0].mean() < found[:, 1].mean() < 80  # right, wrong and half right ones are among them
     assert ((found[:, 1] > 0) & (found[:, 1] < 100)).sum() > 50
     scores = score_texts(questions, texts)
-    assert scores.exact == pytest.approx(found[:, 0].mean()) and scores.f1 == pytest.approx(found[:, 1].mean())
+    assert scores["exact"] == pytest.approx(found[:, 0].mean()) and scores["f1"] == pytest.approx(found[:, 1].mean())
 
 
 @pytest.mark.parametrize("version", ["1.1", "2.0"])
@@ -83,18 +83,18 @@ def asked(version: str, *answers: str) -> Questions:
 @pytest.mark.parametrize("version", ["1.1", "2.0"])
 def test_rules_of_both_versions(version: str, text: str, answers: list[str], exact: float, f1: float) -> None:
     scores = score_texts(asked(version, *answers), [text])
-    assert (scores.exact, scores.f1) == (exact, pytest.approx(f1))
+    assert (scores["exact"], scores["f1"]) == (exact, pytest.approx(f1))
 
 
 def test_where_the_versions_differ() -> None:
     """The scripts treat answers of articles alone differently; only v2.0 knows questions without an answer."""
     for version, expected in (("1.1", (100, 0)), ("2.0", (100, 100))):
         scores = score_texts(asked(version, "the"), ["a"])
-        assert (scores.exact, scores.f1) == expected
-    assert score_texts(asked("2.0"), [""]).no_answer_exact == 100
-    assert score_texts(asked("2.0"), ["the"]).exact == 100  # normalised it says nothing
-    assert score_texts(asked("2.0"), ["cat"]).exact == 0
-    assert score_texts(asked("2.0", "the", "cat"), [""]).exact == 0  # "the" is no answer, "cat" is
+        assert (scores["exact"], scores["f1"]) == expected
+    assert score_texts(asked("2.0"), [""])["no_answer_exact"] == 100
+    assert score_texts(asked("2.0"), ["the"])["exact"] == 100  # normalised it says nothing
+    assert score_texts(asked("2.0"), ["cat"])["exact"] == 0
+    assert score_texts(asked("2.0", "the", "cat"), [""])["exact"] == 0  # "the" is no answer, "cat" is
 
 
 def answered(text: str, odds: float) -> Answered:
@@ -113,80 +113,71 @@ def predicted(count: int = 400, seed: int = 0, distinct: bool = True) -> tuple[Q
     return made, [answered(*each) for each in zip(texts, odds.tolist(), strict=True)]
 
 
-def test_the_threshold_leaves_questions_unanswered() -> None:
+def at(threshold: float, said: list[Answered]) -> list[str]:
+    """The answers where a question whose odds are above the threshold stays unanswered."""
+    return [each.text if each.null_odds <= threshold else "" for each in said]
+
+
+def test_questions_with_odds_above_0_stay_unanswered() -> None:
     made, said = predicted()
-    for threshold in (0.0, -0.7, 1.2):
-        texts = [each.text if each.null_odds <= threshold else "" for each in said]
-        plain, scores = score_texts(made, texts), score(made, said, threshold)
-        assert (scores.exact, scores.f1) == (plain.exact, plain.f1)
-        assert scores.no_answer_exact == plain.no_answer_exact
+    scores, texts = score(made, said), at(0.0, said)
+    assert score_texts(made, texts).items() <= scores.items() and "" in texts
     has = np.array([bool(question.answers) for question in made.questions])
     raw = 100 * raw_scores(made, texts)
-    assert scores.has_answer_exact == pytest.approx(raw[has, 0].mean())
-    assert scores.has_answer_f1 == pytest.approx(raw[has, 1].mean())
-    assert scores.no_answer_exact == pytest.approx(raw[~has, 0].mean())
+    assert scores["has_answer_f1"] == pytest.approx(raw[has, 1].mean())
+    assert scores["no_answer_exact"] == pytest.approx(raw[~has, 0].mean())
 
 
 @pytest.mark.parametrize("distinct", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_tuned_threshold_is_the_best_of_all(seed: int, distinct: bool) -> None:
-    """Every possible threshold is tried; and the one that is reported gives the score that is reported."""
+def test_the_tuned_score_is_the_best_of_all(seed: int, distinct: bool) -> None:
+    """Every possible threshold is tried."""
     made, said = predicted(150, seed, distinct)
     odds = sorted({each.null_odds for each in said})
-    everything = [score(made, said, threshold) for threshold in [odds[0] - 1, *odds]]
+    everything = [score_texts(made, at(threshold, said)) for threshold in [odds[0] - 1, *odds]]
     scores = score(made, said)
     for name in ("exact", "f1"):
-        tuned = getattr(scores, f"best_{name}")
-        assert tuned.score == pytest.approx(max(getattr(each, name) for each in everything), abs=1e-9)
-        assert getattr(score(made, said, tuned.threshold), name) == pytest.approx(tuned.score, abs=1e-9)
-        assert tuned.score >= getattr(scores, name) - 1e-9
-        assert scores.by_name()[f"best_{name}_threshold"] == tuned.threshold
+        best = scores[f"best_{name}"]
+        assert best == pytest.approx(max(each[name] for each in everything), abs=1e-9) and best >= scores[name] - 1e-9
 
 
-def official_best(scores: np.ndarray, has: np.ndarray, texts: list[str], odds: np.ndarray) -> tuple[float, float]:
-    """The loop that the official script describes, over different odds: best score, and its threshold.
+def official_best(scores: np.ndarray, has: np.ndarray, texts: list[str], odds: np.ndarray) -> float:
+    """The loop that the official script describes, over different odds: the best score.
 
     It takes a text such as "the" for an answer, which its scores take for none; there is no such text here.
     """
     current = best = float((~has).sum())
-    threshold = None
     for number in np.argsort(odds):
         current += scores[number] if has[number] else (-1.0 if texts[number] else 0.0)
-        if current > best:
-            best, threshold = current, odds[number]
-    assert threshold is not None
-    return 100 * best / len(scores), float(threshold)
+        best = max(best, current)
+    return 100 * best / len(scores)
 
 
-def test_the_tuned_threshold_is_the_official_one() -> None:
+def test_the_tuned_score_is_the_official_one() -> None:
     made, said = predicted(1000)
     has = np.array([bool(question.answers) for question in made.questions])
     texts, odds = [each.text for each in said], np.array([each.null_odds for each in said])
     raw = raw_scores(made, texts)
     scores = score(made, said)
-    for column, tuned in ((0, scores.best_exact), (1, scores.best_f1)):
-        assert tuned is not None
-        best, threshold = official_best(raw[:, column], has, texts, odds)
-        assert tuned.score == pytest.approx(best, abs=1e-9) and tuned.threshold == threshold
+    for column, name in ((0, "best_exact"), (1, "best_f1")):
+        assert scores[name] == pytest.approx(official_best(raw[:, column], has, texts, odds), abs=1e-9)
 
 
-def test_thresholds_at_the_ends() -> None:
+def test_all_or_none_may_be_answered() -> None:
     one, nothing = np.ones(3), np.zeros(3)
     odds = np.array([-1.0, 0.5, 2.0])
-    assert tune(one, nothing, odds).threshold == 2.0 and tune(one, nothing, odds).score == 100
-    none = tune(nothing, one, odds)
-    assert none.score == 100 and np.nextafter(-1.0, -2.0) == none.threshold < -1.0
-    silent = tune(one, one, np.array([np.inf, np.inf, np.inf]))  # not one question has a possible answer
-    assert silent.score == 100 and np.isfinite(silent.threshold)
-    for given, withheld in itertools.product([0.0, 1.0], repeat=2):
-        assert tune(np.array([given]), np.array([withheld]), np.array([0.0])).score == 100 * max(given, withheld)
+    assert tune(one, nothing, odds) == tune(nothing, one, odds) == 100
+    assert tune(one, one, np.array([np.inf, np.inf, np.inf])) == 100  # not one question has a possible answer
+    for answered_score, withheld in itertools.product([0.0, 1.0], repeat=2):
+        best = tune(np.array([answered_score]), np.array([withheld]), np.array([0.0]))
+        assert best == 100 * max(answered_score, withheld)
 
 
 def test_version_1_1_has_no_threshold() -> None:
     made = sample.made(20, "1.1")
     said = [answered(question.answers[0].text, 1e9) for question in made.questions]
     scores = score(made, said)
-    assert scores.exact == 100 and set(scores.by_name()) == {"exact", "f1"}
+    assert scores["exact"] == 100 and set(scores) == {"exact", "f1"}
 
 
 @pytest.mark.parametrize(("kept", "lacking"), [(True, "no_answer_exact"), (False, "has_answer_f1")])
@@ -194,6 +185,6 @@ def test_a_set_has_the_measures_of_its_kinds_of_questions(kept: bool, lacking: s
     """A set of v2.0 may be one in which every question has an answer, or none has."""
     made = sample.made(80, "2.0", longest=20, words=sample.WORDS)
     some = replace(made, questions=tuple(question for question in made.questions if bool(question.answers) is kept))
-    scores = score(some, [Answered((), 0.0) for _ in some.questions]).by_name()
+    scores = score(some, [Answered((), 0.0) for _ in some.questions])
     names = SquadSet("dev", "", np.zeros((1, 4), np.int64), 1, questions=some, windows=None).measures  # type: ignore[arg-type]
     assert lacking not in scores and lacking not in names and {*names} <= {*scores}

@@ -100,3 +100,13 @@ def test_every_family_on_the_list_drops_by_row(family: str) -> None:
         with keyed_by_sequence([1, 2, 3, 4]):
             assert not torch.allclose(hidden_states(student, ids, None), whole)
     torch.testing.assert_close(half, whole[2:], rtol=1e-5, atol=1e-5)
+
+
+def test_a_block_inside_of_another_gives_its_streams_back() -> None:
+    with keyed_by_sequence([5]):
+        before = factors(torch.empty(1, 40), 0.5)
+        with keyed_by_sequence([9], calls=1):
+            inside = factors(torch.empty(1, 40), 0.5)
+        after = factors(torch.empty(1, 40), 0.5)
+    outer, inner = (by_sequence([key], 0.5, shape=(40,))[0] for key in (5, 9))
+    assert torch.equal(torch.cat([before, after]), outer) and torch.equal(inside[0], inner[1])

@@ -1,5 +1,6 @@
 """Models of another kind, or that cannot be read right, are refused by name in one line that says what to do."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,26 @@ import pytest
 import torch
 from families import FAMILIES, GROUPED, SIZES, make_family
 from tiny import VOCAB, make_model, make_tokenizer
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForPreTraining
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    BertConfig,
+)
 
 from distill.config.settings import LayersStudentConfig, NewStudentConfig
 from distill.models.check import check_model, check_packing
-from distill.models.kind import CAUSAL, MASKED, ModelKind
+from distill.models.kind import (
+    CAUSAL,
+    CLASSES,
+    MASKED,
+    ModelKind,
+    are_anonymous,
+    output_names,
+    refuse_other_kind,
+)
 from distill.models.load import load_pretrained
 from distill.models.student import make_student
 from distill.runtime.errors import SettingError
@@ -177,3 +193,27 @@ def test_layers_that_make_no_model_of_the_family() -> None:
     with pytest.raises(SettingError) as error:
         make_student(LayersStudentConfig(layers=[0]), model, make_tokenizer(), 12)
     refusal(error, "student.init=layers", "LongformerForMaskedLM", "student._target_")
+
+
+TWO_CLASSES = replace(CLASSES, fields={"id2label": {0: "no", 1: "yes"}})
+
+
+def classifier(**fields: Any) -> Any:
+    """The configuration of a saved one."""
+    return BertConfig(architectures=["BertForSequenceClassification"], **fields)
+
+
+def test_the_classes_of_a_model_go_by_their_numbers() -> None:
+    """A file may list them in any order, such as 10 before 2."""
+    config = classifier(id2label={1: "yes", 0: "no"})
+    assert output_names(config) == ["no", "yes"] and not are_anonymous(["no", "yes"])
+    refuse_other_kind("teacher.path=x", config, TWO_CLASSES)
+    assert are_anonymous(output_names(classifier()))
+
+
+def test_a_model_of_several_classes_for_a_text_is_refused() -> None:
+    config = classifier(id2label={0: "no", 1: "yes"}, problem_type="multi_label_classification")
+    with pytest.raises(SettingError) as error:
+        refuse_other_kind("teacher.path=x", config, TWO_CLASSES)
+    refusal(error, "teacher.path=x gives several classes for a text", "problem_type=multi_label_classification")
+    refuse_other_kind("model=x", config, CLASSES)  # as where it is only asked

@@ -188,3 +188,17 @@ def test_a_module_that_does_not_call_its_pieces_is_refused() -> None:
     )
     assert "get_output_embeddings" in refusal(model)
     assert "base_model" in refusal(nn.Linear(1, 1))
+
+
+class Adapter(nn.Linear):
+    """A layer as PEFT wraps it: its weight is that of the layer inside, which its forward adds to."""
+
+    def get_base_layer(self) -> nn.Module:
+        return self
+
+
+def test_an_adapter_on_the_output_embedding_is_refused() -> None:
+    """Losses on logits read the weight alone."""
+    model = Plain()
+    model.output = Adapter(8, VOCAB)
+    assert "the output embedding of Plain has an adapter" in refusal(model)

@@ -12,6 +12,7 @@ from tiny import CLS, VOCAB, make_model, make_tokenizer
 from distill.config.settings import SavedTeacherConfig, TeacherConfig
 from distill.models.check import check_tokenizers, check_vocabulary
 from distill.models.load import load_pretrained, load_tokenizer, size
+from distill.models.loaded import device_of
 from distill.models.teacher import load_teacher
 from distill.runtime.errors import SettingError
 
@@ -131,3 +132,20 @@ def test_weights_for_ranks_are_in_the_format_of_their_files(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": "float16", "torch_dtype": "float16"}))
     model = load_pretrained("teacher.path", str(tmp_path), mapped=True)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["mps", "xpu", "meta"])
+def test_devices_that_torch_alone_knows_are_refused(name: str) -> None:
+    assert device_of("cpu") == torch.device("cpu")
+    with pytest.raises(SettingError, match=f"^device={name}: give auto, cpu, cuda or cuda:NUMBER$"):
+        device_of(name)
+
+
+def test_adapters_beside_weights_are_refused(saved: Path, tmp_path: Path) -> None:
+    """Whether transformers adds them depends on a package that need not be there."""
+    shutil.copytree(saved, tmp_path / "both")
+    (tmp_path / "both" / "adapter_config.json").write_text("{}")
+    with pytest.raises(
+        SettingError, match=r"^teacher\.path=.*/both holds adapters beside its weights .*merge_and_unload"
+    ):
+        load_teacher(SavedTeacherConfig(path=str(tmp_path / "both")))

@@ -133,3 +133,16 @@ def test_a_loss_that_does_not_depend_on_the_student_is_refused() -> None:
     objective = tiny.make_objective(config, student, student)
     with pytest.raises(SettingError, match="does not depend on the student's logits"):
         check_losses(objective, config, CPU)
+
+
+class Counting(Weighted):
+    """Keeps how many rows it has seen, under the name that `positions` had once."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.rows = 0
+
+
+def test_an_attribute_of_ones_own_may_be_called_rows() -> None:
+    term: Any = make_terms(settings_of(Counting, size=VOCAB))["mine"]
+    assert term.rows == 0 and term.positions == "all"

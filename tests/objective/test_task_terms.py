@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from distill.config.compose import objective_config
 from distill.data.batch import PADDING, Batch, Labels
 from distill.models.language_model import NO_OUTPUTS, Outputs
+from distill.objective.build import make_terms
 from distill.objective.terms.classes import Classes
 from distill.objective.terms.soft_classes import SoftClasses
+from distill.objective.terms.soft_sop import SoftSop
 from distill.objective.terms.soft_span import SoftSpan
 from distill.objective.terms.span import Span
+from distill.runtime.errors import SettingError
 from distill.teacher.output import TeacherOutput
 
 ROWS, LENGTH = 4, 7
@@ -103,3 +107,14 @@ def test_value_gradient_and_count(name: str) -> None:
         assert gradient[index].item() == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-6)
     if head == "span":
         assert gradient[2, VALID[2] :].abs().max() == 0, "padding has no gradient"
+
+
+@pytest.mark.parametrize("make", [SoftClasses, SoftSop, SoftSpan])
+def test_temperatures_that_divide_no_logits_are_refused(make: Callable[[float], Any]) -> None:
+    for temperature in (0.0, -2.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"^temperature={temperature} must be above 0 and finite$"):
+            make(temperature)
+    name = make.__name__.replace("Soft", "soft_").lower()
+    settings = objective_config({name: {"weight": 1.0, "temperature": -2}})
+    with pytest.raises(SettingError, match=rf"^objective\.{name}\.temperature=-2\.0 must be above 0 and finite$"):
+        make_terms(settings)

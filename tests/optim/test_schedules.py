@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from distill.config.compose import schedule_config
-from distill.optim.schedule import make_schedule, progress_of
+from distill.optim.schedule import Limits, make_schedule
 from distill.runtime.errors import SettingError
 
 KINDS: dict[str, Any] = {
@@ -44,7 +44,7 @@ def test_a_rise_in_steps_is_the_same_as_its_fraction(kind: str) -> None:
         make({"kind": kind, "warmup": 0.0, "warmup_steps": 5}, 20),
     )
     for step in range(20):
-        progress = progress_of(step, 20, 0.0, math.inf)
+        progress = Limits(20, math.inf, False).progress(step, 0.0)
         assert by_steps(progress) == by_fraction(progress)
         if step < 5:
             assert by_steps(progress) == pytest.approx((step + 0.5) / 5)

@@ -1,6 +1,7 @@
 """What a model card says of a run: that pair and that text, no path of a machine, and what the Hub reads of it."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from distill.config.component import TABLES, Component
 from distill.config.settings import CorpusConfig, SourceConfig
 from distill.report import report, summary
-from distill.report.card_facts import without_paths
+from distill.report.card_facts import model_name, shareable, without_paths
 from distill.report.model_card import model_card
 from distill.runs import published as of_hub
 from distill.runs.describe import hub_datasets
@@ -70,6 +71,7 @@ def test_a_card_has_no_absolute_path() -> None:
         ("file:///a/b c/d.csv", "d.csv"),
         ("runs/mine/student", "runs/mine/student"),
         ("/a/b/", "b"),
+        ("{path:/a/b/c.csv,kind:text}, https://a.org:80/b", "{path:c.csv,kind:text}, https://a.org:80/b"),
     ],
 )
 def test_of_a_path_the_last_part_is_left(text: str, shown: str) -> None:
@@ -164,3 +166,33 @@ def test_the_data_sets_of_a_corpus() -> None:
     )]  # fmt: skip
     found = [hub_datasets(CorpusConfig(source=table)) for table in tables]
     assert found == [["nyu-mll/glue"], ["rajpurkar/squad_v2"], [], [], ["x/y"]]
+
+
+def shared(*words: str) -> list[str]:
+    """The words of a command as a card has them."""
+    record = shareable(Record.from_json(own_run(command=shlex.join(words))))
+    return shlex.split(str(record.command))
+
+
+def test_a_path_in_a_command_loses_all_of_its_folders() -> None:
+    source = "+evaluate.sources.mine={kind:text,path:/srv/x/y.txt}"
+    given = shared("corpus.path=/home/me/a (b)/it's.csv", source, "teacher.path=~/big", "data.cache=https://a.org/b")
+    source = "+evaluate.sources.mine={kind:text,path:y.txt}"
+    assert given == ["corpus.path=it's.csv", source, "teacher.path=big", "data.cache=https://a.org/b"]
+
+
+def test_a_path_in_quotation_marks_does_so_too() -> None:
+    """As Hydra needs them around parentheses."""
+    assert shared("corpus.path='/home/me/a (b)/c.csv'") == ["corpus.path='c.csv'"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/srv/models/2024", "2024"),
+        ("runs/mine/snapshots/step-00000100", "mine after step 100"),
+        ("runs/mine/student", "mine"),
+    ],
+)
+def test_the_name_of_a_model_is_that_of_its_folder(path: str, name: str) -> None:
+    assert model_name(path) == name

@@ -83,3 +83,41 @@ def test_processors_of_other_sizes_are_named(tmp_path: Path) -> None:
         environment = {"device": "cpu (AMD EPYC)", "cpu_count": cores}
         make_run(tmp_path / str(number), settings_of(0, 1.0 + number), results(environment=environment))
     assert "cpu (AMD EPYC), 2 cores; cpu (AMD EPYC), 64 cores" in costs_table(compare(find_runs([str(tmp_path)]))).note
+
+
+def test_a_group_shows_its_numbers_of_every_mark(tmp_path: Path) -> None:
+    for seed, (score, documents) in enumerate([(10.0, 3), (12.0, 3), (11.0, 4)]):
+        content = results_of({"heldout": score})
+        content["evaluation"]["heldout"]["documents"] = documents
+        make_run(tmp_path / str(seed), settings_of(seed), content)
+    first, *_ = scores_table(compare(find_runs([str(tmp_path)]))).rows
+    assert first[-1] == "11.00 (10.00 to 12.00); 11.00 †"
+
+
+def test_the_held_out_text_of_a_source_belongs_to_its_corpus(tmp_path: Path) -> None:
+    for number, documents in enumerate((20, 21)):
+        corpus = {"name": "mixture", "documents": documents, "tokens": 5000}
+        content = results_of({"heldout_web": 5.0}, corpus=corpus)
+        make_run(tmp_path / str(number), settings_of(0, 1.0 + number), content)
+    rows = scores_table(compare(find_runs([str(tmp_path)]))).rows
+    assert [row[-1] for row in rows[:2]] == ["5.000", "5.000 †"]
+
+
+def gaps_closed(folder: Path, *runs: tuple[dict[str, Any], int]) -> list[str]:
+    """What each run closes of its gap, by the settings of its training and the steps of its baseline."""
+    for number, (train, steps) in enumerate(runs):
+        closed = {"gap_closed": {"perplexity": {"heldout": {"fraction": 0.5}}}, "perplexity": {"heldout": 6.0}}
+        content = results(baseline={"steps": steps, **closed})
+        make_run(folder / str(number), settings_of(0, 1.0 + number, train=train), content)
+    return [row[-1] for row in scores_table(compare(find_runs([str(folder)]))).rows[: len(runs)]]
+
+
+@pytest.mark.parametrize("limit", [{"minutes": 5.0}, {"patience": 3}])
+def test_steps_of_a_baseline_count_where_they_end_the_run(limit: dict[str, Any], tmp_path: Path) -> None:
+    assert gaps_closed(tmp_path / "limit", (limit, 100), (limit, 103)) == ["50%", "50%"]
+    steps = {"steps": 100}
+    assert gaps_closed(tmp_path / "steps", (steps, 100), (steps, 103)) == ["50%", "50% †"]
+
+
+def test_a_baseline_of_ten_times_the_minutes_is_another_one(tmp_path: Path) -> None:
+    assert gaps_closed(tmp_path, ({"minutes": 5.0}, 100), ({"minutes": 50.0}, 1000)) == ["50%", "50% †"]

@@ -291,7 +291,7 @@ def test_a_run_of_one_step_on_one_rank_is_written_in_the_singular(results: dict[
 def test_beside_objects_of_a_program_the_command_is_called_what_it_is() -> None:
     """It names settings alone; that of a run from the command line stands by itself."""
     command = "distill +recipe=glue '++teacher._target_=in memory: BertModel, sha256 0123456789abcdef'"
-    remark, code = summary.reproduced_by(Record(command=command), command)
+    remark, code = summary.reproduced_by(command)
     assert "call that function with the same objects" in str(remark) and isinstance(code, Code) and code.text == command
-    assert [type(block) for block in summary.reproduced_by(Record(), "distill +recipe=glue")] == [Code]
-    assert summary.reproduced_by(Record(), None) == []
+    assert [type(block) for block in summary.reproduced_by("distill +recipe=glue")] == [Code]
+    assert summary.reproduced_by(None) == []

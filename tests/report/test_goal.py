@@ -2,11 +2,13 @@
 
 from collections import namedtuple
 from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from made_runs import results_of
 
+from distill.job import make_evaluator
 from distill.report.comparison.goal import Goal
 from distill.runs.facts import Profile
 from distill.runs.record import Record
@@ -47,16 +49,16 @@ def test_a_number_that_is_missing_is_none() -> None:
 
 def test_names_are_checked_before_the_training() -> None:
     for name in ("perplexity", "heldout.accuracy", "heldout.kl", "loss.soft", "training.seconds"):
-        Goal(name).check(MEASURES, ["heldout"], ["soft"], compares=True)
+        Goal(name).check(MEASURES, ["heldout"], ["soft"], compares=True, has_gap=False)
     for name, says in [
         ("heldout.acuracy", "did you mean heldout.accuracy"),
         ("imdb.perplexity", "choose one of perplexity, accuracy"),
         ("nothing", "not a number of this run"),
     ]:
         with pytest.raises(SettingError, match=rf"optimize={name} .*{says}"):
-            Goal(name).check(MEASURES, ["heldout"], ["soft"], compares=True)
+            Goal(name).check(MEASURES, ["heldout"], ["soft"], compares=True, has_gap=False)
     with pytest.raises(SettingError, match=r"optimize=heldout\.kl"):
-        Goal("heldout.kl").check(MEASURES, ["heldout"], [], compares=False)
+        Goal("heldout.kl").check(MEASURES, ["heldout"], [], compares=False, has_gap=False)
 
 
 def test_a_search_in_the_wrong_direction_is_refused() -> None:
@@ -64,8 +66,8 @@ def test_a_search_in_the_wrong_direction_is_refused() -> None:
         goal = Goal.of("accuracy", direction)
         assert goal is not None
         with pytest.raises(SettingError, match=r"highest is best: set hydra\.sweeper\.direction=maximize"):
-            goal.check(MEASURES, ["heldout"], [], compares=False)
-    Goal("accuracy", "maximize").check(MEASURES, ["heldout"], [], compares=False)
+            goal.check(MEASURES, ["heldout"], [], compares=False, has_gap=False)
+    Goal("accuracy", "maximize").check(MEASURES, ["heldout"], [], compares=False, has_gap=False)
 
 
 @pytest.mark.parametrize("optimize, direction", [(3, None), ("", None), (["a"], None), ("perplexity", ["minimize"])])
@@ -73,3 +75,35 @@ def test_what_is_no_name_is_refused(optimize: Any, direction: Any) -> None:
     with pytest.raises(SettingError):
         Goal.of(optimize, direction)
     assert Goal.of(None, ["minimize", "maximize"]) is None
+
+
+def test_the_gap_closed_is_a_number_beside_a_baseline() -> None:
+    sets = ["heldout", "imdb"]
+    for name in ("gap_closed", "imdb.gap_closed"):
+        Goal(name).check(MEASURES, sets, [], compares=False, has_gap=True)
+        with pytest.raises(SettingError, match=rf"^optimize={name} is not a number of this run"):
+            Goal(name).check(MEASURES, sets, [], compares=False, has_gap=False)
+    with pytest.raises(SettingError, match=r"highest is best: set hydra\.sweeper\.direction=maximize"):
+        Goal("gap_closed", "minimize").check(MEASURES, sets, [], compares=False, has_gap=True)
+
+
+def test_a_run_has_a_gap_where_its_teacher_and_a_baseline_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distill.job.check_memory", lambda *_: None)
+    teacher, evaluator = SimpleNamespace(model=None), SimpleNamespace(measures=MEASURES)
+
+    def run(baseline: str | None, teachers: list[Any]) -> Any:
+        evaluate = SimpleNamespace(baseline=baseline)
+        pair = {"scored_teachers": teachers, "student": None, "tokenizer": None, "trained_head": True}
+        return SimpleNamespace(
+            config=SimpleNamespace(optimize="heldout.gap_closed", evaluate=evaluate),
+            pair=SimpleNamespace(**pair, comparable=False),
+            data=SimpleNamespace(sets=[SimpleNamespace(name="heldout")]),
+            objective=SimpleNamespace(needs_teacher=True, terms={}),
+            task=SimpleNamespace(evaluator=lambda *_: evaluator),
+            ranks=None,
+        )
+
+    assert make_evaluator(run("runs/baseline", [teacher])) is evaluator
+    for other in (run(None, [teacher]), run("runs/baseline", [])):
+        with pytest.raises(SettingError, match=r"^optimize=heldout\.gap_closed is not a number of this run"):
+            make_evaluator(other)

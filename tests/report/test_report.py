@@ -8,7 +8,9 @@ import pytest
 from sample import CONFIG, MEASURES, SETS, objective, parsed
 
 from distill.report import report, run_figures, summary, words
+from distill.report.history import history_blocks
 from distill.report.model_card import model_card
+from distill.report.page import Table
 from distill.runs.record import Record
 
 
@@ -187,3 +189,12 @@ def test_few_positions_of_pseudo_perplexity_are_said(tmp_path: Path, results: di
     results["evaluation"]["heldout"]["pseudo_positions"] = 1000
     report.write(tmp_path, Record.from_json(results), metrics, CONFIG)
     assert "few positions" not in (tmp_path / "report.md").read_text()
+
+
+def test_points_with_one_epoch_in_two_digits_are_rows_of_their_own(results: dict) -> None:
+    for lines in (results["history"], results["baseline"]["history"]):
+        for line, epoch in zip(lines, (0.121, 0.123, 0.125), strict=True):
+            line["epoch"] = epoch
+    tables = [block for block in history_blocks(Record.from_json(results), {}) if isinstance(block, Table)]
+    assert [[row[0] for row in table.rows[:3]] for table in tables] == [["0.121", "0.123", "0.125"]] * 3
+    assert not any(words.NONE in row for table in tables for row in table.rows[:3])

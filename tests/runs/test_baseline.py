@@ -196,15 +196,14 @@ def test_other_code_is_remarked_and_other_frozen_parameters_are_refused(
     assert "other parameters of its student were frozen" in refused(frozen, **{"student.frozen": "b"})
 
 
-def test_what_an_older_release_did_not_record_is_said() -> None:
+def test_results_that_do_not_say_what_the_baseline_had_are_none() -> None:
+    """A setting of the student that one of two releases does not have is not compared."""
     known = {
         name: value for name, value in identity(BASELINE).items() if name not in ("corpus.digest", "student.num_layers")
     }
-    assert checked(finished(known)) == [
-        "Whether the baseline had the same text is not known: its results are of an older release."
-    ]
-    (line,) = checked(Record.from_json({"objective": None, "training": None}))
-    assert all(word in line for word in ("text", "number of sequences", "sequences a step", "seed", "task"))
+    assert "no baseline of this run: its text is different; name a run" in refused(finished(known))
+    text = refused(Record.from_json({"objective": None, "training": None}))
+    assert "its number of sequences is None, and here 5000" in text and " and 2 more" in text
 
 
 def test_a_run_without_a_teacher_needs_no_baseline(tmp_path: Path) -> None:

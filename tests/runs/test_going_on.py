@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from job import Shelf, assert_same, metrics, results
 from tiny import Fit, make_model, only
 
-from distill.config.settings import TrainConfig
+from distill.config.settings import BackendConfig, TrainConfig
+from distill.distributed.single import Single
 from distill.report.comparison.runs import find_runs
+from distill.runs import run_folder
+from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.checkpoint_record import read_record
 from distill.runs.results_file import read_run
+from distill.runs.run_folder import RunFolder
 from distill.runs.snapshots import Snapshots
 from distill.runtime.errors import Interrupted, SettingError
 
@@ -156,3 +161,40 @@ def test_the_steps_before_an_interruption_have_their_line(tmp_path: Path, tokeni
         first.run()
     second.resume().run()
     assert [line["step"] for line in first.logs] == [3, 4] and [line["step"] for line in second.logs] == [6, 8]
+
+
+def saved(run: Path, *steps: int, beginning: Path | None = None) -> list[Path]:
+    """Checkpoints of a run, which has begun from another one where that is given."""
+    model, named = torch.nn.Linear(2, 2), None if beginning is None else str(beginning.resolve())
+    checkpoints = Checkpoints(run / "checkpoints", 9, {}).with_metadata({"student": "fp32"}, beginning=named)
+    for step in steps:
+        assert checkpoints.save(State(step=step), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return checkpoints.saved()
+
+
+def run_folder_of(path: Path, resume: Path | str) -> RunFolder:
+    return RunFolder(path, str(resume), {}, 9, Single(BackendConfig(device="cpu", threads=1)))
+
+
+def test_a_checkpoint_of_another_run_discards_no_training(tmp_path: Path) -> None:
+    (other,), (first, _) = saved(tmp_path / "other", 1), saved(tmp_path / "own", 2, 3)
+    words = r"^resume=.*step-00000001 would discard what is in hydra\.run\.dir=.*own, whose step-00000003 did not begin"
+    with pytest.raises(SettingError, match=words):
+        run_folder_of(tmp_path / "own", other).start()
+    assert run_folder_of(tmp_path / "own", first).start() == first, "back to one of its own"
+    assert run_folder_of(tmp_path / "new", other).start() == other
+    (begun,) = saved(tmp_path / "begun", 2, beginning=other)
+    shutil.rmtree(other)
+    assert run_folder_of(tmp_path / "begun", other).start() == begun, "it goes on"
+
+
+def test_the_record_of_a_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As all files of the checkpoint are compared with their digests for it."""
+    read: list[Path] = []
+    monkeypatch.setattr(run_folder, "read_record", lambda path: read.append(path) or read_record(path))
+    (newest,) = saved(tmp_path / "run", 2, beginning=tmp_path / "other")
+    folder = run_folder_of(tmp_path / "run", "auto")
+    for _ in range(2):
+        assert folder.recorded_precision() == {"student": "fp32"}
+        assert folder.beginning() == str(tmp_path / "other")
+    assert read == [newest]

@@ -3,19 +3,22 @@
 import shutil
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from job import Shelf, assert_same, composed, metrics, results, save_ordered
 from safetensors.torch import load_file, save_file
-from tiny import make_batches
+from tiny import make_batches, make_rows
 
 from distill.config.settings import Config
+from distill.distributed.rank_identity import refuse_differing_ranks
+from distill.evaluation.sets import EvaluationSet
 from distill.models.identity import model_digest, saved_digest
 from distill.models.kind import MASKED, ORDERED
 from distill.models.load import load_pretrained
-from distill.runs.identity import refuse_other_settings, run_identity
+from distill.runs.identity import refuse_other_settings, run_identity, set_digests
 from distill.runtime.errors import SettingError
 
 DIGESTS = {"teacher": "t", "student": None, "corpus": "c"}
@@ -231,3 +234,27 @@ def test_the_kept_digest_of_a_folder_is_that_of_the_model_that_it_was_read_as(tm
     models = [load_pretrained("teacher.path", str(folder), kind) for kind in (ORDERED, MASKED)]
     digests = [saved_digest(str(folder), model, None, cache) for model in models]
     assert digests == [model_digest(model) for model in models] and digests[0] != digests[1]
+
+
+def test_a_rank_with_another_evaluation_set_is_refused_by_its_name() -> None:
+    def digests(seed: int) -> dict[str, Any]:
+        sets = {"imdb": make_rows(2), "books": make_rows(3, seed=seed)}
+        return set_digests([EvaluationSet(name, "", rows, 1) for name, rows in sets.items()])
+
+    ranks: Any = SimpleNamespace(size=2, barrier=lambda: None, gather=lambda own: [own, digests(4)])
+    refuse_differing_ranks(digests(4), ranks)
+    with pytest.raises(SettingError, match=r"^rank 1 would .*: evaluate\.sets: books is \w+") as error:
+        refuse_differing_ranks(digests(3), ranks)
+    assert "imdb" not in str(error.value)
+
+
+def test_ranks_compare_their_evaluation_sets_before_they_train(
+    shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(identity: dict[str, Any], ranks: Any) -> None:
+        raise SettingError(f"compared: {', '.join(identity)}")
+
+    monkeypatch.setattr("distill.job.refuse_differing_ranks", refuse)
+    assert shelf.run(tmp_path / "run") == 2
+    refused(capfd, "compared: evaluate.sets: heldout")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -14,18 +14,22 @@ import pytest
 import torch
 from families import make_family
 from job import Shelf, assert_same, command, metrics, results
-from tiny import make_batches, make_model, make_tokenizer
+from tiny import PAD, VOCAB, make_batches, make_model, make_rows, make_tokenizer
 
-from distill.config.settings import LayersStudentConfig, MaskingConfig
+from distill.config.settings import BackendConfig, LayersStudentConfig, MaskingConfig
+from distill.data.batch import Batch
+from distill.data.class_sequences import ClassSequences
+from distill.data.collate.classes import Classes
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import masked_lm
 from distill.data.sequence_format import causal_format
-from distill.models.kind import CAUSAL, MASKED
+from distill.distributed.single import Single
+from distill.models.kind import CAUSAL, CLASSES, MASKED
 from distill.models.layer_choice import RULES
 from distill.models.student import from_layers
 from distill.runs.layer_losses import Losses, Prediction
 from distill.runs.layer_removal import Removal
-from distill.runs.layer_search import remove_layers, score_all, table_of
+from distill.runs.layer_search import find_layers, remove_layers, score_all, table_of
 from distill.runtime.errors import SettingError
 from distill.runtime.files import remove
 
@@ -334,9 +338,34 @@ def test_models_that_are_divided_between_ranks_are_searched_before(
 
 
 def test_layers_are_all_alike_where_one_block_is_called_several_times() -> None:
-    from distill.runs.layer_search import find_layers
-
     settings = LayersStudentConfig(layers="auto", num_layers=2)
     albert = make_family("albert", num_hidden_layers=4)
     nothing: Any = SimpleNamespace()
     assert find_layers(settings, albert, Prediction(MASKED, "mlm", 64, "fp32"), nothing, nothing) == {"layers": [0, 2]}
+
+
+ON_CLASSES = Prediction(CLASSES, "class", VOCAB, "fp32")
+
+
+def texts(count: int, labelled: int) -> list[Batch]:
+    """Batches of four; those with a label come last."""
+    rows = make_rows(count)
+    held = ClassSequences(rows, np.zeros_like(rows), np.zeros(labelled, np.int64), PAD, 0, "")
+    numbers = np.arange(count)[::-1].reshape(-1, 4)
+    return [Classes(held).collate(rows[each].astype(np.int64), np.zeros(4, np.uint64), each) for each in numbers]
+
+
+def test_where_nothing_that_is_scored_has_a_label_layers_are_to_be_named() -> None:
+    settings, ranks = LayersStudentConfig(layers="auto", num_layers=2), Single(BackendConfig(device="cpu"))
+    batches: Any = SimpleNamespace(sequences=make_rows(12), first=lambda count: texts(12, 0))
+    words = r"^student\.layers=auto scores layers by what is to be predicted, and the first 12 sequences .*=even$"
+    with pytest.raises(SettingError, match=words):
+        find_layers(settings, make_model("bert", 4), ON_CLASSES, batches, ranks)
+
+
+def test_few_sequences_without_a_label_sort_out_nothing() -> None:
+    settings, cpu = LayersStudentConfig(layers="auto", num_layers=2), torch.device("cpu")
+    score = Losses(settings, None, ON_CLASSES, texts(16, 4), cpu)
+    assert score.num_targets == 4 and score.of_fewer_sequences(4) is None and score.of_fewer_sequences(5) is None
+    fewer = Losses(settings, None, ON_CLASSES, texts(16, 16), cpu).of_fewer_sequences(4)
+    assert fewer is not None and fewer.num_targets == fewer.num_sequences == 4

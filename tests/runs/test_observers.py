@@ -11,6 +11,7 @@ import distill
 from distill.config.component import Component
 from distill.config.settings import BackendConfig
 from distill.distributed.single import Single
+from distill.runs import trackers
 from distill.runs.checkpoint import Checkpoints
 from distill.runs.observers import check_observers, make_observers
 from distill.runtime.errors import SettingError
@@ -168,3 +169,17 @@ def test_rank_0_alone_observes_and_its_error_ends_all_ranks(shelf: Shelf, tmp_pa
     lines = metrics(folder)
     assert seen == [[line["step"], line["tokens"], line["loss/total"]] for line in lines] and len(seen) == 5
     assert (folder / "checkpoints" / "step-00000004").is_dir()
+
+
+def test_a_run_that_an_error_ends_closes_its_tracker(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    class Kept(trackers.Tracker):
+        def close(self, failed: bool = False) -> None:
+            closed.append("failed" if failed else "finished")
+
+    monkeypatch.setattr(trackers, "build", lambda *_: Kept())
+    assert shelf.run(tmp_path / "run", *observe("Recorder", fails_at=1)) == 2
+    assert closed == ["failed"]

@@ -11,9 +11,12 @@ import pytest
 from distributed import run_ranks
 from job import Shelf, assert_same, metrics, results
 
+from distill.commands import main_job
 from distill.commands.cli import main
+from distill.config.command_line import CommandLine, check_one_run
+from distill.config.composition import compose
 from distill.runs.profile.phases import PHASES
-from distill.runs.profiling import read
+from distill.runs.profile.record import RankProfile
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +42,9 @@ def test_a_profile_is_no_other_run(done: Path, shelf: Shelf, capfd: pytest.Captu
 
 @pytest.mark.slow
 def test_every_phase_is_timed(profiled: Path) -> None:
-    profile, content = read(profiled)
+    content = json.loads((profiled / "profile" / "profile.json").read_text())
     steps = results(profiled)["training"]["steps"]
-    (rank,) = profile.ranks
+    rank = RankProfile.of(*content["ranks"])
     assert rank.num_steps == len(rank.steps) == steps == content["summary"]["steps"]
     assert rank.left_out == [0, 1, 2, 4, 5]
     assert all(rank.totals[phase] > 0 for phase in PHASES)
@@ -83,8 +86,8 @@ def test_the_command_ends_after_its_steps_and_leaves_no_student(
     with pytest.raises(SystemExit) as ended:
         main(["profile", *arguments, "steps=6"])
     assert ended.value.code == 0 and "waiting for data" in capfd.readouterr().err
-    profile, content = read(tmp_path / "run")
-    assert profile.ranks[0].num_steps == 6
+    content = json.loads((tmp_path / "run" / "profile" / "profile.json").read_text())
+    assert RankProfile.of(content["ranks"][0]).num_steps == 6
     table = (tmp_path / "run" / "profile" / "profile.txt").read_text()
     assert content["summary"]["conclusion"] in table and "waiting for data" in table
     assert not (tmp_path / "run" / "results.json").exists() and not (tmp_path / "run" / "student").exists()
@@ -122,7 +125,9 @@ def slow_second_rank(folder: Path, arguments: list[str]) -> dict[str, Any] | Non
 
     door.end_rank = lambda status, error=None: None  # it would end the process before it gives anything back
     assert distill(*arguments, f"hydra.run.dir={folder}") == 0
-    return read(folder)[1]["summary"] if os.environ["RANK"] == "0" else None
+    return (
+        json.loads((folder / "profile" / "profile.json").read_text())["summary"] if os.environ["RANK"] == "0" else None
+    )
 
 
 @pytest.mark.slow
@@ -138,6 +143,7 @@ def test_a_slow_rank_is_found(shelf: Shelf, tmp_path: Path) -> None:
     ("argument", "words"),
     [
         ("steps=many", "steps=many: give a whole number"),
+        ("steps=0", "steps=0: give 1 or more"),
         ("profile.stop_after=3", "profile.stop_after is set by `distill profile`: give steps=N"),
         ("profile=off", "profile is set by `distill profile`: leave it out"),
     ],
@@ -150,3 +156,19 @@ def test_what_the_command_refuses(argument: str, words: str, capsys: pytest.Capt
 def test_a_profile_is_of_one_run(capfd: pytest.CaptureFixture) -> None:
     assert main(["profile", "+recipe=smoke", "seed=0,1", "--multirun"]) == 2
     assert "--multirun makes several runs, and `distill profile` profiles one" in capfd.readouterr().err
+
+
+def test_a_recipe_that_searches_is_profiled_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one run, without what it sweeps."""
+    (tmp_path / "recipe").mkdir()
+    sweep = "hydra: {mode: MULTIRUN, sweeper: {params: {seed: '0,1'}}}"
+    text = f"# @package _global_\ndefaults: [smoke, _self_]\n{sweep}\n"
+    (tmp_path / "recipe" / "mine.yaml").write_text(text)
+    lines: list[CommandLine] = []
+    monkeypatch.setattr(main_job, "main", lambda arguments: lines.append(CommandLine.of(arguments)) or 0)
+    with pytest.raises(SystemExit) as ended:
+        main(["profile", "--config-dir", str(tmp_path), "+recipe=mine"])
+    assert ended.value.code == 0
+    (line,) = lines
+    assert not compose(line).sweeps
+    check_one_run(line)

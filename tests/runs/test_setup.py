@@ -3,6 +3,7 @@
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch._dynamo.utils import counters
 from distill.config.settings import BackendConfig, PrecisionConfig
 from distill.distributed.single import Single
 from distill.models.kernels import precision
+from distill.models.kind import MASKED
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.runs import setup
 
@@ -142,3 +144,24 @@ def test_one_switch_turns_all_kernels_off(dropout: float, formats: str, shelf: S
     assert scores[0] == pytest.approx(scores[1], rel=1e-3 if formats == "fp32" else 2e-2)
     said = [results(tmp_path / kernels)["objective"]["kernel"] for kernels in ("auto", "plain")]
     assert said == ["fused", "plain"]
+
+
+def test_ranks_meet_before_they_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts may be minutes apart in loading their models."""
+    calls: list[str] = []
+    for name in ("return_large_tensors", "check_model"):
+        monkeypatch.setattr(setup, name, lambda *_: None)
+    ranks: Any = SimpleNamespace(shards=True, shards_teacher=True, shards_student=False)
+    ranks.barrier, ranks.shard = lambda: calls.append("barrier"), lambda *_, **__: calls.append("shard")
+    member: Any = SimpleNamespace(model=tiny.make_model("bert", 1), setting="teacher")
+    assert setup.shard_models(ranks, [member], None, {"teacher": MASKED}, tiny.LENGTH) is None
+    assert calls == ["barrier", "shard"]
+
+
+def test_a_model_without_a_list_of_blocks_has_none() -> None:
+    """Also where its configuration names a number of layers: `check_model` refuses it in one line."""
+    flat = SimpleNamespace(config=SimpleNamespace(num_hidden_layers=2), base_model=torch.nn.Linear(2, 2))
+    assert setup.blocks_of(flat) == ([], 0)
+    assert setup.blocks_of(SimpleNamespace(base_model=torch.nn.Linear(2, 2))) == ([], 0)
+    blocks, calls = setup.blocks_of(tiny.make_model("albert", 3))
+    assert (len(blocks), calls) == (1, 3)

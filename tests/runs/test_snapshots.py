@@ -108,6 +108,7 @@ def test_from_a_chosen_checkpoint_later_ones_are_made_anew(shelf: Shelf) -> None
     (folder / "results.json").unlink()
     kept = folder.parent / "kept-checkpoint"
     shutil.copytree(folder / "checkpoints" / "step-00000004", kept)
+    shutil.rmtree(folder / "checkpoints")  # with them that checkpoint would be one of another run
     late = folder / "snapshots" / "step-5"
     shutil.copytree(folder / "snapshots" / "step-4", late)
     assert shelf.run(folder, *CONSTANT, *more, f"resume={kept}") == 0

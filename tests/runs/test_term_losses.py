@@ -6,7 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import loss_of, make_masks, make_model, make_objective, make_rows, make_tokenizer, new_student, only
+from tiny import (
+    loss_of,
+    make_batches,
+    make_masks,
+    make_model,
+    make_objective,
+    make_rows,
+    make_tokenizer,
+    new_student,
+    only,
+)
 
 from distill.config.settings import BackendConfig, Config, EvaluateConfig, LayersStudentConfig, NewStudentConfig
 from distill.distributed.single import Single
@@ -17,7 +27,8 @@ from distill.models.kind import MASKED, ORDERED
 from distill.models.language_model import LanguageModel
 from distill.objective.build import make_terms
 from distill.runs.pair import has_trained_head
-from distill.runs.term_losses import LossPass
+from distill.runs.term_losses import LossPass, loss_evaluator
+from distill.tasks import find_task
 
 TOKENIZER, ROWS = make_tokenizer(), make_rows(7, shortest=4)
 DATA = EvaluationSet("heldout", "made up", ROWS, 7)
@@ -96,3 +107,23 @@ def test_which_runs_train_no_head(
         kind=kind, terms=make_terms(only(**terms)), teachers=[SimpleNamespace(has_head=has_head)]
     )
     assert has_trained_head(Config(student=student), models) is trained
+
+
+def test_a_run_scores_its_sets_with_the_masks_of_its_training() -> None:
+    """Here half of the tokens, where any other evaluation hides 15 %, whatever a run is trained on."""
+    student, masks = make_model("distilbert", 2, seed=5), make_masks(TOKENIZER, ROWS, mlm_probability=0.5)
+    objective, alone = make_objective(only(**TERMS), student, TEACHER), Rank(0, 1)
+    run: Any = SimpleNamespace(
+        config=Config(evaluate=EvaluateConfig(batch_size=3)),
+        task=find_task("mlm"),
+        pair=SimpleNamespace(teachers=[SimpleNamespace(model=TEACHER)], tokenizer=TOKENIZER, tokenizers=None),
+        data=SimpleNamespace(sets=[DATA], batches=make_batches(ROWS, masks, 4)),
+        objective=objective,
+        ranks=alone,
+    )
+    scores = loss_evaluator(run).score(student, "student", [DATA])
+    rows = list(Scoring(masks, TOKENIZER, EvaluateConfig(batch_size=1), alone).batches(DATA, lambda _: None))
+    _, sums = loss_of(objective, student, TEACHER, rows)
+    counts = objective.by_name(objective.count(rows).tolist())
+    means = {name: pytest.approx(sums[name] / counts[name], rel=1e-4) for name in TERMS}
+    assert scores == {f"{name}_loss": {"heldout": mean} for name, mean in means.items()}

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -104,3 +106,15 @@ def test_wandb_online_without_a_key_says_so_and_does_not_ask(tmp_path: Path) -> 
     done = wandb_run(tmp_path / "run", tmp_path / "home", "online")
     assert done.returncode == 2
     assert "SettingError: tracker.mode=online: no wandb key on this machine; run `wandb login`" in done.stdout
+
+
+def test_a_run_of_wandb_that_the_program_has_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def init(**arguments: Any) -> Any:
+        given.update(arguments)
+        return SimpleNamespace(define_metric=lambda *_, **__: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
+    trackers.build(TrackerConfig(kind="wandb"), tmp_path, {}, "run")
+    assert given["reinit"] == "create_new"

@@ -75,6 +75,7 @@ def test_settings_are_masked_wherever_they_stand() -> None:
     numbers = {"token": 0.25, "token_weight": 3, "feature_key": 3, "max_token": 7}
     assert masked(numbers) == numbers and masked(masked(settings)) == masked(settings)
     assert masked({"api_key": "${oc.env:KEY}"}) == {"api_key": "${oc.env:KEY}"}
+    assert masked({"api_key": "${oc.env:KEY,x1y2}"}) == {"api_key": MASK}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,8 @@ def test_settings_are_masked_wherever_they_stand() -> None:
      ("+a.api_key=a,b", "a.api_key"), ("+a={n: 1},{hf_token: x}", "hf_token"), ("+a.secret=wrong{", "a.secret"),
      ("corpus.path=https://host/x?api_key=abcdef&rows=5", "api_key"), ("+a.jwt=eyJ", "a.jwt"),
      ("a.api_key=${oc.env:KEY}", None), ("+a={api_key: '${oc.env:KEY}'}", None), ("a.password=null", None),
+     ("a.password='${oc.env:PW,hunter2}'", "a.password"), ("a.password='${oc.env:PW, null}'", None),
+     ("a.password='${oc.env:PW,${oc.env:OTHER}}'", None), ("a.password='${oc.env:PW,}'", None),
      ("a.auth=false", None), ("seed=3", None), ("a.mask_token=[MASK]", None), ("data.tokens=s3://b/t", None),
      ("a.password=", None)],
 )  # fmt: skip
@@ -103,6 +106,9 @@ def test_secrets_on_the_command_line_are_found(override: str, name: str | None) 
         ("https://host/x?mail=a@b.c", "https://host/x?mail=a@b.c"),
         ("https://host/x?X-Amz-Signature=abc&rows=5", "https://host/x?X-Amz-Signature=***&rows=5"),
         ("from https://me:pa55word@host/x", "from https://***@host/x"),
+        ("https://host/b.txt?token=ghp_abcdef&rows=5", "https://host/b.txt?token=***&rows=5"),
+        ("https://host/b.txt?access_token=a1&sig=b2, api_key", "https://host/b.txt?access_token=***&sig=***, api_key"),
+        ("https://host/b.txt?token=${oc.env:MINE}", "https://host/b.txt?token=${oc.env:MINE}"),
         ("mask_token: [MASK], loss: 3.2, api_key: null", "mask_token: [MASK], loss: 3.2, api_key: null"),
     ],
 )
@@ -142,16 +148,18 @@ def test_what_is_written_has_the_names_of_variables(monkeypatch: pytest.MonkeyPa
     """Also where other settings refer to one of them; numbers too, and whatever is made of them."""
     monkeypatch.setenv("MY_KEY", KEY)
     monkeypatch.setenv("MY_SEED", "17")
+    monkeypatch.setenv("MY_SEED_2", "behind a parameter")
     config = settings_of(
         "+objective.mine.thing=${oc.env:MY_KEY}", "+objective.mine.same=${objective.mine.thing}",
         "+objective.mine.url='s3://${oc.env:MY_KEY}@${seed}'", "seed='${oc.decode:${oc.env:MY_SEED}}'",
-        "+objective.mine.other=${train.keep}",
+        "+objective.mine.other=${train.keep}", "+objective.mine.books='https://host/b?token=${oc.env:MY_SEED_2}'",
     )  # fmt: skip
     assert config.seed == 17 and config.objective.terms["mine"].make.arguments["same"] == KEY
     mine = config.written["objective"]["mine"]
     assert mine["thing"] == mine["same"] == "${oc.env:MY_KEY}" and mine["other"] == config.train.keep
     assert mine["url"] == "s3://***@${seed}" and config.written["seed"] == "${oc.decode:${oc.env:MY_SEED}}"
     assert KEY not in str(config.written) and KEY not in str(config.compared)
+    assert redact("HTTP 403: behind a parameter") == "HTTP 403: ***"
 
 
 def test_settings_from_the_environment_are_compared_by_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

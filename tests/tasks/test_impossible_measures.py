@@ -1,20 +1,22 @@
-"""Tables of which nothing can be learned, or on which no model has a score, are refused before the first step."""
+"""Tables of which nothing can be learned, or on which no model has a score, are refused; others are scored right."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 from job import composed
+from labelled import mrpc
 from vocabularies import vocabulary_of
 
 from distill.data.separated import separated_rows
-from distill.data.tables import TableConfig, table
-from distill.data.tables.table import ColumnsConfig
+from distill.data.tables.table import Table
 from distill.distributed.single import Single
 from distill.runtime.errors import SettingError
 from distill.tasks import Prepared, find_task
+from distill.tasks.classes import Classes
 
 WORDS = ["a river", "the house of the king", "an old letter", "winter", "the captain and a ship", "the quiet road"]
 OTHERS = [f"not {words}" for words in WORDS[::-1]]  # which are not trained on
@@ -84,15 +86,15 @@ def test_accuracy_is_there_for_one_class_and_other_measures_are_not(tmp_path: Pa
 
 def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,other,other,label\na,1,2,x\nb,3,4,y\n")
-    where = TableConfig(path=str(tmp_path / "a.csv"))
-    assert len(table.read(ColumnsConfig(), where, "data", "data.train", True)) == 2  # nobody reads it
+    table = Table(path=str(tmp_path / "a.csv"))
+    assert len(table.read("data", True)) == 2  # nobody reads it
     (tmp_path / "a.csv").write_text("text,label,label\na,1,2\nb,3,4\n")
     with pytest.raises(SettingError, match=r"^data\.label=label: a\.csv has 2 columns of this name"):
-        table.read(ColumnsConfig(), where, "data", "data.train", True)
+        table.read("data", True)
     arrow = pyarrow.table([["a", "b"], ["x", "y"], ["x", "x"]], names=["text", "label", "label"])
     pyarrow.parquet.write_table(arrow, tmp_path / "a.parquet")
     with pytest.raises(SettingError, match=r"^data\.label=label: a\.parquet has 2 columns of this name"):
-        table.read(ColumnsConfig(), TableConfig(path=str(tmp_path / "a.parquet")), "data", "data.train", True)
+        Table(path=str(tmp_path / "a.parquet")).read("data", True)
     with pytest.raises(SettingError, match=r"^corpus\.field=label: a\.csv has 2 columns of this name"):
         list(separated_rows(tmp_path / "a.csv", {"corpus.field": "label"}))
 
@@ -100,12 +102,62 @@ def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (ColumnsConfig("text", None, "text"), r"^data\.label=text is also data\.text: name another column"),
-        (ColumnsConfig("text", "label", "label"), r"^data\.label=label is also data\.second"),
-        (ColumnsConfig("text", "text", "label"), r"^data\.second=text is also data\.text"),
+        ({"label": "text"}, r"^data\.label=text is also data\.text: name another column"),
+        ({"second": "label"}, r"^data\.label=label is also data\.second"),
+        ({"second": "text"}, r"^data\.second=text is also data\.text"),
     ],
 )
-def test_one_column_for_two_things(columns: ColumnsConfig, message: str, tmp_path: Path) -> None:
+def test_one_column_for_two_things(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
     write(tmp_path / "a.tsv", VALUES)
     with pytest.raises(SettingError, match=message):
-        table.read(columns, TableConfig(path=str(tmp_path / "a.tsv")), "data", "data.train", True)
+        Table(path=str(tmp_path / "a.tsv"), **columns).read("data", True)
+
+
+def sets_of(names: tuple[str, ...], *settings: str) -> tuple[Classes, list[Any]]:
+    """The task for a model whose outputs have these names, and the sets that it is scored on."""
+    config = composed(*settings, "student.path=x", "corpus.sequence_length=32")
+    task = Classes().read(config, training=False).of_model(names)
+    return task, task.evaluation_sets(config, vocabulary_of("bert"))[0]
+
+
+@pytest.mark.parametrize("labels", [["yes", "no"] * 3, ["yes"] * 6])
+def test_a_set_need_not_have_all_classes_of_the_model(labels: list[str], tmp_path: Path) -> None:
+    """Each is its own number of the model's, also in a second set, with the same texts."""
+    dev = write(tmp_path / "dev.tsv", labels)
+    other = f"+evaluate.sources.other={{kind: table, split: test, path: {dev}}}"
+    names = ("maybe", "no", "yes")
+    task, found = sets_of(names, "+recipe=table", f"corpus.path={dev}", other, "evaluate.sets=[dev,other]")
+    assert task.kind.fields["id2label"] == dict(enumerate(names)) and [data.name for data in found] == ["dev", "other"]
+    assert all(data.labels.tolist() == [names.index(label) for label in labels] for data in found)
+
+
+def test_f1_is_of_the_same_class_whatever_its_number_in_the_model(tmp_path: Path) -> None:
+    """Half of the pairs are paraphrases, and so is every one by this model."""
+    settings = ("+recipe=glue", "corpus.task=mrpc", f"corpus.path={mrpc(tmp_path / 'glue')}")
+    for names in (("not_equivalent", "equivalent"), ("equivalent", "not_equivalent")):
+        _, (data,) = sets_of(names, *settings)
+        outputs = np.tile(np.array([name == "equivalent" for name in names], float), (8, 1))
+        assert data.scores(outputs) == pytest.approx({"f1": 200 / 3, "accuracy": 50}, abs=1e-3)
+
+
+def test_a_set_with_other_labels_than_those_learnt_is_refused(tmp_path: Path) -> None:
+    train, values = write(tmp_path / "a.tsv", ["no", "yes"] * 3), write(tmp_path / "b.tsv", VALUES, OTHERS)
+    with pytest.raises(SettingError) as error:
+        prepared(train, values, "evaluate.sources.dev.regression=true")
+    assert str(error.value) == (
+        "evaluate.sources.dev.label=label: 6 examples of b.tsv, whose labels are values, and the student learns no, "
+        "yes: choose another set"
+    )
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\nan owl\t0\nthe king\t1\n")
+    glue = f"+evaluate.sources.glue={{kind: glue, task: sst2, split: validation, path: {tmp_path / 'dev.tsv'}}}"
+    line = r"^evaluate\.sources\.glue: .*, whose labels are negative, positive, and the student learns no, yes: choose"
+    with pytest.raises(SettingError, match=line):
+        prepared(train, values, glue, "evaluate.sets=[glue]")
+
+
+def test_texts_that_are_cut_off_are_counted(tmp_path: Path, lines: list[str]) -> None:
+    labels = ["no", "yes"] * 3
+    short = write(tmp_path / "b.tsv", labels, ["a", "an", "of", "the", "an of", "the of"])
+    prepared(write(tmp_path / "a.tsv", labels, [f"{words} " * 9 for words in WORDS]), short)
+    assert "a.tsv: 6 of 6 examples are cut off at their ends: raise corpus.sequence_length=16" in lines
+    assert not any(line.startswith("b.tsv") for line in lines)

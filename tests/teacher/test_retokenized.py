@@ -11,14 +11,20 @@ import pytest
 import torch
 from families import make_family
 from job import Shelf, distill, results
-from tiny import make_model, make_rows, make_tokenizer
+from tiny import HIDDEN, make_model, make_rows, make_tokenizer, only, text_config
 
+from distill.config.settings import BackendConfig, NewStudentConfig, SavedTeacherConfig
 from distill.data.batch import Batch
 from distill.data.sequence_format import INNER, PROMPT
+from distill.distributed.single import Single
 from distill.models.language_model import LanguageModel, OutputSpec
+from distill.objective.build import make_terms
 from distill.report.comparison.columns import columns_of
 from distill.report.summary import findings, tiles
+from distill.runs.pair import RunModels, load_models
 from distill.runs.record import Record
+from distill.runtime.errors import SettingError
+from distill.tasks import find_task
 from distill.teacher.retokenized import RetokenizedTeacher
 
 SPEC = OutputSpec(pooled=("mean",))
@@ -177,3 +183,32 @@ def test_vocabularies_that_are_nearly_one(shelf: Shelf, tmp_path: Path, capsys: 
     assert "only 1 of the teacher's tokens differ" in line
     (cure,) = re.findall(r"teacher\.tokenizer=\S+", line)
     assert shelf.run(tmp_path / "run", *pair, cure) == 0
+
+
+def models_of(folder: Path, other_tokenizer: bool, **teacher: Any) -> RunModels:
+    """Those of a run on sequences of 24 tokens, whose teacher takes 16."""
+    make_model("bert", 1, max_position_embeddings=16).save_pretrained(folder / "teacher")
+    make_tokenizer().save_pretrained(folder / "teacher")
+    make_tokenizer(("whale",)).save_pretrained(folder / "tokenizer")
+    tokenizer = str(folder / "tokenizer") if other_tokenizer else None
+    sizes = {**HIDDEN, "num_hidden_layers": 1}
+    config = text_config(kind="text", path=str(folder), sequence_length=24, cache=str(folder / "cache")).changed(
+        teacher=SavedTeacherConfig(path=str(folder / "teacher"), **teacher),
+        student=NewStudentConfig(architecture="bert", tokenizer=tokenizer, config=sizes),
+        objective=only(pooled={"weight": 1.0}),
+    )
+    terms = make_terms(config.objective)
+    return load_models(config, terms, find_task("mlm", terms.values()), Single(BackendConfig(device="cpu")))
+
+
+def test_a_teacher_limits_the_length_where_it_reads_the_same_tokens(tmp_path: Path) -> None:
+    assert models_of(tmp_path, other_tokenizer=True).teacher_tokenizer is not None
+    words = r"^corpus\.sequence_length=24 exceeds the 16 positions of teacher: lower it$"
+    with pytest.raises(SettingError, match=words):
+        models_of(tmp_path, other_tokenizer=False)
+
+
+def test_several_micro_batches_in_a_forward_are_refused(tmp_path: Path) -> None:
+    words = r"^teacher\.micro_batches=2 is for a teacher that reads the same tokens, but student\.tokenizer=\S+ has an"
+    with pytest.raises(SettingError, match=words):
+        models_of(tmp_path, other_tokenizer=True, micro_batches=2)

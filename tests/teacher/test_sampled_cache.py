@@ -25,6 +25,7 @@ from tiny import make_model
 
 from distill.config import settings as conf
 from distill.models.language_model import LanguageModel
+from distill.runs.describe import cache_facts
 from distill.runtime.errors import SettingError
 from distill.teacher import build_cache
 from distill.teacher.cache import CachedTeacher
@@ -72,11 +73,12 @@ def test_it_holds_what_the_teacher_says(
         if exponent != 1:  # weights are p^(1 - a), up to one factor for each position
             ratio = source.weights[:, exact:].log() - 0.3 * p.gather(1, draws.long()).log()
             torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio), rtol=0, atol=0.02)
-    facts, files = cache.facts(), sum(len(each) for each in bytes_of(cache.folder).values())
-    assert facts["bytes"] == pytest.approx(files, abs=200) and (facts["kept_mass"] > 0) == (exact > 0)
+    facts, files = cache_facts(cache), sum(len(each) for each in bytes_of(cache.folder).values())
+    assert facts.bytes == pytest.approx(files, abs=200)
+    assert facts.kept_mass is not None and (facts.kept_mass > 0) == (exact > 0)
     position = (4 * exact + 2 if exact else 0) + (2 if exponent == 1 else 4) * 5 + 2
-    assert facts["bytes_per_token"] == pytest.approx(position + 8 * 41 / facts["positions"])
-    assert (facts["sampled"], facts["exponent"], facts["sample_seed"]) == (5, exponent, 0)
+    assert facts.bytes_per_token == pytest.approx(position + 8 * 41 / facts.positions)
+    assert (facts.sampled, facts.exponent, facts.sample_seed) == (5, exponent, 0)
 
 
 def test_over_many_seeds_the_gradient_is_that_of_the_live_teacher(tmp_path: Path, tokenizer: Any, teacher: Any) -> None:
@@ -149,8 +151,8 @@ def test_a_copy_serves_another_machine(
     other = sampled(there, tokenizer, make_model("bert", 4), exponent=0.7)
     other.set("precision.teacher", "bf16")
     found = other.build()
-    assert found.ready and found.folder.is_relative_to(there) and found.facts() == made.facts()
-    assert found.facts()["precision"] == "fp32", "that of the machine that made it"
+    assert found.ready and found.folder.is_relative_to(there) and cache_facts(found) == cache_facts(made)
+    assert cache_facts(found).precision == "fp32", "that of the machine that made it"
     meta = (found.folder / "meta.json").read_text()
     assert str(tmp_path) not in meta and "cuda" not in meta and "cpu" not in meta
 

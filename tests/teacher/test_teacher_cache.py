@@ -25,7 +25,7 @@ from distill.models.kernels.packed_linear import pack_teacher
 from distill.models.language_model import LanguageModel
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
-from distill.runs.teachers import arithmetic
+from distill.runs.describe import cache_facts
 from distill.runtime.errors import SettingError
 from distill.teacher import build_cache
 from distill.teacher import cache as cache_module
@@ -65,7 +65,7 @@ class Desk:
         batches, objective = self.batches(), self.objective()
         origin = {
             "teacher": model_digest(self.teacher),
-            **arithmetic(self.config.precision.teacher),
+            "int8": self.config.precision.teacher == "int8",
             "tokens": str(hash(self.rows.tobytes())),
             "masks": batches.collator.identity,  # type: ignore[attr-defined]
             "seed": self.seed,
@@ -197,15 +197,14 @@ def test_it_is_made_once(desk: Desk, tokenizer: Any, monkeypatch: pytest.MonkeyP
     assert not first.ready
     monkeypatch.setattr(build_cache.CacheBuilder, "entries", never)
     again = Desk(Path(desk.config.data.cache), tokenizer, make_model("bert", 4)).build()  # another copy of the model
-    assert again.ready and again.folder == first.folder and again.facts() == first.facts()
+    assert again.ready and again.folder == first.folder and (facts := cache_facts(again)) == cache_facts(first)
     numbers = np.array([7, 0, 39])
     before, after = first.read(numbers), again.read(numbers)
     assert before.keys() == after.keys() and all(np.array_equal(before[name], after[name]) for name in before)
-    facts = again.facts()
-    assert facts["positions"] == int((ROWS != PAD).sum()) and 0 < facts["kept_mass"] < 1
+    assert facts.positions == int((ROWS != PAD).sum()) and facts.kept_mass is not None and 0 < facts.kept_mass < 1
     files = sum((again.folder / name).stat().st_size for name in ("ids", "log_probs", "offsets.npy"))
-    assert facts["bytes"] == pytest.approx(files, abs=200)
-    assert facts["bytes_per_token"] == pytest.approx(2 * 8 + 2 * 9 + 8 * 41 / facts["positions"])
+    assert facts.bytes == pytest.approx(files, abs=200)
+    assert facts.bytes_per_token == pytest.approx(2 * 8 + 2 * 9 + 8 * 41 / facts.positions)
 
 
 CHANGES: dict[str, Callable[[Desk], object]] = {
@@ -347,7 +346,7 @@ def test_interrupted_it_goes_on_with_what_is_missing(
     resumed = desk.build()
     assert questions == [3, 1] * 7 and desk.find().ready
     assert same_files(whole.folder, resumed.folder)
-    assert resumed.facts()["kept_mass"] == pytest.approx(whole.facts()["kept_mass"])
+    assert resumed.meta["kept_mass"] == pytest.approx(whole.meta["kept_mass"])
 
 
 def test_several_processes_share_the_work(

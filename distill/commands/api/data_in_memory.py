@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +13,7 @@ from distill.config.settings import SourceConfig
 from distill.data.shards.host import FEW_BYTES
 from distill.data.sources import Source
 from distill.data.sources._in_memory import IDS, source_in_memory
-from distill.data.tables._in_memory import TableInMemory
+from distill.data.tables.table import TableInMemory
 from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
@@ -91,7 +90,8 @@ def _from_rows(rows: Iterable[Any], setting: str) -> "datasets.Dataset":
     held = [_row(row, setting) for row in rows]
     if not held:
         raise SettingError(f"{setting} is empty: {TAKEN}")
-    return datasets.Dataset.from_list(held)
+    names = dict.fromkeys(name for row in held for name in row)  # `datasets` would take those of the first row alone
+    return datasets.Dataset.from_list([{name: row.get(name) for name in names} for row in held])
 
 
 def _row(row: Any, setting: str) -> Mapping[str, Any]:
@@ -178,8 +178,3 @@ def _on_disk(rows: Any, folder: Path) -> Any:
     datasets.disable_progress_bars()
     rows.save_to_disk(str(folder))
     return datasets.load_from_disk(str(folder))
-
-
-def temporary_folder() -> "TemporaryDirectory[str]":
-    """Where rows are written that other processes are to read, while the run goes on."""
-    return TemporaryDirectory(prefix="distill-rows-")

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from torch import nn
 
 from distill.commands.api.callables import import_path
-from distill.commands.api.data_in_memory import TRAIN, in_memory, splits_of, temporary_folder
+from distill.commands.api.data_in_memory import TRAIN, in_memory, splits_of
 from distill.commands.api.digest import digest_of
 from distill.commands.api.overrides import Overrides
 from distill.commands.api.run import run_arguments
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from distill.commands.api.run_results import RunResults
 
 RECIPES = {MASKED: "distilbert_gutenberg", CAUSAL: "distilgpt2_gutenberg", CLASSES: "table", SPANS: "squad"}
+NAMING_SETS = ("evaluate.sets", "evaluate.sources")
 LABELLED = ("table", "glue", "squad")  # recipes whose data has labels
 OBJECTIVES = {CLASSES: "distil_classes", SPANS: "distil_spans"}  # with a teacher
 SCORED = (("validation", "dev"), ("test",))  # splits that are evaluated on: the first of these that there are
@@ -125,7 +127,7 @@ def distill(
     Raises:
         SettingError, Diverged, RankLost, StorageFailed, Interrupted: as `distill.run`.
     """
-    with temporary_folder() as files:
+    with TemporaryDirectory(prefix="distill-rows-") as files:  # for rows that other processes read
         job = _Job(recipe, Path(files), settings)
         job.add_models(teacher, student)
         job.add_data(data)
@@ -163,7 +165,7 @@ class _Job:
         recipe = self.recipe or (None if self.kind is None else RECIPES[self.kind])
         if self.sets:
             self.overrides.add("evaluate.sets", self.sets)
-        elif self.lacks_sets and "evaluate" not in self.settings:
+        elif self.lacks_sets and not any(name == "evaluate" or name.startswith(NAMING_SETS) for name in self.settings):
             raise SettingError(
                 "evaluation=None, and nothing is held out of labelled data: give evaluation=DATA, or data with a "
                 "validation or test split, such as data.train_test_split(0.1)"
@@ -291,7 +293,9 @@ class _Job:
                 self.overrides.add(place, {"path": str(data), **(of_examples if self.is_labelled else of_texts)})
                 continue
             self._refuse_answers_in_memory(f"evaluation {name}")
-            rows = next(iter(splits_of(data, f"evaluation {name}").values()))
+            rows, *others = splits_of(data, f"evaluation {name}").values()
+            if others:
+                raise SettingError(f"evaluation {name} has several splits: give the one to score, such as DATA['test']")
             columns = {"fraction": 1.0, **self._text_settings(rows.column_names, written=True)}
             beside = COLUMNS | {"split": name} if self.is_labelled else columns
             self.overrides.add_object(place, in_memory(rows, place, self.is_labelled, self.files), **beside)
@@ -338,4 +342,6 @@ def _family(model: Any) -> str:
 
 def _kind_of_files(path: str | Path) -> str:
     """The kind of a source that reads these files, by their name."""
-    return next((kind for suffix, kind in SUFFIXES.items() if suffix in Path(path).suffixes), "text")
+    return next(
+        (kind for suffix, kind in SUFFIXES.items() if suffix in [part.lower() for part in Path(path).suffixes]), "text"
+    )

@@ -1,7 +1,7 @@
 """Settings as keyword arguments of a program, made the overrides of a command line and the objects beside them."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -124,15 +124,11 @@ def literal(value: Any, name: str) -> str:
         case Mapping():
             return "{" + ",".join(f"{_key(key)}:{literal(inner, name)}" for key, inner in value.items()) + "}"
         case list() | tuple() | range() | set():
-            return "[" + ",".join(_entries(value, name)) + "]"
+            return "[" + ",".join(literal(inner, name) for inner in value) + "]"
     raise SettingError(
         f"{name} is a {type(value).__name__}: settings are numbers, texts, lists and mappings; models are given as "
         "teacher= and student=, texts as data= and evaluation="
     )
-
-
-def _entries(values: Any, name: str) -> Iterator[str]:
-    return (literal(value, name) for value in values)
 
 
 def _key(key: Any) -> str:

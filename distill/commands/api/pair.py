@@ -33,8 +33,8 @@ from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import MASKING, EvaluationSet
-from distill.models.check import check_vocabulary, max_positions
-from distill.models.export_folder import export
+from distill.models.check import check_positions, check_vocabulary, max_positions
+from distill.models.export_folder import export, foreign_file
 from distill.models.language_model import LanguageModel
 from distill.models.layer_choice import AUTO
 from distill.models.loaded import LoadedModel, device_of, in_memory, without_bars
@@ -145,6 +145,10 @@ class Pair:
                     f"objective.{name} predicts {term.task}, and the student is a "
                     f"{self.student.kind.noun}: leave it out"
                 )
+            if heads := [*term.student_reads.extra, *term.teacher_reads.extra]:
+                raise SettingError(
+                    f"objective.{name} reads a head for {heads[0]}, which no model of a pair has: leave it out"
+                )
         if self.student.kind.causal:
             refuse_first_position(made)
         if not self.shares_tokenizer:
@@ -205,8 +209,11 @@ class Pair:
             SettingError: it cannot be written, or holds something else than a model.
         """
         path = Path(folder).expanduser()
-        if path.exists() and not (path / "model.safetensors").is_file():
-            raise SettingError(f"folder={folder} exists and holds no model, so it is not replaced: give another folder")
+        if path.exists() and (other := path if path.is_file() else foreign_file(path)) is not None:
+            raise SettingError(
+                f"folder={folder} is not replaced, as it holds {other.name}, which is none of a saved student's files: "
+                "give another folder"
+            )
         make_folder(path.parent, f"folder={folder}")
         model = self.student.model
         origin = origin_of(model, None, self.student.kind.causal)
@@ -311,18 +318,13 @@ def load_pair(
         raise SettingError(
             "layers and num_layers are for a student from the teacher's layers: leave them or student out"
         )
-    start: LoadedModel | StudentConfig | str | Path | None = in_memory("student", student)
+    start = _start_of(student, layers, num_layers)
     chosen_device, frozen = device_of(device), frozen_teacher(in_memory("teacher", teacher))
     model, kind = frozen.model, frozen.kind
-    if start is None:
-        chosen = layers if layers is None or isinstance(layers, str) else list(layers)
-        start = LayersStudentConfig(layers=chosen, num_layers=num_layers)
-    elif isinstance(start, str | Path):
-        start = SavedStudentConfig(path=str(start))
-    if isinstance(start, LayersStudentConfig) and start.layers == AUTO:
-        raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
     length = sequence_length or min(USUAL_LENGTH, max_positions(model) or USUAL_LENGTH)
     tokenizer = student_tokenizer(start, frozen)
+    if tokenizer.get_vocab() == frozen.tokenizer.get_vocab():
+        check_positions(model, "teacher", length)
     if isinstance(start, LoadedModel):
         made, path = trainable_student(start, model, length, kind)
     else:
@@ -339,3 +341,18 @@ def load_pair(
         seed,
         not isinstance(start, LoadedModel) and start.gradient_checkpointing,
     )
+
+
+def _start_of(
+    student: InMemoryOrNamed | StudentConfig | None, layers: str | Sequence[int] | None, num_layers: int | None
+) -> LoadedModel | StudentConfig:
+    """What a student begins from. Raises SettingError for layers that no pair can choose."""
+    start: LoadedModel | StudentConfig | str | Path | None = in_memory("student", student)
+    if start is None:
+        chosen = layers if layers is None or isinstance(layers, str) else list(layers)
+        start = LayersStudentConfig(layers=chosen, num_layers=num_layers)
+    elif isinstance(start, str | Path):
+        start = SavedStudentConfig(path=str(start))
+    if isinstance(start, LayersStudentConfig) and start.layers == AUTO:
+        raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
+    return start

@@ -70,7 +70,7 @@ def frozen_teacher(teacher: str | Path | LoadedModel) -> LoadedModel:
     assert settings is not None
     with without_bars():
         model, tokenizer, _ = load_teacher(settings, kind)
-    return LoadedModel(model, tokenizer, kind, str(teacher))
+    return LoadedModel(model, tokenizer, kind, teacher_path(settings))
 
 
 def _settings_of(teacher: str) -> OneTeacherConfig:

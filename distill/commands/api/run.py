@@ -86,7 +86,7 @@ def _has_several_ranks(job: "ComposedRun") -> bool:
 
     if job.config.backend.name == "single":
         return False
-    check(job.config)
+    check(job.config, job.folder)
     return launch.should_launch(job.config.backend)
 
 

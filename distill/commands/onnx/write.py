@@ -122,7 +122,13 @@ def _scored(
     tokenizer = load_tokenizer(SETTING, path, kind)
     check_vocabulary(model, f"{SETTING}={path}", tokenizer)
     rows = measure.sequences_of(text, tokenizer, length, max_sequences)
-    return measure.inputs_and_targets(rows, tokenizer, kind.causal)
+    inputs, targets = measure.inputs_and_targets(rows, tokenizer, kind.causal)
+    if (targets == measure.IGNORE).all():
+        raise SettingError(
+            f"input={text}: the vocabulary of {SETTING}={path} has not one of its words: give a text in the language "
+            "that the model was trained on"
+        )
+    return inputs, targets
 
 
 def table(folder: Path, content: Report) -> str:

@@ -48,6 +48,10 @@ def continue_texts(model: LoadedModel, records: Sequence[Record], settings: Pred
         for number, text in enumerate(texts)
     ]
     for number, prompt in enumerate(prompts, 1):
+        if prompt == [None]:
+            raise SettingError(
+                f"text {number} is empty, and this tokenizer has no token for the beginning of a text: give some text"
+            )
         check_length(model, f"text {number}", len(prompt) + max_new_tokens, f" with max_new_tokens={max_new_tokens}")
     outcomes = dict[int, Continuation]()
     devices = [model.device] if model.device.type == "cuda" else []

@@ -53,7 +53,7 @@ def predict(
             (model, tokenizer) in memory, which stay as they are.
         inputs: a text; for pairs of texts a tuple of both, or a dict with `text` and `second`; for answers a dict with
             `question` and `context`; for an answer in a conversation a dict with `messages`. Further entries of a dict,
-            such as `id`, are kept in its outcome. Or a list.
+            such as `id`, are kept in its outcome (`input_class` is a `class` that was there before). Or a list.
         top_k: tokens for a mask (5), classes (all) or answers (1) to return, or tokens to draw from (all).
         max_new_tokens: of a continuation (30).
         sample: draw the tokens of a continuation, by `temperature` (1), `top_k`, `top_p` (1) and `seed` (0); else the
@@ -86,7 +86,16 @@ def predict_records(model: LoadedModel, records: Sequence[Record], settings: Pre
     """The predictions for records of `as_record`; each outcome begins with the record's own entries."""
     with model.evaluating():
         answers = ANSWERS[model.kind.noun][0](model, records, settings)
-    return [{**record, **answer} for record, answer in zip(records, answers, strict=True)]
+    return [_outcome(record, answer) for record, answer in zip(records, answers, strict=True)]
+
+
+def _outcome(record: Record, answer: Mapping[str, object]) -> Record:
+    """An entry of the record with the name of one of the answer, such as the `class` of a table, is `input_class`."""
+    if taken := next((name for name in answer if name in record and f"input_{name}" in record), None):
+        raise SettingError(
+            f"an input has both {taken} and input_{taken}, and its prediction is {taken}: rename one of them"
+        )
+    return {f"input_{name}" if name in answer else name: value for name, value in record.items()} | {**answer}
 
 
 def as_record(item: Any, number: int, kind: ModelKind, what: str = "input") -> Record:

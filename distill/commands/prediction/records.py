@@ -8,14 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from distill.commands.prediction.tables import KINDS, Columns, read_back, write_table
+from distill.commands.prediction.tables import KINDS, Columns, write_table
 from distill.data import readers
 from distill.data.lines import LONGEST, InvalidFile, Record
 from distill.data.tables._rows import kind_of, read_files
 from distill.models.load import model_folder
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
-from distill.runtime.storage import storage_failure
 
 Place = tuple[str, Any]  # where an input stands, for messages, and the input: a text or an object
 
@@ -68,11 +67,13 @@ def read_pipe(stream: IO[str]) -> Iterator[Place]:
 
     A first line in quotation marks is JSON as well, unless it goes on behind them, as dialogue does.
     """
-    lines = _decoded(stream)
-    first = next((line for line in lines if line.strip()), "")
-    yield from _of_lines(
-        chain([first], lines), "standard input", first.lstrip().startswith("{") or _is_json_text(first)
-    )
+    lines, read = _decoded(stream), list[str]()
+    for line in lines:
+        read.append(line)
+        if line.strip():
+            break
+    first = read[-1] if read else ""
+    yield from _of_lines(chain(read, lines), "standard input", first.lstrip().startswith("{") or _is_json_text(first))
 
 
 def _is_json_text(line: str) -> bool:
@@ -109,7 +110,7 @@ def _of_lines(lines: Iterable[str], name: str, json_lines: bool) -> Iterator[Pla
 def _of_squad(file: Path) -> Iterator[Place]:
     """The questions of SQuAD's own JSON, data > paragraphs > qas, with their ids."""
     try:
-        articles = json.loads("".join(readers.lines(file, limit=LONGEST, whole_lines=True)))["data"]
+        articles = json.loads("".join(readers.lines(file)))["data"]
         for article in articles:
             for paragraph in article["paragraphs"]:
                 for question in paragraph["qas"]:
@@ -153,8 +154,6 @@ def write_outcomes(outcomes: Iterable[Record], path: str | None) -> int:
                 return _write_answers(outcomes, stream) if kind == "json" else _write_lines(outcomes, stream)
     except FileNotFoundError:
         raise SettingError(f"output={path}: no file can be made there; give another") from None
-    except OSError as error:
-        raise storage_failure(error, str(file)) or error from error
 
 
 def _write_lines(outcomes: Iterable[Record], stream: IO[str]) -> int:
@@ -177,7 +176,8 @@ def _write_table(outcomes: Iterable[Record], kind: str, path: Path) -> int:
 
     with TemporaryFile("w+", encoding="utf-8", dir=path.parent) as lines:
         count = _write_lines(seen(), lines)
-        write_table(read_back(lines), columns, kind, path)
+        lines.seek(0)
+        write_table(map(json.loads, lines), columns, kind, path)
     return count
 
 

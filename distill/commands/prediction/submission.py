@@ -21,7 +21,6 @@ from distill.models.loaded import LoadedModel
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic, refuse_overwriting
 from distill.runtime.nearest import choose
-from distill.runtime.storage import storage_failure
 
 BY_NAME = ("mnli", "qnli", "rte")  # whose labels are written as names
 LARGEST = 5.0  # value of STS-B; the least is 0
@@ -62,6 +61,8 @@ def write_submissions(
             f"input={path}: the predictions of {names} would all be {twice.name}: name one of them as input=FILE"
         )
     for target in targets:
+        if not target.absolute().parent.is_dir():
+            raise SettingError(f"output={target}: the folder {target.parent} does not exist; create it first")
         refuse_overwriting(target, f"output={output}", files_read(model.path, files), overwrite)
     return [
         (target, _write(model, name, file, target, order, settings))
@@ -116,14 +117,9 @@ def _write(model: LoadedModel, task: str, file: Path, target: Path, order: list[
         labels = [TASKS[task].classes[n] if task in BY_NAME else str(n) for n in numbers.tolist()]
     else:
         labels = [f"{value:.3f}" for value in np.clip(outputs[:, 0], 0.0, LARGEST)]
-    if not target.absolute().parent.is_dir():
-        raise SettingError(f"output={target}: the folder {target.parent} does not exist; create it first")
-    try:
-        with atomic(target) as new, new.open("w", encoding="utf-8") as stream:
-            stream.write("index\tprediction\n")
-            stream.writelines(f"{index}\t{label}\n" for (index, _), label in zip(rows, labels, strict=True))
-    except OSError as error:
-        raise storage_failure(error, str(target)) or error from error
+    with atomic(target) as new, new.open("w", encoding="utf-8") as stream:
+        stream.write("index\tprediction\n")
+        stream.writelines(f"{index}\t{label}\n" for (index, _), label in zip(rows, labels, strict=True))
     return len(rows)
 
 

@@ -2,10 +2,10 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from distill.data.lines import Record
 
@@ -79,9 +79,3 @@ def _value(value: Any, number: type | None) -> Any:
 def _text(value: Any) -> str:
     """A value as a field: a text as it stands, nothing where there is none, all else as JSON."""
     return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
-
-
-def read_back(lines: IO[str]) -> Iterator[Record]:
-    """The outcomes that were written as JSON lines."""
-    lines.seek(0)
-    return (json.loads(line) for line in lines)

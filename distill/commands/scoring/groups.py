@@ -16,7 +16,7 @@ from distill.models.load import load_pretrained, load_tokenizer, saved_config, s
 from distill.models.loaded import SETTING
 from distill.runs.located import Located
 from distill.runtime.errors import SettingError
-from distill.teacher.members import Member, load_members, title_of
+from distill.teacher.members import load_members, title_of
 
 TEACHER = "the teacher"  # the name of its column
 
@@ -50,7 +50,9 @@ def groups_of(config: Config, kind: ModelKind, models: Sequence[Located], ranks:
         return groups
     members, shared = load_members(config, kind, ranks.device)
     assert shared is not None
-    _check_members(config, kind, members, shared)
+    for member in members:  # as a run does
+        check_vocabulary(member.model, f"{member.setting} ({member.title})", shared)
+        _check_rows(config, kind, member.model, member.setting)
     frozen = [member.model.to(ranks.device) for member in members]
     teacher = frozen[0] if len(frozen) == 1 else MeanModel(frozen, [member.weight for member in members])
     number = _same_vocabulary(groups, shared)
@@ -63,15 +65,6 @@ def groups_of(config: Config, kind: ModelKind, models: Sequence[Located], ranks:
 def _same_vocabulary(groups: Sequence[Group], tokenizer: PreTrainedTokenizerBase) -> int | None:
     vocabulary = tokenizer.get_vocab()
     return next((n for n, group in enumerate(groups) if group.tokenizer.get_vocab() == vocabulary), None)
-
-
-def _check_members(
-    config: Config, kind: ModelKind, members: Sequence[Member], tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Refuse teachers as a run does: they have to know the vocabulary, and to take and keep apart what a row holds."""
-    for member in members:
-        check_vocabulary(member.model, f"{member.setting} ({member.title})", tokenizer)
-        _check_rows(config, kind, member.model, member.setting)
 
 
 def _check_rows(config: Config, kind: ModelKind, model: Any, setting: str) -> None:

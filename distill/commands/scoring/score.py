@@ -19,7 +19,9 @@ from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.memory_check import check_memory
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.significance import ModelLosses, compare_models
-from distill.models.load import size
+from distill.models.kind import output_names
+from distill.models.load import saved_config, size
+from distill.models.loaded import SETTING
 from distill.report.scores import Comparison, ModelScores, Scores, Vocabulary, check_folder
 from distill.runs import facts
 from distill.runs.describe import environment, measure_facts
@@ -30,6 +32,7 @@ from distill.runtime.progress import configure_logging
 from distill.runtime.redaction import redact
 from distill.runtime.signals import handled
 from distill.tasks import Task, find_task
+from distill.tasks.classes import Classes
 from distill.tasks.mlm_sop import MlmSop
 
 
@@ -101,7 +104,10 @@ def evaluate_models(
 
 def _task(name: str, models: Sequence[Located], config: Config) -> Task:
     ordered = name == "mlm_sop" and all(model.has_order for model in models)
-    return (MlmSop(order=True) if ordered else find_task(name)).read(config, training=False)
+    task = (MlmSop(order=True) if ordered else find_task(name)).read(config, training=False)
+    if isinstance(task, Classes):
+        return task.of_model(tuple(output_names(saved_config(SETTING, models[0].path))))
+    return task
 
 
 def _score(config: Config, task: Task, models: Sequence[Located], ranks: Ranks) -> Scores:

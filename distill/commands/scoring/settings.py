@@ -8,6 +8,7 @@ from distill.config.composition import composed
 from distill.config.in_memory import PREFIX
 from distill.config.mixture_settings import HELDOUT
 from distill.config.paths import check_paths
+from distill.config.references import REFERENCE
 from distill.config.rules import check_corpus, check_evaluation
 from distill.config.settings import CONF, Config, SourceConfig
 from distill.evaluation.measures.users import check_measures
@@ -127,7 +128,31 @@ def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:
             f"request: add {name}={code} if you trust it, or choose other options of the groups corpus and evaluate, "
             "such as evaluate=local"
         )
+    for name, value in sections["data"].items():
+        if "://" in str(value) and f"data.{name}" not in names:
+            raise SettingError(
+                f"model={first.name}: its run prepared sequences at data.{name}={value}, where those of this command "
+                f"would be written too: add data.{name}={value} if you trust it, or data.{name}=FOLDER"
+            )
+    for name, value in _references_in(sections, ""):
+        if name not in names:
+            raise SettingError(
+                f"model={first.name}: the settings of its run read the environment or another place ({name}={value}), "
+                f"which could reach whoever made it: add {name}=VALUE"
+            )
     return sections
+
+
+def _references_in(settings: Any, name: str) -> Iterator[tuple[str, str]]:
+    """The settings that refer to more than another setting, such as `${oc.env:HOME}`."""
+    if isinstance(settings, str) and "${" in REFERENCE.sub("", settings):
+        yield name.lstrip("."), settings
+    elif isinstance(settings, dict):
+        for key, value in settings.items():
+            yield from _references_in(value, f"{name}.{key}")
+    elif isinstance(settings, list):
+        for value in settings:
+            yield from _references_in(value, name)
 
 
 def _without_objects(sections: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,7 +7,6 @@ On each machine the files of a folder are read in full once. A stamp in `data.ca
 files, by their sizes, times of change and inodes.
 """
 
-import io
 import json
 import logging
 import os
@@ -23,7 +22,7 @@ import numpy as np
 
 from distill.config.settings import DataConfig
 from distill.data.disk_cache import folder_of, num_processes, once
-from distill.data.shards.destination import LocalFolder
+from distill.data.shards.destination import LocalFolder, array_in
 from distill.data.shards.fetch import read_whole
 from distill.data.shards.index import Block, ShardIndex
 from distill.data.shards.open import index_name, read_index
@@ -93,10 +92,7 @@ def read_counts(place: str, part: Part, meta: Meta) -> np.ndarray:
     file = f"{part}.counts.npy"
     name = f"{place.rstrip('/')}/{file}"
     content = read_whole(name, meta.get("files", {}).get(file))
-    try:
-        counts: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
-    except Exception as error:  # of any kind, from a header that is none
-        raise Damaged(name, "it is not the array that was written") from error
+    counts = array_in(content, name)
     if counts.dtype != np.int64 or counts.ndim != 1 or counts.sum() < meta[part]["tokens"]:
         raise Damaged(name, "it does not hold the counts of the tokens")
     return counts

@@ -25,6 +25,22 @@ UNFINISHED = ".new"  # ends the names of files of a disk that are being written
 UPLOADS = 4  # parts of one file that are on their way at the same time, and so in memory
 
 
+def array_bytes(array: np.ndarray) -> bytes:
+    """The content of a .npy file."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def array_in(content: bytes, name: str) -> np.ndarray:
+    """The array in the content of a .npy file of this name. Raises Damaged where there is none."""
+    try:
+        array: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
+    except Exception as error:  # of any kind, from a header that is none
+        raise Damaged(name, "it is not the array that was written") from error
+    return array
+
+
 class Destination(ABC):
     """A folder with files by their names, which may begin with the name of one folder in it."""
 
@@ -46,12 +62,7 @@ class Destination(ABC):
 
     def read_array(self, name: str) -> np.ndarray:
         """The array in a .npy file. Raises FileNotFoundError as `read`, and Damaged where there is none in it."""
-        content = io.BytesIO(self.read(name))
-        try:
-            array: np.ndarray = np.load(content, allow_pickle=False)
-        except Exception as error:  # of any kind, from a header that is none
-            raise Damaged(f"{self.place}/{name}", "it is not the array that was written") from error
-        return array
+        return array_in(self.read(name), f"{self.place}/{name}")
 
     @abstractmethod
     def write(self, name: str, content: bytes) -> None:

@@ -3,17 +3,14 @@
 Any host that finds all records may do it, and two that do write the same. No text and no sequences are read.
 """
 
-import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 
-import numpy as np
-
 from distill.data.invalid import Invalid
 from distill.data.packing import Packing
 from distill.data.shards.check import sealed
-from distill.data.shards.destination import WORK, Destination
+from distill.data.shards.destination import WORK, Destination, array_bytes
 from distill.data.shards.index import Block, ShardIndex
 from distill.data.shards.publish import header, layout_of, record_name
 from distill.data.shards.records import (
@@ -63,9 +60,7 @@ def finish(
         )
         parts.append(_summary([record[part] for record in records], index))
         files[f"{part}.index"] = index.as_bytes()
-        file = io.BytesIO()
-        np.save(file, counts[part])
-        files[f"{part}.counts.npy"] = file.getvalue()
+        files[f"{part}.counts.npy"] = array_bytes(counts[part])
     for name, content in files.items():
         folder.write(name, content)
     seconds = sum(record["seconds"] for record in records)

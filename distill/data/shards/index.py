@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
 from typing import NamedTuple
 
 import numpy as np
@@ -104,12 +103,6 @@ class ShardIndex:
     def block_of(self, numbers: np.ndarray) -> np.ndarray:
         """The block of each sequence number, [n]."""
         return np.searchsorted(self.first, numbers, side="right") - 1
-
-    @cached_property
-    def digest(self) -> str:
-        """The same for the same sequences in the same blocks, stored the same way."""
-        head = f"{self.layout.dtype} {self.layout.sequence_length}\n".encode()
-        return sha256(head + self.sequences.astype("<i4").tobytes() + self.digests.tobytes()).hexdigest()
 
     def as_bytes(self) -> bytes:
         """What is stored as the file of the index."""

@@ -14,10 +14,11 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from distill.config.corpus import Duplicates
-from distill.data.duplicates import merge_digests, publish_array, records_name
+from distill.data.duplicates import merge_digests, records_name
+from distill.data.invalid import Invalid
 from distill.data.packing import Packing
 from distill.data.sequence_format import IDS
-from distill.data.shards.destination import WORK, Destination
+from distill.data.shards.destination import WORK, Destination, array_bytes
 from distill.data.shards.index import Block, Layout
 from distill.data.shards.records import PARTS, GroupRecord, ShardRecord, SourceRecord, UnitRecord, counts_of
 from distill.data.shards.token_counts import write_counts
@@ -67,8 +68,11 @@ def publish(publication: Publication, packing: Packing) -> GroupRecord:
         parts.append(ShardRecord(**counts, digest=shard.digest, compress_seconds=seconds, blocks=blocks))
     if packing.duplicates is Duplicates.count:
         first = int(Path(publication.stems[0]).name) if publication.stems else 0
-        publish_array(publication.folder, records_name(publication.number), merge_digests(publication.stems, first))
-    units = [_unit(unit, source) for unit, source in zip(records, publication.sources, strict=True)]
+        publication.folder.write(records_name(publication.number), array_bytes(merge_digests(publication.stems, first)))
+    units = [
+        SourceRecord(**Invalid.of(unit).counts(), blame=unit["blame"], source=source)
+        for unit, source in zip(records, publication.sources, strict=True)
+    ]
     seconds = publication.seconds + time.perf_counter() - begun
     record = GroupRecord(train=parts[0], heldout=parts[1], units=units, seconds=seconds)
     publication.folder.write(record_name(publication.number), json.dumps(record).encode())
@@ -77,18 +81,6 @@ def publish(publication: Publication, packing: Packing) -> GroupRecord:
 
 def record_name(number: int) -> str:
     return f"{WORK}/{number:05d}.json"
-
-
-def _unit(record: UnitRecord, source: int) -> SourceRecord:
-    return SourceRecord(
-        skipped=record["skipped"],
-        records=record["records"],
-        bad=record["bad"],
-        first_bad=record["first_bad"],
-        blame=record["blame"],
-        seconds=record["seconds"],
-        source=source,
-    )
 
 
 def _write_shard(publication: Publication, files: list[Path], layout: Layout, packing: Packing) -> WrittenShard:

@@ -41,7 +41,6 @@ class SourceRecord(ReadCounts):
 
     source: int  # its number
     blame: str
-    seconds: float
 
 
 class ShardRecord(Counts):

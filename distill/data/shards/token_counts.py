@@ -7,14 +7,13 @@ hosts that do so at the same time write the same sums.
 V = length of the tokenizer, P parts.
 """
 
-import io
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
 
-from distill.data.shards.destination import WORK, Destination
+from distill.data.shards.destination import WORK, Destination, array_bytes
 from distill.data.shards.records import PARTS
 
 FOLD = 64  # groups
@@ -23,7 +22,7 @@ THREADS = 16  # that read or remove files
 
 def write_counts(folder: Destination, number: int, part: str, counts: np.ndarray) -> None:
     """Publish the counts [V] int64 of a part of a group."""
-    folder.write(_counts_name(number, part), _content(counts))
+    folder.write(_counts_name(number, part), array_bytes(counts))
 
 
 def fold_of(number: int, num_groups: int) -> int | None:
@@ -45,7 +44,7 @@ def fold_counts(folder: Destination, fold: int) -> None:
     """
     with ThreadPoolExecutor(THREADS) as pool:
         if not folder.exists(_folded_name(fold)):
-            folder.write(_folded_name(fold), _content(_of_fold(pool, folder, fold)))
+            folder.write(_folded_name(fold), array_bytes(_of_fold(pool, folder, fold)))
         names = [_counts_name(number, part) for number in groups_of(fold) for part in PARTS]
         list(pool.map(folder.remove, names))
 
@@ -86,9 +85,3 @@ def _counts_name(number: int, part: str) -> str:
 
 def _folded_name(fold: int) -> str:
     return f"{WORK}/counts-{fold:05d}.npy"
-
-
-def _content(counts: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, counts)
-    return file.getvalue()

@@ -34,12 +34,16 @@ Content = str | tuple[Part, ...]  # a text, or its parts where not all of it cou
 
 def is_jsonl(path: Path) -> bool:
     """Whether the name of a file is that of a JSON Lines file."""
-    return ".jsonl" in path.suffixes
+    return ".jsonl" in [suffix.lower() for suffix in path.suffixes]
+
+
+def is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
 
 
 def is_records(path: Path) -> bool:
     """Whether a file holds records by its name, of whatever kind it is called: one of Parquet, JSONL, CSV or TSV."""
-    return path.suffix == ".parquet" or is_jsonl(path) or is_table(path)
+    return is_parquet(path) or is_jsonl(path) or is_table(path)
 
 
 @dataclass(frozen=True)
@@ -116,12 +120,6 @@ class FileSource(Source):
         prompt = readers.value_of(record, self.settings.prompt, name, f"{self.setting}.prompt", str)
         return (Part(prompt, counts=False), Part(text)) if text else ()
 
-    def from_rows(self, rows: Iterable[Record | InvalidRecord], start: int = 0) -> Iterable[Content | InvalidRecord]:
-        """The documents in the rows of a Hub data set, from this one on."""
-        assert self.settings.hub is not None
-        for content in self.contents(rows, f"{self.settings.hub}, row", start):
-            yield content.strip() if isinstance(content, str) else content
-
     def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Content | InvalidRecord]]:
         """Name and content of everything in a file or a range of it."""
         for number, content in enumerate(self._from_file(path, start, stop)):
@@ -166,12 +164,14 @@ class FileSource(Source):
         return self.columns
 
     def from_jsonl(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
-        return self.contents(readers.records(path, start, stop, self.settings.encoding), f"{path.name}, record", start)
+        behind = f", after byte {start:,}" if start else ""
+        records = readers.records(path, start, stop, self.settings.encoding)
+        return self.contents(records, f"{path.name}{behind}, record", start)
 
     def from_parquet(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
-        return self.contents(
-            readers.columns(path, self.parquet_columns(path), start, stop, not self.several), f"{path.name}, row", start
-        )
+        behind = f", from row group {start:,} on" if start else ""
+        rows = readers.columns(path, self.parquet_columns(path), start, stop, not self.several)
+        return self.contents(rows, f"{path.name}{behind}, row", start)
 
     def from_table(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         """The rows of a CSV or TSV file, which is always read as a whole."""
@@ -195,7 +195,7 @@ class FileSource(Source):
         wrong: SettingError | None = None
         # Until the first fine record shows that the setting is right.
         waiting: list[InvalidRecord] | None = None if self.several or start else []
-        for number, record in enumerate(records, 1):
+        for number, record in enumerate(records, 1 + (start if self.settings.path is None else 0)):
             if isinstance(record, InvalidRecord):
                 yield record
                 continue
@@ -313,12 +313,12 @@ class FileSource(Source):
 
     def _ranges(self, path: Path, size: int) -> list[Shard]:
         """Ranges of about RANGE_BYTES of a file that can be entered in the middle; none where it cannot."""
-        if path.suffix == ".parquet":
+        if is_parquet(path):
             count = readers.num_row_groups(path)
             step = max(1, count * RANGE_BYTES // size)
             cuts = [*range(0, count, step), count]
             return [Shard((str(path),), a, b, size * (b - a) // count) for a, b in pairwise(cuts)]
-        if not self.ranges or path.suffix in (".gz", ".zip") or is_table(path):
+        if not self.ranges or path.suffix.lower() in (".gz", ".zip") or is_table(path):
             return []
         cuts = [*range(0, size, RANGE_BYTES), size]
         return [Shard((str(path),), a, b, b - a) for a, b in pairwise(cuts)]
@@ -346,7 +346,7 @@ class FileSource(Source):
 
     def _from_file(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
         """Parquet, JSONL, CSV and TSV files are read as such, whatever the kind."""
-        if path.suffix == ".parquet":
+        if is_parquet(path):
             return self.from_parquet(path, start, stop)
         if is_jsonl(path):
             return self.from_jsonl(path, start, stop)
@@ -354,11 +354,14 @@ class FileSource(Source):
             return self.from_table(path, start, stop)
         return self.read(path, start, stop)
 
-    def _from_hub(self, shard: Shard) -> Iterable[Content | InvalidRecord]:
+    def _from_hub(self, shard: Shard) -> Iterator[Content | InvalidRecord]:
         rows = self._hub_rows()
-        if not self.settings.streaming:
+        if self.settings.streaming:
+            rows = readers.streamed_rows(rows, f"{self.setting}.hub={self.settings.hub}")
+        else:
             rows = readers.sound_rows(rows, shard.start, len(rows) if shard.stop is None else shard.stop)
-        return self.from_rows(rows, shard.start)
+        for content in self.contents(rows, f"{self.settings.hub}, row", shard.start):
+            yield content.strip() if isinstance(content, str) else content
 
     def _hub_rows(self) -> Any:
         settings = self.settings

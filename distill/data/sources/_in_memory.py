@@ -123,6 +123,11 @@ class IdsInMemory(RowsInMemory, Hub):
         ids, labels, where = record.get(self.field), record.get(LABELS), f"{self.setting}.field={self.field}"
         if not isinstance(ids, list) or not all(isinstance(number, int) for number in ids):
             raise SettingError(f"{where}: a row of {self.settings.hub} holds no list of token ids")
+        if (mask := record.get(MASK)) and len(mask) != len(ids):
+            raise SettingError(
+                f"{where}: a row of {self.settings.hub} has {len(ids):,} ids and {len(mask):,} numbers in {MASK}: give "
+                "one for each"
+            )
         if isinstance(labels, list) and labels != ids:
             pairs = zip(labels, ids, strict=False)
             if len(labels) != len(ids) or any(label not in (number, UNCOUNTED) for label, number in pairs):
@@ -160,8 +165,8 @@ def source_in_memory(rows: Any, digest: str, name: str, settings: SourceConfig, 
             f"{setting}: {name} has no column {wanted}; it has {', '.join(rows.column_names)}: name the column as "
             f"{setting}.field, and one of prompts as {setting}.prompt"
         )
-    first = rows[0][field] if len(rows) else ""
-    if not isinstance(first, list) or not first:
+    first: Any = next((row[field] for row in rows.select_columns([field]) if row[field]), "")
+    if not isinstance(first, list):
         return TextsInMemory(settings.changed(field=field), setting, rows=rows, digest=digest)
     if isinstance(first[0], int):
         return IdsInMemory(settings.changed(field=field), setting, rows=rows, digest=digest)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from distill.data.find_files import files_below
 from distill.data.lines import InvalidRecord
 from distill.data.readers import whole
 from distill.data.sources._files import FileSource
@@ -16,6 +17,7 @@ class Imdb(FileSource):
     word = "IMDB"
     suffixes = (".txt", ".jsonl", ".jsonl.gz")
     takes = ("encoding",)
+    by_split = True
     hub_names = ("stanfordnlp/imdb", "imdb")
 
     @classmethod
@@ -27,9 +29,8 @@ class Imdb(FileSource):
         if (root / split).is_dir():
             root = root / split
         if (root / "pos").is_dir() or (root / "neg").is_dir():  # `unsup` and the word lists beside them stay out
-            return [*root.glob("pos/*.txt"), *root.glob("neg/*.txt")]
-        of_split = [path for path in root.glob("*.jsonl*") if path.name.startswith(f"{split}.")]
-        return of_split or list(root.glob("*.jsonl*"))
+            return [path for name in ("pos", "neg") for path in files_below(root / name, (".txt",))]
+        return self.of_split(files_below(root, (".jsonl", ".jsonl.gz")), root)
 
     def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | InvalidRecord]:
         """The one review of a file of the original folders."""

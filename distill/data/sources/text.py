@@ -8,7 +8,7 @@ from distill.data import readers
 from distill.data.find_files import SPLITS, files_below, has_split
 from distill.data.lines import InvalidRecord, sound_lines
 from distill.data.sources import Shard
-from distill.data.sources._files import FileSource
+from distill.data.sources._files import FileSource, is_parquet
 
 
 class Text(FileSource):
@@ -41,4 +41,4 @@ class Text(FileSource):
 
     def _ranges(self, path: Path, size: int) -> list[Shard]:
         is_whole_file = self.settings.document is DocumentUnit.file
-        return [] if is_whole_file and path.suffix != ".parquet" else super()._ranges(path, size)
+        return [] if is_whole_file and not is_parquet(path) else super()._ranges(path, size)

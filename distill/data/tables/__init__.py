@@ -30,16 +30,6 @@ class TableConfig:
         return load_hub(self.hub, self.subset, self.split, False, setting)
 
 
-@dataclass
-class RowsConfig(TableConfig):
-    """The place of rows in memory; `hub` is what names them in messages."""
-
-    held: Any = None  # a datasets.Dataset
-
-    def rows(self, setting: str) -> Any:
-        return self.held
-
-
 @dataclass(frozen=True)
 class LabelledTexts:
     """N texts, or pairs of texts, each with the class or the value that is to be predicted, or all without one."""
@@ -64,6 +54,21 @@ class LabelledTexts:
         second = None if self.second is None else [self.second[number] for number in numbers]
         return replace(self, first=[self.first[n] for n in numbers], second=second, labels=self.labels[numbers])
 
+    def numbered_as(self, classes: tuple[str, ...]) -> Self:
+        """The same with its classes numbered as in `classes`; unchanged where one of them is not there.
+
+        Names that differ in the case of letters alone are the same class, whose name here stays.
+        """
+        numbers = {name.lower(): number for number, name in enumerate(classes)}
+        names = {name.lower(): name for name in self.classes}
+        is_clear = len(numbers) == len(classes) and len(names) == len(self.classes)
+        if not names or not is_clear or not names.keys() <= numbers.keys():
+            return self
+        order = np.array([numbers[name.lower()] for name in self.classes], np.int64)
+        return replace(
+            self, labels=order[self.labels], classes=tuple(names.get(name.lower(), name) for name in classes)
+        )
+
     def describe(self) -> str:
         """For example `3,667 examples of MRPC (train); 1 left out: no label`."""
         return f"{counted(len(self), 'example')} of {self.name}{reasons_listed(self.left_out, 'left out')}"
@@ -72,11 +77,6 @@ class LabelledTexts:
 @dataclass
 class Split(TableConfig, ABC):
     """One split of labelled examples: a file of this package by `kind`, whose fields are its settings."""
-
-    @property
-    def where(self) -> TableConfig:
-        """Where the examples lie."""
-        return TableConfig(self.path, self.hub, self.subset, self.split)
 
     @abstractmethod
     def read(self, setting: str, training: bool, like: Any | None = None) -> Any:

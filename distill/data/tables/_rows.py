@@ -177,10 +177,16 @@ def _numbered(path: Path, records: Iterable[Record | InvalidRecord]) -> Iterator
 
 
 def _with_fields(path: Path, fields: dict[str, str]) -> Iterator[Record | InvalidRecord]:
+    """The records of a JSONL file. Those after the first may lack a field, which is null then."""
+    is_first = True
     for record in readers.records(path):
-        if not isinstance(record, InvalidRecord):
+        if isinstance(record, InvalidRecord):
+            yield record
+            continue
+        if is_first:
             _check_fields(fields, list(record), path.name)
-        yield record
+        is_first = False
+        yield dict.fromkeys(fields.values()) | record
 
 
 def _separated(
@@ -222,7 +228,9 @@ def _hub_rows(table: TableConfig, setting: str, fields: dict[str, str]) -> Itera
     _check_fields(fields, rows.column_names, table.hub)
     rows = rows.select_columns(sorted(set(fields.values())))
     names = {column: kind.names for column, kind in rows.features.items() if hasattr(kind, "names")}
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(readers.sound_rows(rows, 0, len(rows)), 1):
+        if isinstance(row, InvalidRecord):
+            raise SettingError(f"{setting}.hub={table.hub}: {row.name}: {row.reason}; mend or remove that row")
         for column, classes in names.items():
             row[column] = classes[row[column]] if row[column] is not None and row[column] >= 0 else None
         yield Row(f"{table.hub}, row {number}", row)

@@ -6,7 +6,7 @@ compared without it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,56 +98,51 @@ class Glue(Split):
     ) -> None:
         """`task`: the task: sst2, mrpc, rte, cola, mnli, qnli, qqp or stsb."""
         super().__init__(path, hub, subset, split)
-        self.task = find_task(task, "task")
+        if task not in TASKS:
+            raise ValueError(f"task={task} is no task of GLUE here: choose one of {', '.join(TASKS)}")
+        self.name, self.task = task, TASKS[task]
 
     @property
     def measures(self) -> tuple[str, ...]:
         return self.task.measures
 
     def read(self, setting: str, training: bool, like: Any | None = None) -> LabelledTexts:
-        return read(self.task, self.where, setting, training)
+        """As of every split, from GLUE's own files or from the Hub's, as CSV, Parquet or JSONL too.
+
+        The path may be the folder of all tasks, of which this task's is taken, or that of the task. The test sets of
+        GLUE have no labels.
+        """
+        task, table = self.task, self._place(setting)
+        usual = (f"glue/{task.folder}", task.folder) if table.hub == HUB else ()  # another data set has no copies there
+        files = find_split(table, setting, SUFFIXES, usual)
+        columns, header = _columns(task, files, setting)
+        rows = read_rows(table, setting, files, columns.fields, header)
+        collected = collect(rows, columns, task_label(task), training)
+        labels = np.array(collected.labels, np.int64 if task.classes else np.float64)
+        name = f"{task.folder} ({table.split if table.path is None else describe(table, files)})"
+        examples = LabelledTexts(name, collected.first, collected.second, labels, task.classes, collected.left_out)
+        return examples if like is None else examples.numbered_as(like.classes)
+
+    def _place(self, setting: str) -> TableConfig:
+        """The Hub's data set where none is named, and the task's own folder below that of all tasks."""
+        if self.split == "validation" and self.split not in self.task.validation:
+            raise SettingError(
+                f"{setting}.split=validation: {self.task.folder} has several; set it to "
+                f"{' or '.join(self.task.validation)}"
+            )
+        path = self.path
+        if path is not None:
+            folders = (Path(path).expanduser() / name for name in (self.task.folder, self.name))
+            path = next((str(folder) for folder in folders if folder.is_dir()), path)
+        if self.hub is not None:
+            return TableConfig(path, self.hub, self.subset, self.split)
+        return TableConfig(path, HUB, self.name, self.split)
 
     def read_unlabelled(self, path: str, setting: str) -> LabelledTexts:
         """Of GLUE's own files those of its test sets will do, whose labels were never published."""
         files = find_unlabelled(path, setting, TEXT_SUFFIXES)
         columns, header = _columns(self.task, files, "corpus")
         return unlabelled_texts(files, setting, columns._replace(label=None), header)
-
-
-def find_task(name: str, setting: str) -> GlueTask:
-    """The task of that name.
-
-    Raises:
-        ValueError: there is none; `setting` is what named it.
-    """
-    if name not in TASKS:
-        raise ValueError(f"{setting}={name} is no task of GLUE here: choose one of {', '.join(TASKS)}")
-    return TASKS[name]
-
-
-def read(task: GlueTask, table: TableConfig, setting: str, training: bool) -> LabelledTexts:
-    """The examples of a split of a task, from GLUE's own files or from the Hub's, as CSV, Parquet or JSONL too.
-
-    Args:
-        table: its path may be the folder of all tasks, of which this task's is taken, or that of the task.
-        setting: what error lines call `table`.
-        training: leave rows out that cannot be used, and count them; else each of them is an error.
-
-    Raises:
-        SettingError: there are no such examples or columns, or a row cannot be used and `training` is false. The test
-            sets of GLUE have no labels.
-    """
-    table = _with_defaults(task, table, setting)
-    usual = (f"glue/{task.folder}", task.folder) if table.hub == HUB else ()  # of another data set they are no copies
-    files = find_split(table, setting, SUFFIXES, usual)
-    columns, header = _columns(task, files, setting)
-    rows = read_rows(table, setting, files, columns.fields, header)
-    collected = collect(rows, columns, task_label(task), training)
-    labels = np.array(collected.labels, np.int64 if task.classes else np.float64)
-    name = f"{task.folder} ({table.split})"
-    if table.path is not None:
-        name = f"{task.folder} ({describe(table, files)})"
-    return LabelledTexts(name, collected.first, collected.second, labels, task.classes, collected.left_out)
 
 
 def _columns(task: GlueTask, files: Sequence[Path], setting: str) -> tuple[Columns, tuple[str, ...]]:
@@ -174,19 +169,3 @@ def task_label(task: GlueTask) -> Callable[[Any], int | float]:
         return numbers[name]
 
     return parse
-
-
-def _with_defaults(task: GlueTask, table: TableConfig, setting: str) -> TableConfig:
-    """The Hub's data set where none is named, and the task's own folder below that of all tasks."""
-    if table.split == "validation" and table.split not in task.validation:
-        raise SettingError(
-            f"{setting}.split=validation: {task.folder} has several; set it to {' or '.join(task.validation)}"
-        )
-    subset = next(name for name, other in TASKS.items() if other is task)
-    path = table.path
-    if path is not None:
-        folders = (Path(path).expanduser() / name for name in (task.folder, subset))
-        path = next((str(folder) for folder in folders if folder.is_dir()), path)
-    if table.hub is not None:
-        return replace(table, path=path)
-    return replace(table, path=path, hub=HUB, subset=subset)

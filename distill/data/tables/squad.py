@@ -59,9 +59,11 @@ class Questions:
     questions: tuple[Question, ...]
     moved: int = 0  # answers that stand elsewhere in their context than in the data
     left_out: Counter[str] = field(default_factory=Counter)  # questions that training does without, by reason
-    lost: int = (
-        0  # questions of an evaluation set of whose answers none is in its context; they are scored all the same
-    )
+
+    @property
+    def lost(self) -> int:
+        """Questions of an evaluation set of whose answers none is in its context; they are scored all the same."""
+        return sum(bool(question.answers) and question.place is None for question in self.questions)
 
     def __len__(self) -> int:
         return len(self.questions)
@@ -73,7 +75,7 @@ class Questions:
 
     def take(self, numbers: np.ndarray) -> Self:
         """Those of these numbers, in that order."""
-        return replace(self, questions=tuple(self.questions[number] for number in numbers))
+        return replace(self, questions=tuple(self.questions[number] for number in numbers), moved=0)
 
     def describe(self) -> str:
         """For example `4,371 questions of train-v1.1.json (v1.1); 2 left out: no answer in its context`."""
@@ -97,7 +99,7 @@ class Squad(Split):
     max_query: int = 64
 
     def read(self, setting: str, training: bool, like: Any | None = None) -> Questions:
-        return read(self.where, self.version, setting, training)
+        return read(self, self.version, setting, training)
 
     def read_unlabelled(self, path: str, setting: str) -> Questions:
         return read_unlabelled(path, self.version, setting)
@@ -127,7 +129,7 @@ def read(table: TableConfig, version: str, setting: str, training: bool) -> Ques
         )
     questions: list[Question] = []
     left_out: Counter[str] = Counter()
-    moved = lost = 0
+    moved = 0
     for place, record in _records(table, setting, files):
         try:
             question, elsewhere = _question(record, training)
@@ -138,7 +140,6 @@ def read(table: TableConfig, version: str, setting: str, training: bool) -> Ques
             continue
         questions.append(question)
         moved += elsewhere
-        lost += bool(question.answers) and question.place is None
     if not questions:
         reasons = reasons_listed(left_out, "left out") or "; it is empty"
         raise SettingError(f"{setting}: {describe(table, files)} has not one question to use{reasons}; check the files")
@@ -148,7 +149,7 @@ def read(table: TableConfig, version: str, setting: str, training: bool) -> Ques
             f"{setting}: {unanswered:,} of {len(questions):,} questions have no answer, which only version 2.0 has; "
             "set the version to 2.0, or give other files"
         )
-    return Questions(describe(table, files), version, tuple(questions), moved, left_out, lost)
+    return Questions(describe(table, files), version, tuple(questions), moved, left_out)
 
 
 def read_unlabelled(path: str, version: str, setting: str) -> Questions:
@@ -245,6 +246,8 @@ def _question(record: Record, training: bool) -> tuple[Question, int]:
     for name, text in (("context", context), ("question", question)):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"no {name}")
+        if not readers.has_utf8(text):
+            raise ValueError(f"half a surrogate pair in its {name}")
     if not isinstance(records, list) or not all(isinstance(answer, dict) for answer in records):
         raise ValueError("its answers are no list of texts with their places")
     if not all(isinstance(answer.get("text"), str) for answer in records):

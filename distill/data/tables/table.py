@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from distill.data.readers import has_utf8
-from distill.data.tables import LabelledTexts, RowsConfig, Split, TableConfig, describe, find_split, find_unlabelled
+from distill.data.tables import LabelledTexts, Split, TableConfig, describe, find_split, find_unlabelled
 from distill.data.tables._rows import SUFFIXES, Columns, collect, read_rows
 from distill.data.tables._unlabelled import TEXT_SUFFIXES, unlabelled_texts
 from distill.runtime.errors import SettingError
@@ -17,8 +17,8 @@ LARGEST = 1e15  # of a value: the squared error of a batch has to be a number in
 
 
 @dataclass
-class ColumnsConfig:
-    """What the columns of a table hold.
+class Table(Split):
+    """One split of a table of the user's.
 
     `text`: the column of the text. `second`: the column of the other text, where the examples are pairs. `label`: the
     column of the class or value. `regression`: whether the label is a value and not the name of a class. `quotes`:
@@ -31,16 +31,46 @@ class ColumnsConfig:
     regression: bool = False
     quotes: bool | None = None
 
-
-@dataclass
-class Table(ColumnsConfig, Split):
-    """One split of a table of the user's."""
-
     measures: ClassVar[tuple[str, ...]] = ()  # those for classes, or for values
 
     def read(self, setting: str, training: bool, like: Any | None = None) -> LabelledTexts:
-        classes = None if like is None else like.classes or None
-        return read(self, self.where, setting, setting, training, classes)
+        """As of every split.
+
+        Where no training names the classes, those that the Hub data set numbers keep their numbers, which its teachers
+        have learned; else they are sorted.
+        """
+        files = find_split(self, setting, SUFFIXES)
+        columns = Columns(self.text, self.second, self.label, setting)
+        columns.check()
+        table: TableConfig = self
+        classes: tuple[str, ...] | None = None if like is None else like.classes or None
+        if not files:
+            held = self.rows(setting)
+            table = TableInMemory(hub=self.hub, subset=self.subset, split=self.split, held=held)
+            numbered = getattr(held.features.get(self.label), "names", None) or ()
+            classes = classes or tuple(name.strip() for name in numbered) or None
+        rows = read_rows(table, setting, files, columns.fields, quotes=self.quotes)
+        collected = collect(rows, columns, lambda value: self._label(value, classes), training)
+        if self.regression:
+            labels, classes = np.array(collected.labels, np.float64), ()
+        else:
+            classes = classes or _sorted(collected.labels, f"{setting}.label={self.label}", setting, training)
+            numbers = {name: number for number, name in enumerate(classes)}
+            labels = np.array([numbers[name] for name in collected.labels], np.int64)
+        name = describe(self, files)
+        return LabelledTexts(name, collected.first, collected.second, labels, classes, collected.left_out)
+
+    def _label(self, value: Any, classes: tuple[str, ...] | None) -> float | str:
+        """The label in a field. Raises ValueError with the reason where it is none, or none of these classes."""
+        if self.regression:
+            return number(value)
+        name = class_of(value)
+        if classes is None or name in classes:
+            return name
+        alike = [one for one in classes if one.lower() == name.lower()]
+        if len(alike) != 1:
+            raise ValueError(f"its class {name} is none of training's ({', '.join(classes)})")
+        return alike[0]
 
     def read_unlabelled(self, path: str, setting: str) -> LabelledTexts:
         columns = Columns(self.text, self.second, None, "corpus")
@@ -48,52 +78,14 @@ class Table(ColumnsConfig, Split):
         return unlabelled_texts(files, setting, columns, quotes=self.quotes)
 
 
-def read(
-    columns: ColumnsConfig,
-    table: TableConfig,
-    columns_setting: str,
-    setting: str,
-    training: bool,
-    classes: tuple[str, ...] | None = None,
-) -> LabelledTexts:
-    """The examples of a split.
+@dataclass
+class TableInMemory(Table):
+    """The rows of a `datasets.Dataset`; `hub` is what names them in messages."""
 
-    Args:
-        columns_setting: what error lines call `columns`.
-        setting: what error lines call `table`.
-        training: leave rows out that cannot be used, and count them; else each of them is an error.
-        classes: those of the training examples, where these are others; None: those that the Hub data set numbers, so
-            that they keep the numbers that its teachers have learned, else the classes that occur, sorted.
+    held: Any = None
 
-    Raises:
-        SettingError: there are no such examples or columns, or a row cannot be used and `training` is false.
-    """
-    files = find_split(table, setting, SUFFIXES)
-    names = Columns(columns.text, columns.second, columns.label, columns_setting)
-    names.check()
-    if not files:
-        table = RowsConfig(None, table.hub, table.subset, table.split, table.rows(setting))
-        numbered = getattr(table.held.features.get(columns.label), "names", None) or ()
-        classes = classes or tuple(name.strip() for name in numbered) or None
-    rows = read_rows(table, setting, files, names.fields, quotes=columns.quotes)
-    allowed = None if classes is None else set(classes)
-
-    def parse(value: Any) -> float | str:
-        if columns.regression:
-            return number(value)
-        name = class_of(value)
-        if allowed is not None and name not in allowed:
-            raise ValueError(f"its class {name} is none of training's ({', '.join(classes or ())})")
-        return name
-
-    collected = collect(rows, names, parse, training)
-    if columns.regression:
-        labels, classes = np.array(collected.labels, np.float64), ()
-    else:
-        classes = classes or _sorted(collected.labels, columns, columns_setting)
-        numbers = {name: number for number, name in enumerate(classes)}
-        labels = np.array([numbers[name] for name in collected.labels], np.int64)
-    return LabelledTexts(describe(table, files), collected.first, collected.second, labels, classes, collected.left_out)
+    def rows(self, setting: str) -> Any:
+        return self.held
 
 
 def number(value: Any) -> float:
@@ -104,6 +96,8 @@ def number(value: Any) -> float:
         parsed = float(value)
     except (TypeError, ValueError):
         raise ValueError("its label is no number") from None
+    except OverflowError:
+        parsed = math.inf
     if not math.isfinite(parsed):
         raise ValueError("its label is not finite")
     if abs(parsed) > LARGEST:
@@ -113,6 +107,8 @@ def number(value: Any) -> float:
 
 def class_of(value: Any) -> str:
     """The name of the class in a field, the same for 1, 1.0 and "1". Raises ValueError where there is none."""
+    if isinstance(value, list | dict):
+        raise ValueError("several labels, where one class is learnt")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     name = "" if value is None or value != value else str(value).strip()
@@ -123,18 +119,15 @@ def class_of(value: Any) -> str:
     return name
 
 
-def _sorted(names: list[str], columns: ColumnsConfig, setting: str) -> tuple[str, ...]:
+def _sorted(names: list[str], label: str, setting: str, training: bool) -> tuple[str, ...]:
     """The classes that occur: by their value where all are whole numbers, else by name."""
     classes = set(names)
-    if len(classes) < 2:
-        raise SettingError(
-            f"{setting}.label={columns.label}: its only class is {classes.pop()}; two are needed to learn"
-        )
+    if training and len(classes) < 2:
+        raise SettingError(f"{label}: its only class is {classes.pop()}; two are needed to learn")
     if all(re.fullmatch(r"-?\d+", name) for name in classes):
         return tuple(sorted(classes, key=lambda name: (int(name), name)))
     if all(re.fullmatch(r"-?\d*\.?\d+([eE][-+]?\d+)?", name) for name in classes):
         raise SettingError(
-            f"{setting}.label={columns.label}: it holds numbers such as {min(classes)}, not classes; set "
-            f"{setting}.regression=true"
+            f"{label}: it holds numbers such as {min(classes)}, not classes; set {setting}.regression=true"
         )
     return tuple(sorted(classes))

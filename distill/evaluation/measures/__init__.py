@@ -138,7 +138,7 @@ class Pass(ABC):
         user_measures: those of `evaluate.measures` that read it too.
         unit: of what `size` counts.
         by_sequence: whether each sequence has losses of its own in its first measure.
-        keeps: whether its head rows are those that agreement reads.
+        keeps_head_rows: whether its head rows are those that agreement reads.
     """
 
     measures: tuple[Measure, ...]

@@ -13,6 +13,7 @@ import numpy as np
 
 from distill.data.span_windows import NO_ANSWER, SpanWindows
 from distill.data.tables.squad import Questions
+from distill.evaluation.sets import NotFinite
 
 AT_ONCE = 512  # windows whose pairs of positions exist at once
 
@@ -73,7 +74,8 @@ def find_answers(
         starts, ends: [W, S] logits of an answer's first and last token.
 
     Raises:
-        ValueError: a logit that counts is not finite, or the shapes do not fit.
+        NotFinite: a logit that counts is not finite.
+        ValueError: the shapes do not fit.
     """
     if starts.shape != windows.sequences.shape or ends.shape != windows.sequences.shape:
         raise ValueError(
@@ -98,7 +100,7 @@ def _pairs(windows: SpanWindows, starts: np.ndarray, ends: np.ndarray, settings:
         start, end = starts[some].astype(np.float64), ends[some].astype(np.float64)
         null = start[:, NO_ANSWER] + end[:, NO_ANSWER]
         if not (np.isfinite(start[solid]).all() and np.isfinite(end[solid]).all() and np.isfinite(null).all()):
-            raise ValueError("the model's logits are not finite: no answer can be read from them")
+            raise NotFinite("the model's logits are not finite: no answer can be read from them")
         begin_at, begin_score = _best(start, solid & context.fullest[some], settings.n_best)
         end_at, end_score = _best(end, solid, settings.n_best)
         length = end_at[:, None, :] - begin_at[:, :, None] + 1  # [w, K, K]

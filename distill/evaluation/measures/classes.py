@@ -11,7 +11,7 @@ import torch
 
 from distill.data.class_sequences import ClassSequences
 from distill.data.tables import LabelledTexts
-from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.sets import EvaluationSet, NotFinite
 
 CORRELATIONS = ("matthews", "pearson", "spearman")
 OF_TABLES = {True: ("accuracy", "macro_f1"), False: ("pearson", "spearman")}  # whether it has classes -> its measures
@@ -24,21 +24,29 @@ class ClassSet(EvaluationSet):
     labels: np.ndarray  # [N] int64 numbers of classes, or float64 values
     classes: tuple[str, ...]  # none where values are predicted
     measures: tuple[str, ...]
+    detects_first: bool = False  # whether F1 is of class 0, as another task or model numbers them, and not of class 1
+
+    def measure(self, name: str, predicted: np.ndarray) -> float:
+        """A measure of predicted classes or values [N], in percent."""
+        if self.detects_first:
+            return measure(name, 1 - predicted, 1 - self.labels)
+        return measure(name, predicted, self.labels)
 
     def scores(self, outputs: np.ndarray) -> dict[str, float]:
         """Its measures by name, for a model's outputs [N, C], or [N] or [N, 1] where values are predicted.
 
         Raises:
-            ValueError: an output is not finite, or the shapes do not fit.
+            NotFinite: an output is not finite.
+            ValueError: the shapes do not fit.
         """
         if not np.isfinite(outputs).all():
-            raise ValueError("the model's outputs are not finite: nothing can be read from them")
+            raise NotFinite("the model's outputs are not finite: nothing can be read from them")
         if len(outputs) != len(self.labels) or (self.classes and outputs.shape[1:] != (len(self.classes),)):
             raise ValueError(
                 f"outputs of shape {outputs.shape} for {len(self.labels)} texts of {len(self.classes)} classes"
             )
         predicted = outputs.argmax(1) if self.classes else outputs.reshape(len(self.labels)).astype(np.float64)
-        return {name: measure(name, predicted, self.labels) for name in self.measures}
+        return {name: self.measure(name, predicted) for name in self.measures}
 
 
 def class_set(name: str, texts: LabelledTexts, sequences: ClassSequences, measures: Sequence[str] = ()) -> ClassSet:
@@ -61,7 +69,7 @@ def impossible_measures(data: ClassSet) -> list[str]:
     So it is with a correlation where all labels are the same, and with F1 where no example is of the class that is to
     be detected. Of one text alone, however often it is there, a model predicts one thing, and that has no correlation.
     """
-    by_labels = [name for name in data.measures if not measure(name, data.labels, data.labels) > 0]
+    by_labels = [name for name in data.measures if not data.measure(name, data.labels) > 0]
     is_one_text = bool((data.sequences == data.sequences[0]).all())
     return [name for name in data.measures if name in by_labels or (is_one_text and name in CORRELATIONS)]
 

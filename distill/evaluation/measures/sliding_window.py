@@ -94,16 +94,16 @@ class WindowPass(TokenPass):
 
     def num_positions(self, data: EvaluationSet) -> int:
         windows = [window for row in range(data.num_sequences) for window in self.windows(data, row)]
-        return sum(int(_scored(self._collate(data, [window]), [window]).sum()) for window in windows)
+        return sum(int(_scored(self._collate([window]), [window]).sum()) for window in windows)
 
     def has_positions(self, data: EvaluationSet) -> bool:
         windows = (window for row in range(data.num_sequences) for window in self.windows(data, row))
-        return any(_scored(self._collate(data, [window]), [window]).any() for window in windows)
+        return any(_scored(self._collate([window]), [window]).any() for window in windows)
 
     def parts(self, model: LanguageModel, data: EvaluationSet, on_progress: ProgressCallback) -> Iterator[Part]:
         device = self.scoring.ranks.device
         for windows in self._batches(data, on_progress):
-            batch = self._collate(data, windows)
+            batch = self._collate(windows)
             scored = torch.from_numpy(_scored(batch, windows))  # chosen here: a device would have to be waited for
             positions, targets = (part[scored].to(device) for part in batch.targets)
             batch = batch.to(device)
@@ -146,7 +146,7 @@ class WindowPass(TokenPass):
                 pending = pending[self.scoring.settings.batch_size :]
             on_progress(1)
 
-    def _collate(self, data: EvaluationSet, windows: list[Window]) -> Batch:
+    def _collate(self, windows: list[Window]) -> Batch:
         ids = np.full((len(windows), max(len(window.ids) for window in windows)), self.collator.pad_id, np.int64)
         for row, window in zip(ids, windows, strict=True):
             row[: len(window.ids)] = window.ids

@@ -3,12 +3,11 @@
 All scores are percentages of the questions of a set.
 """
 
-import math
 import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,45 +20,12 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)  # that of ASCII alone, as officially
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """The best score over all null thresholds, chosen on the very set that is scored, as published scores are."""
-
-    score: float
-    threshold: float  # questions whose `null_odds` are above it stay unanswered
-
-
-@dataclass(frozen=True)
-class SquadScores:
-    """The scores of a set. Those of the second group are of v2.0 alone."""
-
-    exact: float
-    f1: float
-
-    has_answer_exact: float | None = None  # over the questions that have an answer
-    has_answer_f1: float | None = None
-    no_answer_exact: float | None = None  # over those that have none: the share that is left unanswered
-    best_exact: Tuned | None = None
-    best_f1: Tuned | None = None
-
-    def by_name(self) -> dict[str, float]:
-        """All that there are; `best_f1` is tuned, `best_f1_threshold` its threshold."""
-        scores: dict[str, float] = {}
-        for name, value in vars(self).items():
-            if isinstance(value, Tuned):
-                scores |= {name: value.score, f"{name}_threshold": value.threshold}
-            elif value is not None:
-                scores[name] = value
-        return scores
-
-
 @dataclass(frozen=True, kw_only=True)
 class SquadSet(EvaluationSet):
     """An evaluation set of questions: its `sequences` are windows, and the rest is what their scores need."""
 
     questions: Questions
     windows: SpanWindows
-    settings: AnswerConfig = field(default_factory=AnswerConfig)
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -71,22 +37,13 @@ class SquadSet(EvaluationSet):
         return ("f1", "exact", "best_f1", "best_exact", *parts)
 
     def scores(self, outputs: np.ndarray) -> dict[str, float]:
-        """Its scores by name, for the logits of first and last tokens [W, S, 2]."""
-        return self.score(outputs[..., 0], outputs[..., 1], self.settings).by_name()
-
-    def answers(self, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig) -> list[Answered]:
-        """The answers of a model with these logits [W, S] to each question."""
-        return find_answers(self.questions, self.windows, starts, ends, settings)
-
-    def score(
-        self, starts: np.ndarray, ends: np.ndarray, settings: AnswerConfig, null_threshold: float = 0.0
-    ) -> SquadScores:
-        """The scores of a model with these logits [W, S]; `null_threshold` is that of v2.0's untuned scores.
+        """Its scores by name, for the logits of first and last tokens [W, S, 2].
 
         Raises:
-            ValueError: a logit that counts is not finite.
+            NotFinite: a logit that counts is not finite.
         """
-        return score(self.questions, self.answers(starts, ends, settings), null_threshold)
+        answered = find_answers(self.questions, self.windows, outputs[..., 0], outputs[..., 1], AnswerConfig())
+        return score(self.questions, answered)
 
 
 def squad_set(name: str, questions: Questions, windows: SpanWindows) -> SquadSet:
@@ -96,32 +53,39 @@ def squad_set(name: str, questions: Questions, windows: SpanWindows) -> SquadSet
     return SquadSet(name, questions.describe(), windows.sequences, contexts, questions=questions, windows=windows)
 
 
-def score(questions: Questions, answered: Sequence[Answered], null_threshold: float = 0.0) -> SquadScores:
-    """The scores of a model's answers to each of the questions, in their order.
+def score(questions: Questions, answered: Sequence[Answered]) -> dict[str, float]:
+    """The scores of a model's answers to each of the questions, in their order, by name.
 
-    Of v1.1 the best answer counts. Of v2.0 a question whose `null_odds` are above the threshold stays unanswered, and
-    the best thresholds for exact match and for F1 are reported too.
+    Of v1.1 the best answer counts. Of v2.0 a question whose `null_odds` are above 0 stays unanswered; `best_exact` and
+    `best_f1` have the threshold that is best on this very set, as published scores have.
     """
     texts = [answer.text for answer in answered]
     if questions.version == "1.1":
         return score_texts(questions, texts)
     odds = np.array([answer.null_odds for answer in answered])
-    plain = score_texts(questions, [text if o <= null_threshold else "" for text, o in zip(texts, odds, strict=True)])
+    scores = score_texts(questions, [text if o <= 0 else "" for text, o in zip(texts, odds, strict=True)])
     answered_scores, unanswered_scores = raw_scores(questions, texts), raw_scores(questions, [""] * len(texts))
     best = [tune(answered_scores[:, column], unanswered_scores[:, column], odds) for column in (0, 1)]
-    return SquadScores(**{**vars(plain), "best_exact": best[0], "best_f1": best[1]})
+    return {**scores, "best_exact": best[0], "best_f1": best[1]}
 
 
-def score_texts(questions: Questions, texts: Sequence[str]) -> SquadScores:
-    """The scores of one text for each question, in their order; of v2.0 an empty one means that it has no answer."""
-    scores = 100.0 * raw_scores(questions, texts)
-    exact, f1 = scores.mean(0).tolist()
+def score_texts(questions: Questions, texts: Sequence[str]) -> dict[str, float]:
+    """`exact` and `f1` of one text for each question, in their order; of v2.0 an empty one says that it has no answer.
+
+    Of v2.0 also `has_answer_f1`, of the questions that have an answer, and `no_answer_exact`, the share of the others
+    that is left unanswered, as far as there are such questions.
+    """
+    percent = 100.0 * raw_scores(questions, texts)
+    exact, f1 = percent.mean(0).tolist()
+    scores: dict[str, float] = {"exact": exact, "f1": f1}
     if questions.version == "1.1":
-        return SquadScores(exact, f1)
+        return scores
     has = np.array([bool(question.answers) for question in questions.questions])
-    has_exact, has_f1 = scores[has].mean(0).tolist() if has.any() else (None, None)
-    without = float(scores[~has, 0].mean()) if not has.all() else None
-    return SquadScores(exact, f1, has_exact, has_f1, without)
+    if has.any():
+        scores["has_answer_f1"] = percent[has].mean(0).tolist()[1]
+    if not has.all():
+        scores["no_answer_exact"] = float(percent[~has, 0].mean())
+    return scores
 
 
 def raw_scores(questions: Questions, texts: Sequence[str]) -> np.ndarray:
@@ -154,11 +118,11 @@ def _f1(predicted: str, right: str, version: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def tune(answered_scores: np.ndarray, unanswered_scores: np.ndarray, odds: np.ndarray) -> Tuned:
-    """The threshold with the best mean score, the lowest of several.
+def tune(answered_scores: np.ndarray, unanswered_scores: np.ndarray, odds: np.ndarray) -> float:
+    """The best mean score in percent over all thresholds; questions whose `null_odds` are above it stay unanswered.
 
-    Every score here is one that `score` gives with its threshold. The official script walks through questions of equal
-    odds too, and may report a score that no threshold has; where all odds differ, it gives the same.
+    Every score here is one that some threshold gives. The official script walks through questions of equal odds too,
+    and may report a score that no threshold has; where all odds differ, it gives the same.
 
     Args:
         answered_scores, unanswered_scores: [N] scores from 0 to 1 of each question with its answer, and without.
@@ -168,7 +132,4 @@ def tune(answered_scores: np.ndarray, unanswered_scores: np.ndarray, odds: np.nd
     odds, gains = odds[order], (answered_scores - unanswered_scores)[order]
     total = unanswered_scores.sum() + np.append(0.0, np.cumsum(gains))  # with the first 0, 1, ... N questions answered
     possible = np.append(True, np.append(odds[1:] != odds[:-1], np.isfinite(odds[-1])))
-    best = int(np.where(possible, total, -np.inf).argmax())
-    # Below all odds nothing is answered; the scores have to be JSON, which has no infinity.
-    threshold = odds[best - 1] if best else math.nextafter(odds[0], -math.inf) if np.isfinite(odds[0]) else 0.0
-    return Tuned(100.0 * float(total[best]) / len(odds), float(threshold))
+    return 100.0 * float(total[possible].max()) / len(odds)

@@ -3,6 +3,7 @@
 Shapes: N sequences of a set, S positions.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from distill.evaluation.measures.classes import ClassSet
 from distill.evaluation.measures.over_ranks import compute_metric, sum_exchange
 from distill.evaluation.measures.squad import SquadSet
 from distill.evaluation.measures.users import UserMeasures, refuse_measures
-from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.sets import EvaluationSet, NotFinite
 from distill.models.language_model import LanguageModel, OutputSpec
 
 TITLES = {
@@ -54,8 +55,11 @@ class TableScores(Metric):
             self.outputs[numbers, : logits.shape[1]] = logits.float()  # batches are cut to the longest sequence
 
     def compute(self) -> dict[str, float]:
-        """The measures of the set by name, in percent."""
-        scores = self.data.scores(self.outputs.cpu().numpy())
+        """The measures of the set by name, in percent; nan where outputs are not finite, as after a divergence."""
+        try:
+            scores = self.data.scores(self.outputs.cpu().numpy())
+        except NotFinite:
+            return dict.fromkeys(self.data.measures, math.nan)
         return {name: scores[name] for name in self.data.measures}
 
 

@@ -17,7 +17,7 @@ from distill.distributed import Ranks
 from distill.evaluation.measures import Measure
 from distill.evaluation.measures.over_ranks import compute_metric, gather_exchange
 from distill.runtime.errors import SettingError, first_line
-from distill.runtime.users_code import MISTAKES, mistake
+from distill.runtime.users_code import MISTAKES, mistake, naming_mistakes
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -88,12 +88,16 @@ class UserMeasures:
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Add the logits [N, V] and targets [N] of N positions."""
-        for bound in self._metrics.values() if len(targets) else ():
-            bound.update(logits, targets)
+        for name, bound in self._metrics.items() if len(targets) else ():
+            with naming_mistakes(f"evaluate.measures.{name}: update() of {type(bound.metric).__name__}", bound.metric):
+                bound.update(logits, targets)
 
     def compute(self, set_name: str) -> dict[str, float]:
         """Values by name, over all ranks, which all call this; one that is no number is logged with the set's name."""
-        values = {name: float(compute_metric(bound.metric)) for name, bound in self._metrics.items()}
+        values: dict[str, float] = {}
+        for name, bound in self._metrics.items():
+            with naming_mistakes(f"evaluate.measures.{name}: compute() of {type(bound.metric).__name__}", bound.metric):
+                values[name] = float(compute_metric(bound.metric))
         for name, value in values.items():
             if not math.isfinite(value):
                 logger.warning(f"evaluate.measures.{name}: it gives {value} on {set_name}, so there is no score of it")

@@ -30,29 +30,22 @@ _streams = _Streams()
 
 
 @contextmanager
-def keyed_by_sequence(keys: Sequence[int]) -> Iterator[None]:
-    """While it is open, one forward of a micro-batch of sequences with these keys [B] draws from their streams."""
-    _streams.keys, _streams.calls = keys, 0
-    try:
-        yield
-    finally:
-        _streams.keys = ()
+def keyed_by_sequence(keys: Sequence[int], calls: int = 0) -> Iterator[None]:
+    """While it is open, one forward of a micro-batch of sequences with these keys [B] draws from their streams.
 
-
-def repeated() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """For torch's checkpoint: a context of what is computed now, and one in which its dropouts draw the same again."""
-    return nullcontext(), _drawing(_streams.keys, _streams.calls)
-
-
-@contextmanager
-def _drawing(keys: Sequence[int], calls: int) -> Iterator[None]:
-    """While it is open dropouts draw from the streams of these keys, as if so many had drawn already."""
+    `calls`: how many dropouts have drawn from them already.
+    """
     before = _streams.keys, _streams.calls
     _streams.keys, _streams.calls = keys, calls
     try:
         yield
     finally:
         _streams.keys, _streams.calls = before
+
+
+def repeated() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """For torch's checkpoint: a context of what is computed now, and one in which its dropouts draw the same again."""
+    return nullcontext(), keyed_by_sequence(_streams.keys, _streams.calls)
 
 
 def replace_dropout(student: Any) -> None:

@@ -3,7 +3,7 @@
 import math
 from enum import Enum
 
-from distill.objective.terms import ALL, TARGETS, VocabularyTerm
+from distill.objective.terms import ALL, TARGETS, Term, VocabularyTerm
 
 
 class SoftPositions(Enum):
@@ -19,6 +19,21 @@ def where(positions: SoftPositions) -> str:
     return ALL if positions is SoftPositions.all else TARGETS
 
 
+def checked(temperature: float) -> float:
+    """Raises ValueError for what logits cannot be divided by."""
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature={temperature} must be above 0 and finite")
+    return temperature
+
+
+class SoftHead(Term):
+    """A loss between the distributions of the two models' heads for a task, at one temperature."""
+
+    def __init__(self, temperature: float) -> None:
+        """`temperature`: the number by which the logits of both models are divided."""
+        self.temperature = checked(temperature)
+
+
 class TeacherDistribution(VocabularyTerm):
     """A loss between the distributions of student and teacher at one temperature, which its own class computes."""
 
@@ -26,7 +41,5 @@ class TeacherDistribution(VocabularyTerm):
         """`temperature`: the number by which the logits of both models are divided. `positions`: all that are not
         padding, or those with a token to predict (masked or targets).
         """
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature={temperature} must be above 0 and finite")
-        self.temperature = temperature
+        self.temperature = checked(temperature)
         self.positions = where(positions)

@@ -5,11 +5,11 @@ from torch import Tensor
 from distill.data.batch import Batch
 from distill.models.language_model import Outputs, OutputSpec
 from distill.objective import losses
-from distill.objective.terms import Term
+from distill.objective.terms._distributions import SoftHead
 from distill.teacher.output import TeacherOutput
 
 
-class SoftClasses(Term):
+class SoftClasses(SoftHead):
     """T^2 KL(teacher || student) over the classes of each sequence (Hinton et al. 2015); of values the squared error.
 
     The teacher may be all there is: sequences without a class count too.
@@ -17,10 +17,6 @@ class SoftClasses(Term):
 
     title = "Soft class"
     student_reads = teacher_reads = OutputSpec(extra=("class",))
-
-    def __init__(self, temperature: float) -> None:
-        """`temperature`: the number by which the logits of both models are divided."""
-        self.temperature = temperature
 
     def count(self, batch: Batch) -> int:
         return len(batch.ids)

@@ -5,20 +5,16 @@ from torch import Tensor
 from distill.data.batch import Batch
 from distill.models.language_model import Outputs, OutputSpec
 from distill.objective import losses
-from distill.objective.terms import Term
+from distill.objective.terms._distributions import SoftHead
 from distill.teacher.output import TeacherOutput
 
 
-class SoftSop(Term):
+class SoftSop(SoftHead):
     """T^2 KL(teacher || student) of the order of each sequence's segments, both at temperature T; see `losses.soft`."""
 
     title = "Soft order of segments"
     task = "sop"
     student_reads = teacher_reads = OutputSpec(extra=("sop",))
-
-    def __init__(self, temperature: float) -> None:
-        """`temperature`: the number by which the logits of both models are divided."""
-        self.temperature = temperature
 
     def count(self, batch: Batch) -> int:
         return len(batch.labels["sop"].targets)

@@ -37,6 +37,7 @@ REASONS = (
     "evaluate.stride",
 )
 OF_TEACHERS = re.compile(r"teacher\.(digest|members|members\.\w+\.(digest|weight))")
+KIND = re.compile(r"evaluate\.sources\.\w+\.kind")
 OF_TEXT = ("bits_per_byte", "order_accuracy", GAP_CLOSED)  # measures of a text that no vocabulary changes
 OF_CONTEXT = ("perplexity", "bits_per_byte")  # measures of a text, whose tokens have more before them at a small stride
 
@@ -63,6 +64,11 @@ class Comparison:
     def finished(self) -> list[Run]:
         return [run for run in self.runs if run.record is not None]
 
+    @property
+    def names(self) -> list[str]:
+        """Of the settings that differ."""
+        return [name for group in self.groups[:1] for name in group.values]
+
     def values(self, group: Group, column: Column, mark: str | None = "") -> list[float]:
         """The numbers of a group's runs, in the order of their seeds; of those with this mark alone (None: of all)."""
         marks = self.marks.get(column.name, {})
@@ -73,10 +79,10 @@ class Comparison:
         ]
         return [value for value in values if value is not None]
 
-    def mark(self, group: Group, column: Column) -> str:
-        """The mark of a group's numbers; groups have the same settings, and so nearly always one mark."""
+    def marks_of(self, group: Group, column: Column) -> list[str]:
+        """The marks of a group's numbers; groups have the same settings, and so nearly always one mark."""
         marks = self.marks.get(column.name, {})
-        return next((mark for run in group.finished if (mark := marks.get(str(run.folder), ""))), "")
+        return [*dict.fromkeys(marks.get(str(run.folder), "") for run in group.finished)]
 
     def best(self, column: Column) -> list[tuple[Group, list[float]]]:
         """The groups with numbers that can be compared, best mean first."""
@@ -160,7 +166,11 @@ def _scored(run: Run, record: Record, column: Column, of_vocabulary: bool) -> li
         # Another vocabulary cuts a text into other sequences, so that as many of them are other passages.
         is_text = any(measure in record.measures for measure in OF_VOCABULARY)
         facts += [data.sequences, *[str(run.vocabulary)] * is_text]
-    if column.data == "heldout":  # documents of the corpus
+    kinds = {"heldout": "heldout"} | {
+        name.split(".")[2]: kind for name, kind in run.settings.items() if KIND.fullmatch(name)
+    }
+    held_out = [name for name, kind in kinds.items() if kind == "heldout"]
+    if any(column.data == name or column.data.startswith(f"{name}_") for name in held_out):  # documents of the corpus
         facts += [corpus.name, corpus.documents, *[corpus.tokens] * of_vocabulary]
     return facts
 
@@ -175,4 +185,5 @@ def _baseline(run: Run, record: Record) -> list[Any]:
     """What a baseline learned by; its seed is the student's."""
     baseline = record.baseline or Baseline()
     rate = baseline.learning_rate if baseline.learning_rate is not None else run.settings.get("optimizer.lr")
-    return [baseline.steps, rate, baseline.remarks]
+    ends = [run.settings.get(name) for name in ("train.minutes", "train.patience")]  # whatever steps that gives
+    return [baseline.steps if ends == [None, None] else ends, rate, baseline.remarks]

@@ -7,9 +7,10 @@ from textwrap import shorten
 
 from distill.report.comparison.columns import Column
 from distill.report.comparison.comparison import Comparison
-from distill.report.comparison.groups import Group, is_number, shown
+from distill.report.comparison.groups import Group, shown
 from distill.report.figures import MODELS, SERIES, DotPanel, Line, Panel, Sheet, picture
 from distill.report.page import Picture
+from distill.report.words import is_number
 
 MAX_SERIES = 6  # lines in a panel
 MAX_PANELS = 9
@@ -59,10 +60,9 @@ def scattered_settings(comparison: Comparison) -> list[str]:
 
 def _numeric(comparison: Comparison) -> list[str]:
     groups = comparison.groups
-    names = list(groups[0].values) if groups else []
     return [
         name
-        for name in names
+        for name in comparison.names
         if all(is_number(group.values[name]) for group in groups) and len({group.values[name] for group in groups}) > 1
     ]
 

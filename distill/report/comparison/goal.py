@@ -6,7 +6,8 @@ from typing import Any
 
 from distill.config.settings import TrainConfig
 from distill.report.comparison.columns import Column, column_named, columns_of, scores_of
-from distill.runs.facts import Agreement, Best, Measure, Student, Training
+from distill.runs.against_baseline import GapClosed
+from distill.runs.facts import Agreement, Baseline, Best, Measure, Student, Training
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError
 
@@ -39,7 +40,9 @@ class Goal:
             )
         return cls(optimize, None if direction is None else str(getattr(direction, "name", direction)))
 
-    def check(self, measures: Iterable[Any], sets: Iterable[str], terms: Iterable[str], compares: bool) -> None:
+    def check(
+        self, measures: Iterable[Any], sets: Iterable[str], terms: Iterable[str], compares: bool, has_gap: bool
+    ) -> None:
         """Refuse a name that the results of a run will not have, before it is trained.
 
         Args:
@@ -47,14 +50,17 @@ class Goal:
             sets: names of the evaluation sets.
             terms: names of the loss terms.
             compares: whether the student is compared with its teacher.
+            has_gap: whether there are a teacher that is scored and a baseline.
 
         Raises:
             SettingError: no number has that name, or the search goes the wrong way.
         """
-        sets = list(sets)
+        measures, sets = list(measures), list(sets)
+        closed = {measure.name: {name: GapClosed(0.0) for name in sets} for measure in measures[:1]}
         self._column(
             replace(
                 _scored(measures, sets),
+                baseline=Baseline(gap_closed=closed) if has_gap else None,
                 agreement={name: Agreement(0.0, 0.0) for name in sets} if compares else None,
                 training=Training(final_loss=dict.fromkeys(["total", *terms], 0.0)),
             )

@@ -112,7 +112,3 @@ def _order(value: Any) -> tuple[int, float, list[Any]]:
     if isinstance(value, int | float):
         return 1, float(value), []
     return 2, 0.0, natural(value)
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -14,6 +14,7 @@ from distill.report.page import Table, Tiles
 from distill.report.words import NONE, count_of
 from distill.runs.facts import Model
 from distill.runs.record import Record
+from distill.runtime.progress import counted
 
 MAX_SETTINGS = 5  # that are columns of the tables; more have a table of their own
 MAX_BEST = 8  # sentences on the best groups
@@ -26,17 +27,12 @@ def summary(comparison: Comparison) -> str:
     sentences = ["1 run." if runs == 1 else f"{runs} runs, {finished} of them finished."]
     if groups:
         several = sum(len({run.seed for run in group.runs}) > 1 for group in groups)
-        text = f"{len(groups)} {_plural('combination', len(groups))} of settings"
+        text = f"{counted(len(groups), 'combination')} of settings"
         sentences.append(text + (f", {several} of them with several seeds." if several else "."))
-    names = [name for group in groups[:1] for name in group.values]
-    if names:
+    if names := comparison.names:
         more = f" and {len(names) - MAX_SETTINGS} more" if len(names) > MAX_SETTINGS else ""
         sentences.append(f"What differs: {', '.join(names[:MAX_SETTINGS])}{more}.")
     return " ".join(sentences)
-
-
-def _plural(noun: str, count: int) -> str:
-    return noun if count == 1 else f"{noun}s"
 
 
 def best_lines(comparison: Comparison) -> list[str]:
@@ -107,8 +103,7 @@ def costs_table(comparison: Comparison) -> Table:
 
 def settings_table(comparison: Comparison) -> Table:
     """The settings that differ, one a line, where they are too many for columns; else a table without rows."""
-    names = _names(comparison)
-    groups = comparison.groups
+    names, groups = comparison.names, comparison.groups
     if len(names) <= MAX_SETTINGS:
         return Table([])
     head = ["", *(group.runs[0].name for group in groups)]
@@ -122,12 +117,8 @@ def runs_table(comparison: Comparison) -> Table:
     return Table(["Run", "Seed", "Status"], rows, text=True)
 
 
-def _names(comparison: Comparison) -> list[str]:
-    return [name for group in comparison.groups[:1] for name in group.values]
-
-
 def _table(comparison: Comparison, columns: list[Column]) -> Table:
-    names = _names(comparison)
+    names = comparison.names
     of_settings = names if 0 < len(names) <= MAX_SETTINGS else []
     head = [*(of_settings or ["Run"]), "Seeds", *(column.label or column.group for column in columns)]
     groups: list[tuple[str, int]] = []
@@ -149,10 +140,12 @@ def _seeds(group: Group) -> str:
 
 
 def _cell(comparison: Comparison, group: Group, column: Column) -> str:
-    """The mean with the range, and the mark."""
-    mark = comparison.mark(group, column)
-    values = comparison.values(group, column, mark)
-    return f"{mean_and_range(values, column.form)}{mark and f' {mark}'}" if values else NONE
+    """The mean with the range, and the mark; of numbers with several marks each of these apart."""
+    by_mark = {mark: comparison.values(group, column, mark) for mark in comparison.marks_of(group, column)}
+    shown = (
+        f"{mean_and_range(values, column.form)}{mark and f' {mark}'}" for mark, values in by_mark.items() if values
+    )
+    return "; ".join(shown) or NONE
 
 
 def mean_and_range(values: list[float], form: Callable[[Any], str]) -> str:

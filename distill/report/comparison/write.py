@@ -19,6 +19,7 @@ from distill.report.comparison.tables import (
     summary,
 )
 from distill.report.page import Renewal, Section, Table
+from distill.runtime.errors import printable
 from distill.runtime.files import atomic, make_folder, refuse_overwriting
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is one to a spreadsheet
@@ -69,13 +70,13 @@ def sections_of(comparison: Comparison, folder: Path) -> list[Section]:
 
 
 def text_of(comparison: Comparison) -> str:
-    """The table of scores, and the runs that are not finished, for a terminal."""
+    """The table of scores, and the runs that are not finished, for a terminal, to which names send no commands."""
     parts = [summary(comparison)]
     if comparison.columns:
         table = scores_table(comparison)
         parts += [aligned(table), table.note]
     parts += [f"{run.name}: {run.status}" for run in comparison.runs if run.record is None]
-    return "\n".join(part for part in parts if part)
+    return "\n".join(printable(line) for part in parts if part for line in part.split("\n"))
 
 
 def aligned(table: Table) -> str:
@@ -110,12 +111,12 @@ def header_of(comparison: Comparison) -> list[str]:
     numbers = dict.fromkeys(
         column.name for run in comparison.finished if run.record for column in columns_of(run.record)
     )
-    return ["run", "status", "seed", *_settings_of(comparison), *numbers]
+    return ["run", "status", "seed", *comparison.names, *numbers]
 
 
 def records_of(comparison: Comparison) -> list[list[Any]]:
     """For each run its folder, status and seed, the settings that differ, and every number; None for what it lacks."""
-    names = _settings_of(comparison)
+    names = comparison.names
     settings = {str(run.folder): group.values for group in comparison.groups for run in group.runs}
     numbers = header_of(comparison)[3 + len(names) :]
     records = []
@@ -125,10 +126,6 @@ def records_of(comparison: Comparison) -> list[list[Any]]:
         about = [run.name, run.status, run.seed, *(values.get(name) for name in names)]
         records.append([*about, *(numbers_of_run.get(name) for name in numbers)])
     return records
-
-
-def _settings_of(comparison: Comparison) -> list[str]:
-    return [name for group in comparison.groups[:1] for name in group.values]
 
 
 def _write_csv(path: Path, comparison: Comparison) -> None:

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,43 +27,28 @@ COMPUTING = (TEACHER, FORWARD, BACKWARD)  # what a faster processor or a larger 
 Window = TypeVar("Window")
 
 
-class Watcher(Protocol):
-    """What the loop reports to while it runs."""
+class Watcher:
+    """What the loop reports to while it runs; this one times nothing."""
 
     @property
     def is_trial(self) -> bool:
         """Whether the run is for its profile alone, and leaves nothing else."""
-        ...
+        return False
 
     def enter(self, phase: str) -> str:
         """This phase begins; gives the one that it interrupts."""
-        ...
-
-    def watch(self, prepare: Callable[[int], Window]) -> Callable[[int], Window]:
-        """What prepares the window of a step, watched."""
-        ...
-
-    def end_step(self) -> bool:
-        """A step has ended; whether the run is to end with it."""
-        ...
-
-
-class Unprofiled:
-    """Times nothing."""
-
-    is_trial = False
-
-    def enter(self, phase: str) -> str:
         return OTHER
 
     def watch(self, prepare: Callable[[int], Window]) -> Callable[[int], Window]:
+        """What prepares the window of a step, watched."""
         return prepare
 
     def end_step(self) -> bool:
+        """A step has ended; whether the run is to end with it."""
         return False
 
 
-_in_force: Watcher = Unprofiled()
+_in_force = Watcher()
 
 
 def in_force() -> Watcher:

@@ -49,8 +49,3 @@ class RunProfile:
 
     ranks: list[RankProfile]
     settings: RunSettings
-
-    @classmethod
-    def of(cls, content: dict[str, Any]) -> Self:
-        """From what `asdict` made."""
-        return cls([RankProfile.of(rank) for rank in content["ranks"]], RunSettings(**content["settings"]))

@@ -9,13 +9,14 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
 from distill.config.watch import ProfileConfig
+from distill.distributed import Ranks
 from distill.runs.profile.loader import LoaderClock
-from distill.runs.profile.phases import PHASES, Window, phases_on, watched_by
+from distill.runs.profile.phases import PHASES, Watcher, Window, phases_on, watched_by
 from distill.runs.profile.record import RankProfile
 from distill.runs.profile.sampler import INTERVAL, Sampler
 
@@ -42,15 +43,11 @@ class Trace:
         self.steps = range(after, after + count) if steps else range(0)
         self._profiler: Any = None
 
-    @property
-    def on(self) -> bool:
-        return self._profiler is not None
-
     def before_step(self, number: int) -> None:
         """The step of this number, from 0, is about to begin: start or end where it is time."""
         if self.steps and number == self.steps.start:
             self._start()
-        elif self.on and number >= self.steps.stop:
+        elif self._profiler is not None and number >= self.steps.stop:
             self.stop()
 
     def stop(self) -> None:
@@ -74,20 +71,13 @@ class Trace:
         self._profiler.start()
 
 
-class Rank(Protocol):
-    """What is read of the ranks of a run."""
-
-    rank: int
-    device: torch.device
-
-
-class Recorder:
+class Recorder(Watcher):
     """The profile of one rank; a context in which the phases of its steps are timed and the machine is sampled.
 
     When it ends the rank's own record is written into its run folder, also where the training ended early.
     """
 
-    def __init__(self, settings: ProfileConfig, run_folder: Path, micro_batches: int, rank: Rank) -> None:
+    def __init__(self, settings: ProfileConfig, run_folder: Path, micro_batches: int, rank: Ranks) -> None:
         """`micro_batches`: of a step."""
         self.settings, self.folder, self._rank = settings, run_folder / FOLDER, rank
         trace_path = self.folder / f"trace-rank-{rank.rank}.json.gz"
