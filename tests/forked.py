@@ -124,11 +124,11 @@ def _become(
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
     os.chdir(program.folder)
-    from distill.distributed import ranks
+    from distill.distributed import processes
     from distill.report import figures
 
     # Ranks are forked from their launcher, which has imported the same.
-    ranks.subprocess = SimpleNamespace(Popen=start_rank)  # type: ignore[attr-defined]
+    processes.subprocess = SimpleNamespace(Popen=start_rank)  # type: ignore[assignment]
     figures.save_figure = undrawn.save_figure
     if change is not None:
         change()

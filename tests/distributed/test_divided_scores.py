@@ -53,6 +53,7 @@ from distill.runs.setup import blocks_of
 from distill.tasks import find_task
 from distill.teacher import build_cache
 from distill.teacher.cache import Cache
+from distill.teacher.layout import Layout
 
 NUM_ROWS = (16, 7, 2, 1)  # of the sets: 3 divides none of them, the last two have fewer rows than there are ranks
 PART = 5  # rows of a part of the cache: 23 rows are 5 parts, which neither 2 nor 3 ranks share evenly
@@ -124,7 +125,7 @@ def cached(ranks: Ranks, folder: Path) -> dict[str, str]:
     origin = {"vocabulary": VOCAB, "top_k": 6, "of": "a test"}
     folder.mkdir(parents=True, exist_ok=True)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    cache = SmallParts(folder, origin, offsets, False)
+    cache = SmallParts(folder, origin, offsets, Layout(6, 0, 1.0, VOCAB), False)
     teacher = divided(ranks, without_dropout("bert").requires_grad_(False))
 
     def positions(batch: Any) -> torch.Tensor:
