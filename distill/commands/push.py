@@ -75,21 +75,21 @@ def run(arguments: list[str]) -> None:
                     f"name={name}: this repository is private, and public=true is for a new one: make it public in its "
                     "settings on the Hub, or give another name"
                 )
-            changes: list[Any] = [CommitOperationAdd(place, file) for place, file in files.items()]
-            places = [file.rfilename for file in there.siblings or ()]
-            changes += [CommitOperationDelete(place) for place in stale_files(places, files)]
+            changes: list[Any] = [CommitOperationAdd(path, file) for path, file in files.items()]
+            present = [file.rfilename for file in there.siblings or ()]
+            changes += [CommitOperationDelete(path) for path in stale_files(present, files)]
             api.create_commit(name, changes, commit_message=message)
     print(made)
 
 
-def stale_files(places: Iterable[str], files: Container[str]) -> list[str]:
-    """Of the places in a repository those of files of an earlier student that `files` does not replace.
+def stale_files(paths: Iterable[str], files: Container[str]) -> list[str]:
+    """Of the files in a repository (`paths`) those of an earlier student that `files` does not replace.
 
     transformers would read some of them in place of the new ones.
     """
     from distill.models.export_folder import is_of_export
 
-    return [place for place in places if place not in files and (is_of_export(place) or place.startswith("onnx/"))]
+    return [path for path in paths if path not in files and (is_of_export(path) or path.startswith("onnx/"))]
 
 
 def by_name(arguments: list[str]) -> list[str]:

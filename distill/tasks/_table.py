@@ -38,9 +38,7 @@ class LabelledData:
     split: Split  # where they were read
     examples: Any  # the labelled ones
     unlabelled: Any | None = None  # those that a teacher labels, in the same form
-    is_learnt: bool = (
-        True  # False: models are only scored, and these are the examples of a set, which have the same form
-    )
+    is_learnt: bool = True  # False: examples of a set, on which models are only scored
 
     def describe(self) -> str:
         """In words, how many there are and where they come from."""

@@ -80,7 +80,8 @@ class Classes(TableTask):
         self, name: str, split: Glue | Table, examples: LabelledTexts, sequences: ClassSequences
     ) -> ClassSet:
         of_task = [one.lower() for one in split.task.classes] if isinstance(split, Glue) else []
-        classes, learnt = ([one.lower() for one in each.classes] for each in (examples, self.data.examples))
+        classes = [name.lower() for name in examples.classes]
+        learnt = [name.lower() for name in self.data.examples.classes]
         if classes != learnt or (of_task and len(classes) != len(of_task)):
             raise SettingError(
                 f"{_label_setting(f'evaluate.sources.{name}', split)}: {examples.describe()}, whose labels are "
