@@ -90,7 +90,7 @@ def test_only_the_door_knows_hydra() -> None:
 def test_files_and_functions_are_short_and_begin_with_their_job(path: Path) -> None:
     text = path.read_text()
     tree = ast.parse(text)
-    assert len(text.splitlines()) <= 400
+    assert len(text.splitlines()) <= 600
     first = (ast.get_docstring(tree) or "").partition("\n")[0]
     assert first.endswith((".", ":")) and len(first) > 15, first
     assert "util" not in path.name

@@ -14,12 +14,22 @@ def printable(text: str) -> str:
 
 
 class SettingError(ValueError):
-    """Bad input: the message is one line that names the setting, its value and the cure. Exit status 2."""
+    """Bad input: the message is one line that names the setting, its value and the cure. Exit status 2.
+
+    Args:
+        problem: what is wrong; without the other arguments, the whole line.
+        setting: the name as the command line has it, such as `train.steps`; "" where no single setting is at fault.
+        value: what it was set to; left out where the value says nothing.
+        cure: what to do, as an imperative.
+    """
 
     status = 2
 
-    def __init__(self, message: object = "") -> None:
-        super().__init__(printable(str(message)))
+    def __init__(self, problem: object = "", *, setting: str = "", value: object = None, cure: str = "") -> None:
+        subject = setting if value is None else f"{setting}={value}"
+        line = ": ".join(part for part in (subject if setting else "", str(problem)) if part)
+        super().__init__(printable("; ".join(part for part in (line, cure) if part)))
+        self.setting, self.value, self.cure = setting, value, cure
 
 
 class Damaged(SettingError):
