@@ -11,7 +11,7 @@ HELP = """
 usage: distill export model=MODEL [format=onnx] [input=FILE] [max_sequences=N] [overwrite=true]
 
 Write a student as onnx/model.onnx (fp32) and onnx/model_int8.onnx, with its configuration and tokenizer, and compare
-their size, latency and, of a language model, perplexity with torch's. It needs pip install 'distill[onnx]'.
+their size, latency and, of a language model, perplexity with torch's. It needs pip install 'distill-kd[onnx]'.
 
   model=MODEL      a run folder, or a folder with a model in the format of transformers
   format=onnx      the only one so far

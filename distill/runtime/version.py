@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-DISTRIBUTION = "distill"  # as pyproject.toml has it; the import and the command are `distill` whatever it is
+DISTRIBUTION = "distill-kd"  # as pyproject.toml has it; the import and the command are `distill`
 
 
 def pip_install(extra: str) -> str:

@@ -205,7 +205,7 @@ def test_a_missing_package_is_named(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert "onnxruntime" in (line := refused(capsys, f"model={run}")) and "pip install 'distill[onnx]'" in line
+    assert "onnxruntime" in (line := refused(capsys, f"model={run}")) and "pip install 'distill-kd[onnx]'" in line
 
 
 def test_a_file_that_computes_something_else_is_refused() -> None:

@@ -97,7 +97,7 @@ def test_a_sweeper_that_chooses_needs_a_number(tmp_path: Path, capsys: pytest.Ca
     assert distill("+recipe=smoke", "seed=0,1", *plugin) == 2
     (line,) = capsys.readouterr().err.splitlines()
     installed = find_spec("hydra_plugins") and find_spec("hydra_plugins.hydra_optuna_sweeper")
-    assert ("set optimize=perplexity" if installed else "pip install 'distill[search]'") in line
+    assert ("set optimize=perplexity" if installed else "pip install 'distill-kd[search]'") in line
     assert not (tmp_path / "sweep").exists()
 
 
