@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import commands_page
@@ -31,9 +32,15 @@ def on_files(files: Files, **_: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put in what is made from the code."""
-    return MARK.sub(lambda mark: MADE[mark[1]](), markdown)
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """Put in what is made from the code; a page with such a part is written as Markdown too, beside its HTML."""
+    whole = MARK.sub(lambda mark: MADE[mark[1]](), markdown)
+    if whole == markdown:
+        return markdown
+    path = Path(config.site_dir) / page.file.src_uri
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(whole, encoding="utf-8")
+    return f'{whole}\n\n<a href="{path.name}" download>This page as Markdown</a>\n'
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
