@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from distill.models.language_model import OutputSpec as OutputSpec
     from distill.models.loaded import LoadedModel as LoadedModel
     from distill.models.loaded import load_model as load_model
+    from distill.models.recorded_attention import QKV as QKV
     from distill.objective.terms import Term as Term
     from distill.objective.terms import VocabularyTerm as VocabularyTerm
     from distill.report.comparison.from_python import ComparedRuns as ComparedRuns
@@ -96,6 +97,7 @@ _PUBLIC = {
     "PrecisionConfig": "distill.config.settings",
     "ProfileConfig": "distill.config.settings",
     "PseudoPerplexityConfig": "distill.config.settings",
+    "QKV": "distill.models.recorded_attention",
     "RankLost": "distill.runtime.errors",
     "ReportConfig": "distill.config.settings",
     "RunResults": "distill.commands.api.run_results",

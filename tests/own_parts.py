@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from distill.data.batch import Batch
 from distill.models.language_model import Outputs, OutputSpec
 from distill.objective.terms import Term
-from distill.objective.terms.cosine import valid_rows
 from distill.teacher.output import TeacherOutput
 
 
@@ -31,8 +30,8 @@ class ProjectedHidden(Term):
         return batch.num_valid
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
-        own = valid_rows(student.hidden[self.student_layer], batch)
-        other = valid_rows(teacher.outputs.hidden[self.teacher_layer], batch)
+        own = batch.valid(student.hidden[self.student_layer])
+        other = batch.valid(teacher.outputs.hidden[self.teacher_layer])
         assert self.module is not None
         return (self.module(own) - other).square().mean(-1).sum()
 

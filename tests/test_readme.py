@@ -137,6 +137,18 @@ def test_a_loss_on_other_outputs(shelf: Shelf) -> None:
     assert line["loss/total"] == pytest.approx(parts, rel=1e-5)
 
 
+@pytest.mark.parametrize("part", ["hidden states", "attention"])
+def test_a_loss_on_inner_layers(part: str, shelf: Shelf) -> None:
+    found = section(f"A loss on {part}")
+    name = "hidden" if part == "hidden states" else part
+    Path(f"my_{name}_losses.py").write_text(found["python"])
+    run(found["sh"], *small_pair(shelf))
+    term = "layer_gap" if part == "hidden states" else "attention_gap"
+    line = metrics(Path("run"))[-1]
+    parts = 5 * line["loss/soft"] + 0.5 * line["loss/mlm"] + line["loss/cosine"] + line[f"loss/{term}"]
+    assert line["loss/total"] == pytest.approx(parts, rel=1e-5) and line[f"loss/{term}"] > 0
+
+
 @BOTH
 def test_a_source(page: Path) -> None:
     found = section("Add a source", page)

@@ -63,6 +63,11 @@ class Batch:
         """Non-padding positions."""
         return self.ids.numel() if self.valid_positions is None else len(self.valid_positions)
 
+    def valid(self, values: torch.Tensor) -> torch.Tensor:
+        """Values of all positions [B, S, ...], such as hidden states -> [num_valid, ...], without padding."""
+        rows = values.flatten(0, 1)
+        return rows if self.valid_positions is None else rows.index_select(0, self.valid_positions)
+
     def with_teacher_data(self, **tensors: torch.Tensor) -> "Batch":
         """A copy with this `teacher_data`."""
         return replace(self, teacher_data=tensors)

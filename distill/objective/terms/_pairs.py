@@ -12,7 +12,6 @@ from distill.models.language_model import LAST, Outputs, OutputSpec
 from distill.models.protocol import depth_of
 from distill.models.shapes import hidden_widths
 from distill.objective.terms import Term
-from distill.objective.terms.cosine import valid_rows
 from distill.teacher.output import TeacherOutput
 
 Pair = tuple[int, int]  # a layer of the student, one of the teacher
@@ -62,8 +61,8 @@ class HiddenPairs(PairsTerm):
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         sums = []
         for number, (layer, teacher_layer) in enumerate(self.pairs):
-            states = projected(self.module, number, at_least_fp32(valid_rows(student.hidden[layer], batch)))
-            teacher_states = at_least_fp32(valid_rows(teacher.outputs.hidden[teacher_layer], batch))
+            states = projected(self.module, number, at_least_fp32(batch.valid(student.hidden[layer])))
+            teacher_states = at_least_fp32(batch.valid(teacher.outputs.hidden[teacher_layer]))
             sums.append(self.losses(states, teacher_states).sum())
         return torch.stack(sums).sum()
 

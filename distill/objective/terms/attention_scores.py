@@ -11,7 +11,6 @@ from distill.models.language_model import Outputs, OutputSpec
 from distill.models.recorded_attention import QKV, visible_to_both
 from distill.models.shapes import attention_shapes
 from distill.objective.terms._pairs import PairsTerm, layer_pairs, sides
-from distill.objective.terms.cosine import valid_rows
 from distill.teacher.output import TeacherOutput
 
 
@@ -45,7 +44,7 @@ class AttentionScores(PairsTerm):
             mean_squared_error(student.qkv[block], teacher.outputs.qkv[teacher_block])
             for block, teacher_block in self.pairs
         ]
-        return torch.stack([valid_rows(error[..., None], batch).sum() for error in errors]).sum()
+        return torch.stack([batch.valid(error).sum() for error in errors]).sum()
 
 
 def mean_squared_error(student: QKV, teacher: QKV) -> Tensor:

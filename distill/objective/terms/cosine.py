@@ -41,14 +41,8 @@ class Cosine(Term):
         if self.positions != ALL:
             states = (target_rows(outputs.last_rows, batch) for outputs in (student, teacher.outputs))
         else:
-            states = (valid_rows(outputs.hidden[LAST], batch) for outputs in (student, teacher.outputs))
+            states = (batch.valid(outputs.hidden[LAST]) for outputs in (student, teacher.outputs))
         return losses.cosine(*states).sum()
-
-
-def valid_rows(hidden: Tensor, batch: Batch) -> Tensor:
-    """[B, S, H] -> [num_valid, H], without padding."""
-    rows = hidden.flatten(0, 1)
-    return rows if batch.valid_positions is None else rows.index_select(0, batch.valid_positions)
 
 
 def target_rows(last_rows: Tensor | None, batch: Batch) -> Tensor:

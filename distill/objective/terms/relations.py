@@ -14,7 +14,6 @@ from distill.models.recorded_attention import visible_to_both
 from distill.models.shapes import attention_shapes
 from distill.objective.terms import Term
 from distill.objective.terms._pairs import block_number
-from distill.objective.terms.cosine import valid_rows
 from distill.teacher.output import TeacherOutput
 
 
@@ -82,7 +81,7 @@ class Relations(Term):
             for name, weight in self.weights.items()
             if weight > 0
         ]
-        return valid_rows(torch.stack(parts).sum(0)[..., None], batch).sum()
+        return batch.valid(torch.stack(parts).sum(0)).sum()
 
 
 def divergence(student: Tensor, teacher: Tensor, heads: int, visible: Tensor | None) -> Tensor:
