@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from distill.runtime.version import __version__
 
-# `python -m distill.evaluate` and the like are in a folder of their own, as nobody imports them.
-__path__.append(f"{__path__[0]}/commands/doors")
-
 if TYPE_CHECKING:
     from distill.commands.api.distill import RunSettings as RunSettings
     from distill.commands.api.distill import distill as distill

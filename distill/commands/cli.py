@@ -101,14 +101,3 @@ def run_command(name: str, arguments: list[str], wants_help: bool = False) -> in
         return 0
     limit_spinning()
     return status_of(lambda: command.run(arguments))
-
-
-def door(module: str, name: str) -> None:
-    """Run the command `name` for a module that is one itself: `python -m distill.evaluate`.
-
-    Raises:
-        ImportError: the module is imported, where its name would hide the function of that name.
-    """
-    if module != "__main__":
-        raise ImportError(f"{module} is a command: run `python -m {module}`")
-    sys.exit(main([name, *sys.argv[1:]]))

@@ -32,6 +32,7 @@ that of `hf auth login`, or HF_TOKEN in the environment; it is no argument.
 """
 PLACES = ("run", "name")  # of the arguments that stand without a name
 REPORT = "report.html"
+OF_THE_HUB = {".gitattributes"}  # what a new repository holds, such as one whose upload broke off
 # By the status of the Hub's answer: what that means here, and the cure.
 ANSWERS = {
     401: "the Hub does not accept the token: run `hf auth login` again, or correct HF_TOKEN",
@@ -66,17 +67,19 @@ def run(arguments: list[str]) -> None:
         message = options.message or title_of_run(record)
         with naming_failures(options.name):
             name = options.name if "/" in options.name else f"{api.whoami()['name']}/{options.name}"
-            made = api.create_repo(name, private=not options.public, exist_ok=options.overwrite)
+            made = api.create_repo(name, private=not options.public, exist_ok=True)
             there = api.repo_info(name)
-            if options.overwrite and not options.public and not there.private:
+            present = [file.rfilename for file in there.siblings or ()]
+            if not options.overwrite and set(present) - OF_THE_HUB:
+                raise SettingError(ANSWERS[409], setting="name", value=name)
+            if not options.public and not there.private:
                 raise SettingError(f"name={name}: this repository is public: give public=true, or another name")
-            if options.overwrite and options.public and there.private:
+            if options.public and there.private:
                 raise SettingError(
                     f"name={name}: this repository is private, and public=true is for a new one: make it public in its "
                     "settings on the Hub, or give another name"
                 )
             changes: list[Any] = [CommitOperationAdd(path, file) for path, file in files.items()]
-            present = [file.rfilename for file in there.siblings or ()]
             changes += [CommitOperationDelete(path) for path in stale_files(present, files)]
             api.create_commit(name, changes, commit_message=message)
     print(made)

@@ -25,7 +25,7 @@ from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import Held, LoadedModel, as_loaded
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, raising_at_the_call
 
 METHODS = ("original", "within_word_l2r")
 
@@ -77,6 +77,7 @@ def score(
     device: str = ...,
 ) -> list[TextScore]: ...
 # fmt: on
+@raising_at_the_call
 def score(
     text: str | Sequence[str],
     model: Model,

@@ -24,7 +24,7 @@ from distill.models.load import (
 )
 from distill.models.modes import in_evaluation_mode
 from distill.runtime.bounded_yaml import read_settings
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, raising_at_the_call
 
 KINDS = (SPANS, CLASSES, CAUSAL, MASKED, ORDERED)
 Held = tuple[Any, PreTrainedTokenizerBase]  # a model of transformers in memory and its tokenizer
@@ -85,6 +85,7 @@ class LoadedModel:
         return f"{type(self.model).__name__}{origin}: {self.kind.noun}, {self.num_parameters:,} parameters"
 
 
+@raising_at_the_call
 def load_model(path: str | Path, device: str = "auto", setting: str = SETTING) -> LoadedModel:
     """Load a saved model and its tokenizer, in evaluation mode and fp32; code that comes with a model is never run.
 

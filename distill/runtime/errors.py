@@ -1,6 +1,12 @@
 """Errors that a user can correct or that end a run on purpose; each carries its exit status."""
 
+import functools
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+P, R = ParamSpec("P"), TypeVar("R")
 
 
 def printable(text: str) -> str:
@@ -80,6 +86,24 @@ class StageFailed(RuntimeError):
     def __init__(self, stage: str, status: int) -> None:
         super().__init__(f"stage {stage} ended with status {status}; the same command resumes there")
         self.status = status if status > 0 else 128 - status
+
+
+def raising_at_the_call(function: Callable[P, R]) -> Callable[P, R]:
+    """Let what a caller can correct be raised at his own line, without the frames of the package in between.
+
+    DISTILL_TRACEBACK=1 in the environment keeps them.
+    """
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except SettingError as error:
+            if os.environ.get("DISTILL_TRACEBACK") == "1":
+                raise
+            raise error.with_traceback(None) from None
+
+    return called
 
 
 def first_line(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from distill.commands.api.callables import target_of
 from distill.commands.api.data_in_memory import in_memory
 from distill.commands.api.distill import _Job as Job
 from distill.commands.api.overrides import Overrides
+from distill.config.composition import composed_run
 from distill.config.in_memory import InMemory
 from distill.models.identity import model_digest
 from distill.runtime.errors import SettingError
@@ -102,6 +103,17 @@ def test_objects_give_the_student_of_the_command(
     line = refused_line(capsys, "teacher=custom", f"teacher._target_='{written}'", "teacher.tokenizer=half")
     assert "was an object of the program that started the run: call distill.distill() with it again" in line
     assert "python -m distill +recipe=distilbert_gutenberg" in named.record.command
+
+
+def test_no_teacher_is_no_teacher_and_not_the_recipes(folder: Path) -> None:
+    """The losses are then those without one; a teacher that is left out is the recipe's."""
+    student = distill.load_model(folder, "cpu")
+    for kind, (teacher, expected) in {"none": (None, ("none", ["mlm"])), "recipe's": (..., None)}.items():
+        job = Job(None, Path("files"), {})
+        job.add_models(teacher, student)
+        config = composed_run(job.arguments(None, None), job.overrides.objects).config
+        terms = [name for name, term in config.objective.terms.items() if term.weight]
+        assert (config.teacher.kind, terms) == expected if expected else config.teacher.kind == "bundled_deep", kind
 
 
 def test_a_run_is_resumed_by_the_same_objects_alone(job: dict[str, Any]) -> None:

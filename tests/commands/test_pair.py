@@ -20,6 +20,7 @@ from distill.config.settings import LayersStudentConfig
 from distill.data.tokens import corpus_text, prepare
 from distill.evaluation.text_scores import score
 from distill.models.loaded import LoadedModel, load_model
+from distill.objective.terms import VocabularyTerm
 from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 
@@ -63,6 +64,32 @@ def test_losses_and_gradients_are_those_of_the_formulas(teacher: Path, monkeypat
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-6)
+
+
+class Distance(VocabularyTerm):
+    def __init__(self, power: float = 1.0) -> None:
+        self.power = power
+
+    def losses(self, student: torch.Tensor, teacher: Any, targets: torch.Tensor) -> torch.Tensor:
+        return (student.softmax(-1) - teacher.softmax(-1)).abs().pow(self.power).sum(-1)
+
+
+def distance(student: torch.Tensor, teacher: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return Distance().losses(student, teacher, targets)
+
+
+def test_classes_functions_and_objects_are_losses_as_in_distill(teacher: Path) -> None:
+    pair = pair_of(teacher)
+    forms: list[Any] = [
+        Distance,
+        {"_target_": Distance, "power": 1.0},
+        {"_target_": distance, "weight": 1.0},
+        Distance(),
+    ]
+    losses = [pair.objective({"mine": form})(TEXTS).total.item() for form in forms]
+    assert losses == pytest.approx([losses[0]] * 4) and losses[0] > 0
+    half = pair.objective({"mine": {"_target_": Distance, "weight": 0.5}})(TEXTS).total.item()
+    assert half == pytest.approx(losses[0] / 2)
 
 
 def test_a_loop_of_ones_own_learns(teacher: Path) -> None:

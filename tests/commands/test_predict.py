@@ -9,9 +9,18 @@ import pytest
 import torch
 from job import Shelf, save_model
 from prediction_models import save_fine_tuned
-from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, pipeline
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
 
-from distill.commands.prediction.continuations import continue_texts
+from distill.commands.prediction.continuations import beginning_of, continue_texts
 from distill.commands.prediction.predict import predict
 from distill.commands.prediction.settings import PredictConfig
 from distill.models.loaded import LoadedModel, load_model
@@ -79,6 +88,23 @@ def test_what_a_saved_model_asks_for_changes_no_token(writer: LoadedModel, monke
     for name, value in {**asked, "return_dict_in_generate": True}.items():
         monkeypatch.setattr(writer.model.generation_config, name, value)
     assert predict(writer, texts, max_new_tokens=12) == plain
+
+
+def ending_tokenizer(single: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of words that writes this around a text."""
+    words = Tokenizer(WordLevel({"<s>": 0, "</s>": 1, "<unk>": 2, "a": 3, "cat": 4, "the": 5}, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    words.post_processor = TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("</s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+@pytest.mark.parametrize("single", ["<s> $A </s>", "$A </s>", "$A </s> </s>", "<s> $A"])
+def test_what_a_tokenizer_puts_behind_a_text_is_no_part_of_a_prompt(single: str) -> None:
+    tokenizer = ending_tokenizer(single)
+    texts = ["a cat", "the cat and the", "ü"]
+    for text in texts:
+        plain = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert beginning_of(tokenizer, text) == [*([0] if single.startswith("<s>") else []), *plain]
 
 
 def test_no_text_has_no_continuation(writer: LoadedModel) -> None:

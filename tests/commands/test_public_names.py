@@ -1,6 +1,5 @@
 """What the package promises: names that are there, imported lazily, and not hidden by commands of the same name."""
 
-import importlib
 import inspect
 import re
 import subprocess
@@ -14,7 +13,6 @@ import distill
 from distill.commands.cli import COMMANDS, main
 from distill.config.folders import CONF, RECIPES
 
-DOORS = sorted(file.stem for file in (ROOT / "distill" / "commands" / "doors").glob("[a-z]*.py"))
 PROGRAM = """
 import sys, distill
 heavy = {"torch", "transformers", "hydra", "omegaconf", "matplotlib", "numpy"}
@@ -45,14 +43,6 @@ def test_every_public_name_is_there_and_described(name: str) -> None:
         assert len(inspect.getdoc(found) or "") > 30
 
 
-@pytest.mark.parametrize("name", [name for name in DOORS if name in distill.__all__])
-def test_commands_do_not_hide_functions(name: str) -> None:
-    """`python -m distill.predict` needs a module of that name, which nothing else may import."""
-    with pytest.raises(ImportError, match=rf"distill\.{name} is a command: run `python -m distill\.{name}`"):
-        importlib.import_module(f"distill.{name}")
-    assert callable(getattr(distill, name)) and not isinstance(getattr(distill, name), ModuleType)
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_in_no_time(name: str) -> None:
     """Whichever way it is started; nothing heavy is loaded for it, which takes a second."""
@@ -73,10 +63,25 @@ def test_the_help_names_commands_recipes_and_groups() -> None:
     assert {folder.name for folder in CONF.iterdir() if folder.is_dir()} <= words
 
 
-@pytest.mark.parametrize("door", [["distill", "evaluate"], *([f"distill.{name}"] for name in DOORS)], ids=" ".join)
-def test_doors(door: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", *door, "--help"], env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith(f"usage: distill {door[-1].rpartition('.')[2]} "), done
+def test_an_error_of_the_caller_is_raised_at_his_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the frames of the package in between, unless they are asked for."""
+    calls = [
+        lambda: distill.distill(recipe="smoke", settings={"train.stepz": 1}),
+        lambda: distill.run(["+recipe=smoke", "train.stepz=1"]),
+        lambda: distill.load_model("./nowhere"),
+        lambda: distill.load_pair("./nowhere"),
+        lambda: distill.predict("./nowhere", "text"),
+        lambda: distill.open_run("nowhere"),
+    ]
+    for call in calls:
+        with pytest.raises(distill.SettingError) as raised:
+            call()
+        files = [str(frame.path) for frame in raised.traceback]
+        assert len(files) <= 4 and sum("/distill/" in file for file in files) <= 1, files
+    monkeypatch.setenv("DISTILL_TRACEBACK", "1")
+    with pytest.raises(distill.SettingError) as raised:
+        distill.load_model("./nowhere")
+    assert len(raised.traceback) > 3
 
 
 def test_a_command_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,12 +90,21 @@ def test_a_name_that_exists_is_refused_or_gets_a_commit(
     hub: Hub, done: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hub.repositories |= {"me/private": Repository(True), "me/public": Repository(False)}
+    hub.repositories["me/private"].files["config.json"] = b"{}"
     line = refused(capfd, str(done), "me/private")
     assert "name=me/private: a repository of this name exists" in line and "overwrite=true" in line
     pushed(capfd, str(done), "me/private", "overwrite=true")
     assert "config.json" in hub.repositories["me/private"].files
     line = refused(capfd, str(done), "me/public", "overwrite=true")
     assert "this repository is public: give public=true" in line and not hub.repositories["me/public"].files
+
+
+def test_a_repository_that_a_broken_upload_left_empty_is_taken(
+    hub: Hub, done: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hub.repositories["me/student"] = Repository(True, {".gitattributes": b""})
+    pushed(capfd, str(done), "me/student")
+    assert "model.safetensors" in hub.repositories["me/student"].files
 
 
 def test_what_the_hub_refuses_is_one_line(

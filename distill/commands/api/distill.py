@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from torch import nn
@@ -34,7 +35,7 @@ from distill.models.identity import model_digest
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
 from distill.models.load import saved_config
 from distill.models.loaded import LoadedModel, kind_in_memory, kind_of
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, raising_at_the_call
 from distill.runtime.users_source import source_digest
 
 if TYPE_CHECKING:
@@ -88,8 +89,9 @@ class RunSettings(TypedDict, total=False):
     settings: Mapping[str, Any]  # any further ones, also by dotted names and of the group `data`
 
 
+@raising_at_the_call
 def distill(
-    teacher: "Model | SavedTeacherConfig | Mapping[str, Any] | None" = None,
+    teacher: "Model | SavedTeacherConfig | Mapping[str, Any] | EllipsisType | None" = ...,
     student: "Model | LayersStudentConfig | NewStudentConfig | SavedStudentConfig | Mapping[str, Any] | None" = None,
     data: "datasets.Dataset | datasets.DatasetDict | Source | Any | None" = None,
     *,
@@ -108,7 +110,8 @@ def distill(
 
     Args:
         teacher: a model in memory as (model, tokenizer) or as `distill.load_model` gives it; or the name that the
-            command takes, such as a folder, a run or a name on the Hub; or settings. None: that of the recipe.
+            command takes, such as a folder, a run or a name on the Hub; or settings. Left out: that of the recipe.
+            None: no teacher, as for a baseline; the loss is then that of the labels or of the language model.
         student: the same; it is trained on. None: that of the recipe, mostly half of the teacher's layers.
         data: what to train on: a datasets.Dataset with a column `text`, `messages`, `input_ids`, or `text` and
             `label` (others are named as `corpus={"field": NAME}`, `{"text": NAME, "label": NAME}`); a DatasetDict,
@@ -191,7 +194,11 @@ class _Job:
         self.overrides.add("objective", objective)
 
     def add_models(self, teacher: Any, student: Any) -> None:
-        """Take the models, and from them the kind of the job."""
+        """Take the models, and from them the kind of the job; `teacher` is `...` where it is the recipe's."""
+        trains_alone = teacher is None
+        if trains_alone:
+            self.overrides.texts.append("teacher=none")
+        teacher = None if teacher is ... else teacher
         held = {"teacher": self._held("teacher", teacher), "student": self._held("student", student)}
         if held["teacher"] is not None and held["student"] is not None and held["student"][1] is None:
             held["student"] = held["student"][0], held["teacher"][1]
@@ -205,6 +212,8 @@ class _Job:
             elif value is not None:
                 self.overrides.add(name, value)
             self.kind = self.kind or _kind(name, value if model is None else model[0])
+        if trains_alone and self.kind not in OBJECTIVES:
+            self.defaults.append("objective=clm" if self.kind is CAUSAL else "objective=mlm")
         if self.kind in OBJECTIVES and teacher is not None:
             self.defaults.append(f"objective={OBJECTIVES[self.kind]}")
         if teacher is not None and (student is None or isinstance(student, LayersStudentConfig)):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from distill.commands.api.callables import LOSSES, target_of
 from distill.commands.api.pair_models import frozen_teacher, student_tokenizer, trainable_student
 from distill.commands.api.texts import text_collator, text_sequences
 from distill.config.compose import objective_config
@@ -48,7 +49,7 @@ from distill.runs.describe import environment, model_facts, origin_of
 from distill.runs.published import published
 from distill.runs.record import Record
 from distill.runs.tokenizers import how_they_differ, refuse_pairs_of_tokens
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, raising_at_the_call
 from distill.runtime.files import make_folder
 from distill.runtime.seed import key
 from distill.tasks import find_task
@@ -97,6 +98,7 @@ class Pair:
     seed: int = 0
     gradient_checkpointing: bool = False
 
+    @raising_at_the_call
     def batch(self, texts: Sequence[str], step: int = 0, masking: MaskingConfig | None = None) -> Batch:
         """The texts as one micro-batch with its targets; the masks of a masked model are drawn anew for each step."""
         return self._collated(self._sequences(texts), step, masking)
@@ -115,26 +117,26 @@ class Pair:
         numbers = np.arange(len(sequences))
         return collator.collate(sequences, key(self.seed, "texts", step, numbers), numbers).to(self.student.device)
 
+    @raising_at_the_call
     def objective(
         self,
-        terms: Mapping[str, float | Mapping[str, Any]],
+        terms: Mapping[str, Any],
         temperature: float = 2.0,
         masking: MaskingConfig | None = None,
     ) -> "PairObjective":
         """The weighted sum of these terms, for texts.
 
         Args:
-            terms: by the name of a file of `distill/objective/terms/`, or a name of yours with a `_target_`: a weight,
-                or `weight` with further settings, as under `objective` on the command line.
+            terms: by the name of a file of `distill/objective/terms/`, or a name of yours: a weight, or `weight` with
+                further settings, as under `objective` on the command line; of yours also a class, an object or a
+                function of logits, alone or as `_target_` beside its settings.
             temperature: of the terms that have one.
             masking: how tokens are masked; None: 15 % of them.
 
         Raises:
             SettingError: an unknown term, one that does not fit this pair, or follows a schedule.
         """
-        by_name = {
-            name: {"weight": term} if isinstance(term, int | float) else dict(term) for name, term in terms.items()
-        }
+        by_name = {name: _term_settings(name, term) for name, term in terms.items()}
         settings = objective_config({"temperature": temperature, **by_name})
         _refuse_schedules(settings)
         made = make_terms(settings)
@@ -160,6 +162,7 @@ class Pair:
         check_losses(objective.objective, settings, self.student.device)
         return objective
 
+    @raising_at_the_call
     def evaluate(
         self, texts: Mapping[str, Sequence[str]], batch_size: int = 32, pseudo_perplexity_fraction: float = 1.0
     ) -> dict[str, Scores]:
@@ -199,6 +202,7 @@ class Pair:
             scores = {name: evaluator.score(part.model, name, sets, keep=name) for name, part in self._models()}
             return {**scores, "agreement": evaluator.agree(self.student.model, self.teacher.model, sets)}
 
+    @raising_at_the_call
     def save(self, folder: str | Path) -> Path:
         """Write the student, its tokenizer and a card into a folder that `distill.load_model` and transformers read.
 
@@ -234,6 +238,19 @@ class Pair:
         return "\n".join(f"{name}: {part!r}" for name, part in self._models())
 
 
+def _term_settings(name: str, term: Any) -> dict[str, Any]:
+    """What `objective.NAME` holds for a weight, for settings, or for a loss of the caller's."""
+    if isinstance(term, int | float):
+        return {"weight": term}
+    settings = dict(term) if isinstance(term, Mapping) else {"_target_": term}
+    target = settings.get("_target_")
+    return (
+        settings
+        if target is None or isinstance(target, str)
+        else {**settings, "_target_": target_of(f"{LOSSES}{name}", target)}
+    )
+
+
 def _refuse_schedules(settings: ObjectiveConfig) -> None:
     """Raises SettingError for numbers that change over a run, because a loop of the user's own has no length here."""
     scheduled: dict[str, float | WeightSchedule] = {"objective.temperature": settings.temperature}
@@ -264,6 +281,7 @@ class PairObjective:
         """What is trained: the student, and projections of terms that have one."""
         return self.trainable.parameters()
 
+    @raising_at_the_call
     def __call__(self, texts: Sequence[str], step: int = 0) -> Losses:
         """The loss of these texts as one batch; `step` draws other masks."""
         sequences, objective = self.pair._sequences(texts), self.objective
@@ -287,6 +305,7 @@ class PairObjective:
         return RetokenizedTeacher(self.teacher, sequences, *tokenizers, pair.teacher.longest)
 
 
+@raising_at_the_call
 def load_pair(
     teacher: InMemoryOrNamed,
     student: InMemoryOrNamed | StudentConfig | None = None,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from distill.commands.api.process import in_notebook, process_as_before, raise_expected
-from distill.runtime.errors import Diverged, Interrupted, RankLost, SettingError, StorageFailed
+from distill.runtime.errors import Diverged, Interrupted, RankLost, SettingError, StorageFailed, raising_at_the_call
 
 if TYPE_CHECKING:
     from distill.commands.api.run_results import RunResults
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ENDINGS = {kind.status: kind for kind in (SettingError, Diverged, RankLost, StorageFailed)}
 
 
+@raising_at_the_call
 def run(overrides: Sequence[str] = ()) -> "RunResults":
     """Distil as `python -m distill` does with these arguments, into the same run folder, and return the results.
 
@@ -71,6 +72,7 @@ def run_arguments(arguments: list[str], objects: Mapping[str, "InMemory"]) -> "R
         raise_expected(error, folder)
 
 
+@raising_at_the_call
 def open_run(folder: str | Path) -> "RunResults":
     """The results of a finished run, from its folder. Raises SettingError where there is none."""
     from distill.commands.api.run_results import RunResults

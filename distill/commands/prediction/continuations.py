@@ -1,9 +1,11 @@
 """Continuations of a text or a conversation, from a causal language model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypedDict
 
 import torch
+from transformers import GenerationConfig
 
 from distill.commands.prediction.batches import check_length, in_batches
 from distill.commands.prediction.settings import PredictConfig
@@ -44,7 +46,7 @@ def continue_texts(model: LoadedModel, records: Sequence[Record], settings: Pred
     texts = [chats.get(number, record.get("text", "")) for number, record in enumerate(records)]
     prompts = [
         # A chat template writes the beginning of a text, too.
-        tokenizer(text, add_special_tokens=number not in chats, verbose=False)["input_ids"] or [first]
+        (tokens_of(tokenizer, text) if number in chats else beginning_of(tokenizer, text)) or [first]
         for number, text in enumerate(texts)
     ]
     for number, prompt in enumerate(prompts, 1):
@@ -67,6 +69,21 @@ def continue_texts(model: LoadedModel, records: Sequence[Record], settings: Pred
                 text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
                 outcomes[number] = Continuation(continuation=str(text), ended=end is not None)
     return [outcomes[number] for number in range(len(records))]
+
+
+def tokens_of(tokenizer: Any, text: str, special: bool = False) -> list[int]:
+    """The tokens of a text, with those that the tokenizer puts around it where `special`."""
+    ids: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+    return ids
+
+
+def beginning_of(tokenizer: Any, text: str) -> list[int]:
+    """A text as the tokenizer begins it, without what it puts behind: an end, behind which nobody wants to read on."""
+    whole, inner = tokens_of(tokenizer, text, special=True), tokens_of(tokenizer, text)
+    for start in range(len(whole) - len(inner) + 1):
+        if whole[start : start + len(inner)] == inner:
+            return whole[: start + len(inner)]
+    return whole  # tokens that depend on those around them: it is not known where the text ends
 
 
 def is_conversation(record: Any) -> bool:
@@ -114,14 +131,21 @@ def ends_of(model: LoadedModel, chats: bool) -> list[int]:
     return [end for end in dict.fromkeys(ends) if end is not None]
 
 
-# What a saved model's generation_config.json may ask for, and nobody who wants its most probable tokens does.
-ALTERING = (
-    *("repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
-    *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "min_length", "min_new_tokens"),
-    *("min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty"),
-    *("forced_bos_token_id", "forced_eos_token_id", "guidance_scale", "penalty_alpha", "watermarking_config"),
-    *("stop_strings", "max_time"),
-)
+@contextmanager
+def _own_settings(model: Any, sample: bool) -> Iterator[None]:
+    """Within it nothing of the model's generation_config.json alters the most probable tokens, such as a penalty.
+
+    transformers reads from it whatever a call of `generate` leaves out. Where tokens are drawn, it stays.
+    """
+    saved = getattr(model, "generation_config", None)
+    if sample or saved is None:
+        yield
+        return
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = saved
 
 
 def _write(
@@ -131,27 +155,27 @@ def _write(
     width, pad = max(len(prompt) for prompt in prompts), ends[0] if ends else 0
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    saved = getattr(model.model, "generation_config", None)
-    drawing: Mapping[str, Any] = {name: None for name in ALTERING if getattr(saved, name, None) is not None}
+    drawing = {}
     if settings.sample:  # by what the model asks for besides
         drawing = {
             "temperature": settings.temperature or 1.0,
             "top_p": settings.top_p or 1.0,
             "top_k": settings.top_k or 0,
         }
-    written = model.model.generate(
-        ids.to(model.device),
-        attention_mask=mask.to(model.device),
-        max_new_tokens=max_new_tokens,
-        do_sample=bool(settings.sample),
-        num_beams=1,
-        num_return_sequences=1,
-        return_dict_in_generate=False,
-        output_hidden_states=False,  # as nothing reads them, whatever its generation_config.json asks for
-        bos_token_id=pad,  # nor is a prompt ever empty
-        pad_token_id=pad,
-        eos_token_id=ends or None,
-        **drawing,
-    )
+    with _own_settings(model.model, bool(settings.sample)):
+        written = model.model.generate(
+            ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=max_new_tokens,
+            do_sample=bool(settings.sample),
+            num_beams=1,
+            num_return_sequences=1,
+            return_dict_in_generate=False,
+            output_hidden_states=False,  # as nothing reads them, whatever its generation_config.json asks for
+            bos_token_id=pad,  # nor is a prompt ever empty
+            pad_token_id=pad,
+            eos_token_id=ends or None,
+            **drawing,
+        )
     rows: list[list[int]] = written[:, width:].tolist()
     return rows

@@ -13,7 +13,7 @@ from distill.commands.prediction.text_classes import classify
 from distill.data.lines import Record
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
 from distill.models.loaded import Held, LoadedModel, as_loaded
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, raising_at_the_call
 
 Input = str | tuple[str, str] | Mapping[str, Any]
 Answering = Callable[[LoadedModel, Sequence[Record], PredictConfig], Sequence[Mapping[str, object]]]
@@ -35,6 +35,7 @@ def predict(
 def predict(
     model: str | Path | LoadedModel | Held, inputs: list[Any], *, device: str = "auto", **options: Unpack[Options]
 ) -> list[Record]: ...
+@raising_at_the_call
 def predict(
     model: str | Path | LoadedModel | Held,
     inputs: Input | Sequence[Input],

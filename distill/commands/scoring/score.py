@@ -27,7 +27,7 @@ from distill.runs import facts
 from distill.runs.describe import environment, measure_facts
 from distill.runs.located import Located, locate
 from distill.runs.setup import choose_precision
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, raising_at_the_call
 from distill.runtime.progress import configure_logging
 from distill.runtime.redaction import redact
 from distill.runtime.signals import handled
@@ -47,6 +47,7 @@ class GroupScores:
     left_out: tuple[str, ...]  # a line for each set that is not available
 
 
+@raising_at_the_call
 def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output: str | Path | None = None) -> Scores:
     """Score models on evaluation sets, as `distill evaluate` does; the process is as before afterwards.
 

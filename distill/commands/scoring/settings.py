@@ -1,5 +1,6 @@
 """The settings that models are scored with: those of the run that made the first of them, then what is given."""
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -100,8 +101,9 @@ def _defaults(first: Located, task: str, names: Sequence[str]) -> Iterator[str]:
 
 def _as_recipe(settings: dict[str, Any]) -> Iterator[str]:
     """The argument that names these settings."""
-    add_recipe(OF_RUN, settings)
-    yield f"+recipe={OF_RUN}"
+    name = f"{OF_RUN}_{threading.get_ident()}"  # Hydra's store is of the process: two threads may score at a time
+    add_recipe(name, settings)
+    yield f"+recipe={name}"
 
 
 def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from distill.report.comparison.comparison import compare
 from distill.report.comparison.runs import Run, find_runs
 from distill.report.comparison.write import HTML, check_output, header_of, records_of, text_of, write
 from distill.report.page import render
+from distill.runtime.errors import raising_at_the_call
 
 
 class ComparedRuns:
@@ -46,6 +47,7 @@ class ComparedRuns:
         return render("text.html", text=str(self))
 
 
+@raising_at_the_call
 def compare_runs(*runs: str | Path, by: str | None = None) -> ComparedRuns:
     """Lay runs side by side: the settings in which they differ against their results.
 

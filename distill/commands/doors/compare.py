@@ -1,5 +1,0 @@
-"""The command `distill compare` as `python -m distill.compare`."""
-
-from distill.commands.cli import door
-
-door(__name__, "compare")
