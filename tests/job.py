@@ -6,6 +6,8 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,27 @@ import torch
 from families import depth_fields, make_family
 from forked import Forked
 from hydra import initialize_config_dir
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from transformers import AlbertConfig, AlbertForPreTraining
 from vocabularies import special_ids, vocabulary_of
 
+# Some of these are handed on: no other test imports from these modules (see test_structure.py).
+from distill import job as whole_run  # noqa: F401
 from distill.commands.cli import main
-from distill.config.compose import build, register
-from distill.config.composition import compose_overrides
-from distill.config.settings import CONF, Config
+from distill.config import composition  # noqa: F401
+from distill.config.command_line import CommandLine, as_value, check_one_run, check_overrides, run_dir  # noqa: F401
+from distill.config.compose import add_recipe, build, chain_config, default_settings, register  # noqa: F401
+from distill.config.composition import (  # noqa: F401
+    ComposedRun,
+    Composition,
+    check_sweep,
+    compose,
+    compose_overrides,
+    composed_run,
+    run_of,
+)
+from distill.config.settings import CONF, ChainConfig, Config
 
 ROOT = Path(__file__).resolve().parent.parent
 NOUNS = [
@@ -238,8 +253,53 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def composed(*overrides: str) -> Config:
-    """The settings that a command line with these overrides gives."""
+@contextmanager
+def hydra_set_up() -> Iterator[None]:
+    """Hydra set up for several calls of `built`: that takes longer than to compose."""
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return build(compose_overrides("config", list(overrides)).settings, list(overrides))
+        yield
+
+
+def built(*overrides: str) -> Config:
+    """As `composed`, where Hydra has been set up."""
+    return build(compose_overrides("config", list(overrides)).settings, list(overrides))
+
+
+def composed(*overrides: str) -> Config:
+    """The settings that a command line with these overrides gives; with no recipe, no main job."""
+    with hydra_set_up():
+        return built(*overrides)
+
+
+def composed_chain(*overrides: str, search: Path | None = None) -> ChainConfig | None:
+    """The chain of a recipe; `search`: a folder with more recipes."""
+    path = [f"hydra.searchpath=[file://{search}]"] if search else []  # what --config-dir does
+    with hydra_set_up():
+        return chain_config(compose_overrides("config", [*overrides, *path]).settings, list(overrides))
+
+
+def composition_of(*arguments: str) -> Composition:
+    """What a whole command line composes, its options included."""
+    return compose(CommandLine.of(list(arguments)))
+
+
+def composed_line(*arguments: str) -> ComposedRun:
+    """The run that a whole command line describes."""
+    return composed_run(list(arguments))
+
+
+def check_words(*overrides: str) -> None:
+    """Refuse what is wrong with overrides before anything is composed."""
+    check_overrides(CommandLine.of(list(overrides)))
+
+
+def check_line(*arguments: str) -> None:
+    """Refuse a command line as one is before it begins; settings that are still open, such as a path, are given."""
+    check_words(*arguments)
+    found = composition_of(*arguments)
+    if chain_config(found.settings, found.overrides) is None:
+        for name in OmegaConf.missing_keys(found.settings):
+            value = "sst2" if name.endswith("task") else "SOMEWHERE"
+            OmegaConf.update(found.settings, name, value, force_add=True)
+        build(found.settings, found.overrides)

@@ -19,8 +19,8 @@ import tiny
 import torch
 from forked import Forked
 from job import ROOT, library
+from tiny import loop
 
-from distill import train as loop
 from distill.config.settings import PrecisionConfig
 
 FOLDER = ROOT / "benchmarks"

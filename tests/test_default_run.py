@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job import book, distill, results
+from job import CommandLine, book, composed_line, distill, results
 
-from distill.config.command_line import CommandLine
-from distill.config.composition import composed, composed_run
 from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
@@ -20,13 +18,13 @@ MAIN_RECIPE = "distilbert_gutenberg"
     "arguments", [[], ["corpus.path=x"], ["objective=distilbert", "seed=3"], ["teacher.path=runs/a"]]
 )
 def test_it_is_the_main_recipe(arguments: list[str]) -> None:
-    run, same = composed_run(arguments), composed_run([f"+recipe={MAIN_RECIPE}", *arguments])
+    run, same = composed_line(*arguments), composed_line(f"+recipe={MAIN_RECIPE}", *arguments)
     assert run.config == same.config and run.folder == same.folder == Path("runs") / MAIN_RECIPE
     assert run.recipe == MAIN_RECIPE and run.resolved == same.resolved
 
 
 def test_its_defaults_fit_each_other(tmp_path: Path) -> None:
-    config = composed([f"corpus.path={tmp_path}"])
+    config = composed_line(f"corpus.path={tmp_path}").config
     check(config)
     assert config.teacher.kind == "bundled_deep"
     assert config.evaluate.missing.value == "skip"

@@ -14,7 +14,7 @@ import pytest
 import record_page
 import yaml
 from hydra.errors import HydraException
-from job import ROOT
+from job import ROOT, check_line, check_words, default_settings
 from settings_page import SettingsPage
 
 import distill
@@ -28,9 +28,6 @@ from distill.commands.prediction.settings import PredictConfig
 from distill.commands.profile import Request as ProfileRequest
 from distill.commands.push import PushArguments
 from distill.commands.report import ReportArguments
-from distill.config.command_line import CommandLine, check_overrides
-from distill.config.compose import build, chain_config, default_settings
-from distill.config.composition import compose
 from distill.runs.record import Record
 from distill.runtime import errors
 
@@ -87,22 +84,11 @@ def check(words: tuple[str, ...]) -> None:
 def check_settings(words: list[str]) -> None:
     """Compose and check the settings of a run; those of recipes and code of the user's as far as they are known."""
     words = ["+recipe=smoke" if word == "+recipe=NAME" else word for word in words]
-    line = CommandLine.of([word for word in words if not word.startswith(("--config-dir", "my_"))])
-    check_overrides(line)
+    line = [word for word in words if not word.startswith(("--config-dir", "my_"))]
     if any(word.startswith("--config-dir") for word in words):
-        return
-    composition = compose(line)
-    if chain_config(composition.settings, composition.overrides) is None:
-        build(_filled(composition.settings), composition.overrides)
-
-
-def _filled(settings: object) -> object:
-    """Settings whose open values, such as the path of a student, have one."""
-    from omegaconf import OmegaConf
-
-    for name in OmegaConf.missing_keys(settings):
-        OmegaConf.update(settings, name, "sst2" if name.endswith("task") else "SOMEWHERE", force_add=True)
-    return settings
+        check_words(*line)
+    else:
+        check_line(*line)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: str(page.relative_to(ROOT)))

@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import MASK, VOCAB, make_batches, make_evaluator, make_masks, make_model, make_rows, objective_config
+from tiny import (
+    MASK,
+    VOCAB,
+    accumulate,
+    make_batches,
+    make_evaluator,
+    make_masks,
+    make_model,
+    make_rows,
+    objective_config,
+)
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import PreTrainedModel
 
@@ -37,7 +47,6 @@ from distill.teacher.cache import CachedTeacher
 from distill.teacher.layout import Layout
 from distill.teacher.live import LiveTeacher
 from distill.teacher.mean import MeanTeacher
-from distill.train import accumulate_gradients
 
 pytestmark = [
     pytest.mark.cuda_build,
@@ -116,9 +125,7 @@ def test_the_step(
     counts = objective.count(window)
     optimizer = optim.build(model, conf.OptimizerConfig())
     scales = objective.scales(counts, CUDA)
-    sums = accumulate_gradients(
-        model, LiveTeacher(frozen, teacher_micro_batches), objective, on_gpu(window), scales, sync
-    )
+    sums = accumulate(model, LiveTeacher(frozen, teacher_micro_batches), objective, on_gpu(window), scales, sync)
     assert sums.device == CUDA and sums.shape == (2, 4)
     stats = sync.all_reduce_gradients(torch.cat([sums.sum(0), sums.new_tensor([1.0, 2.0])]))
     norm = optim.clip_gradients(model, 1.0)
@@ -144,7 +151,7 @@ def test_a_cached_teacher(tokenizer: Any, rows: str, cutoff: float) -> None:
     files: Any = SimpleNamespace(layout=Layout(top_k=4, sampled=0, exponent=1.0, vocabulary=VOCAB))
     cached = CachedTeacher(files)  # what it reads is there already
     scales = objective.scales(objective.count(window), CUDA)
-    sums = accumulate_gradients(model, cached, objective, on_gpu(window), scales, GradientSync(ranks, model))
+    sums = accumulate(model, cached, objective, on_gpu(window), scales, GradientSync(ranks, model))
     assert sums.device == CUDA
 
 
@@ -159,7 +166,7 @@ def test_several_teachers(tokenizer: Any, kernel: str, format: str) -> None:
     live = [LiveTeacher(setup_teacher(teacher, precision(format), ranks)) for teacher in teachers]
     window = batches(tokenizer, True).window(0)
     scales, mean = objective.scales(objective.count(window), CUDA), MeanTeacher(live, [1.0, 2.0])
-    sums = accumulate_gradients(model, mean, objective, on_gpu(window), scales, GradientSync(ranks, model))
+    sums = accumulate(model, mean, objective, on_gpu(window), scales, GradientSync(ranks, model))
     assert sums.device == CUDA and sums.shape == (2, 4)
 
 

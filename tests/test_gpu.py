@@ -12,6 +12,7 @@ import torch
 from job import Shelf, assert_alike, results
 from tiny import (
     Fit,
+    accumulate,
     make_batches,
     make_masks,
     make_model,
@@ -27,7 +28,6 @@ from distill.distributed.single import Single
 from distill.objective.build import bind_terms, build_objective, make_terms
 from distill.runs.setup import setup_student, setup_teacher
 from distill.teacher.live import LiveTeacher
-from distill.train import accumulate_gradients
 
 DEVICE = os.environ.get("DISTILL_TEST_DEVICE", "cuda")
 pytestmark = [pytest.mark.gpu]
@@ -51,9 +51,7 @@ def gradients(
     window = source.window(0)
     counts = objective.count(window)
     scales = objective.scales(counts, ranks.device)
-    sums = accumulate_gradients(
-        model, LiveTeacher(frozen), objective, next(source.stream(0, 1, ranks.device)), scales, sync
-    )
+    sums = accumulate(model, LiveTeacher(frozen), objective, next(source.stream(0, 1, ranks.device)), scales, sync)
     return sums.cpu(), sync.gradients.cpu().clone()
 
 

@@ -9,12 +9,25 @@ from typing import Any
 
 import pytest
 from forked import Forked
-from job import Shelf, assert_alike, assert_same, command, distill, environment, metrics, program, results, wait_for
+from job import (
+    Shelf,
+    assert_alike,
+    assert_same,
+    command,
+    composed_line,
+    composition_of,
+    distill,
+    environment,
+    metrics,
+    program,
+    results,
+    run_dir,
+    run_of,
+    wait_for,
+)
 
 from distill.commands.api.run import _has_several_ranks
 from distill.commands.main_job import start_ranks
-from distill.config.command_line import CommandLine, run_dir
-from distill.config.composition import compose, composed_run, run_of
 from distill.distributed.ranks import Ranks
 from distill.runtime.errors import SettingError
 
@@ -105,15 +118,15 @@ def test_killed_and_started_again_it_ends_the_same_bitwise(shelf: Shelf, done: P
 
 def slow_steps() -> None:
     """Let each step take so long that a signal comes between two of them on a busy machine, too."""
-    from distill import train
+    from tiny import loop
 
-    set_rate = train.set_learning_rate
+    set_rate = loop.set_learning_rate
 
     def later(*arguments: Any) -> None:
         time.sleep(0.5)
         set_rate(*arguments)
 
-    train.set_learning_rate = later
+    loop.set_learning_rate = later
 
 
 def test_asked_to_stop_it_saves_and_goes_on(shelf: Shelf, done: Path) -> None:
@@ -223,7 +236,7 @@ def test_a_clock_in_the_name_of_the_folder_gives_all_ranks_one(
     for name in ("runs/x", "runs/${now:%H-%M-%S-%f}"):
         given = [*RANKS, f"hydra.run.dir={name}"]
         monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "distill", *given])
-        composition = compose(CommandLine.of(given))
+        composition = composition_of(*given)
         job = run_of(composition)
         assert start_ranks(job, composition.folder_has_time) == 0 and "$" not in str(job.folder)
         folder = [] if name == "runs/x" else [run_dir(job.folder)]
@@ -234,7 +247,7 @@ def test_ranks_go_on_where_the_checkpoint_that_they_began_from_was_pruned(
     started: list[list[str]], tmp_path: Path
 ) -> None:
     named = tmp_path / "other" / "step-00000001"
-    job = composed_run([*RANKS, f"hydra.run.dir={tmp_path / 'run'}", f"resume={named}"])
+    job = composed_line(*RANKS, f"hydra.run.dir={tmp_path / 'run'}", f"resume={named}")
     for starts in (start_ranks, _has_several_ranks):
         with pytest.raises(SettingError, match=r"^resume=.*no such file or folder"):
             starts(job)

@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from job import TINY, Shelf, composed, distill, metrics, results, save_model, save_ordered
+from job import TINY, Shelf, add_recipe, composed, composed_chain, distill, metrics, results, save_model, save_ordered
 
 from distill.commands.chain import REFERENCE, check_chain
 from distill.config.component import Component
-from distill.config.compose import add_recipe, chain_config, register
 from distill.config.settings import CONF, RECIPES, Config, SavedTeacherConfig, SourceConfig
 from distill.optim.schedule import Limits, length_in_steps, make_schedule
 from distill.runs.check import check
@@ -90,10 +88,7 @@ def test_every_stage_of_a_chain_passes_the_checks(name: str, tmp_path: Path) -> 
     file = (BENCHMARKS / "recipe" if name in MEASURED else RECIPES) / f"{name}.yaml"
     command = f"python -m distill {'--config-dir benchmarks/albert ' * (name in MEASURED)}+recipe={name}"
     assert any(command in line for line in file.read_text().splitlines())
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        more = [f"hydra.searchpath=[file://{BENCHMARKS}]"]  # what --config-dir does
-        chain = chain_config(compose("config", [f"+recipe={name}", *more]), [f"+recipe={name}"])
+    chain = composed_chain(f"+recipe={name}", search=BENCHMARKS)
     assert chain is not None
     check_chain(chain)
     positions: dict[str, int] = {}  # rows that each stage's model has learned to read

@@ -54,6 +54,22 @@ def test_nothing_imports_upwards(graph: dict[str, set[str]]) -> None:
     assert not left, f"a circle among {sorted(left)}"
 
 
+# How a run and a training are put together is known to two files of the tests alone, which others go through.
+INNER = {"distill.train", "distill.job"}
+INNER |= {f"distill.config.{name}" for name in ("compose", "composition", "command_line")}
+ADAPTERS = {"tiny.py", "job.py"}
+
+
+def test_runs_and_trainings_are_put_together_in_two_files() -> None:
+    """Tests of the command line's own modules, in tests/config, import these as any test imports what it tests."""
+    found = {}
+    for path in (ROOT / "tests").rglob("*.py"):
+        if path.name not in ADAPTERS and path.parent.name != "config":
+            patched = re.findall(r'"(distill[.\w]*)\.\w+"', path.read_text())
+            found[str(path)] = INNER & {*imports(path), *patched}
+    assert not {path: names for path, names in found.items() if names}, "go through tiny.py or job.py"
+
+
 SELDOM = {"wandb", "datasets", "matplotlib"}  # packages that many runs do without, and that take long to import
 
 

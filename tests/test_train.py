@@ -127,7 +127,6 @@ def rank_trains(folder: Path) -> dict[str, Any]:
     """One rank of two: three steps and the scores after them; then by the clock, which is faster on rank 1."""
     import time
 
-    import distill.train
     from distill.distributed import join_ranks
 
     torch.set_num_threads(1)
@@ -156,7 +155,7 @@ def rank_trains(folder: Path) -> dict[str, Any]:
     )  # fmt: skip
     dropping.run()
     pace = (40.0, 160.0)[ranks.rank]
-    distill.train.time = SimpleNamespace(monotonic=lambda: pace * time.monotonic())  # type: ignore[attr-defined]
+    tiny.loop.time = SimpleNamespace(monotonic=lambda: pace * time.monotonic())  # type: ignore[attr-defined]
     settings = TrainConfig(batch_size=2, accumulate=2, epochs=None, minutes=1.0)
     timed = Fit(
         folder / "minutes", tokenizer, rows, teacher, new_student(), settings=settings, ranks=ranks,

@@ -202,7 +202,7 @@ class Clock:
 
 
 def test_ends_by_the_clock(tmp_path: Path, tokenizer: Any, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distill.train.time", Clock())
+    monkeypatch.setattr(tiny.loop, "time", Clock())
     settings, schedule = TrainConfig(batch_size=4, accumulate=2, epochs=None, minutes=0.25), Linear(warmup=0.0)
     fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings, schedule=schedule)
     assert fit.run() == "minutes"

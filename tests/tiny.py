@@ -12,9 +12,11 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedTokenizerFast
 
+from distill import train as loop
 from distill.config import compose
 from distill.config import settings as conf
 from distill.config.component import Component
+from distill.config.compose import optimizer_config, schedule_config  # noqa: F401  # handed on, of dicts
 from distill.config.errors import line_of
 from distill.data.batch import PADDING, Batch
 from distill.data.batches import Batches, StepShape
@@ -44,7 +46,6 @@ from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
 from distill.teacher.output import NoTeacher
-from distill.train import Learner, Training, train
 
 WORDS = [
     "the", "of", "and", "to", "in", "that", "was", "he", "his", "it", "with", "as", "had",
@@ -206,7 +207,12 @@ def objective_config(
         "cosine": {"weight": cosine, "positions": cosine_rows},
         **more,
     }
-    return compose.objective_config({**given, "temperature": temperature})
+    return named_terms(**given, temperature=temperature)
+
+
+def named_terms(**flat: Any) -> conf.ObjectiveConfig:
+    """An objective with these terms and settings alone, by their names on the command line."""
+    return compose.objective_config(flat)
 
 
 def only(**weights: Any) -> conf.ObjectiveConfig:
@@ -245,6 +251,13 @@ def loss_of(
         part, part_sums = objective(model, output, batch, scales)
         loss, sums = loss + part, sums + part_sums
     return loss, objective.by_name(sums.tolist())
+
+
+def accumulate(
+    model: Trainable, teacher: Any, objective: Objective, window: Any, scales: torch.Tensor, sync: Any
+) -> torch.Tensor:
+    """As a training does it: the gradient of a window goes into `sync.gradients`; gives the sums of the terms."""
+    return loop.accumulate_gradients(model, teacher, objective, window, scales, sync)
 
 
 def hidden_states(
@@ -334,8 +347,8 @@ class Fit:
 
     def run(self) -> str:
         asks = self.teacher is not None and self.terms.needs_teacher
-        training = Training(
-            Learner(self.model, self.sync, self.made, self.schedule, self.optimizer_settings),
+        training = loop.Training(
+            loop.Learner(self.model, self.sync, self.made, self.schedule, self.optimizer_settings),
             LiveTeacher(LanguageModel(self.teacher, self.precision)) if asks else NoTeacher(),
             self.batches,
             self.ranks,
@@ -345,7 +358,7 @@ class Fit:
         )
         metrics = Metrics(self.terms, self.batches, self.settings.log_every, self, self.state)
         observers = (metrics,) if self.snapshots is None else (metrics, self.snapshots)
-        return train(training, self.terms, observers, self)
+        return loop.train(training, self.terms, observers, self)
 
     def losses(self) -> list[dict[str, float]]:
         """The logs without what a clock measures."""

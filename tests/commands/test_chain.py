@@ -8,15 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from job import Shelf, distill, environment, results, wait_for
+from job import Shelf, composed_chain, distill, environment, results, wait_for
 from PIL import Image
 from test_fine_tuning import table
 
 from distill.commands import chain as chain_module
 from distill.commands.chain import STAGE, Run, _inputs, _is_finished, check_chain, run_chain, runs_of
-from distill.config.compose import chain_config, register
-from distill.config.settings import CONF, ChainConfig, StageConfig
+from distill.config.settings import ChainConfig, StageConfig
 from distill.report.words import NONE, number
 from distill.runtime.errors import SettingError
 
@@ -82,11 +80,7 @@ def run_here(configs: Path, folder: Path, own_process: Callable[[list[str]], boo
         started.append(command[-1].removeprefix(f"hydra.run.dir={folder}/"))
         return alone(command) if own_process(command) else distill(*command[3:])
 
-    register()
-    overrides = ["+recipe=small", "chain.given.steps=4"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        path = f"hydra.searchpath=[{configs}]"
-        chain = chain_config(compose("config", [*overrides, path]), overrides)
+    chain = composed_chain("+recipe=small", "chain.given.steps=4", search=configs)
     assert chain is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chain_module, "_run", run_stage)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from families import make_family, tokenizer_of
-from job import Shelf, refused_line, save_model
+from job import Shelf, refused_line, save_model, whole_run
 from made_runs import make_run, results_of, settings_of
 
 from distill.commands.cli import main
@@ -97,7 +97,7 @@ def test_a_refused_run_leaves_no_folder(
     def refuse(*_: object) -> None:
         raise SettingError("student.layers=[9]: too many")
 
-    monkeypatch.setattr("distill.job.find_caches", refuse)  # the folder is entered before
+    monkeypatch.setattr(whole_run, "find_caches", refuse)  # the folder is entered before
     (tmp_path / "before").mkdir()
     for name in ("new", "before"):
         assert shelf.run(tmp_path / name) == 2

@@ -10,12 +10,11 @@ import pytest
 import torch
 from job import save_model
 from naive import definition
-from tiny import text_config
+from tiny import named_terms, text_config
 
 from distill.commands.api.pair import Pair, load_pair
 from distill.commands.api.texts import text_sequences
 from distill.commands.prediction.predict import predict
-from distill.config.compose import objective_config
 from distill.config.settings import LayersStudentConfig
 from distill.data.tokens import corpus_text, prepare
 from distill.evaluation.text_scores import score
@@ -50,9 +49,8 @@ def test_losses_and_gradients_are_those_of_the_formulas(teacher: Path, monkeypat
     losses.total.backward()
     found = [parameter.grad.clone() for parameter in objective.parameters() if parameter.grad is not None]
     monkeypatch.setattr("naive.VOCAB", len(pair.student.tokenizer))
-    settings = objective_config({"temperature": 3.0, "soft": {"weight": 5.0, "cutoff": 0.0, "positions": "all"}} | {
-        "mlm": {"weight": 2.0}, "cosine": {"weight": 1.0}
-    })  # fmt: skip
+    soft = {"weight": 5.0, "cutoff": 0.0, "positions": "all"}
+    settings = named_terms(temperature=3.0, soft=soft, mlm={"weight": 2.0}, cosine={"weight": 1.0})
     student, frozen = pair.student.model.double(), pair.teacher.model.double()
     student.zero_grad()
     total, means = definition(settings, student, frozen, [pair.batch(TEXTS, step=4)])

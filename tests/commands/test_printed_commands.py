@@ -9,11 +9,9 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from job import ROOT, Shelf, assert_same, distill, results
+from job import ROOT, Shelf, as_value, assert_same, composed_line, distill, results
 
 from distill.commands.cli import main
-from distill.config.command_line import as_value
-from distill.config.composition import composed_run
 from distill.report import live_sections
 from distill.report.live_sections import Ending
 from distill.runs.record import Record
@@ -111,5 +109,5 @@ def test_modules_beside_the_package_are_the_users() -> None:
 def test_the_folder_of_a_run_is_one_that_a_command_takes(name: str) -> None:
     folder = Path("runs") / name
     word = f"hydra.run.dir={as_value(str(folder))}"
-    assert composed_run(["+recipe=smoke", word]).folder == folder
+    assert composed_line("+recipe=smoke", word).folder == folder
     assert ("'" in word) == (name != "plain")

@@ -13,16 +13,13 @@ import torch
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from job import Shelf, assert_same, results
+from job import Shelf, assert_same, composed_line, results, run_dir
 from transformers import AutoModelForMaskedLM
 from transformers.utils import logging as transformers_logging
 
 import distill
 from distill.commands.api import run as module
 from distill.commands.api.run_results import RunResults
-from distill.config.command_line import run_dir
-from distill.config.compose import register
-from distill.config.composition import composed_run
 from distill.runtime.errors import Diverged, Interrupted, RankLost, SettingError, StorageFailed
 from distill.runtime.signals import SAME_REQUEST, Signals
 
@@ -148,8 +145,7 @@ def test_a_recipe_of_ones_own(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", ["a b", "it's, a=b", "(1) {b} [c]", "end\\", "${seed}", "a:b%"])
 def test_the_folder_of_a_command_is_quoted(name: str) -> None:
-    register()
-    assert composed_run(["+recipe=smoke", run_dir(Path("runs") / name)]).folder == Path("runs") / name
+    assert composed_line("+recipe=smoke", run_dir(Path("runs") / name)).folder == Path("runs") / name
 
 
 def test_ranks_write_into_the_folder_that_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from job import Shelf, distill, metrics, results
+from job import Shelf, check_sweep, composition, composition_of, distill, metrics, results
 
 from distill.commands.sweep import _run
-from distill.config import composition
-from distill.config.command_line import CommandLine
-from distill.config.composition import compose
 from distill.config.settings import BackendConfig
 from distill.runtime.errors import SettingError
 
@@ -31,7 +28,7 @@ def sweep(shelf: Shelf, folder: Path, *more: str) -> int:
 
 
 def test_the_comparison_lies_beside_the_runs() -> None:
-    assert compose(CommandLine.of(["+recipe=smoke", "seed=0,1"])).sweep_folder == Path("runs/smoke-sweep")
+    assert composition_of("+recipe=smoke", "seed=0,1").sweep_folder == Path("runs/smoke-sweep")
 
 
 def test_a_sweep_ends_with_its_comparison(
@@ -181,13 +178,12 @@ def test_each_run_begins_with_all_threads(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_folder_of_one_run_is_refused_for_a_sweep() -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    line = CommandLine.of(["+recipe=search", "hydra.run.dir=runs/mine"])
     with pytest.raises(SettingError, match=r"^hydra\.run\.dir is of one run: a sweep has hydra\.sweep\.dir=DIR"):
-        composition.check_sweep(compose(line))
+        check_sweep(composition_of("+recipe=search", "hydra.run.dir=runs/mine"))
 
 
 def test_the_command_of_a_run_of_a_search_is_that_of_one_run() -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    command = composition._command(compose(CommandLine.of(["+recipe=search"])))
-    again = compose(CommandLine.of(shlex.split(command)[3:]))
+    command = composition._command(composition_of("+recipe=search"))
+    again = composition_of(*shlex.split(command)[3:])
     assert not again.sweeps and "hydra.run.dir=" in command

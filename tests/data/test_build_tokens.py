@@ -26,12 +26,11 @@ from distill.runtime.errors import SettingError
 
 CHILD = """
 import logging, sys, time
-from distill.config.compose import corpus_config
-from distill.config.settings import DataConfig
 from distill.data.shards import host
 from distill.data.sources import _files
 from distill.data.tokens import corpus_text, prepare
 from distill.data.wordpiece import SPECIAL
+from tiny import parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 if __name__ == "__main__":
@@ -41,7 +40,7 @@ if __name__ == "__main__":
     pack = host.pack
     host.pack = lambda *args: (time.sleep(0.2), pack(*args))[1]  # real books take longer than these
     given = {"kind": "text", "path": path, "heldout": 0.1, "sequence_length": 32}
-    corpus, data = corpus_config(given), DataConfig(cache=cache, workers=1)
+    corpus, data = parts(text_config(**given, cache=cache, workers=1))
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=tokenizer, **SPECIAL)
     print(prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train").digest)
 """
@@ -63,7 +62,7 @@ def child(
     config = text_config(
         kind="text", path=str(folder), cache=str(tmp_path / "cache"), workers=1, heldout=0.1, sequence_length=32
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     return config, [sys.executable, str(tmp_path / "child.py"), *arguments], environment
 
 
@@ -136,7 +135,7 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     )
     parent = subprocess.Popen(
         [sys.executable, str(tmp_path / "parent.py")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -171,7 +170,7 @@ with workers(DataConfig(workers=2)) as pool:
 def test_processes_do_not_run_the_program_again(tmp_path: Path) -> None:
     """A program without `if __name__ == "__main__"` starts them, and is as before afterwards."""
     (tmp_path / "program.py").write_text(UNGUARDED)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     command = [sys.executable, "program.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

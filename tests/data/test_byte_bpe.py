@@ -16,11 +16,11 @@ from distill.runtime.errors import SettingError
 
 CODE = """
 import sys
-from distill.config.compose import corpus_config
-from distill.config.settings import DataConfig
+sys.path.append('tests')
+from tiny import parts, text_config
 from distill.data.byte_bpe import corpus_tokenizer
-given = {'kind': 'jsonl', 'path': sys.argv[1], 'vocab_size': 400, 'heldout': 0.2}
-corpus_tokenizer(corpus_config(given), DataConfig(cache=sys.argv[2], workers=1))
+path, cache = sys.argv[1:]
+corpus_tokenizer(*parts(text_config(kind='jsonl', path=path, cache=cache, vocab_size=400, heldout=0.2, workers=1)))
 """
 
 

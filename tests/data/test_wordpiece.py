@@ -23,11 +23,10 @@ def test_wordpiece_is_the_same_every_time_and_survives_saving(
     made = []
     for name in ("one", "two"):  # in processes of their own, since the order in a hash map changes with the process
         code = (
-            "import sys\nfrom distill.config.compose import corpus_config\n"
-            "from distill.config.settings import DataConfig\n"
+            "import sys\nsys.path.append('tests')\nfrom tiny import parts, text_config\n"
             "from distill.data.wordpiece import corpus_tokenizer\n"
             "given = {'kind': 'jsonl', 'path': sys.argv[1], 'vocab_size': 400, 'heldout': 0.2}\n"
-            "corpus_tokenizer(corpus_config(given), DataConfig(cache=sys.argv[2], workers=1))\n"
+            "corpus_tokenizer(*parts(text_config(**given, cache=sys.argv[2], workers=1)))\n"
         )
         arguments = [str(reviews.corpus.source.path), f"{tmp_path}/{name}"]
         subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, check=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from job import whole_run
 from torch import nn
 
 from distill.config.settings import BackendConfig
@@ -14,7 +15,6 @@ from distill.distributed.rank import RankInfo, rank_from_env
 from distill.distributed.rendezvous import first_host, meeting_point
 from distill.distributed.rings import choose_rings
 from distill.distributed.single import Single
-from distill.job import rings_begun
 from distill.runtime.errors import SettingError
 
 RANKS = [
@@ -129,4 +129,4 @@ def test_a_run_resumes_with_the_rings_that_it_began_with(monkeypatch: pytest.Mon
         folder: Any = SimpleNamespace(
             ranks=SimpleNamespace(size=3, measures_rings=True), recorded_precision=lambda found=recorded: found
         )
-        assert rings_begun(folder) == begun
+        assert whole_run.rings_begun(folder) == begun

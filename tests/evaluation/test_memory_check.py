@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from job import Shelf
+from job import Shelf, whole_run
 from tiny import VOCAB, make_evaluator, make_masks, make_model, make_rows, make_tokenizer
 
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
@@ -103,7 +103,7 @@ def test_the_batch_of_pseudo_perplexity_is_rehearsed(monkeypatch: pytest.MonkeyP
 def test_the_teacher_of_a_baseline_is_not_tried(shelf: Shelf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It has given layers alone, so that it is not on the device of the run, on a GPU."""
     tried: list[int] = []
-    monkeypatch.setattr("distill.job.check_memory", lambda evaluator, models, sets: tried.append(len(models)))
+    monkeypatch.setattr(whole_run, "check_memory", lambda evaluator, models, sets: tried.append(len(models)))
     for name, settings in (("student", []), ("baseline", ["objective=mlm"])):
         assert shelf.run(tmp_path / name, "train.steps=1", *settings) == 0
     assert tried == [2, 1]

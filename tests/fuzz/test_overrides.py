@@ -4,18 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.errors import HydraException
 from hypothesis import given
 from hypothesis import strategies as st
+from job import built, check_words, hydra_set_up
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from distill.config.command_line import CommandLine, check_overrides
-from distill.config.compose import build, register
-from distill.config.composition import compose_overrides
 from distill.config.flat_settings import flatten
-from distill.config.settings import CONF
 from distill.config.unknown import explain
 from distill.runs.check import check
 from distill.runtime.errors import SettingError
@@ -23,15 +20,13 @@ from distill.runtime.errors import SettingError
 
 @pytest.fixture(scope="module", autouse=True)
 def hydra() -> Iterator[None]:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with hydra_set_up():
         yield
 
 
 def names() -> list[str]:
     """Every setting of the default job, and the groups."""
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with hydra_set_up():
         settings: Any = OmegaConf.to_container(compose("config"), resolve=False)
     return sorted({*flatten(settings), *settings, "hydra.run.dir", "teacher.members", "evaluate.measures.x"})
 
@@ -81,8 +76,8 @@ VALUES = st.sampled_from(WORDS) | st.text(max_size=12) | st.integers().map(str) 
 def test_any_value_is_taken_or_refused(settings: list[tuple[str, str, str]]) -> None:
     overrides = [f"{sign}{name}" if sign == "~" else f"{sign}{name}={value}" for name, sign, value in settings]
     try:
-        check_overrides(CommandLine.of(overrides))
-        check(build(compose_overrides("config", overrides).settings, overrides))
+        check_words(*overrides)
+        check(built(*overrides))
     except SettingError as error:
         assert len(str(error).splitlines()) == 1, overrides
     except (HydraException, OmegaConfBaseException) as error:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from job import Shelf
-from tiny import make_model, make_tokenizer, new_student
+from tiny import loop, make_model, make_tokenizer, new_student
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from distill.config.settings import BackendConfig, NewStudentConfig
@@ -193,7 +193,7 @@ def test_other_errors_stay_what_they_are() -> None:
 def test_memory_that_runs_out_in_training_has_one_line(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr("distill.train.accumulate_gradients", lambda *_, **__: gpu_error())
+    monkeypatch.setattr(loop, "accumulate_gradients", lambda *_, **__: gpu_error())
     assert shelf.run(shelf.root / "too_large") == 2
     lines = capfd.readouterr().err.splitlines()
     assert any("distill: not enough memory (CUDA out of memory" in line for line in lines)

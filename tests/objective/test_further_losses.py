@@ -9,10 +9,10 @@ import tiny
 import torch
 from heads import BOTH_HEADS, VOCAB, gradients, problem
 from naive import attention_of, targets_of
+from tiny import named_terms
 from torch import Tensor
 from torch.nn.functional import linear
 
-from distill.config import compose
 from distill.config.weight_schedule import WeightSchedule
 from distill.objective import losses
 from distill.objective.blocks import ByFormulas
@@ -260,7 +260,7 @@ def test_the_objectives_temperature_reaches_terms_without_one_of_their_own() -> 
         "mlm": {"weight": 1.0},
         "other": {"kind": "soft", "weight": 1.0},
     }
-    made = {name: term.make() for name, term in compose.objective_config(given).terms.items()}
+    made = {name: term.make() for name, term in named_terms(**given).terms.items()}
     assert made["reverse_kl"].temperature == made["other"].temperature == made["other"].top_k_temperature == 3.0
     assert made["jsd"].temperature == 1.5 and not hasattr(made["logit_mse"], "temperature")
     assert type(made["mlm"]) is Mlm
@@ -274,7 +274,7 @@ def test_so_does_one_that_follows_a_schedule() -> None:
         "logit_mse": {"weight": 1.0},
         "mlm": {"weight": 1.0},
     }
-    terms = compose.objective_config(given).terms
+    terms = named_terms(**given).terms
     assert (
         terms["reverse_kl"].temperature == WeightSchedule(start=4.0, end=1.0)
         and terms["reverse_kl"].make().temperature == 4.0
@@ -294,4 +294,4 @@ def test_so_does_one_that_follows_a_schedule() -> None:
 )
 def test_what_they_do_not_take_is_refused(term: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        compose.objective_config({"x": {"weight": 1.0, **term}}).terms["x"].make()
+        named_terms(x={"weight": 1.0, **term}).terms["x"].make()

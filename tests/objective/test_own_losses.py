@@ -8,10 +8,9 @@ import pytest
 import tiny
 import torch
 from job import Shelf
-from tiny import VOCAB
+from tiny import VOCAB, named_terms
 from torch import Tensor
 
-from distill.config.compose import objective_config
 from distill.objective.build import check_losses, make_terms
 from distill.objective.terms import VocabularyTerm
 from distill.runtime.errors import SettingError
@@ -57,7 +56,7 @@ class Misspelt(Weighted):
 
 
 def settings_of(term: type, **settings: Any) -> Any:
-    return objective_config({"mine": {"_target_": f"{__name__}.{term.__name__}", **settings}})
+    return named_terms(mine={"_target_": f"{__name__}.{term.__name__}", **settings})
 
 
 @pytest.mark.parametrize(("term", "settings"), [(Weighted, {"size": VOCAB}), (Built, {})])

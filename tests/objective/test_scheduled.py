@@ -14,13 +14,13 @@ from tiny import (
     loss_of,
     make_model,
     make_objective,
+    named_terms,
     new_student,
     objective_config,
     plain_sgd,
     weights_of,
 )
 
-from distill.config.compose import objective_config as from_settings
 from distill.config.settings import ObjectiveConfig, PrecisionConfig, TrainConfig
 from distill.config.weight_schedule import Shape, WeightSchedule, ends_of, is_zero, value_at
 from distill.objective.build import build_objective, make_terms
@@ -152,7 +152,7 @@ def test_a_scheduled_temperature_is_not_compiled() -> None:
 
 
 def test_a_temperature_of_one_term_alone() -> None:
-    config = from_settings({"soft": {"weight": 1.0, "temperature": HOT}, "other": {"kind": "soft", "temperature": 3.0}})
+    config = named_terms(**{"soft": {"weight": 1.0, "temperature": HOT}, "other": {"kind": "soft", "temperature": 3.0}})
     terms = make_terms(config)
     objective = build_objective(terms, config, PrecisionConfig(), 100, 1, torch.device("cpu"))
     objective.begin_step(1.0)
@@ -179,6 +179,6 @@ def test_a_temperature_of_one_term_alone() -> None:
 )
 def test_schedules_that_cannot_be_are_refused(settings: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(SettingError) as error:
-        make_terms(from_settings(settings))
+        make_terms(named_terms(**settings))
     text = str(error.value)
     assert "\n" not in text and all(word in text for word in words), text

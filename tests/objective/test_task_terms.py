@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny import named_terms
 
-from distill.config.compose import objective_config
 from distill.data.batch import PADDING, Batch, Labels
 from distill.models.language_model import NO_OUTPUTS, Outputs
 from distill.objective.build import make_terms
@@ -115,6 +115,6 @@ def test_temperatures_that_divide_no_logits_are_refused(make: Callable[[float], 
         with pytest.raises(ValueError, match=f"^temperature={temperature} must be above 0 and finite$"):
             make(temperature)
     name = make.__name__.replace("Soft", "soft_").lower()
-    settings = objective_config({name: {"weight": 1.0, "temperature": -2}})
+    settings = named_terms(**{name: {"weight": 1.0, "temperature": -2}})
     with pytest.raises(SettingError, match=rf"^objective\.{name}\.temperature=-2\.0 must be above 0 and finite$"):
         make_terms(settings)

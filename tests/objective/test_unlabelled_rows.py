@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import LENGTH, PAD, VOCAB, assert_close, loss_of, make_objective, make_rows
+from tiny import LENGTH, PAD, VOCAB, assert_close, loss_of, make_objective, make_rows, named_terms
 from torch import Tensor
 from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 
-from distill.config import compose
 from distill.data.batch import Batch
 from distill.data.class_sequences import ClassSequences
 from distill.data.collate import classes, spans
@@ -44,7 +43,7 @@ def objective(task: str, student: Any, teacher: Any) -> Any:
         soft: {"weight": WEIGHTS["soft"], "temperature": 3.0},
         "hidden_mse": {"weight": WEIGHTS["hidden_mse"], "pairs": [[1, 2]]},
     }
-    return make_objective(compose.objective_config(given), student, teacher)
+    return make_objective(named_terms(**given), student, teacher)
 
 
 def kl(teacher: Tensor, student: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from job import whole_run
 
 from distill.config.settings import Config
-from distill.job import make_objective
 from distill.objective.build import make_terms
 from distill.optim.schedule import total_steps
 
@@ -21,7 +21,7 @@ def compiles(**train: Any) -> bool:
     batches: Any = SimpleNamespace(sequences_per_step=8, sequences=np.zeros((80, 128), np.uint16))
     ranks: Any = SimpleNamespace(device=torch.device("cpu"))
     steps = total_steps(config.train, 10)
-    return make_objective(config, make_terms(config.objective), batches, steps, 6144, ranks).compiled
+    return whole_run.make_objective(config, make_terms(config.objective), batches, steps, 6144, ranks).compiled
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import optimizer_config
 from torch import nn
 
-from distill.config.compose import optimizer_config
 from distill.optim.updates import build
 from distill.runtime.errors import SettingError
 

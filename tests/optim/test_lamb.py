@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Fit, assert_close, make_model, objective_config, weights_of
+from tiny import Fit, assert_close, make_model, objective_config, optimizer_config, weights_of
 from torch import nn
 
-from distill.config.compose import optimizer_config
 from distill.config.settings import TrainConfig
 from distill.optim import updates as optim
 from distill.optim.optimizers import lamb

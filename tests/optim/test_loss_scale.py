@@ -12,7 +12,7 @@ import tiny
 import torch
 from distributed import run_ranks
 from job import Shelf, metrics, results
-from tiny import Fit, assert_close, make_model, make_rows, new_student, objective_config, weights_of
+from tiny import Fit, accumulate, assert_close, make_model, make_rows, new_student, objective_config, weights_of
 
 from distill.config.settings import BackendConfig, PrecisionConfig, TrainConfig
 from distill.distributed import GradientSync, join_ranks
@@ -23,7 +23,6 @@ from distill.optim import loss_scale
 from distill.optim.loss_scale import LossScale
 from distill.runtime.errors import Diverged
 from distill.teacher.live import LiveTeacher
-from distill.train import accumulate_gradients
 
 MASKED = objective_config(rows="masked", jsd={"weight": 1.0}, hidden_mse={"weight": 1.0})
 SOFTCAP = objective_config(cosine=0.0, reverse_kl={"weight": 1.0})
@@ -66,7 +65,7 @@ def gradient(settings: Any, teacher: Any, precision: str, scale: float, share: f
         0
     )
     live, counts = LiveTeacher(LanguageModel(teacher, precision)), objective.count(window) / share
-    accumulate_gradients(model, live, objective, window, objective.scales(counts, ranks.device) * scale, sync)
+    accumulate(model, live, objective, window, objective.scales(counts, ranks.device) * scale, sync)
     return sync.gradients / scale
 
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import make_model
+from tiny import make_model, optimizer_config
 from torch import nn
 
-from distill.config.compose import optimizer_config
 from distill.config.settings import OptimizerConfig
 from distill.optim.optimizer_state import optimizer_state, restore_optimizer
 from distill.optim.updates import bound_of_rank, build, clip_gradients, peak_lr, set_learning_rate, try_out

@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 import pytest
+from tiny import schedule_config
 
-from distill.config.compose import schedule_config
 from distill.optim.schedule import Limits, make_schedule
 from distill.runtime.errors import SettingError
 

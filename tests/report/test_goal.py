@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from job import whole_run
 from made_runs import results_of
 
-from distill.job import make_evaluator
 from distill.report.comparison.goal import Goal
 from distill.runs.facts import Profile
 from distill.runs.record import Record
@@ -88,7 +88,7 @@ def test_the_gap_closed_is_a_number_beside_a_baseline() -> None:
 
 
 def test_a_run_has_a_gap_where_its_teacher_and_a_baseline_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distill.job.check_memory", lambda *_: None)
+    monkeypatch.setattr(whole_run, "check_memory", lambda *_: None)
     teacher, evaluator = SimpleNamespace(model=None), SimpleNamespace(measures=MEASURES)
 
     def run(baseline: str | None, teachers: list[Any]) -> Any:
@@ -103,7 +103,7 @@ def test_a_run_has_a_gap_where_its_teacher_and_a_baseline_are_scored(monkeypatch
             ranks=None,
         )
 
-    assert make_evaluator(run("runs/baseline", [teacher])) is evaluator
+    assert whole_run.make_evaluator(run("runs/baseline", [teacher])) is evaluator
     for other in (run(None, [teacher]), run("runs/baseline", [])):
         with pytest.raises(SettingError, match=r"^optimize=heldout\.gap_closed is not a number of this run"):
-            make_evaluator(other)
+            whole_run.make_evaluator(other)

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job import Shelf, assert_same, composed, results
+from job import Shelf, assert_same, composed, results, whole_run
 
 from distill.distributed import single
-from distill.job import make_page
 from distill.report import live, report
 from distill.report.live_run import is_free
 from distill.runs.check import check
@@ -140,7 +139,7 @@ def test_it_can_be_turned_off(every: str, shelf: Shelf, monkeypatch: pytest.Monk
     config = composed("+recipe=smoke", f"report.every={every}")
     check(config)
     ranks = single.Single(config.backend)
-    with make_page(config, tmp_path, "smoke", "", ranks) as page:
+    with whole_run.make_page(config, tmp_path, "smoke", "", ranks) as page:
         page.begin(0, 0.0, 8)
         page.add({"step": 1, "seconds": 0.1})
         assert not page.on and not page._thread.is_alive()
@@ -171,7 +170,7 @@ def test_preparation_shows_and_a_refusal_later_is_said(tmp_path: Path) -> None:
     config = composed("+recipe=smoke", OFTEN)
     with (
         pytest.raises(SettingError),
-        make_page(config, tmp_path, "smoke", "the command", single.Single(config.backend)),
+        whole_run.make_page(config, tmp_path, "smoke", "the command", single.Single(config.backend)),
     ):
         log("corpus of books")
         wait_until(
@@ -186,7 +185,7 @@ def test_what_ends_a_run_after_its_report_leaves_the_report(tmp_path: Path) -> N
     config = composed("+recipe=smoke", "report.every=0.02")
     with (
         pytest.raises(SettingError),
-        make_page(config, tmp_path, "smoke", "", single.Single(config.backend)) as page,
+        whole_run.make_page(config, tmp_path, "smoke", "", single.Single(config.backend)) as page,
     ):
         page.begin(0, 0.0, 8)
         wait_until((tmp_path / "progress.json").exists)
@@ -203,7 +202,7 @@ def test_exchanges_between_ranks_are_shares_of_the_time(tmp_path: Path) -> None:
     ranks.size = 2
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank1.log").write_text("a warning of rank 1\n")
-    with make_page(config, tmp_path, "smoke", "", ranks) as page:
+    with whole_run.make_page(config, tmp_path, "smoke", "", ranks) as page:
         page.begin(0, 10.0, 8)
         ranks.traffic.exchange_seconds = 0.5
         page.add({"step": 1, "seconds": 12.0})

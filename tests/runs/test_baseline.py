@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra import initialize_config_dir
+from job import built, hydra_set_up
 from tiny import make_batches
 
-from distill.config.compose import build, register
-from distill.config.composition import compose_overrides
-from distill.config.settings import CONF, Config
+from distill.config.settings import Config
 from distill.objective.build import make_terms
 from distill.runs.baseline import BaselineRun, check_baseline, check_baseline_settings, find_baseline
 from distill.runs.check import check
@@ -31,14 +29,13 @@ NO_COLLATOR: Any = None  # no batch is made
 @pytest.fixture(scope="module", autouse=True)
 def hydra() -> Iterator[None]:
     """Hydra set up once for all: that takes longer than to compose."""
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with hydra_set_up():
         yield
 
 
 @cache
 def composed(*overrides: str) -> Config:
-    return build(compose_overrides("config", list(overrides)).settings)
+    return built(*overrides)
 
 
 def identity(*overrides: str, rows: int = 5000, **digests: Any) -> dict[str, Any]:

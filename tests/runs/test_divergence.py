@@ -10,9 +10,8 @@ import pytest
 import torch
 from job import Shelf
 from safetensors.torch import load_file
-from tiny import Fit, make_rows, new_student, only
+from tiny import Fit, loop, make_rows, new_student, only
 
-from distill import train as loop
 from distill.config.settings import OptimizerConfig, TrainConfig
 from distill.evaluation.evaluator import Evaluator
 from distill.objective.objective import Objective

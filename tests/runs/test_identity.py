@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from job import Shelf, assert_same, composed, metrics, results, save_ordered
+from job import Shelf, assert_same, composed, metrics, results, save_ordered, whole_run
 from safetensors.torch import load_file, save_file
 from tiny import make_batches, make_rows
 
@@ -254,7 +254,7 @@ def test_ranks_compare_their_evaluation_sets_before_they_train(
     def refuse(identity: dict[str, Any], ranks: Any) -> None:
         raise SettingError(f"compared: {', '.join(identity)}")
 
-    monkeypatch.setattr("distill.job.refuse_differing_ranks", refuse)
+    monkeypatch.setattr(whole_run, "refuse_differing_ranks", refuse)
     assert shelf.run(tmp_path / "run") == 2
     refused(capfd, "compared: evaluate.sets: heldout")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

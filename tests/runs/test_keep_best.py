@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from job import Shelf, assert_alike, assert_same, command, distill, results
+from job import Shelf, assert_alike, assert_same, command, distill, results, whole_run
 from torch import Tensor
 from torchmetrics import MeanMetric
 
-from distill import job
 from distill.runs.checkpoint import Checkpoints
 from distill.runs.facts import Best, HistoryPoint
 from distill.runs.history import StudentHistory
@@ -186,7 +185,7 @@ def test_killed_at_every_point_around_an_evaluation(
         (StudentHistory, "_line", step(6), False),
         (RunFolder, "load_best", lambda *_: True, True),
         (RunFolder, "load_best", lambda *_: True, False),
-        (job, "write_outputs", lambda *_: True, True),
+        (whole_run, "write_outputs", lambda *_: True, True),
         (RunFolder, "write_results", lambda *_: True, True),
     ]
     for owner, name, at, before in places:

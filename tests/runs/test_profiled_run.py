@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 from distributed import run_ranks
-from job import Shelf, assert_same, metrics, results
+from job import CommandLine, Shelf, assert_same, check_one_run, composition_of, metrics, results
 
 from distill.commands import main_job
 from distill.commands.cli import main
-from distill.config.command_line import CommandLine, check_one_run
-from distill.config.composition import compose
 from distill.runs.profile.phases import PHASES
 from distill.runs.profile.record import RankProfile
 
@@ -110,17 +108,16 @@ def slow_second_rank(folder: Path, arguments: list[str]) -> dict[str, Any] | Non
     import os
 
     from job import distill
+    from tiny import loop
 
-    from distill import train
-
-    quick = train.accumulate_gradients
+    quick = loop.accumulate_gradients
 
     def slow(*values: Any) -> Any:
         if os.environ["RANK"] == "1":
             time.sleep(0.05)
         return quick(*values)
 
-    train.accumulate_gradients = slow
+    loop.accumulate_gradients = slow
     from distill.commands import main_job as door
 
     door.end_rank = lambda status, error=None: None  # it would end the process before it gives anything back
@@ -164,11 +161,11 @@ def test_a_recipe_that_searches_is_profiled_as_it_is(tmp_path: Path, monkeypatch
     sweep = "hydra: {mode: MULTIRUN, sweeper: {params: {seed: '0,1'}}}"
     text = f"# @package _global_\ndefaults: [smoke, _self_]\n{sweep}\n"
     (tmp_path / "recipe" / "mine.yaml").write_text(text)
-    lines: list[CommandLine] = []
-    monkeypatch.setattr(main_job, "main", lambda arguments: lines.append(CommandLine.of(arguments)) or 0)
+    lines: list[list[str]] = []
+    monkeypatch.setattr(main_job, "main", lambda arguments: lines.append(arguments) or 0)
     with pytest.raises(SystemExit) as ended:
         main(["profile", "--config-dir", str(tmp_path), "+recipe=mine"])
     assert ended.value.code == 0
     (line,) = lines
-    assert not compose(line).sweeps
-    check_one_run(line)
+    assert not composition_of(*line).sweeps
+    check_one_run(CommandLine.of(line))

@@ -7,14 +7,22 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
-from job import Shelf, command, distill, program, results
+from hydra import compose
+from job import (
+    Shelf,
+    check_words,
+    command,
+    composed,
+    composed_chain,
+    composed_line,
+    distill,
+    hydra_set_up,
+    program,
+    results,
+)
 from omegaconf import OmegaConf
 from own_models import KEY
 
-from distill.config.command_line import CommandLine, check_overrides
-from distill.config.compose import build, chain_config, register
-from distill.config.composition import compose_overrides, composed_run
 from distill.config.flat_settings import flatten
 from distill.config.settings import CONF, RECIPES, Config
 from distill.runtime import redaction
@@ -52,8 +60,7 @@ def test_names_of_other_things(name: str) -> None:
 
 
 def test_no_setting_of_the_package_is_one_of_a_secret() -> None:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with hydra_set_up():
         written = {"schema": OmegaConf.to_container(compose("config"))}
     files = [*RECIPES.glob("*.yaml"), *CONF.glob("**/*.yaml")]
     written |= {str(file): {file.parent.name: yaml.safe_load(file.read_text())} for file in files}
@@ -94,7 +101,7 @@ def test_secrets_on_the_command_line_are_found(override: str, name: str | None) 
     assert literal_secret(override) == name
     if name is not None:
         with pytest.raises(SettingError, match=rf"^{name} is named like a secret, .* give {name}='\$\{{oc\.env:NAME"):
-            check_overrides(CommandLine.of([override]))
+            check_words(override)
 
 
 @pytest.mark.parametrize(
@@ -138,10 +145,7 @@ def test_what_is_remembered_is_found_without_its_name() -> None:
 
 
 def settings_of(*overrides: str) -> Config:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        own = ["+recipe=smoke", "+objective.mine._target_=lab.Term", *overrides]
-        return build(compose_overrides("config", own).settings)
+    return composed("+recipe=smoke", "+objective.mine._target_=lab.Term", *overrides)
 
 
 def test_what_is_written_has_the_names_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,10 +180,7 @@ def test_settings_from_the_environment_are_compared_by_what_they_are(monkeypatch
 
 def test_the_command_line_of_a_stage_has_the_names_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
-    register()
-    settings = "chain.given.settings=['student.api_key=${oc.env:MY_KEY}']"
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        chain = chain_config(compose("config", ["+recipe=seeds", settings]), [settings])
+    chain = composed_chain("+recipe=seeds", "chain.given.settings=['student.api_key=${oc.env:MY_KEY}']")
     assert chain is not None and chain.stages["run"].settings == ["student.api_key=${oc.env:MY_KEY}"]
 
 
@@ -236,7 +237,7 @@ def test_no_rank_has_a_secret_on_its_command_line(
 
 def test_a_secret_of_a_recipe_is_masked(tmp_path: Path) -> None:
     write_recipe(tmp_path, KEY)
-    run = composed_run(["--config-dir", str(tmp_path), "+recipe=mine"])
+    run = composed_line("--config-dir", str(tmp_path), "+recipe=mine")
     assert yaml.safe_load(run.resolved)["objective"]["mine"]["api_key"] == MASK and KEY not in str(run.config.written)
     assert redact(f"no such key: {KEY}") == "no such key: ***"
 
