@@ -12,7 +12,7 @@ from distill.config.folders import CONF, RECIPES
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
-from distill.runtime.redaction import literal_secret, redact
+from distill.runtime.redaction import redact
 
 MAIN, BASE = "main", "config"  # files of conf/: the main job, and the settings that every recipe starts from
 # Where a run folder begins; of nothing it would be the folder that the user is in.
@@ -110,19 +110,14 @@ def quoted(text: str) -> str:
 
 
 def check_overrides(line: CommandLine) -> None:
-    """Refuse what Hydra would end in a traceback, or with files where nobody looks for them, and secrets.
+    """Refuse what Hydra would end in a traceback, or with files where nobody looks for them.
 
     Raises:
-        SettingError: a secret that stands there itself, a value that no parser takes, a group with a value that can
+        SettingError: a value that no parser takes, a group with a value that can
             name no option of it, or an empty run folder.
     """
     for override in line.overrides:
         _check_size(override)
-        if (secret := literal_secret(override)) is not None:
-            raise SettingError(
-                f"{secret} is named like a secret, and everybody on this machine can read the command line: set a "
-                f"variable and give {secret}='${{oc.env:NAME}}'"
-            )
     for override in line.parsed():
         if override.key_or_group == "recipe" and not override.is_add() and not override.is_delete():
             raise SettingError(

@@ -17,10 +17,10 @@ from distill.config.references import refuse_exploding
 from distill.config.settings import ChainConfig, Config, ObjectiveFlags
 from distill.config.sweep.index import SweepIndex
 from distill.config.sweep.names import swept_overrides
-from distill.config.written import as_yaml, without_environment
+from distill.config.written import as_yaml
 from distill.runtime.bounded_yaml import TooLargeYaml, bounded_text
 from distill.runtime.errors import SettingError
-from distill.runtime.redaction import redact, secrets_in
+from distill.runtime.redaction import redact
 
 BASIC = "basic"  # Hydra's own sweeper
 
@@ -324,17 +324,12 @@ def check_sweep(composition: Composition) -> None:
     """Look at a sweep before its first run.
 
     Raises:
-        SettingError: a recipe holds a secret, which Hydra would write into a file of its own, or the sweeper needs a
-            number of each run and no `optimize` names one.
+        SettingError: a run folder is named for all of its runs, or the sweeper needs a number of each run and no
+            `optimize` names one.
     """
     if any(text.startswith("hydra.run.dir=") for text in overrides_of(composition.hydra, "hydra")):
         raise SettingError(
             "hydra.run.dir is of one run: a sweep has hydra.sweep.dir=DIR, with a folder in it for each run"
-        )
-    if secret := next(secrets_in(without_environment(composition.settings)), None):
-        raise SettingError(
-            f"{secret} is named like a secret, which Hydra would write into a file of the sweep: write "
-            f"{secret.rpartition('.')[2]}: ${{oc.env:NAME}} into the recipe and set that variable"
         )
     if sweeper_of(composition.hydra) != BASIC and composition.settings.get("optimize") is None:
         raise SettingError(

@@ -16,7 +16,7 @@ from distill.config.folders import CONF, RECIPES
 from distill.config.layers import RECIPE, SCHEMA, Layer
 from distill.config.schema import arguments_of, described, settings_schema
 from distill.runtime.errors import SettingError
-from distill.runtime.redaction import masked, redacted
+from distill.runtime.redaction import redacted
 
 COMMAND_LINE, DEFAULT = "command line", "default"  # who sets what no file sets
 OPEN = "???"  # OmegaConf's mark of a value that has to be given
@@ -79,10 +79,10 @@ def _with_arguments(listed: list[Setting]) -> Iterator[Setting]:
 
 
 def _values(settings: Any) -> dict[str, Any]:
-    """Settings by their dotted names, without secrets."""
+    """Settings by their dotted names, without logins."""
     from omegaconf import OmegaConf
 
-    return flatten(redacted(masked(OmegaConf.to_container(settings, resolve=False))))
+    return flatten(redacted(OmegaConf.to_container(settings, resolve=False)))
 
 
 def _with_origins(values: dict[str, Any], layers: Iterable[Layer], line: CommandLine) -> Iterator[tuple[str, Any, str]]:
@@ -98,7 +98,7 @@ def _with_origins(values: dict[str, Any], layers: Iterable[Layer], line: Command
     names = [override.key_or_group for override in line.parsed() if not override.is_delete()]
     for name, value in values.items():
         is_named = any(name == other or name.startswith(f"{other}.") for other in names if other not in _groups(layers))
-        is_changed = name not in set_by_layers or redacted(masked({name: set_by_layers[name]}))[name] != value
+        is_changed = name not in set_by_layers or redacted(set_by_layers[name]) != value
         yield name, value, COMMAND_LINE if is_named or is_changed else origins[name]
 
 

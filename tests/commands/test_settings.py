@@ -70,14 +70,10 @@ def test_files_of_the_users_are_named_and_what_a_path_means_is_the_command_lines
 
 def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setenv("MY_SECRET", "hunter2hunter2")
-    (tmp_path / "recipe").mkdir()
-    text = (
-        "# @package _global_\ndefaults: [smoke, _self_]\nobjective: {mine: {_target_: a.B, api_key: literal-secret}}\n"
-    )
-    (tmp_path / "recipe" / "mine.yaml").write_text(text)
-    lines = printed(capsys, "--config-dir", str(tmp_path), "+recipe=mine", "tracker.project=${oc.env:MY_SECRET}")
+    url = "+evaluate.sources.secret={kind: text, path: 'https://me:literal-secret@host/books.txt'}"
+    lines = printed(capsys, "+recipe=smoke", url, "tracker.project=${oc.env:MY_SECRET}")
     assert origin(lines, "project") == ("${oc.env:MY_SECRET}", "command line")
-    assert any(line.startswith("  mine.api_key = ***") for line in lines)
+    assert any(line.startswith("  sources.secret.path = https://***@host/books.txt") for line in lines)
     assert not any("hunter2" in line or "literal-secret" in line for line in lines)
 
 
