@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distill.config.command_line import as_value
+from distill.config.override_text import as_value
 from distill.config.settings import ChainConfig, StageConfig
 from distill.report import chain_report
 from distill.report.chain_report import FILES, SnapshotRuns

@@ -21,6 +21,7 @@ from distill.config.model import EMPTY
 from distill.config.renamed import other_name
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
+from distill.runtime.files import expanded
 from distill.runtime.nearest import did_you_mean
 from distill.runtime.users_code import MISTAKES, find_modules_here, is_users, mistake
 from distill.runtime.users_source import source_digest
@@ -196,6 +197,8 @@ def component(
     """
     arguments = {name: value for name, value in settings.items() if name not in ("_target_", "kind")}
     _check_values(setting, arguments)
+    if isinstance(path := arguments.get("path"), str):
+        arguments["path"] = expanded(path)
     if "_target_" in named or ("_target_" not in settings and {"", "kind"} & {*named}):
         of_kinds = {name for one in kinds(package) for name in Component(setting, built_in(package, one)).takes()}
         optional += tuple(name for name in arguments if name in of_kinds and name not in named)
@@ -204,9 +207,13 @@ def component(
         return Component(setting, str(target), arguments, optional, held)
     kind = str(settings.get("kind", kind))
     if kind not in (names := kinds(package)):
+        of_key = "kind" not in settings and package == TERMS  # a loss is chosen by the name of its group
+        nearest = suggestion(setting, names, "objective.") if of_key else did_you_mean(kind, names)
         raise SettingError(
-            f"{setting}.kind={kind} is not known{did_you_mean(kind, names)}: choose one of {', '.join(names)}, or name "
-            f"a callable of your own as {setting}._target_"
+            f"{'no such loss' if of_key else 'not known'}{nearest}",
+            setting=setting if of_key else f"{setting}.kind",
+            value=None if of_key else kind,
+            cure=f"choose one of {', '.join(names)}, or name a callable of your own as {setting}._target_",
         )
     return Component(setting, built_in(package, kind), arguments, optional)
 

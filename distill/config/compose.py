@@ -304,7 +304,8 @@ def objective_config(values: dict[str, Any]) -> ObjectiveConfig:
     """The group `objective`: settings of the objective itself; every other key is a loss term with its settings."""
     values = dict(values)
     flags = _take(values, ObjectiveFlags)
-    temperature = _number("objective.temperature", values.pop("temperature", 2.0))
+    default = ObjectiveConfig.model_fields["temperature"].default
+    temperature = _number("objective.temperature", values.pop("temperature", default))
     terms = {name: _term(f"objective.{name}", term, temperature) for name, term in values.items()}
     return parse(ObjectiveConfig, flags | {"temperature": temperature, "terms": terms}, "objective")
 
@@ -315,12 +316,14 @@ def _term(setting: str, values: Any, shared: float | WeightSchedule) -> TermConf
     if not name.isidentifier():
         raise SettingError(f"{setting}: the name of a loss term has to be letters, digits and underscores")
     if not isinstance(values, dict):
-        names = [*ObjectiveFlags.model_fields, "temperature"]
+        if name in kinds(TERMS):
+            problem = "a loss is a group of settings"
+            raise SettingError(problem, setting=setting, value=shown(values), cure=f"give {setting}.weight=NUMBER")
+        names = [*ObjectiveFlags.model_fields, "temperature", *kinds(TERMS)]
         nearest = takers(TERMS, setting) or suggestion(setting, names, "objective.")
-        raise SettingError(
-            f"{setting}={shown(values)} is neither a setting of the objective nor a loss term with a weight{nearest}: "
-            f"give {setting}.weight"
-        )
+        problem = f"neither a setting of the objective nor a loss{nearest}"
+        cure = f"losses are {', '.join(kinds(TERMS))}, each with a weight such as objective.soft.weight=1"
+        raise SettingError(problem, setting=setting, value=shown(values), cure=cure)
     arguments = dict(values)
     weight = _number(f"{setting}.weight", arguments.pop("weight", 1.0))
     has_temperature = "temperature" in arguments

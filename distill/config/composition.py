@@ -2,17 +2,19 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distill.config.command_line import CommandLine, as_value, check_one_run, check_overrides, groups, options_of
+from distill.config.command_line import CommandLine, check_one_run, check_overrides, groups, options_of
 from distill.config.compose import build, chain_config, register
 from distill.config.folders import CONF
 from distill.config.in_memory import InMemory
 from distill.config.layers import Layer, apply_overrides, layers_of, named_layers, overrides_of
+from distill.config.override_text import as_value, parse_override
 from distill.config.references import refuse_exploding
 from distill.config.settings import ChainConfig, Config, ObjectiveFlags
 from distill.config.sweep.index import SweepIndex
@@ -20,6 +22,7 @@ from distill.config.sweep.names import swept_overrides
 from distill.config.written import as_yaml
 from distill.runtime.bounded_yaml import TooLargeYaml, bounded_text
 from distill.runtime.errors import SettingError
+from distill.runtime.files import expanded
 from distill.runtime.redaction import redact
 
 BASIC = "basic"  # Hydra's own sweeper
@@ -121,14 +124,8 @@ def _one_run(line: CommandLine) -> Composition:
         )
     check_overrides(line)
     composition = compose(line)
-    if (
-        "--multirun" in line.options
-        or composition.sweeps
-        or any(override.is_sweep_override() for override in line.parsed())
-    ):
-        raise SettingError(
-            "this command is about one run: leave --multirun, lists of several values and recipes of sweeps out"
-        )
+    if "--multirun" in line.options or composition.sweeps:
+        raise SettingError("this command is about one run: leave --multirun and recipes of sweeps out")
     check_one_run(line)
     if composition.settings.get("chain") is not None:
         raise SettingError("this recipe is a chain, which is several runs: name the recipe of one of its stages")
@@ -207,7 +204,7 @@ def compose_overrides(primary: str, overrides: list[str]) -> Composition:
     refuse_exploding(settings)
     HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
     # Read before Hydra's part is taken out: the folders refer to it.
-    folder, sweep_folder = Path(str(settings.hydra.run.dir)), Path(str(settings.hydra.sweep.dir))
+    folder, sweep_folder = (Path(expanded(str(part.dir))) for part in (settings.hydra.run, settings.hydra.sweep))
     with open_dict(settings):
         del settings["hydra"]
     return _composition(settings, HydraConfig.get(), folder, sweep_folder)
@@ -247,7 +244,7 @@ def _command(composition: Composition) -> str:
 
 
 def by_hydra(line: CommandLine, run: Callable[[Composition], float | None]) -> None:
-    """Let Hydra read the command line of this process: it shows what is asked for, or calls `run` for each of a sweep.
+    """Let Hydra read a command line: it shows what is asked for, or calls `run` for each of a sweep.
 
     Raises:
         SettingError: of Hydra, in its own classes, and what `run` raises.
@@ -262,7 +259,12 @@ def by_hydra(line: CommandLine, run: Callable[[Composition], float | None]) -> N
     register()
     name_sweep_folders(line)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through, which get one line
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name=line.primary)(task)()
+    given = sys.argv
+    sys.argv = [given[0], *line.arguments]  # which is what Hydra reads
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=line.primary)(task)()
+    finally:
+        sys.argv = given
 
 
 def fixed_overrides(line: CommandLine, hydra: Any) -> set[str]:
@@ -271,7 +273,6 @@ def fixed_overrides(line: CommandLine, hydra: Any) -> set[str]:
     Args:
         hydra: its own configuration, with the overrides of its sweeper besides those of the command line.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
 
     sweeper = OmegaConf.to_container(hydra.sweeper)
@@ -279,7 +280,7 @@ def fixed_overrides(line: CommandLine, hydra: Any) -> set[str]:
     params = [f"{name}={value}" for name, value in (sweeper.get("params") or {}).items()]
     is_swept = {
         override.get_key_element(): override.is_sweep_override()
-        for override in [*OverridesParser.create().parse_overrides(params), *line.parsed()]
+        for override in [*map(parse_override, params), *line.parsed()]
     }  # of a name that comes twice the last one holds
     return {name for name, swept in is_swept.items() if not swept}
 

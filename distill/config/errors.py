@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from distill.config.model import kinds_of
+from distill.config.override_text import in_shell
 from distill.config.renamed import other_name
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
@@ -130,7 +131,8 @@ def _line(error: ErrorDetails, place: Place, entries: list[Any] | None) -> str:
     if kind.startswith("bool"):
         return f"{written} is neither true nor false: give one of them"
     if kind == "string_type":
-        return f"{written} is no text: give one"
+        as_text = "[" + ",".join(map(str, value)) + "]" if isinstance(value, list) else "TEXT"
+        return f"{written} is no text: give one, in quotes such as {in_shell(place.name, as_text)}"
     if kind == REFUSED:
         section = place.name.rpartition(".")[0]  # for a message that names another setting beside this one
         return f"{written} {error['msg']}".replace("{section}", section)

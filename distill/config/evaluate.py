@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import field_validator
 
 from distill.config.corpus import Missing
-from distill.config.model import BATCH, ROWS, STEPS, Settings, setting
+from distill.config.model import BATCH, ROWS, STEPS, LocalPath, Settings, setting
 from distill.runtime.errors import SettingError
 
 SAMPLES = 3  # of text, in the report of a causal model
@@ -92,7 +92,7 @@ class EvaluateConfig(Settings):
         ge=0,
         le=100,
     )
-    baseline: str | None = setting(
+    baseline: LocalPath | None = setting(
         None, "Run folder of the no-teacher baseline, which the report lays beside the student."
     )
 

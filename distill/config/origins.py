@@ -9,12 +9,14 @@ from typing import Any
 
 from distill.config.command_line import CommandLine, check_overrides
 from distill.config.component import TERMS, kinds
-from distill.config.compose import build
-from distill.config.composition import compose, files_of
+from distill.config.composition import ComposedRun, compose, files_of, run_of
 from distill.config.flat_settings import flatten
 from distill.config.folders import CONF, RECIPES
 from distill.config.layers import RECIPE, SCHEMA, Layer
 from distill.config.schema import arguments_of, described, settings_schema
+from distill.config.settings import Config, CustomStudentConfig, CustomTeacherConfig
+from distill.config.student import STUDENTS
+from distill.config.teacher import TEACHERS
 from distill.runtime.errors import SettingError
 from distill.runtime.redaction import redacted
 
@@ -39,27 +41,37 @@ class Setting:
     origin: str
 
 
-def explained(line: CommandLine) -> tuple[str, list[Setting]]:
-    """The recipe of a command line, and its settings.
+def explained(line: CommandLine) -> tuple[ComposedRun, list[Setting]]:
+    """The run of a command line, and those of its settings that it reads.
 
     Raises:
         SettingError: bad input, or a chain, whose stages have settings of their own.
     """
-    from omegaconf import OmegaConf
-
     check_overrides(line)
     composition = compose(line)
     settings = composition.settings
     if settings.get("chain") is not None:
         raise SettingError("this recipe is a chain, whose stages have settings of their own: name a stage's recipe")
-    if not OmegaConf.missing_keys(settings):
-        build(settings, composition.overrides)  # which refuses what cannot be
+    job = run_of(composition)
     layers, values, schema = files_of(composition), _values(settings), settings_schema()
     listed = [
         Setting(name, value, *described(schema, name), origin)
         for name, value, origin in _with_origins(values, layers, line)
+        if _is_read(job.config, name)
     ]
-    return composition.recipe, list(_with_arguments(listed))
+    return job, list(_with_arguments(listed))
+
+
+def _is_read(config: Config, name: str) -> bool:
+    """Whether a run reads a setting: those that a recipe sets for another kind of teacher or student are not."""
+    group, _, rest = name.partition(".")
+    section, part = getattr(config, group, None), rest.partition(".")[0]
+    kinds_of_section = {"teacher": TEACHERS, "student": STUDENTS}.get(group)
+    if kinds_of_section is None or part in (kinds_of_section.by, "_target_") or part in type(section).model_fields:
+        return True
+    if part not in kinds_of_section.fields:
+        return True
+    return isinstance(section, CustomTeacherConfig | CustomStudentConfig) and part in section.custom.bind()[1]
 
 
 def _with_arguments(listed: list[Setting]) -> Iterator[Setting]:

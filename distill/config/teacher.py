@@ -9,7 +9,7 @@ from pydantic import ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from distill.config.component import Component
-from distill.config.model import SEEDS, Settings, setting
+from distill.config.model import SEEDS, LocalPath, Settings, setting
 from distill.config.unions import Kinds
 
 BUNDLED = ("bundled_deep", "bundled_small")  # kinds of teachers that ship with this package, in folders of these names
@@ -66,10 +66,10 @@ class BundledConfig(Settings):
 class FrozenModelConfig(Settings):
     """Where a model of the user's lies."""
 
-    path: str | None = setting(None, "Folder of a model, folder of a run, or name on the Hub.")
+    path: LocalPath | None = setting(None, "Folder of a model, folder of a run, or name on the Hub.")
     revision: str | None = setting(None, "Revision of a model on the Hub.")
     trust_remote_code: bool = setting(False, "Let transformers run code of the model's repository.")
-    tokenizer: str | None = setting(
+    tokenizer: LocalPath | None = setting(
         None, "Folder of the tokenizer or its name on the Hub; null reads it beside the model."
     )
 

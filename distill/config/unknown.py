@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from distill.config.component import Component, built_in, kinds
+from distill.config.override_text import in_shell
 from distill.config.renamed import other_name
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
@@ -30,8 +31,10 @@ def explain(error: Exception) -> str:
     if (missing := getattr(error, "missing_cfg_file", None)) is not None:
         return _no_such_option(str(missing), list(getattr(error, "options", None) or []))
     if isinstance(override := getattr(error, "override", None), str):
-        shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in override)  # on one line
-        return f"{shown} is not understood: write NAME=VALUE, and quotes around special signs, such as NAME='a, b'"
+        name, _, value = override.partition("=")
+        opens = value[:1] in ("[", "{", "'", '"')
+        cure = f"\"{name or 'NAME'}=['a, b', 'c=d']\"" if opens else in_shell(name or "NAME", value)
+        return f"{override} is not understood: write NAME=VALUE, and texts with special signs in quotes, such as {cure}"
     chain: list[BaseException] = [error]
     while cause := chain[-1].__cause__:
         chain.append(cause)
