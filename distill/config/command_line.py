@@ -9,7 +9,7 @@ from typing import Any
 from distill.config.compose import group_of
 from distill.config.errors import shown
 from distill.config.folders import CONF, RECIPES
-from distill.config.override_text import FOLDERS, in_shell, parse_override, quoted, understood
+from distill.config.override_text import FOLDERS, in_shell, is_text, parse_override, quoted, understood
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.files import expanded
@@ -55,13 +55,15 @@ class CommandLine:
                 raise SettingError(f"{name} is no option", cure=f"a recipe is given as {recipe}")
             if name not in OPTIONS:
                 raise SettingError(
-                    f"{name} is no option{suggestion(name, OPTIONS)}: settings are NAME=VALUE; --help shows the rest"
+                    f"no option{suggestion(name, OPTIONS)}: settings are NAME=VALUE",
+                    setting=name,
+                    cure="--help shows the rest",
                 )
             options[name] = value if separator or name not in WITH_VALUE else next(rest, "")
         if (folder := options.get("--config-dir")) is not None:
             options["--config-dir"] = folder = expanded(folder)
             if not Path(folder).is_dir():
-                raise SettingError(f"--config-dir {folder}: no such folder; correct the path")
+                raise SettingError(f"--config-dir {folder}: no such folder", cure="correct the path")
         return cls(options, [understood(override, "--multirun" in options) for override in overrides])
 
     @property
@@ -111,7 +113,9 @@ def check_overrides(line: CommandLine) -> None:
             cure = f"give {_recipe(recipe, line.options)}"
             raise SettingError("a recipe has a plus", setting="recipe", value=recipe, cure=cure)
         if override.is_delete() and (name := override.key_or_group) in NEEDED:
-            raise SettingError(f"~{name} leaves a run without {name}: choose one of {', '.join(options_of(name))}")
+            raise SettingError(
+                f"~{name} leaves a run without {name}", cure=f"choose one of {', '.join(options_of(name))}"
+            )
         if override.is_sweep_override() or override.is_delete():
             continue
         name, value = override.key_or_group, override.value()
@@ -119,12 +123,16 @@ def check_overrides(line: CommandLine) -> None:
         if name in groups() and (
             not isinstance(value, str | list | dict) or not all(isinstance(entry, str) for entry in listed)
         ):
-            raise SettingError(f"{name}={shown(value)} is no option: choose one of {', '.join(options_of(name))}")
+            raise SettingError(
+                "no option", setting=name, value=shown(value), cure=f"choose one of {', '.join(options_of(name))}"
+            )
         if len(listed) > 1 and name in ONE_OPTION:
             problem = "several options, of which the last alone would hold"
             raise SettingError(problem, setting=name, value=override.input_line.partition("=")[2], cure="choose one")
         if name in FOLDERS and (value is None or not str(value).strip()):
-            raise SettingError(f"{name}={value} is empty (a shell variable that is not set?): give a folder")
+            raise SettingError(
+                "empty (a shell variable that is not set?)", setting=name, value=value, cure="give a folder"
+            )
         if name == "train" and not isinstance(value, dict):
             group_of(name, value)
 
@@ -133,24 +141,26 @@ def _check_size(override: str) -> None:
     """Raises SettingError for numbers, lists and texts that Python's parsers cannot take, or not in seconds."""
     name = override.partition("=")[0]
     if len(name) > MAX_NAME:  # Hydra looks for a file of that name
-        raise SettingError(f"{name[:80]}... is no setting: its name has {len(name):,} characters")
+        raise SettingError(f"{name[:80]}... is no setting, as its name has {len(name):,} characters", cure="correct it")
     if len(override) > MAX_CHARACTERS:
         raise SettingError(
-            f"{name} has {len(override):,} characters, and an override has {MAX_CHARACTERS:,} at most: write the "
-            "setting into a recipe"
+            f"has {len(override):,} characters, and an override has {MAX_CHARACTERS:,} at most",
+            setting=name,
+            cure="write the setting into a recipe",
         )
     if override.count(",") > MAX_ENTRIES:
         raise SettingError(
-            f"{name} has more than {MAX_ENTRIES:,} entries: write the setting into a recipe, or name a range as in "
-            "seed=range(0,2000)"
+            f"has more than {MAX_ENTRIES:,} entries",
+            setting=name,
+            cure="write the setting into a recipe, or name a range as in seed=range(0,2000)",
         )
     if re.search(rf"(?<!\d)\d{{{MAX_DIGITS}}}", override):
-        raise SettingError(f"{name} has a number of {MAX_DIGITS:,} digits or more: no setting takes such a number")
+        raise SettingError(f"a number of {MAX_DIGITS:,} digits or more", setting=name, cure="give a shorter one")
     depth = 0
     for sign in override:
         depth += (sign in "[{(") - (sign in "]})")
         if depth > MAX_DEPTH:
-            raise SettingError(f"{name} is a list in a list more than {MAX_DEPTH} deep: no setting takes such a list")
+            raise SettingError(f"a list in a list more than {MAX_DEPTH} deep", setting=name, cure="give a flat one")
 
 
 def _recipe(name: str, options: dict[str, str]) -> str:
@@ -179,7 +189,9 @@ def check_one_run(line: CommandLine) -> None:
         name = override.lstrip("+~").partition("=")[0]
         if name.startswith(HYDRA) and name not in READ_BY_ONE_RUN and override != "hydra.mode=RUN":
             raise SettingError(
-                f"{name}: of Hydra's own settings one run reads {' and '.join(READ_BY_ONE_RUN)} alone; leave it out"
+                f"of Hydra's own settings one run reads {' and '.join(READ_BY_ONE_RUN)} alone",
+                setting=name,
+                cure="leave it out",
             )
     for parsed in line.parsed():
         if parsed.is_sweep_override():
@@ -189,13 +201,9 @@ def check_one_run(line: CommandLine) -> None:
 def several_values(override: str) -> SettingError:
     """For one that names a run for each of its values, where there is one run."""
     name, _, value = redact(override).partition("=")
-    return SettingError(
-        "several values",
-        setting=name,
-        value=value,
-        cure=f"add --multirun for a run of each, write a list as {name}=[A,B], or one text such as "
-        f"{in_shell(name.lstrip('+'), value)}",
-    )
+    other = f"give one text such as {in_shell(name, value)}" if is_text(name) else f"write a list as {name}=[A,B]"
+    cure = f"add --multirun for a run of each, or {other}"
+    return SettingError("several values", setting=name.lstrip("+"), value=value, cure=cure)
 
 
 def read_list(name: str, value: str) -> list[str]:

@@ -17,8 +17,7 @@ from typing import Any, get_type_hints
 from pydantic.json_schema import SkipJsonSchema
 
 from distill.config.in_memory import IN_MEMORY, InMemory, refuse_text_of_object
-from distill.config.model import EMPTY
-from distill.config.renamed import other_name
+from distill.config.model import EMPTY, GIVE
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.files import expanded
@@ -33,6 +32,8 @@ TERMS = "distill.objective.terms"
 OPTIMIZERS = "distill.optim.optimizers"
 SCHEDULES = "distill.optim.schedules"
 
+# How a ValueError begins that names an argument, `warmup=2 must be below 1`: the name, the value and the rest.
+ARGUMENT = re.compile(r"(\w+)(?:=(\[[^]]*\]|\([^)]*\)|\{[^}]*\}|\S+?))?:? (.*)", re.DOTALL)
 LARGEST = 1e12  # of numbers that have no range of their own, such as those of a callable of the user's
 
 
@@ -60,13 +61,16 @@ class Component:
         except ValueError as error:
             if isinstance(error, SettingError):
                 raise
-            begin = re.match(r"(\w+)[=:]", str(error))
-            names_setting = begin is not None and begin[1] in inspect.signature(target).parameters
-            raise SettingError(f"{self.setting}{'.' if names_setting else ': '}{error}") from error
+            begin = ARGUMENT.match(str(error))
+            if begin is None or begin[1] not in inspect.signature(target).parameters:
+                raise SettingError(error, setting=self.setting) from error
+            problem, _, cure = begin[3].removeprefix("is ").rpartition(": ")
+            problem = problem or "out of range"
+            raise SettingError(problem, setting=f"{self.setting}.{begin[1]}", value=begin[2], cure=cure) from error
         except MISTAKES as error:
             if not is_users(self.path):
                 raise
-            raise SettingError(f"{self.setting}._target_={self.path}: {mistake(error)}") from error
+            raise SettingError(mistake(error), setting=f"{self.setting}._target_", value=self.path) from error
 
     def bind(self, **context: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
         """What a call would call, and with which arguments; SettingError as there, but for values it refuses."""
@@ -75,7 +79,10 @@ class Component:
             parameters = inspect.signature(target).parameters
         except ValueError as error:
             raise SettingError(
-                f"{self.setting}._target_={self.path} does not say what it takes: wrap it in a function of your own"
+                "does not say what it takes",
+                setting=f"{self.setting}._target_",
+                value=self.path,
+                cure="wrap it in a function of your own",
             ) from error
         bound = {name: value for name, value in context.items() if name in parameters or _takes_all(parameters)}
         return target, {**bound, **self._typed(target, parameters, set(bound))}
@@ -106,9 +113,16 @@ class Component:
         try:
             target = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
-            raise SettingError(f"{self.setting}._target_={self.path} cannot be imported: {error}") from error
+            raise SettingError(
+                f"cannot be imported: {error}",
+                setting=f"{self.setting}._target_",
+                value=self.path,
+                cure="name a class or a function as PACKAGE.MODULE.NAME",
+            ) from error
         if not callable(target):
-            raise SettingError(f"{self.setting}._target_={self.path} is not callable: name a class or a function")
+            raise SettingError(
+                "not callable", setting=f"{self.setting}._target_", value=self.path, cure="name a class or a function"
+            )
         return target
 
     def _typed(self, target: Any, parameters: Mapping[str, inspect.Parameter], context: set[str]) -> dict[str, Any]:
@@ -119,14 +133,14 @@ class Component:
             if name not in self.optional or (name in parameters and value is not None)
         }
         for name in settings:
-            if name not in parameters and (line := other_name(f"{self.setting}.{name}")) is not None:
-                raise SettingError(line)
             if name in context or (name not in parameters and not _takes_all(parameters)):
                 names = sorted(set(parameters) - context)
                 also = ["weight"] if self.setting.startswith("objective.") else []  # which every loss term has
                 takes, nearest = ", ".join(names) or "none", suggestion(f"{self.setting}.{name}", names + also)
                 raise SettingError(
-                    f"{self.setting}.{name} is no setting of {self.path}{nearest} (it takes {takes}): remove it"
+                    f"no setting of {self.path}{nearest} (it takes {takes})",
+                    setting=f"{self.setting}.{name}",
+                    cure="remove it",
                 )
         for name, parameter in parameters.items():
             required = parameter.default is parameter.empty and parameter.kind not in (
@@ -134,7 +148,7 @@ class Component:
                 parameter.VAR_POSITIONAL,
             )
             if required and name not in {*settings, *context}:
-                raise SettingError(f"{self.setting}.{name} is missing: {self.path} needs it")
+                raise SettingError("missing", setting=f"{self.setting}.{name}", cure=f"{self.path} needs it")
         try:
             hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
         except (NameError, TypeError):  # types that are imported for a type checker alone; an object that is callable
@@ -172,7 +186,9 @@ def converted(value: Any, kind: Any, setting: str) -> Any:
             return value
         reason = "A list or tuple is needed" if first["type"] in ("tuple_type", "list_type") else first["msg"]
         written = "null" if value is None else value
-        raise SettingError(f"{setting}={written} does not fit: {reason[0].lower()}{reason[1:]}") from error
+        raise SettingError(
+            "does not fit", setting=setting, value=written, cure=f"{reason[0].lower()}{reason[1:]}"
+        ) from error
 
 
 def component(
@@ -226,7 +242,11 @@ def by_name(group: str, noun: str, values: Mapping[str, Any]) -> dict[str, Compo
     """
     for name, settings in values.items():
         if not isinstance(settings, dict) or settings.get("_target_") is None:
-            raise SettingError(f"{group}.{name} names no {noun}: give a class of your own as {group}.{name}._target_")
+            raise SettingError(
+                f"names no {noun}",
+                setting=f"{group}.{name}",
+                cure=f"give a class of your own as {group}.{name}._target_",
+            )
     return {name: component(f"{group}.{name}", settings, "") for name, settings in values.items()}
 
 
@@ -239,12 +259,12 @@ def _check_values(setting: str, value: Any) -> None:
         for inner in value:
             _check_values(setting, inner)
     elif isinstance(value, str) and not value.strip() and setting.endswith(".path"):
-        raise SettingError(f"{setting}={value} {EMPTY}")
+        raise SettingError(EMPTY, setting=setting, value=value, cure=GIVE)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise SettingError(f"{setting}={value} is not finite: give a number")
+        raise SettingError("not finite", setting=setting, value=value, cure="give a number")
     elif isinstance(value, int | float) and abs(value) > LARGEST:
         verdict = "large" if value > 0 else "small"
-        raise SettingError(f"{setting}={value} is too {verdict}: give a number from -1e12 to 1e12")
+        raise SettingError(f"too {verdict}", setting=setting, value=value, cure="give a number from -1e12 to 1e12")
 
 
 def kinds(package: str) -> list[str]:

@@ -120,15 +120,15 @@ def terms_of(arguments: list[str]) -> list[str]:
 def _one_run(line: CommandLine) -> Composition:
     if options := [name for name in line.options if name not in ("--config-dir", "--multirun")]:
         raise SettingError(
-            f"{options[0]} is an option of the command: run `python -m distill` with it, or leave it out"
+            "is an option of the command", setting=options[0], cure="run `python -m distill` with it, or leave it out"
         )
     check_overrides(line)
     composition = compose(line)
     if "--multirun" in line.options or composition.sweeps:
-        raise SettingError("this command is about one run: leave --multirun and recipes of sweeps out")
+        raise SettingError("this command is about one run", cure="leave --multirun and recipes of sweeps out")
     check_one_run(line)
     if composition.settings.get("chain") is not None:
-        raise SettingError("this recipe is a chain, which is several runs: name the recipe of one of its stages")
+        raise SettingError("this recipe is a chain, which is several runs", cure="name the recipe of one of its stages")
     return composition
 
 
@@ -144,7 +144,10 @@ def compose(line: CommandLine) -> Composition:
             folders = override.value()
             if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
                 raise SettingError(
-                    f"{override.input_line}: give a list of folders, as hydra.searchpath=[file://FOLDER]"
+                    "no list of folders",
+                    setting="hydra.searchpath",
+                    value=override.input_line.partition("=")[2],
+                    cure="give one as hydra.searchpath=[file://FOLDER]",
                 )
             path += folders
     for text in line.overrides:
@@ -159,11 +162,15 @@ def compose(line: CommandLine) -> Composition:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return compose_overrides(line.primary, [*overrides, f"hydra.searchpath=[{listed}]"])
     except RecursionError:
-        raise SettingError("a file of these settings has lists in lists too deep to be read: correct it") from None
+        raise SettingError(
+            "a file of these settings has lists in lists too deep to be read", cure="correct it"
+        ) from None
     except ValueError as error:
         if "integer string conversion" not in str(error):
             raise
-        raise SettingError("a file of these settings has a number of too many digits to be read: correct it") from None
+        raise SettingError(
+            "a file of these settings has a number of too many digits to be read", cure="correct it"
+        ) from None
 
 
 def _refuse_hidden_recipes(path: list[str], overrides: list[str]) -> None:
@@ -173,7 +180,10 @@ def _refuse_hidden_recipes(path: list[str], overrides: list[str]) -> None:
         for name in named & set(options_of("recipe")):
             if (file := Path(folder.removeprefix("file://"), "recipe", f"{name}.yaml")).is_file():
                 raise SettingError(
-                    f"recipe={name} is {file} and also a recipe that comes with Distill: give yours another name"
+                    f"is {file} and also a recipe that comes with Distill",
+                    setting="recipe",
+                    value=name,
+                    cure="give yours another name",
                 )
 
 
@@ -185,7 +195,7 @@ def _check_sizes(path: list[str]) -> None:
                 try:
                     bounded_text(file)
                 except TooLargeYaml as error:
-                    raise SettingError(f"{file}: {error}: no settings are that large, so correct it") from None
+                    raise SettingError(f"{file}: {error}", cure="no settings are that large, so correct it") from None
                 except (OSError, ValueError):  # Hydra reports it where the file is asked for
                     continue
 
@@ -330,10 +340,14 @@ def check_sweep(composition: Composition) -> None:
     """
     if any(text.startswith("hydra.run.dir=") for text in overrides_of(composition.hydra, "hydra")):
         raise SettingError(
-            "hydra.run.dir is of one run: a sweep has hydra.sweep.dir=DIR, with a folder in it for each run"
+            "names the folder of one run",
+            setting="hydra.run.dir",
+            cure="a sweep has hydra.sweep.dir=DIR, with a folder in it for each run",
         )
     if sweeper_of(composition.hydra) != BASIC and composition.settings.get("optimize") is None:
         raise SettingError(
-            f"optimize=null, but the sweeper {sweeper_of(composition.hydra)} chooses by a number of each run: set "
-            "optimize=perplexity, or another number of the results"
+            f"the sweeper {sweeper_of(composition.hydra)} chooses by a number of each run",
+            setting="optimize",
+            value="null",
+            cure="set optimize=perplexity, or another number of the results",
         )

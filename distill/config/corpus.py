@@ -122,5 +122,7 @@ class CorpusConfig(Settings):
     @model_validator(mode="after")
     def _has_something_to_learn_from(self) -> Self:
         if self.max_sequences == 0 and self.unlabelled is None:
-            raise SettingError("corpus.max_sequences=0 is too small: give 1 or more, or null for all")
+            raise SettingError(
+                "too small", setting="corpus.max_sequences", value="0", cure="give 1 or more, or null for all"
+            )
         return self

@@ -40,7 +40,9 @@ class DataConfig(Settings):
     def _has_room_to_fetch_ahead(self) -> Self:
         if self.local_bytes < 2 * self.shuffle_bytes:
             raise SettingError(
-                f"data.local_bytes={self.local_bytes} has to be twice data.shuffle_bytes={self.shuffle_bytes} at "
-                "least, as the next sequences are fetched while some are read: raise it, or lower data.shuffle_bytes"
+                f"less than twice data.shuffle_bytes={self.shuffle_bytes}, with room to fetch the next sequences",
+                setting="data.local_bytes",
+                value=self.local_bytes,
+                cure="raise it, or lower data.shuffle_bytes",
             )
         return self

@@ -101,7 +101,9 @@ class EvaluateConfig(Settings):
     def _names_each_set_once(cls, sets: list[str]) -> list[str]:
         for name in sets:
             if sets.count(name) > 1:
-                raise SettingError(f"evaluate.sets={sets} names {name} twice: name each set once")
+                raise SettingError(
+                    f"names {name} twice", setting="evaluate.sets", value=sets, cure="name each set once"
+                )
         return sets
 
     def max_sequences_of(self, name: str) -> int | None:

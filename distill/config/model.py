@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from distill.runtime.errors import SettingError
 from distill.runtime.files import expanded
 
-EMPTY = "is empty (a shell variable that is not set?): give a value, or null for none"
+EMPTY, GIVE = "empty (a shell variable that is not set?)", "give a value, or null for none"
 SEEDS = 2**63 - 1
 STEPS = 10**9  # more than any run has
 BATCH = 65_536  # sequences: ten times what a large machine holds of short ones
@@ -45,7 +45,7 @@ class Settings(BaseModel):
     def _is_what_was_meant(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse an empty text; take no truth value for a number, and no broken number for a whole one that fits."""
         if isinstance(value, str) and not value.strip():
-            raise PydanticCustomError("refused", EMPTY)
+            raise PydanticCustomError("refused", f"{EMPTY}; {GIVE}")
         kinds = kinds_of(cls.model_fields[str(info.field_name)].annotation)
         if isinstance(value, bool) and not kinds & {bool, Any} and kinds & {int, float}:
             raise PydanticCustomError("no_number", "a truth value is no number")

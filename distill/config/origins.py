@@ -51,7 +51,9 @@ def explained(line: CommandLine) -> tuple[ComposedRun, list[Setting]]:
     composition = compose(line)
     settings = composition.settings
     if settings.get("chain") is not None:
-        raise SettingError("this recipe is a chain, whose stages have settings of their own: name a stage's recipe")
+        raise SettingError(
+            "this recipe is a chain, whose stages have settings of their own", cure="name a stage's recipe"
+        )
     job = run_of(composition)
     layers, values, schema = files_of(composition), _values(settings), settings_schema()
     listed = [

@@ -48,12 +48,12 @@ def understood(override: str, multirun: bool) -> str:
     parsed = parse_override(f"{name}={value}")
     if parsed is not None:
         number = None if parsed.is_sweep_override() else parsed.value()
-        changes = _is_text(name) and isinstance(number, int | float) and str(number) != value
+        changes = is_text(name) and isinstance(number, int | float) and str(number) != value
         return f"{name}={quoted(value)}" if changes else f"{name}={value}"
     values = value.split(",") if multirun else [value]
     as_texts = ",".join(text if parse_override(f"{name}={text}") else quoted(text) for text in values)
     as_entries = ENTRY.sub(lambda match: match[1] + _entry(match[2]), value)
-    is_nested = value.startswith(("[", "{", "'", '"', "${")) and not _is_text(name)
+    is_nested = value.startswith(("[", "{", "'", '"', "${")) and not is_text(name)
     candidate = as_entries if is_nested else as_texts
     return override if parse_override(f"{name}={candidate}") is None else f"{name}={candidate}"
 
@@ -74,7 +74,7 @@ def parse_override(override: str) -> Any:
         return None
 
 
-def _is_text(name: str) -> bool:
+def is_text(name: str) -> bool:
     """Whether a setting is a text whatever its value looks like."""
     return name in FOLDERS or name.rpartition(".")[2] in _texts()
 

@@ -43,18 +43,13 @@ class TeacherCacheConfig(Settings):
         default = cls.model_fields[str(info.field_name)].default
         if value != default and "sampled" in info.data and info.data["sampled"] is None:
             cure = f"set {{section}}.sampled to a number, or {{section}}.{info.field_name} back to {default}"
-            raise PydanticCustomError("refused", f"is for sampled tokens, but {{section}}.sampled=null: {cure}")
+            raise PydanticCustomError("refused", f"for sampled tokens, but {{section}}.sampled=null; {cure}")
         return value
 
     @property
     def wanted(self) -> bool:
         """Whether a cache is read in place of a teacher that runs."""
         return self.top_k is not None or self.sampled is not None
-
-    def described(self, setting: str) -> str:
-        """What decides the size of a position, as error lines call it; `setting`: the teacher's name on them."""
-        sizes = {"top_k": self.top_k, "sampled": self.sampled}
-        return " with ".join(f"{setting}.cache.{name}={size}" for name, size in sizes.items() if size is not None)
 
 
 class BundledConfig(Settings):

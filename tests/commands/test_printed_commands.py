@@ -12,8 +12,8 @@ import pytest
 from job import ROOT, Shelf, assert_same, distill, results
 
 from distill.commands.cli import main
-from distill.config.override_text import as_value
 from distill.config.composition import composed_run
+from distill.config.override_text import as_value
 from distill.report import live_sections
 from distill.report.live_sections import Ending
 from distill.runs.record import Record
