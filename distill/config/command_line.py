@@ -62,7 +62,7 @@ class CommandLine:
             options[name] = value if separator or name not in WITH_VALUE else next(rest, "")
         if (folder := options.get("--config-dir")) is not None:
             options["--config-dir"] = folder = expanded(folder)
-            if not Path(folder).is_dir():
+            if not folder or not Path(folder).is_dir():
                 raise SettingError(f"--config-dir {folder}: no such folder", cure="correct the path")
         return cls(options, [understood(override, "--multirun" in options) for override in overrides])
 

@@ -33,7 +33,7 @@ OPTIMIZERS = "distill.optim.optimizers"
 SCHEDULES = "distill.optim.schedules"
 
 # How a ValueError begins that names an argument, `warmup=2 must be below 1`: the name, the value and the rest.
-ARGUMENT = re.compile(r"(\w+)(?:=(\[[^]]*\]|\([^)]*\)|\{[^}]*\}|\S+?))?:? (.*)", re.DOTALL)
+ARGUMENT = re.compile(r"(\w+)(?:=(\[.*\]|\(.*\)|\{.*\}|[^\s,]+?))?:? (.*)", re.DOTALL)
 LARGEST = 1e12  # of numbers that have no range of their own, such as those of a callable of the user's
 
 
@@ -63,7 +63,8 @@ class Component:
                 raise
             begin = ARGUMENT.match(str(error))
             if begin is None or begin[1] not in inspect.signature(target).parameters:
-                raise SettingError(error, setting=self.setting) from error
+                problem, _, cure = str(error).rpartition(": ")
+                raise SettingError(problem or cure, setting=self.setting, cure=cure if problem else "") from error
             problem, _, cure = begin[3].removeprefix("is ").rpartition(": ")
             problem = problem or "out of range"
             raise SettingError(problem, setting=f"{self.setting}.{begin[1]}", value=begin[2], cure=cure) from error

@@ -76,12 +76,12 @@ def parse_override(override: str) -> Any:
 
 def is_text(name: str) -> bool:
     """Whether a setting is a text whatever its value looks like."""
-    return name in FOLDERS or name.rpartition(".")[2] in _texts()
+    return name in (*FOLDERS, "data.cache") or name.rpartition(".")[2] in _texts()
 
 
 @cache
 def _texts() -> set[str]:
-    """The last parts of the names of settings that are texts."""
+    """The last parts of the names of settings that are texts; without `cache`, which of a teacher is a group."""
     sections, texts, others = [Settings], set[str](), set[str]()
     for section in sections:
         sections += section.__subclasses__()

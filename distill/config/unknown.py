@@ -50,8 +50,8 @@ def _not_understood(override: str) -> SettingError:
     is_nested = value[:1] in ("[", "{", "'", '"')
     example = f"\"{name or 'NAME'}=['a, b', 'c=d']\"" if is_nested else in_shell(name or "NAME", value)
     cure = f"write NAME=VALUE, and texts with special signs in quotes, such as {example}"
-    if not name:
-        return SettingError(f"{override} is not understood", cure=cure)
+    if not name or "=" not in override:
+        return SettingError(f"{override} is not understood", cure="write NAME=VALUE")
     return SettingError("not understood", setting=name, value=value, cure=cure)
 
 

@@ -110,7 +110,7 @@ def test_a_finished_run_is_given_again_and_opened(ran: RunResults, shelf: Shelf)
         (["+recipe=smok"], "smok"),
         (["+recipe=smoke", "optimizer.lr=fast"], r"^optimizer\.lr"),
         (["+recipe=smoke", "seed=1,2"], r"about one run: leave --multirun"),
-        (["--multirun", "+recipe=smoke"], r"^this command is about one run: leave --multirun"),
+        (["--multirun", "+recipe=smoke"], r"^this command is about one run; leave --multirun"),
         (
             ["+recipe=smoke", "hydra.job.chdir=true"],
             r"^hydra\.job\.chdir: of Hydra's own settings one run reads hydra\.run\.dir",
