@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from distill.config.command_line import CommandLine, check_overrides
-from distill.config.component import TERMS, kinds
+from distill.config.component import TERMS, Component, kinds
 from distill.config.composition import ComposedRun, compose, files_of, run_of
 from distill.config.flat_settings import flatten
 from distill.config.folders import CONF, RECIPES
 from distill.config.layers import RECIPE, SCHEMA, Layer
 from distill.config.schema import arguments_of, described, settings_schema
-from distill.config.settings import Config, CustomStudentConfig, CustomTeacherConfig
+from distill.config.settings import Config
 from distill.config.student import STUDENTS
 from distill.config.teacher import TEACHERS
 from distill.runtime.errors import SettingError
@@ -65,15 +65,16 @@ def explained(line: CommandLine) -> tuple[ComposedRun, list[Setting]]:
 
 
 def _is_read(config: Config, name: str) -> bool:
-    """Whether a run reads a setting: those that a recipe sets for another kind of teacher or student are not."""
+    """Whether a run reads a setting: what a recipe has set for another kind of its group is not read."""
     group, _, rest = name.partition(".")
     section, part = getattr(config, group, None), rest.partition(".")[0]
-    kinds_of_section = {"teacher": TEACHERS, "student": STUDENTS}.get(group)
-    if kinds_of_section is None or part in (kinds_of_section.by, "_target_") or part in type(section).model_fields:
-        return True
-    if part not in kinds_of_section.fields:
-        return True
-    return isinstance(section, CustomTeacherConfig | CustomStudentConfig) and part in section.custom.bind()[1]
+    make: Component | None = getattr(section, "make", None) or getattr(section, "custom", None)
+    if isinstance(section, Component):
+        make = section
+    if (kinds_of_group := {"teacher": TEACHERS, "student": STUDENTS}.get(group)) is not None:
+        is_shared = part in kinds_of_group.fields and part not in type(section).model_fields
+        return not is_shared or (make is not None and part in make.takes())
+    return make is None or part not in make.optional or part in make.takes()
 
 
 def _with_arguments(listed: list[Setting]) -> Iterator[Setting]:

@@ -95,8 +95,40 @@ def test_bad_input_ends_in_one_line(arguments: list[str], words: str, capfd: pyt
     assert line.startswith("distill: ") and words in line and not captured.out
 
 
-def test_a_value_that_is_left_open_is_shown(capsys: Capture) -> None:
-    assert origin(printed(capsys, "optimizer", "optimizer=custom"), "_target_")[0] == "???"
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["optimizer=custom"], "optimizer._target_: missing"),
+        (["+optimizer.betaz=1"], "optimizer.betaz: no setting"),
+        (["corpus.path=/no/such"], "corpus.path=/no/such: no such file"),
+        (["objective.soft_classes.weight=1"], "objective.soft_classes: reads a head"),
+        (["hydra.job.chdir=true"], "hydra.job.chdir: "),
+    ],
+)
+def test_what_a_run_refuses_is_refused(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["settings"]):
+        assert distill(*command, *arguments) == 2
+        captured = capfd.readouterr()
+        assert words in captured.err and not captured.out
+
+
+def test_what_a_run_does_not_read_is_left_out(tmp_path: Path, capsys: Capture) -> None:
+    """Settings of a recipe for another student, teacher and schedule than those of the command line."""
+    (tmp_path / "recipe").mkdir()
+    head = "# @package _global_\ndefaults: [smoke, override /schedule: polynomial, _self_]\n"
+    own = "schedule: {power: 3.0}\nstudent: {search_seconds: 5}\nteacher: {revision: main, micro_batches: 2}\n"
+    (tmp_path / "recipe" / "mine.yaml").write_text(head + own)
+    lines = printed(
+        capsys,
+        "--config-dir",
+        str(tmp_path),
+        "+recipe=mine",
+        "schedule=linear",
+        "student=bert",
+        "teacher=bundled_small",
+    )
+    names = {line.split(" = ")[0].strip() for line in lines}
+    assert not names & {"power", "search_seconds", "revision"} and {"micro_batches", "warmup", "architecture"} <= names
 
 
 def test_what_a_loss_term_takes_besides_with_its_defaults(capsys: Capture) -> None:

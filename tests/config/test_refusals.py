@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hydra import initialize_config_dir
+from job import Shelf, command, distill, library, metrics
 
 from distill.commands.arguments import parse
 from distill.commands.evaluate import EvaluateArguments
@@ -140,7 +141,8 @@ def test_home_is_what_a_shell_makes_of_it(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "x").mkdir()
     config = composed(
         ["corpus.path=~/x", "corpus.unlabelled=null", "teacher.path=~/x", "student.path=~/x", "student.tokenizer=~/x",
-         "data.cache=~/x", "resume=~/x", "evaluate.sources.books.path=~/x", "evaluate.sources.imdb={kind: text, path: ~/x}"]
+         "data.cache=~/x", "resume=~/x", "evaluate.sources.books.path=~/x",
+         "evaluate.sources.imdb={kind: text, path: ~/x}"]
     )  # fmt: skip
     found = [config.corpus.source.path, config.teacher.path, config.student.path, config.student.tokenizer]
     found += [config.data.cache, config.resume, *(config.evaluate.sources[name].path for name in ("books", "imdb"))]
@@ -184,9 +186,8 @@ def test_a_run_is_refused(given: str, shelf: Shelf, tmp_path: Path, capfd: pytes
     monkeypatch.delenv("DISTILL_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     arguments = given.split(" ")
-    status = distill(*arguments) if len(arguments) == 1 and arguments[0] in list(RUN)[:3] else shelf.run(
-        tmp_path / "run", *arguments
-    )  # fmt: skip
+    alone = given in list(RUN)[:3]
+    status = distill(*arguments) if alone else shelf.run(tmp_path / "run", *arguments)
     refused(capfd, status, *RUN[given])
     assert not (tmp_path / "run" / "checkpoints").exists()
 
