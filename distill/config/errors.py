@@ -49,7 +49,8 @@ def setting_error_of(error: ValidationError, model: Any, name: str, written_sett
 
 def all_of(refusals: Sequence[SettingError]) -> SettingError:
     """Several refusals as one, in one line."""
-    return refusals[0] if len(refusals) == 1 else SettingError(refusals=refusals)
+    single = [each for refusal in refusals for each in (refusal.refusals or [refusal])]
+    return single[0] if len(single) == 1 else SettingError(refusals=single)
 
 
 def _list_of(location: tuple[int | str, ...], values: Any) -> list[Any] | None:
