@@ -25,7 +25,7 @@ from vocabularies import special_ids, vocabulary_of
 from distill import job as whole_run  # noqa: F401
 from distill.commands.cli import main
 from distill.config import composition  # noqa: F401
-from distill.config.command_line import CommandLine, as_value, check_one_run, check_overrides, run_dir  # noqa: F401
+from distill.config.command_line import CommandLine, check_one_run, check_overrides, run_dir  # noqa: F401
 from distill.config.compose import add_recipe, build, chain_config, default_settings, register  # noqa: F401
 from distill.config.composition import (  # noqa: F401
     ComposedRun,
@@ -36,6 +36,7 @@ from distill.config.composition import (  # noqa: F401
     composed_run,
     run_of,
 )
+from distill.config.override_text import as_value  # noqa: F401
 from distill.config.settings import CONF, ChainConfig, Config
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -49,7 +49,7 @@ def test_a_command_line_that_says_what_to_run_is_no_main_job(arguments: list[str
 def test_options_and_overrides_may_stand_in_any_order() -> None:
     line = CommandLine.of(["seed=1", "-cd", ".", "+recipe=smoke", "-m"])
     assert line.overrides == ["seed=1", "+recipe=smoke"] and line.options == {"--config-dir": ".", "--multirun": ""}
-    with pytest.raises(SettingError, match=r"^--multrun is no option \(did you mean --multirun"):
+    with pytest.raises(SettingError, match=r"^--multrun: no option \(did you mean --multirun"):
         CommandLine.of(["--multrun"])
 
 

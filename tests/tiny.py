@@ -17,7 +17,7 @@ from distill.config import compose
 from distill.config import settings as conf
 from distill.config.component import Component
 from distill.config.compose import optimizer_config, schedule_config  # noqa: F401  # handed on, of dicts
-from distill.config.errors import line_of
+from distill.config.errors import setting_error_of
 from distill.data.batch import PADDING, Batch
 from distill.data.batches import Batches, StepShape
 from distill.data.collate.mlm import MaskedLM, masked_lm
@@ -42,7 +42,6 @@ from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.history import Points
 from distill.runs.metrics import Metrics
 from distill.runs.sharded_checkpoint import ShardedCheckpoints
-from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
 from distill.teacher.output import NoTeacher
@@ -184,7 +183,7 @@ def _change(settings: Any, name: str, value: Any, path: str) -> Any:
     try:
         return settings.changed(**{first: value})
     except ValidationError as error:
-        raise SettingError(line_of(error, type(settings), path, {first: value})) from error
+        raise setting_error_of(error, type(settings), path, {first: value}) from error
 
 
 def objective_config(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from distill.runtime.errors import SettingError
+from distill.runtime.files import expanded
 from distill.runtime.nearest import did_you_mean
 
 Text = NewType("Text", str)  # taken as it stands: a text may be empty, or begin with a bracket
@@ -38,7 +39,7 @@ def split(cls: type[Arguments], arguments: list[str], command: str) -> tuple[Arg
     left = iter(arguments)
     for argument in left:
         name, separator, value = argument.partition("=")
-        if argument.startswith("--") and _takes_value(argument):
+        if argument.startswith("-") and _takes_value(argument):
             rest += [argument, *islice(left, 1)]
             continue
         if not separator and not argument.startswith(("-", "~")):
@@ -61,9 +62,9 @@ def split(cls: type[Arguments], arguments: list[str], command: str) -> tuple[Arg
 
 
 def _takes_value(option: str) -> bool:
-    from distill.config.command_line import WITH_VALUE
+    from distill.config.command_line import SHORT, WITH_VALUE
 
-    return option in WITH_VALUE
+    return SHORT.get(option, option) in WITH_VALUE
 
 
 def _plain(kind: Any) -> Any:
@@ -87,8 +88,8 @@ def _value(name: str, value: str, kind: Any) -> Any:
         return value
     if not value:
         raise SettingError(f"{name}= is empty (a shell variable that is not set?): give it a value, or leave it out")
-    if kind is Path:
-        return Path(value).expanduser()
+    if kind in (Path, str):
+        return kind(expanded(value))
     try:
         return {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
     except (KeyError, ValueError):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distill.config.command_line import as_value
+from distill.config.override_text import as_value
 from distill.config.settings import ChainConfig, StageConfig
 from distill.report import chain_report
 from distill.report.chain_report import FILES, SnapshotRuns
@@ -27,7 +27,7 @@ from distill.runs.results_file import check_student, read_results
 from distill.runtime.children import dying_with, pass_signals
 from distill.runtime.errors import SettingError, StageFailed
 from distill.runtime.files import make_folder
-from distill.runtime.redaction import literal_secret, redact
+from distill.runtime.redaction import redact
 from distill.runtime.signals import STOPPING, handled
 
 REFERENCE = re.compile(r"\{(\w+)\}")  # in a setting: the folder of an earlier stage, or of one of its snapshots
@@ -141,11 +141,6 @@ def check_chain(chain: ChainConfig) -> None:
         if stage.snapshots_of is not None:
             _check_snapshots(chain, name, stage.snapshots_of, earlier)
         for setting in stage.settings:
-            if (secret := literal_secret(setting)) is not None:
-                raise SettingError(
-                    f"chain.stages.{name}.settings: {secret} is named like a secret, and everybody on this machine can "
-                    f"read the command line of a stage: set a variable and write {secret}=${{oc.env:NAME}}"
-                )
             for other in _references(setting):
                 prefix = f"chain.stages.{name}.settings: {setting} names the stage {other}, which"
                 if other not in earlier:

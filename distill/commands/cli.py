@@ -1,5 +1,6 @@
 """The command `distill`, also `python -m distill`: the main job, or the command that the first argument names."""
 
+import os
 import re
 import resource
 import sys
@@ -42,7 +43,7 @@ def _main(arguments: list[str] | None) -> int:
     if wants_help:
         from distill.commands.help import main_help
 
-        print(main_help({name: text for name, (_, text) in COMMANDS.items()}))
+        print(main_help({name: text for name, (_, text) in COMMANDS.items()}, config_dir(arguments)))
         return 0
     if arguments == ["--version"]:
         from distill.runtime.version import __version__
@@ -86,7 +87,7 @@ def run_command(name: str, arguments: list[str], wants_help: bool = False) -> in
     from distill.runtime.nearest import did_you_mean
 
     if name not in COMMANDS:
-        if name in options_of("recipe"):
+        if name in options_of("recipe", config_dir(arguments)):
             report_problem(f"{name} is a recipe and not a command: give +recipe={name}")
             return SettingError.status
         report_problem(
@@ -101,3 +102,12 @@ def run_command(name: str, arguments: list[str], wants_help: bool = False) -> in
         return 0
     limit_spinning()
     return status_of(lambda: command.run(arguments))
+
+
+def config_dir(arguments: list[str]) -> str | None:
+    """The folder of options of the user's that a command line names, if it names one."""
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, separator, value = argument.partition("=")
+        if name in ("--config-dir", "-cd"):
+            return os.path.expanduser(value if separator else following)
+    return None

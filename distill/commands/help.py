@@ -34,13 +34,15 @@ WIDTH = 118
 LONGEST = 88  # characters of the summary of a recipe
 
 
-def main_help(commands: Mapping[str, str]) -> str:
+def main_help(commands: Mapping[str, str], config_dir: str | None = None) -> str:
     """The help of the command without a subcommand.
 
     Args:
         commands: what each of the others does, by name.
+        config_dir: a folder of recipes and options of the user's.
     """
-    recipes = {file.stem: _summary(file) for file in sorted(RECIPES.glob("*.yaml"))}
+    folders = [RECIPES, *([] if config_dir is None else [Path(config_dir) / "recipe"])]
+    recipes = {file.stem: _summary(file) for folder in folders for file in sorted(folder.glob("*.yaml"))}
     groups = {
         folder.name: ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
         for folder in sorted(CONF.iterdir())

@@ -19,7 +19,8 @@ usage: distill settings [NAME ...] [+recipe=NAME] [GROUP=OPTION ...] [SETTING=VA
   distill settings +recipe=squad optimizer=lamb    what these would train with
 
 Each has its value and unit, who set it (default, an option's file, a recipe, the command line) and what it does. A
-reference such as ${objective.temperature} is shown as it was given, and no secret is shown.
+reference such as ${objective.temperature} is shown as it was given, and no secret is shown. What a run would refuse is
+refused here, and what it would not read is left out.
 
   --config-dir FOLDER   recipes and options of your own
 """
@@ -31,15 +32,17 @@ def run(arguments: list[str]) -> None:
     """Print the settings. Raises SettingError for bad input."""
     from distill.config.command_line import CommandLine, check_one_run
     from distill.config.origins import explained
+    from distill.runs.check import check
 
     line = CommandLine.of(arguments)
     if options := [name for name in line.options if name != "--config-dir"]:
         raise SettingError(f"{options[0]}: `distill settings` takes --config-dir alone; leave it out")
     names = [text for text in line.overrides if "=" not in text and not text.startswith(("+", "~"))]
     of_run = CommandLine(line.options, [text for text in line.overrides if text not in names])
-    recipe, settings = explained(of_run)
     check_one_run(of_run)
-    print("\n".join([f"Settings of the recipe {recipe}", *_lines(_chosen(settings, names))]))
+    job, settings = explained(of_run)
+    check(job.config, job.folder)
+    print("\n".join([f"Settings of the recipe {job.recipe}", *_lines(_chosen(settings, names))]))
 
 
 def _chosen(settings: Sequence["Setting"], names: Sequence[str]) -> list["Setting"]:

@@ -37,6 +37,7 @@ def run_sweep(line: "CommandLine", composition: "Composition", train: "Train") -
         train: runs a job and returns the number that a search optimizes, in the direction that the search has.
     """
     from distill.config.composition import by_hydra, check_sweep, fixed_overrides
+    from distill.config.override_text import as_value
 
     if is_rank():
         raise SettingError(ONE_PROCESS)
@@ -48,7 +49,8 @@ def run_sweep(line: "CommandLine", composition: "Composition", train: "Train") -
     )
     statuses: list[int] = []
     try:
-        by_hydra(line, lambda run: _run(run, sweep, train, statuses))
+        folder = f"hydra.sweep.dir={as_value(str(composition.sweep_folder))}"
+        by_hydra(replace(line, overrides=[*line.overrides, folder]), lambda run: _run(run, sweep, train, statuses))
     except Exception as error:  # also of Hydra itself and of a search
         if (failure := expected(error)) is None:
             raise

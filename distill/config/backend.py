@@ -60,15 +60,15 @@ class BackendConfig(Settings):
     @classmethod
     def _is_a_device(cls, value: str) -> str:
         if not re.fullmatch(DEVICE, value):
-            raise PydanticCustomError("refused", "is not known: give auto, cpu, cuda or cuda:<number>")
+            raise PydanticCustomError("refused", "not known; give auto, cpu, cuda or cuda:<number>")
         return value
 
     @field_validator("rings")
     @classmethod
     def _is_a_number_of_rings(cls, value: str) -> str:
         if value != "auto" and not (value.isdecimal() and 1 <= int(value) <= MOST_RINGS):
-            verdict = "is too large" if value.isdecimal() and int(value) > MOST_RINGS else "is no number of rings"
-            raise PydanticCustomError("refused", f"{verdict}: give a number from 1 to {MOST_RINGS}, or auto")
+            verdict = "too large" if value.isdecimal() and int(value) > MOST_RINGS else "no number of rings"
+            raise PydanticCustomError("refused", f"{verdict}; give a number from 1 to {MOST_RINGS}, or auto")
         return value
 
     @model_validator(mode="after")
@@ -76,13 +76,17 @@ class BackendConfig(Settings):
         for name in ("shard_student", "shard_teacher"):
             if self.name != "fsdp" and getattr(self, name) is not None:
                 raise SettingError(
-                    f"backend.{name}={getattr(self, name)} with backend.name={self.name}: only fsdp shards models "
-                    "over ranks; set backend=fsdp, or leave it out"
+                    f"with backend.name={self.name}: only fsdp shards models over ranks",
+                    setting=f"backend.{name}",
+                    value=getattr(self, name),
+                    cure="set backend=fsdp, or leave it out",
                 )
         if self.offload_teacher and not self.shards_teacher:
             raise SettingError(
-                "backend.offload_teacher=true is for a teacher that is sharded: set backend=fsdp without "
-                "backend.shard_teacher=false"
+                "for a teacher that is sharded",
+                setting="backend.offload_teacher",
+                value="true",
+                cure="set backend=fsdp without backend.shard_teacher=false",
             )
         return self
 

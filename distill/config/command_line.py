@@ -9,21 +9,22 @@ from typing import Any
 from distill.config.compose import group_of
 from distill.config.errors import shown
 from distill.config.folders import CONF, RECIPES
+from distill.config.override_text import FOLDERS, in_shell, is_text, parse_override, quoted, understood
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
+from distill.runtime.files import expanded
 from distill.runtime.nearest import did_you_mean
-from distill.runtime.redaction import literal_secret, redact
+from distill.runtime.redaction import redact
 
 MAIN, BASE = "main", "config"  # files of conf/: the main job, and the settings that every recipe starts from
-# Where a run folder begins; of nothing it would be the folder that the user is in.
-FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 READ_BY_ONE_RUN = ("hydra.run.dir", "hydra.searchpath")
 HYDRA = ("hydra.", "hydra/")
-SIMPLE = re.compile(r"[A-Za-z0-9_./-]+")  # a value that Hydra reads as it stands
 MAX_DIGITS, MAX_DEPTH = 1000, 50  # of a value; what parses them ends in a traceback some way beyond
 MAX_NAME = 200  # characters
 MAX_CHARACTERS, MAX_ENTRIES = 10_000, 1000  # of an override: Hydra parses it a dozen times, long lists in squared time
 NEEDED = ("corpus", "objective", "student", "teacher")  # groups of which every run has an option
+# Groups of which a run has one option; those of other groups add to each other.
+ONE_OPTION = ("corpus", "student", "teacher", "optimizer", "schedule", "backend", "tracker", "profile")
 SHORT = {"-c": "--cfg", "-cd": "--config-dir", "-m": "--multirun", "-i": "--info", "-p": "--package"}
 WITH_VALUE = ("--cfg", "--config-dir", "--package")
 SHOWING = ("--cfg", "--info", "--hydra-help")  # Hydra prints something, and nothing runs
@@ -44,21 +45,32 @@ class CommandLine:
         options, overrides, rest = dict[str, str](), list[str](), iter(arguments)
         for argument in rest:
             if not argument.startswith("-"):
+                _check_size(argument)
                 overrides.append(argument)
                 continue
             name, separator, value = argument.partition("=")
             name = SHORT.get(name, name)
             if name in CONFIG_NAME:
-                raise SettingError(f"{name} is no option: a recipe is given as {_recipe(value or next(rest, 'NAME'))}")
+                recipe = _recipe(value or next(rest, "NAME"), options)
+                raise SettingError(f"{name} is no option", cure=f"a recipe is given as {recipe}")
             if name not in OPTIONS:
                 raise SettingError(
-                    f"{name} is no option{suggestion(name, OPTIONS)}: settings are NAME=VALUE; --help shows the rest"
+                    f"no option{suggestion(name, OPTIONS)}: settings are NAME=VALUE",
+                    setting=name,
+                    cure="--help shows the rest",
                 )
             options[name] = value if separator or name not in WITH_VALUE else next(rest, "")
-        folder = options.get("--config-dir")
-        if folder is not None and (not folder or not Path(folder).is_dir()):
-            raise SettingError(f"--config-dir {folder}: no such folder; correct the path")
-        return cls(options, overrides)
+        if (folder := options.get("--config-dir")) is not None:
+            options["--config-dir"] = folder = expanded(folder)
+            if not folder or not Path(folder).is_dir():
+                raise SettingError(f"--config-dir {folder}: no such folder", cure="correct the path")
+        return cls(options, [understood(override, "--multirun" in options) for override in overrides])
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command line again, as Hydra reads it."""
+        options = [[name, value] if name in WITH_VALUE else [name] for name, value in self.options.items()]
+        return [*(word for option in options for word in option), *self.overrides]
 
     @property
     def primary(self) -> str:
@@ -79,16 +91,7 @@ class CommandLine:
 
     def parsed(self) -> list[Any]:
         """The overrides as Hydra reads them; those that are none are left for Hydra to refuse."""
-        from hydra.core.override_parser.overrides_parser import OverridesParser
-        from hydra.errors import HydraException
-
-        overrides, parser = [], OverridesParser.create()
-        for override in self.overrides:
-            try:
-                overrides.append(parser.parse_override(override))
-            except HydraException:
-                continue
-        return overrides
+        return [parsed for override in self.overrides if (parsed := parse_override(override)) is not None]
 
 
 def run_dir(folder: Path) -> str:
@@ -97,39 +100,22 @@ def run_dir(folder: Path) -> str:
     return f"hydra.run.dir={quoted(text)}"
 
 
-def as_value(text: str) -> str:
-    """A text as a value of a command line, in quotation marks where its signs need them."""
-    return text if SIMPLE.fullmatch(text) else quoted(text.replace("${", r"\${"))
-
-
-def quoted(text: str) -> str:
-    """A text as a value of a command line, whatever signs are in it."""
-    from hydra.core.override_parser.types import Quote, QuotedString
-
-    return str(QuotedString(text, Quote.single).with_quotes())
-
-
 def check_overrides(line: CommandLine) -> None:
-    """Refuse what Hydra would end in a traceback, or with files where nobody looks for them, and secrets.
+    """Refuse what Hydra would end in a traceback, or with files where nobody looks for them.
 
     Raises:
-        SettingError: a secret that stands there itself, a value that no parser takes, a group with a value that can
+        SettingError: a value that no parser takes, a group with a value that can
             name no option of it, or an empty run folder.
     """
-    for override in line.overrides:
-        _check_size(override)
-        if (secret := literal_secret(override)) is not None:
-            raise SettingError(
-                f"{secret} is named like a secret, and everybody on this machine can read the command line: set a "
-                f"variable and give {secret}='${{oc.env:NAME}}'"
-            )
     for override in line.parsed():
         if override.key_or_group == "recipe" and not override.is_add() and not override.is_delete():
-            raise SettingError(
-                f"{override.input_line}: a recipe has a plus, give {_recipe(override.input_line.partition('=')[2])}"
-            )
+            recipe = override.input_line.partition("=")[2]
+            cure = f"give {_recipe(recipe, line.options)}"
+            raise SettingError("a recipe has a plus", setting="recipe", value=recipe, cure=cure)
         if override.is_delete() and (name := override.key_or_group) in NEEDED:
-            raise SettingError(f"~{name} leaves a run without {name}: choose one of {', '.join(options_of(name))}")
+            raise SettingError(
+                f"~{name} leaves a run without {name}", cure=f"choose one of {', '.join(options_of(name))}"
+            )
         if override.is_sweep_override() or override.is_delete():
             continue
         name, value = override.key_or_group, override.value()
@@ -137,9 +123,16 @@ def check_overrides(line: CommandLine) -> None:
         if name in groups() and (
             not isinstance(value, str | list | dict) or not all(isinstance(entry, str) for entry in listed)
         ):
-            raise SettingError(f"{name}={shown(value)} is no option: choose one of {', '.join(options_of(name))}")
+            raise SettingError(
+                "no option", setting=name, value=shown(value), cure=f"choose one of {', '.join(options_of(name))}"
+            )
+        if len(listed) > 1 and name in ONE_OPTION:
+            problem = "several options, of which the last alone would hold"
+            raise SettingError(problem, setting=name, value=override.input_line.partition("=")[2], cure="choose one")
         if name in FOLDERS and (value is None or not str(value).strip()):
-            raise SettingError(f"{name}={value} is empty (a shell variable that is not set?): give a folder")
+            raise SettingError(
+                "empty (a shell variable that is not set?)", setting=name, value=value, cure="give a folder"
+            )
         if name == "train" and not isinstance(value, dict):
             group_of(name, value)
 
@@ -148,29 +141,32 @@ def _check_size(override: str) -> None:
     """Raises SettingError for numbers, lists and texts that Python's parsers cannot take, or not in seconds."""
     name = override.partition("=")[0]
     if len(name) > MAX_NAME:  # Hydra looks for a file of that name
-        raise SettingError(f"{name[:80]}... is no setting: its name has {len(name):,} characters")
+        raise SettingError(f"{name[:80]}... is no setting, as its name has {len(name):,} characters", cure="correct it")
     if len(override) > MAX_CHARACTERS:
         raise SettingError(
-            f"{name} has {len(override):,} characters, and an override has {MAX_CHARACTERS:,} at most: write the "
-            "setting into a recipe"
+            f"has {len(override):,} characters, and an override has {MAX_CHARACTERS:,} at most",
+            setting=name,
+            cure="write the setting into a recipe",
         )
     if override.count(",") > MAX_ENTRIES:
         raise SettingError(
-            f"{name} has more than {MAX_ENTRIES:,} entries: write the setting into a recipe, or name a range as in "
-            "seed=range(0,2000)"
+            f"has more than {MAX_ENTRIES:,} entries",
+            setting=name,
+            cure="write the setting into a recipe, or name a range as in seed=range(0,2000)",
         )
     if re.search(rf"(?<!\d)\d{{{MAX_DIGITS}}}", override):
-        raise SettingError(f"{name} has a number of {MAX_DIGITS:,} digits or more: no setting takes such a number")
+        raise SettingError(f"a number of {MAX_DIGITS:,} digits or more", setting=name, cure="give a shorter one")
     depth = 0
     for sign in override:
         depth += (sign in "[{(") - (sign in "]})")
         if depth > MAX_DEPTH:
-            raise SettingError(f"{name} is a list in a list more than {MAX_DEPTH} deep: no setting takes such a list")
+            raise SettingError(f"a list in a list more than {MAX_DEPTH} deep", setting=name, cure="give a flat one")
 
 
-def _recipe(name: str) -> str:
+def _recipe(name: str, options: dict[str, str]) -> str:
     """How a recipe is given, with the nearest name where there is none of this one."""
-    return f"+recipe={name}{'' if name in (recipes := options_of('recipe')) else did_you_mean(name, recipes)}"
+    recipes = options_of("recipe", options.get("--config-dir"))
+    return f"+recipe={name}{'' if name in recipes else did_you_mean(name, recipes)}"
 
 
 @cache
@@ -179,10 +175,12 @@ def groups() -> set[str]:
     return {folder.name for folder in CONF.iterdir() if folder.is_dir()} | {"recipe"}
 
 
-def options_of(group: str) -> list[str]:
-    """The options of a group, sorted."""
-    folder = RECIPES if group == "recipe" else CONF / group
-    return sorted(file.stem for file in folder.glob("*.yaml"))
+def options_of(group: str, config_dir: str | None = None) -> list[str]:
+    """The options of a group, sorted; with those of a folder of the user's."""
+    folders = [RECIPES if group == "recipe" else CONF / group]
+    if config_dir is not None:
+        folders.append(Path(config_dir) / group)
+    return sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
 
 
 def check_one_run(line: CommandLine) -> None:
@@ -191,25 +189,27 @@ def check_one_run(line: CommandLine) -> None:
         name = override.lstrip("+~").partition("=")[0]
         if name.startswith(HYDRA) and name not in READ_BY_ONE_RUN and override != "hydra.mode=RUN":
             raise SettingError(
-                f"{name}: of Hydra's own settings one run reads {' and '.join(READ_BY_ONE_RUN)} alone; leave it out"
+                f"of Hydra's own settings one run reads {' and '.join(READ_BY_ONE_RUN)} alone",
+                setting=name,
+                cure="leave it out",
             )
     for parsed in line.parsed():
         if parsed.is_sweep_override():
-            raise SettingError(
-                f"{redact(parsed.input_line)} is several values: add --multirun for a run of each, or write a list as "
-                f"{parsed.key_or_group}=[A,B]"
-            )
+            raise several_values(parsed.input_line)
+
+
+def several_values(override: str) -> SettingError:
+    """For one that names a run for each of its values, where there is one run."""
+    name, _, value = redact(override).partition("=")
+    other = f"give one text such as {in_shell(name, value)}" if is_text(name) else f"write a list as {name}=[A,B]"
+    cure = f"add --multirun for a run of each, or {other}"
+    return SettingError("several values", setting=name.lstrip("+"), value=value, cure=cure)
 
 
 def read_list(name: str, value: str) -> list[str]:
     """The entries of [A,B], as Hydra reads it. Raises SettingError where it is none."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        entries = OverridesParser.create().parse_override(f"{name}={value}").value()
-    except HydraException:
-        entries = None
+    parsed = parse_override(understood(f"{name}={value}", multirun=False))
+    entries = None if parsed is None else parsed.value()
     if not isinstance(entries, list):
-        raise SettingError(f"{name}={value} is no list: write {name}=[A,B], or {name}=A {name}=B")
+        raise SettingError("no list", setting=name, value=value, cure=f"write {name}=[A,B], or {name}=A {name}=B")
     return [str(entry) for entry in entries]

@@ -17,10 +17,10 @@ from typing import Any, get_type_hints
 from pydantic.json_schema import SkipJsonSchema
 
 from distill.config.in_memory import IN_MEMORY, InMemory, refuse_text_of_object
-from distill.config.model import EMPTY
-from distill.config.renamed import other_name
+from distill.config.model import EMPTY, GIVE
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
+from distill.runtime.files import expanded
 from distill.runtime.nearest import did_you_mean
 from distill.runtime.users_code import MISTAKES, find_modules_here, is_users, mistake
 from distill.runtime.users_source import source_digest
@@ -32,6 +32,8 @@ TERMS = "distill.objective.terms"
 OPTIMIZERS = "distill.optim.optimizers"
 SCHEDULES = "distill.optim.schedules"
 
+# How a ValueError begins that names an argument, `warmup=2 must be below 1`: the name, the value and the rest.
+ARGUMENT = re.compile(r"(\w+)(?:=(\[.*\]|\(.*\)|\{.*\}|[^\s,]+?))?:? (.*)", re.DOTALL)
 LARGEST = 1e12  # of numbers that have no range of their own, such as those of a callable of the user's
 
 
@@ -59,13 +61,17 @@ class Component:
         except ValueError as error:
             if isinstance(error, SettingError):
                 raise
-            begin = re.match(r"(\w+)[=:]", str(error))
-            names_setting = begin is not None and begin[1] in inspect.signature(target).parameters
-            raise SettingError(f"{self.setting}{'.' if names_setting else ': '}{error}") from error
+            begin = ARGUMENT.match(str(error))
+            if begin is None or begin[1] not in inspect.signature(target).parameters:
+                problem, _, cure = str(error).rpartition(": ")
+                raise SettingError(problem or cure, setting=self.setting, cure=cure if problem else "") from error
+            problem, _, cure = begin[3].removeprefix("is ").rpartition(": ")
+            problem = problem or "out of range"
+            raise SettingError(problem, setting=f"{self.setting}.{begin[1]}", value=begin[2], cure=cure) from error
         except MISTAKES as error:
             if not is_users(self.path):
                 raise
-            raise SettingError(f"{self.setting}._target_={self.path}: {mistake(error)}") from error
+            raise SettingError(mistake(error), setting=f"{self.setting}._target_", value=self.path) from error
 
     def bind(self, **context: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
         """What a call would call, and with which arguments; SettingError as there, but for values it refuses."""
@@ -74,7 +80,10 @@ class Component:
             parameters = inspect.signature(target).parameters
         except ValueError as error:
             raise SettingError(
-                f"{self.setting}._target_={self.path} does not say what it takes: wrap it in a function of your own"
+                "does not say what it takes",
+                setting=f"{self.setting}._target_",
+                value=self.path,
+                cure="wrap it in a function of your own",
             ) from error
         bound = {name: value for name, value in context.items() if name in parameters or _takes_all(parameters)}
         return target, {**bound, **self._typed(target, parameters, set(bound))}
@@ -105,9 +114,16 @@ class Component:
         try:
             target = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
-            raise SettingError(f"{self.setting}._target_={self.path} cannot be imported: {error}") from error
+            raise SettingError(
+                f"cannot be imported: {error}",
+                setting=f"{self.setting}._target_",
+                value=self.path,
+                cure="name a class or a function as PACKAGE.MODULE.NAME",
+            ) from error
         if not callable(target):
-            raise SettingError(f"{self.setting}._target_={self.path} is not callable: name a class or a function")
+            raise SettingError(
+                "not callable", setting=f"{self.setting}._target_", value=self.path, cure="name a class or a function"
+            )
         return target
 
     def _typed(self, target: Any, parameters: Mapping[str, inspect.Parameter], context: set[str]) -> dict[str, Any]:
@@ -118,14 +134,14 @@ class Component:
             if name not in self.optional or (name in parameters and value is not None)
         }
         for name in settings:
-            if name not in parameters and (line := other_name(f"{self.setting}.{name}")) is not None:
-                raise SettingError(line)
             if name in context or (name not in parameters and not _takes_all(parameters)):
                 names = sorted(set(parameters) - context)
                 also = ["weight"] if self.setting.startswith("objective.") else []  # which every loss term has
                 takes, nearest = ", ".join(names) or "none", suggestion(f"{self.setting}.{name}", names + also)
                 raise SettingError(
-                    f"{self.setting}.{name} is no setting of {self.path}{nearest} (it takes {takes}): remove it"
+                    f"no setting of {self.path}{nearest} (it takes {takes})",
+                    setting=f"{self.setting}.{name}",
+                    cure="remove it",
                 )
         for name, parameter in parameters.items():
             required = parameter.default is parameter.empty and parameter.kind not in (
@@ -133,7 +149,7 @@ class Component:
                 parameter.VAR_POSITIONAL,
             )
             if required and name not in {*settings, *context}:
-                raise SettingError(f"{self.setting}.{name} is missing: {self.path} needs it")
+                raise SettingError("missing", setting=f"{self.setting}.{name}", cure=f"{self.path} needs it")
         try:
             hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
         except (NameError, TypeError):  # types that are imported for a type checker alone; an object that is callable
@@ -171,7 +187,9 @@ def converted(value: Any, kind: Any, setting: str) -> Any:
             return value
         reason = "A list or tuple is needed" if first["type"] in ("tuple_type", "list_type") else first["msg"]
         written = "null" if value is None else value
-        raise SettingError(f"{setting}={written} does not fit: {reason[0].lower()}{reason[1:]}") from error
+        raise SettingError(
+            "does not fit", setting=setting, value=written, cure=f"{reason[0].lower()}{reason[1:]}"
+        ) from error
 
 
 def component(
@@ -196,6 +214,8 @@ def component(
     """
     arguments = {name: value for name, value in settings.items() if name not in ("_target_", "kind")}
     _check_values(setting, arguments)
+    if isinstance(path := arguments.get("path"), str):
+        arguments["path"] = expanded(path)
     if "_target_" in named or ("_target_" not in settings and {"", "kind"} & {*named}):
         of_kinds = {name for one in kinds(package) for name in Component(setting, built_in(package, one)).takes()}
         optional += tuple(name for name in arguments if name in of_kinds and name not in named)
@@ -204,9 +224,13 @@ def component(
         return Component(setting, str(target), arguments, optional, held)
     kind = str(settings.get("kind", kind))
     if kind not in (names := kinds(package)):
+        of_key = "kind" not in settings and package == TERMS  # a loss is chosen by the name of its group
+        nearest = suggestion(setting, names, "objective.") if of_key else did_you_mean(kind, names)
         raise SettingError(
-            f"{setting}.kind={kind} is not known{did_you_mean(kind, names)}: choose one of {', '.join(names)}, or name "
-            f"a callable of your own as {setting}._target_"
+            f"{'no such loss' if of_key else 'not known'}{nearest}",
+            setting=setting if of_key else f"{setting}.kind",
+            value=None if of_key else kind,
+            cure=f"choose one of {', '.join(names)}, or name a callable of your own as {setting}._target_",
         )
     return Component(setting, built_in(package, kind), arguments, optional)
 
@@ -219,7 +243,11 @@ def by_name(group: str, noun: str, values: Mapping[str, Any]) -> dict[str, Compo
     """
     for name, settings in values.items():
         if not isinstance(settings, dict) or settings.get("_target_") is None:
-            raise SettingError(f"{group}.{name} names no {noun}: give a class of your own as {group}.{name}._target_")
+            raise SettingError(
+                f"names no {noun}",
+                setting=f"{group}.{name}",
+                cure=f"give a class of your own as {group}.{name}._target_",
+            )
     return {name: component(f"{group}.{name}", settings, "") for name, settings in values.items()}
 
 
@@ -232,12 +260,12 @@ def _check_values(setting: str, value: Any) -> None:
         for inner in value:
             _check_values(setting, inner)
     elif isinstance(value, str) and not value.strip() and setting.endswith(".path"):
-        raise SettingError(f"{setting}={value} {EMPTY}")
+        raise SettingError(EMPTY, setting=setting, value=value, cure=GIVE)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise SettingError(f"{setting}={value} is not finite: give a number")
+        raise SettingError("not finite", setting=setting, value=value, cure="give a number")
     elif isinstance(value, int | float) and abs(value) > LARGEST:
         verdict = "large" if value > 0 else "small"
-        raise SettingError(f"{setting}={value} is too {verdict}: give a number from -1e12 to 1e12")
+        raise SettingError(f"too {verdict}", setting=setting, value=value, cure="give a number from -1e12 to 1e12")
 
 
 def kinds(package: str) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, by_name, component, kinds
-from distill.config.errors import all_of, parse, shown
+from distill.config.errors import all_of, group_of_settings, parse, shown
 from distill.config.flat_settings import flatten
 from distill.config.layers import REPLACED, named_settings
 from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
@@ -141,7 +141,7 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     try:
         container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise SettingError(explain(error)) from error
+        raise explain(error) from error
     assert isinstance(container, dict)
     values = {str(name): value for name, value in container.items()}
     written, compared = written_and_compared(composed, values)
@@ -149,8 +149,9 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     for name in values:
         if name not in names:
             raise SettingError(
-                f"{name} is no setting of Distill{suggestion(name, [*names, 'recipe'])}: a recipe is +recipe=NAME, "
-                "and --cfg job shows the rest"
+                f"no setting of Distill{suggestion(name, [*names, 'recipe'])}",
+                setting=name,
+                cure="a recipe is +recipe=NAME, and --cfg job shows the rest",
             )
     groups = {name: group_of(name, values.get(name)) for name in names if isinstance(getattr(Config(), name), GROUP)}
     made, refusals = _sections(groups, named := named_settings(overrides or []))
@@ -158,28 +159,28 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
     try:
         config = parse(Config, rest | made | {"written": written, "compared": compared}, "")
     except SettingError as error:
-        refusals.append(str(error))
+        refusals.append(error)
     if refusals:
-        raise SettingError(all_of(refusals))
+        raise all_of(refusals)
     config.train.refuse_unread(named["train"])
     return config
 
 
-def _sections(groups: dict[str, Group], named: dict[str, set[str]]) -> tuple[Group, list[str]]:
-    """Those of `SECTIONS` that their settings make, and the lines that refuse the others."""
-    made, refusals = Group(), list[str]()
+def _sections(groups: dict[str, Group], named: dict[str, set[str]]) -> tuple[Group, list[SettingError]]:
+    """Those of `SECTIONS` that their settings make, and the refusals of the others."""
+    made, refusals = Group(), list[SettingError]()
     for name, make in SECTIONS.items():
         try:
             made[name] = make(groups[name], named[name])
         except SettingError as error:
-            refusals.append(str(error))
+            refusals.append(error)
     return made, refusals
 
 
 def group_of(name: str, values: Any) -> dict[str, Any]:
     """The settings of a group. Raises SettingError where one value stands in place of them."""
     if not isinstance(values, dict):
-        raise SettingError(f"{name}={shown(values)}: {name} is a group of settings, give {name}.NAME=VALUE")
+        raise group_of_settings(name, values)
     return {str(key): value for key, value in values.items()}
 
 
@@ -196,16 +197,18 @@ def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
     chains = ("chain.", "recipe", "hydra.")
     if others := [override for override in overrides if not override.lstrip("+~").startswith(chains)]:
         raise SettingError(
-            f"{others[0]}: this recipe is a chain, whose stages have settings of their own: give chain.given.NAME, or "
-            "write it into chain.stages.NAME.settings"
+            "this recipe is a chain, whose stages have settings of their own",
+            setting=others[0].partition("=")[0],
+            value=others[0].partition("=")[2],
+            cure="give chain.given.NAME, or write it into chain.stages.NAME.settings",
         )
     try:
         # A variable's value would stand on the command line of the stage, for everybody on this machine to read.
         values = group_of("chain", without_environment(composed)["chain"])
     except OmegaConfBaseException as error:
-        raise SettingError(explain(error)) from error
+        raise explain(error) from error
     if left_open := [name for name, value in flatten(values).items() if value == "???"]:
-        raise SettingError(f"chain.{left_open[0]} is missing: give it a value")
+        raise SettingError("missing", setting=f"chain.{left_open[0]}", cure="give it a value")
     return parse(ChainConfig, {name: value for name, value in values.items() if name != "given"}, "chain")
 
 
@@ -224,13 +227,17 @@ def corpus_config(values: dict[str, Any]) -> CorpusConfig:
         parts = {"source": SourceConfig(kind=MIXTURE), "sources": mixed, "weights": weights}
         return parse(CorpusConfig, settings | parts, "corpus")
     if sources:
-        raise SettingError(f"corpus.sources is for a mixture, and corpus.kind={values.get('kind')}: set corpus=mixture")
+        raise SettingError(
+            f"for a mixture, and corpus.kind={values.get('kind')}", setting="corpus.sources", cure="set corpus=mixture"
+        )
     return parse(CorpusConfig, settings | {"source": _source("corpus", source)}, "corpus")
 
 
 def _source(setting: str, values: Any) -> SourceConfig | Component:
     if not isinstance(values, dict):
-        raise SettingError(f"{setting}={shown(values)} is no source of text: write {{kind: text, path: FILE}}")
+        raise SettingError(
+            "no source of text", setting=setting, value=shown(values), cure="write {kind: text, path: FILE}"
+        )
     if values.get("_target_") is not None:
         return component(setting, values, SOURCES, optional=tuple(SourceConfig.model_fields))
     kind = str(values.get("kind"))
@@ -239,8 +246,10 @@ def _source(setting: str, values: Any) -> SourceConfig | Component:
         return component(setting, arguments, TABLES)
     if kind != HELDOUT and kind not in (choices := [*kinds(SOURCES), *kinds(TABLES)]):
         raise SettingError(
-            f"{setting}.kind={kind} is not known{did_you_mean(kind, choices)}: choose one of {', '.join(choices)}, or "
-            f"name a class of your own as {setting}._target_"
+            f"not known{did_you_mean(kind, choices)}",
+            setting=f"{setting}.kind",
+            value=kind,
+            cure=f"choose one of {', '.join(choices)}, or name a class of your own as {setting}._target_",
         )
     return parse(SourceConfig, {name: value for name, value in values.items() if value is not None}, setting)
 
@@ -275,8 +284,10 @@ def teacher_config(values: dict[str, Any], named: set[str]) -> TeacherConfig:
         for name in sorted(named):
             if name in FrozenModelConfig.model_fields and TEACHERS.is_given(name, values[name]):
                 raise SettingError(
-                    f"teacher.{name}={shown(values[name])} is not read with teacher.kind=several: set "
-                    f"teacher.members.NAME.{name}"
+                    "not read with teacher.kind=several",
+                    setting=f"teacher.{name}",
+                    value=shown(values[name]),
+                    cure=f"set teacher.members.NAME.{name}",
                 )
         values = values | {"members": made}
     return cast(TeacherConfig, TEACHERS.parse(values, "teacher", named))
@@ -284,7 +295,12 @@ def teacher_config(values: dict[str, Any], named: set[str]) -> TeacherConfig:
 
 def _member(name: str, values: Any) -> MemberConfig:
     if not isinstance(values, dict):
-        raise SettingError(f"teacher.members.{name}={shown(values)} is no teacher: write {{path: {shown(values)}}}")
+        raise SettingError(
+            "no teacher",
+            setting=f"teacher.members.{name}",
+            value=shown(values),
+            cure=f"write {{path: {shown(values)}}}",
+        )
     setting, values = f"teacher.members.{name}", {"kind": "pretrained", **values}
     if values.get("_target_") is not None:
         return _custom_teacher(CustomMemberConfig, MEMBERS, values, setting, set(values))
@@ -304,7 +320,8 @@ def objective_config(values: dict[str, Any]) -> ObjectiveConfig:
     """The group `objective`: settings of the objective itself; every other key is a loss term with its settings."""
     values = dict(values)
     flags = _take(values, ObjectiveFlags)
-    temperature = _number("objective.temperature", values.pop("temperature", 2.0))
+    default = ObjectiveConfig.model_fields["temperature"].default
+    temperature = _number("objective.temperature", values.pop("temperature", default))
     terms = {name: _term(f"objective.{name}", term, temperature) for name, term in values.items()}
     return parse(ObjectiveConfig, flags | {"temperature": temperature, "terms": terms}, "objective")
 
@@ -313,14 +330,17 @@ def _term(setting: str, values: Any, shared: float | WeightSchedule) -> TermConf
     """A loss term; one that takes a temperature and has none of its own gets `shared`, that of the objective."""
     name = setting.rpartition(".")[2]
     if not name.isidentifier():
-        raise SettingError(f"{setting}: the name of a loss term has to be letters, digits and underscores")
+        raise SettingError("no name of a loss", setting=setting, cure="take letters, digits and underscores")
     if not isinstance(values, dict):
-        names = [*ObjectiveFlags.model_fields, "temperature"]
+        if name in kinds(TERMS):
+            problem = "a loss is a group of settings"
+            raise SettingError(problem, setting=setting, value=shown(values), cure=f"give {setting}.weight=NUMBER")
+        names = [*ObjectiveFlags.model_fields, "temperature", *kinds(TERMS)]
         nearest = takers(TERMS, setting) or suggestion(setting, names, "objective.")
-        raise SettingError(
-            f"{setting}={shown(values)} is neither a setting of the objective nor a loss term with a weight{nearest}: "
-            f"give {setting}.weight"
-        )
+        problem = f"neither a setting of the objective nor a loss{nearest}"
+        of_all = f"losses are {', '.join(kinds(TERMS))}, each with a weight such as objective.soft.weight=1"
+        cure = "give that in its place" if nearest else of_all
+        raise SettingError(problem, setting=setting, value=shown(values), cure=cure)
     arguments = dict(values)
     weight = _number(f"{setting}.weight", arguments.pop("weight", 1.0))
     has_temperature = "temperature" in arguments
@@ -340,10 +360,17 @@ def _number(setting: str, value: Any) -> float | WeightSchedule:
     if isinstance(value, dict):
         for name in ("start", "end"):
             if value.get(name) is None:
-                raise SettingError(f"{setting}.{name} is missing: a schedule is {{start: NUMBER, end: NUMBER}}")
+                raise SettingError(
+                    "missing", setting=f"{setting}.{name}", cure="give a schedule as {start: NUMBER, end: NUMBER}"
+                )
         return parse(WeightSchedule, value, setting)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise SettingError(f"{setting}={value} is not a number, nor a schedule: {{start: NUMBER, end: NUMBER}}")
+        raise SettingError(
+            "not a number, nor a schedule",
+            setting=setting,
+            value=value,
+            cure="give a number, or {start: NUMBER, end: NUMBER}",
+        )
     return float(value)
 
 

@@ -2,25 +2,28 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distill.config.command_line import CommandLine, as_value, check_one_run, check_overrides, groups, options_of
+from distill.config.command_line import CommandLine, check_one_run, check_overrides, groups, options_of
 from distill.config.compose import build, chain_config, register
 from distill.config.folders import CONF
 from distill.config.in_memory import InMemory
 from distill.config.layers import Layer, apply_overrides, layers_of, named_layers, overrides_of
+from distill.config.override_text import as_value, parse_override
 from distill.config.references import refuse_exploding
 from distill.config.settings import ChainConfig, Config, ObjectiveFlags
 from distill.config.sweep.index import SweepIndex
 from distill.config.sweep.names import swept_overrides
-from distill.config.written import as_yaml, without_environment
+from distill.config.written import as_yaml
 from distill.runtime.bounded_yaml import TooLargeYaml, bounded_text
 from distill.runtime.errors import SettingError
-from distill.runtime.redaction import redact, secrets_in
+from distill.runtime.files import expanded
+from distill.runtime.redaction import redact
 
 BASIC = "basic"  # Hydra's own sweeper
 
@@ -117,21 +120,15 @@ def terms_of(arguments: list[str]) -> list[str]:
 def _one_run(line: CommandLine) -> Composition:
     if options := [name for name in line.options if name not in ("--config-dir", "--multirun")]:
         raise SettingError(
-            f"{options[0]} is an option of the command: run `python -m distill` with it, or leave it out"
+            "is an option of the command", setting=options[0], cure="run `python -m distill` with it, or leave it out"
         )
     check_overrides(line)
     composition = compose(line)
-    if (
-        "--multirun" in line.options
-        or composition.sweeps
-        or any(override.is_sweep_override() for override in line.parsed())
-    ):
-        raise SettingError(
-            "this command is about one run: leave --multirun, lists of several values and recipes of sweeps out"
-        )
+    if "--multirun" in line.options or composition.sweeps:
+        raise SettingError("this command is about one run", cure="leave --multirun and recipes of sweeps out")
     check_one_run(line)
     if composition.settings.get("chain") is not None:
-        raise SettingError("this recipe is a chain, which is several runs: name the recipe of one of its stages")
+        raise SettingError("this recipe is a chain, which is several runs", cure="name the recipe of one of its stages")
     return composition
 
 
@@ -147,7 +144,10 @@ def compose(line: CommandLine) -> Composition:
             folders = override.value()
             if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
                 raise SettingError(
-                    f"{override.input_line}: give a list of folders, as hydra.searchpath=[file://FOLDER]"
+                    "no list of folders",
+                    setting="hydra.searchpath",
+                    value=override.input_line.partition("=")[2],
+                    cure="give one as hydra.searchpath=[file://FOLDER]",
                 )
             path += folders
     for text in line.overrides:
@@ -162,11 +162,15 @@ def compose(line: CommandLine) -> Composition:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return compose_overrides(line.primary, [*overrides, f"hydra.searchpath=[{listed}]"])
     except RecursionError:
-        raise SettingError("a file of these settings has lists in lists too deep to be read: correct it") from None
+        raise SettingError(
+            "a file of these settings has lists in lists too deep to be read", cure="correct it"
+        ) from None
     except ValueError as error:
         if "integer string conversion" not in str(error):
             raise
-        raise SettingError("a file of these settings has a number of too many digits to be read: correct it") from None
+        raise SettingError(
+            "a file of these settings has a number of too many digits to be read", cure="correct it"
+        ) from None
 
 
 def _refuse_hidden_recipes(path: list[str], overrides: list[str]) -> None:
@@ -176,7 +180,10 @@ def _refuse_hidden_recipes(path: list[str], overrides: list[str]) -> None:
         for name in named & set(options_of("recipe")):
             if (file := Path(folder.removeprefix("file://"), "recipe", f"{name}.yaml")).is_file():
                 raise SettingError(
-                    f"recipe={name} is {file} and also a recipe that comes with Distill: give yours another name"
+                    f"is {file} and also a recipe that comes with Distill",
+                    setting="recipe",
+                    value=name,
+                    cure="give yours another name",
                 )
 
 
@@ -188,7 +195,7 @@ def _check_sizes(path: list[str]) -> None:
                 try:
                     bounded_text(file)
                 except TooLargeYaml as error:
-                    raise SettingError(f"{file}: {error}: no settings are that large, so correct it") from None
+                    raise SettingError(f"{file}: {error}", cure="no settings are that large, so correct it") from None
                 except (OSError, ValueError):  # Hydra reports it where the file is asked for
                     continue
 
@@ -207,7 +214,7 @@ def compose_overrides(primary: str, overrides: list[str]) -> Composition:
     refuse_exploding(settings)
     HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
     # Read before Hydra's part is taken out: the folders refer to it.
-    folder, sweep_folder = Path(str(settings.hydra.run.dir)), Path(str(settings.hydra.sweep.dir))
+    folder, sweep_folder = (Path(expanded(str(part.dir))) for part in (settings.hydra.run, settings.hydra.sweep))
     with open_dict(settings):
         del settings["hydra"]
     return _composition(settings, HydraConfig.get(), folder, sweep_folder)
@@ -247,7 +254,7 @@ def _command(composition: Composition) -> str:
 
 
 def by_hydra(line: CommandLine, run: Callable[[Composition], float | None]) -> None:
-    """Let Hydra read the command line of this process: it shows what is asked for, or calls `run` for each of a sweep.
+    """Let Hydra read a command line: it shows what is asked for, or calls `run` for each of a sweep.
 
     Raises:
         SettingError: of Hydra, in its own classes, and what `run` raises.
@@ -262,7 +269,12 @@ def by_hydra(line: CommandLine, run: Callable[[Composition], float | None]) -> N
     register()
     name_sweep_folders(line)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through, which get one line
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name=line.primary)(task)()
+    given = sys.argv
+    sys.argv = [given[0], *line.arguments]  # which is what Hydra reads
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=line.primary)(task)()
+    finally:
+        sys.argv = given
 
 
 def fixed_overrides(line: CommandLine, hydra: Any) -> set[str]:
@@ -271,7 +283,6 @@ def fixed_overrides(line: CommandLine, hydra: Any) -> set[str]:
     Args:
         hydra: its own configuration, with the overrides of its sweeper besides those of the command line.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
 
     sweeper = OmegaConf.to_container(hydra.sweeper)
@@ -279,7 +290,7 @@ def fixed_overrides(line: CommandLine, hydra: Any) -> set[str]:
     params = [f"{name}={value}" for name, value in (sweeper.get("params") or {}).items()]
     is_swept = {
         override.get_key_element(): override.is_sweep_override()
-        for override in [*OverridesParser.create().parse_overrides(params), *line.parsed()]
+        for override in [*map(parse_override, params), *line.parsed()]
     }  # of a name that comes twice the last one holds
     return {name for name, swept in is_swept.items() if not swept}
 
@@ -324,20 +335,19 @@ def check_sweep(composition: Composition) -> None:
     """Look at a sweep before its first run.
 
     Raises:
-        SettingError: a recipe holds a secret, which Hydra would write into a file of its own, or the sweeper needs a
-            number of each run and no `optimize` names one.
+        SettingError: a run folder is named for all of its runs, or the sweeper needs a number of each run and no
+            `optimize` names one.
     """
     if any(text.startswith("hydra.run.dir=") for text in overrides_of(composition.hydra, "hydra")):
         raise SettingError(
-            "hydra.run.dir is of one run: a sweep has hydra.sweep.dir=DIR, with a folder in it for each run"
-        )
-    if secret := next(secrets_in(without_environment(composition.settings)), None):
-        raise SettingError(
-            f"{secret} is named like a secret, which Hydra would write into a file of the sweep: write "
-            f"{secret.rpartition('.')[2]}: ${{oc.env:NAME}} into the recipe and set that variable"
+            "names the folder of one run",
+            setting="hydra.run.dir",
+            cure="a sweep has hydra.sweep.dir=DIR, with a folder in it for each run",
         )
     if sweeper_of(composition.hydra) != BASIC and composition.settings.get("optimize") is None:
         raise SettingError(
-            f"optimize=null, but the sweeper {sweeper_of(composition.hydra)} chooses by a number of each run: set "
-            "optimize=perplexity, or another number of the results"
+            f"the sweeper {sweeper_of(composition.hydra)} chooses by a number of each run",
+            setting="optimize",
+            value="null",
+            cure="set optimize=perplexity, or another number of the results",
         )

@@ -6,7 +6,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from distill.config.component import Component
-from distill.config.model import Settings, setting
+from distill.config.model import LocalPath, Settings, setting
 from distill.runtime.errors import SettingError
 
 
@@ -53,7 +53,7 @@ class SourceConfig(Settings):
     """Where documents come from. `kind` names a file of `distill/data/sources/`."""
 
     kind: str = setting("???", "The format of the text, or a published corpus.")
-    path: str | None = setting(
+    path: LocalPath | None = setting(
         None, "File, folder or glob of the text; null reads the usual folder under $DISTILL_DATA, then `hub`."
     )
     field: str | None = setting(
@@ -74,7 +74,7 @@ class SourceConfig(Settings):
     target_role: str | None = setting(
         None, "The role whose messages a causal model learns to write; null is assistant."
     )
-    hub: str | None = setting(None, "Name of a data set on the Hugging Face Hub.")
+    hub: LocalPath | None = setting(None, "Name of a data set on the Hugging Face Hub.")
     subset: str | None = setting(None, "Configuration of the data set on the Hub.")
     split: str = setting(
         "train", "Split of a Hub data set, of the usual folder under $DISTILL_DATA, and of a folder of several."
@@ -115,12 +115,14 @@ class CorpusConfig(Settings):
     max_unknown: float = setting(
         0.2, "Stop when more than this fraction of the text is unknown to the vocabulary.", ge=0, le=1
     )
-    unlabelled: str | None = setting(
+    unlabelled: LocalPath | None = setting(
         None, "File, folder or glob of examples that the teacher labels while the student is fine-tuned; all count."
     )
 
     @model_validator(mode="after")
     def _has_something_to_learn_from(self) -> Self:
         if self.max_sequences == 0 and self.unlabelled is None:
-            raise SettingError("corpus.max_sequences=0 is too small: give 1 or more, or null for all")
+            raise SettingError(
+                "too small", setting="corpus.max_sequences", value="0", cure="give 1 or more, or null for all"
+            )
         return self

@@ -1,6 +1,6 @@
 """Turns what pydantic finds wrong with settings into one line: the setting, its value, the nearest name, the cure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from distill.config.model import kinds_of
-from distill.config.renamed import other_name
+from distill.config.override_text import in_shell
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import did_you_mean
@@ -19,7 +19,7 @@ Model = TypeVar("Model", bound=BaseModel)
 GROUPS = ("model_type", "model_attributes_type", "dict_type", "dataclass_type")
 WHOLE = ("int_type", "int_parsing", "int_from_float", "int_parsing_size")
 NUMBERS = (*WHOLE, "no_number", "float_type", "float_parsing")
-REFUSED = "refused"  # the type of an error whose message continues the line after the value
+REFUSED = "refused"  # the type of an error whose message is a problem and, behind a semicolon, its cure
 LIMITS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "out_of_range")
 
 
@@ -28,28 +28,29 @@ def parse(model: type[Model], values: dict[str, Any], name: str) -> Model:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise SettingError(line_of(error, model, name, values)) from error
+        raise setting_error_of(error, model, name, values) from error
 
 
-def line_of(error: ValidationError, model: Any, name: str, written_settings: Any = None) -> str:
-    """The one line for the errors of a section, which the command line calls `name`: one of each setting.
+def setting_error_of(error: ValidationError, model: Any, name: str, written_settings: Any = None) -> SettingError:
+    """The refusals of a section, which the command line calls `name`, as one: one of each setting.
 
     Args:
         written_settings: the settings as they were written, of which a list is shown as a whole.
     """
-    lines: dict[str, str] = {}  # by setting: a union finds an error for each of its types
+    refusals: dict[str, SettingError] = {}  # by setting: a union finds an error for each of its types
     for details in error.errors(include_url=False):
         place = _place(model, details["loc"], name)
         if isinstance(cause := details.get("ctx", {}).get("error"), SettingError):
-            lines.setdefault(place.name, str(cause))
-        elif place.name not in lines:
-            lines[place.name] = _line(details, place, _list_of(details["loc"], written_settings))
-    return all_of(lines.values())
+            refusals.setdefault(place.name, cause)
+        elif place.name not in refusals:
+            refusals[place.name] = _refusal(details, place, _list_of(details["loc"], written_settings))
+    return all_of(list(refusals.values()))
 
 
-def all_of(lines: Iterable[str]) -> str:
-    """What is wrong with several settings, in one line."""
-    return "; and ".join(dict.fromkeys(lines))
+def all_of(refusals: Sequence[SettingError]) -> SettingError:
+    """Several refusals as one, in one line."""
+    single = [each for refusal in refusals for each in (refusal.refusals or [refusal])]
+    return single[0] if len(single) == 1 else SettingError(refusals=single)
 
 
 def _list_of(location: tuple[int | str, ...], values: Any) -> list[Any] | None:
@@ -106,54 +107,70 @@ def _members(annotation: Any) -> dict[str, Any]:
     return members
 
 
-def _line(error: ErrorDetails, place: Place, entries: list[Any] | None) -> str:
-    kind, value = error["type"], error["input"]
-    written = f"{place.name}={shown(value)}"
+def _refusal(error: ErrorDetails, place: Place, entries: list[Any] | None) -> SettingError:
+    name, kind, value = place.name, error["type"], error["input"]
     if kind == "extra_forbidden":
         names = [field for model in models_of(place.owner) for field in model.model_fields]
-        before = place.name.rpartition(".")[0]
-        nearest = suggestion(place.name, names, f"{before}." if before else "")
-        if (line := other_name(place.name)) is not None:
-            return line
-        return f"{place.name} is not known{nearest}: distill settings shows all that there are"
+        before = name.rpartition(".")[0]
+        return unknown_setting(name, suggestion(name, names, f"{before}." if before else ""))
     if kind == "missing":
-        return f"{place.name} is missing: give it a value"
+        return SettingError("missing", setting=name, cure="give it a value")
     if kind in GROUPS:
-        return f"{written}: {place.name} is a group of settings, give {place.name}.NAME=VALUE"
+        return group_of_settings(name, value)
     if value is None:
-        return f"{written} is not possible: give it a value, or leave it out"
+        return not_null(name)
     if kind in ("literal_error", "enum"):
         options = options_of(place.field)
-        return f"{written} is not known{did_you_mean(value, options)}: choose one of {', '.join(options)}"
-    if kind.startswith("list"):
-        return f"{written} is no list: write {place.name}=[{shown(value)}]"
-    if kind.startswith("bool"):
-        return f"{written} is neither true nor false: give one of them"
-    if kind == "string_type":
-        return f"{written} is no text: give one"
-    if kind == REFUSED:
-        section = place.name.rpartition(".")[0]  # for a message that names another setting beside this one
-        return f"{written} {error['msg']}".replace("{section}", section)
-    return _number_line(error, place, entries)
+        problem, cure = f"not known{did_you_mean(value, options)}", f"choose one of {', '.join(options)}"
+    elif kind.startswith("list"):
+        problem, cure = "no list", f"write {name}=[{shown(value)}]"
+    elif kind.startswith("bool"):
+        problem, cure = "neither true nor false", "give one of them"
+    elif kind == "string_type":
+        as_text = "[" + ",".join(map(str, value)) + "]" if isinstance(value, list) else "TEXT"
+        problem, cure = "no text", f"give one, in quotes such as {in_shell(name, as_text)}"
+    elif kind == REFUSED:
+        # Its message may name another setting beside this one.
+        problem, _, cure = error["msg"].replace("{section}", name.rpartition(".")[0]).partition("; ")
+    else:
+        return _number_refusal(error, place, entries)
+    return SettingError(problem, setting=name, value=shown(value), cure=cure)
 
 
-def _number_line(error: ErrorDetails, place: Place, entries: list[Any] | None) -> str:
+def unknown_setting(name: str, nearest: str) -> SettingError:
+    """For a name that no setting has; `nearest` is what `suggestion` gives."""
+    return SettingError(f"not known{nearest}", setting=name, cure="distill settings shows all that there are")
+
+
+def group_of_settings(name: str, value: Any) -> SettingError:
+    """For a value in place of several settings."""
+    return SettingError("a group of settings", setting=name, value=shown(value), cure=f"give {name}.NAME=VALUE")
+
+
+def not_null(name: str) -> SettingError:
+    """For a setting that has to have a value."""
+    return SettingError("not possible", setting=name, value="null", cure="give it a value, or leave it out")
+
+
+def _number_refusal(error: ErrorDetails, place: Place, entries: list[Any] | None) -> SettingError:
     context = error.get("ctx", {})
     kind, number = error["type"], context.get("number", error["input"])
     if isinstance(number, int) and place.field is not None and float in kinds_of(place.field.annotation):
         number = float(number)
-    written = f"{place.name}{context.get('part', '')}={shown(number if entries is None else entries)}"
-    if entries is not None:
-        written += f", of which {shown(number)}"
     limits = range_of(place.field) if kind != "out_of_range" else Range(context["ge"], context["le"])
-    cure = f": give a number {limits}" if limits else ": give a number"
+    cure = f"give a number {limits}" if limits else "give a number"
     if kind in NUMBERS:
-        return f"{written} is no {'whole ' * (kind in WHOLE)}number{cure}"
-    if kind == "finite_number":
-        return f"{written} is not finite{cure}"
-    if kind in LIMITS and limits is not None:
-        return f"{written} is too {'large' if number >= limits.most else 'small'}{cure}"
-    return f"{written}: {error['msg']}"
+        problem = f"no {'whole ' * (kind in WHOLE)}number"
+    elif kind == "finite_number":
+        problem = "not finite"
+    elif kind in LIMITS and limits is not None:
+        problem = f"too {'large' if number >= limits.most else 'small'}"
+    else:
+        problem, cure = error["msg"], ""
+    if entries is not None:
+        problem = f"{shown(number)} is {problem}"
+    value = shown(number if entries is None else entries)
+    return SettingError(problem, setting=f"{place.name}{context.get('part', '')}", value=value, cure=cure)
 
 
 def shown(value: Any) -> str:

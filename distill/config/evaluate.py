@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import field_validator
 
 from distill.config.corpus import Missing
-from distill.config.model import BATCH, ROWS, STEPS, Settings, setting
+from distill.config.model import BATCH, ROWS, STEPS, LocalPath, Settings, setting
 from distill.runtime.errors import SettingError
 
 SAMPLES = 3  # of text, in the report of a causal model
@@ -92,7 +92,7 @@ class EvaluateConfig(Settings):
         ge=0,
         le=100,
     )
-    baseline: str | None = setting(
+    baseline: LocalPath | None = setting(
         None, "Run folder of the no-teacher baseline, which the report lays beside the student."
     )
 
@@ -101,7 +101,9 @@ class EvaluateConfig(Settings):
     def _names_each_set_once(cls, sets: list[str]) -> list[str]:
         for name in sets:
             if sets.count(name) > 1:
-                raise SettingError(f"evaluate.sets={sets} names {name} twice: name each set once")
+                raise SettingError(
+                    f"names {name} twice", setting="evaluate.sets", value=sets, cure="name each set once"
+                )
         return sets
 
     def max_sequences_of(self, name: str) -> int | None:

@@ -34,6 +34,8 @@ def refuse_text_of_object(setting: str, path: str) -> None:
     """Raises SettingError for what config.yaml has of an object, which no command line brings back."""
     if path.startswith(PREFIX):
         raise SettingError(
-            f"{setting}._target_={path} was an object of the program that started the run: call distill.distill() with "
-            "it again, or name a folder or an import path"
+            "was an object of the program that started the run",
+            setting=f"{setting}._target_",
+            value=path,
+            cure="call distill.distill() with it again, or name a folder or an import path",
         )

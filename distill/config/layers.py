@@ -12,6 +12,7 @@ from typing import Any
 
 from distill.config.flat_settings import flatten
 from distill.config.folders import RECIPES
+from distill.config.override_text import parse_override
 from distill.config.teacher import BUNDLED
 
 REPLACED = ("student.config", "corpus.sources")  # settings whose dict is replaced as a whole
@@ -206,7 +207,4 @@ def _take_paths(settings: Any, overrides: list[str]) -> None:
 
 
 def _parsed(overrides: list[str]) -> list[Any]:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    parsed: list[Any] = OverridesParser.create().parse_overrides(overrides)
-    return parsed
+    return [parse_override(override) for override in overrides]

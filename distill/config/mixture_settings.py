@@ -27,24 +27,37 @@ def mixture(
     """
     if alone := [name for name, value in beside.items() if name != "kind" and value is not None]:
         raise SettingError(
-            f"corpus.{alone[0]}={beside[alone[0]]}: each source of a mixture has its own: set "
-            f"corpus.sources.NAME.{alone[0]}"
+            "each source of a mixture has its own",
+            setting=f"corpus.{alone[0]}",
+            value=beside[alone[0]],
+            cure=f"set corpus.sources.NAME.{alone[0]}",
         )
     if not isinstance(entries, dict):
-        raise SettingError(f"corpus.sources={entries}: sources have names: give corpus.sources='{EXAMPLE}'")
+        raise SettingError(
+            "sources have names", setting="corpus.sources", value=entries, cure=f"give corpus.sources='{EXAMPLE}'"
+        )
     sources, weights = {}, {}
     for name, source in entries.items():
         setting = f"corpus.sources.{name}"
         if not str(name).isidentifier():
-            raise SettingError(f"{setting}: the name of a source has to be letters, digits and underscores")
+            raise SettingError("no name of a source", setting=setting, cure="take letters, digits and underscores")
         if not isinstance(source, dict):
-            raise SettingError(f"{setting}={source} is no source of text: write {{kind: text, path: FILE, weight: 1}}")
+            raise SettingError(
+                "no source of text", setting=setting, value=source, cure="write {kind: text, path: FILE, weight: 1}"
+            )
         weight = source.get("weight")
         if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
             shown = "null" if weight is None else weight
-            raise SettingError(f"{setting}.weight={shown} is no weight in a mixture: give a number above 0")
+            raise SettingError(
+                "no weight in a mixture", setting=f"{setting}.weight", value=shown, cure="give a number above 0"
+            )
         if (kind := source.get("kind")) in (*kinds(TABLES), MIXTURE, HELDOUT):
-            raise SettingError(f"{setting}.kind={kind} is no text that can be mixed: name where its text comes from")
+            raise SettingError(
+                "no text that can be mixed",
+                setting=f"{setting}.kind",
+                value=kind,
+                cure="name where its text comes from",
+            )
         sources[name] = source_of(setting, {key: value for key, value in source.items() if key != "weight"})
         weights[name] = float(weight)
     return sources, weights

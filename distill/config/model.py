@@ -4,14 +4,29 @@ from collections.abc import Callable
 from types import UnionType
 from typing import Annotated, Any, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-EMPTY = "is empty (a shell variable that is not set?): give a value, or null for none"
+from distill.runtime.errors import SettingError
+from distill.runtime.files import expanded
+
+EMPTY, GIVE = "empty (a shell variable that is not set?)", "give a value, or null for none"
 SEEDS = 2**63 - 1
 STEPS = 10**9  # more than any run has
 BATCH = 65_536  # sequences: ten times what a large machine holds of short ones
 ROWS = 10**12
+
+
+def _expanded(path: str) -> str:
+    try:
+        return expanded(path)
+    except SettingError:
+        problem = "begins with a user that this machine does not have; give ./{path} for a folder of that name here"
+        raise PydanticCustomError("refused", problem, {"path": path}) from None
+
+
+# The path of a file or a folder, or a name on the Hub in its place; what stands behind `~` is read here alone.
+LocalPath = Annotated[str, AfterValidator(_expanded)]
 
 
 class Settings(BaseModel):
@@ -30,7 +45,7 @@ class Settings(BaseModel):
     def _is_what_was_meant(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse an empty text; take no truth value for a number, and no broken number for a whole one that fits."""
         if isinstance(value, str) and not value.strip():
-            raise PydanticCustomError("refused", EMPTY)
+            raise PydanticCustomError("refused", f"{EMPTY}; {GIVE}")
         kinds = kinds_of(cls.model_fields[str(info.field_name)].annotation)
         if isinstance(value, bool) and not kinds & {bool, Any} and kinds & {int, float}:
             raise PydanticCustomError("no_number", "a truth value is no number")

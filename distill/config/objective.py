@@ -61,7 +61,12 @@ class MaskingConfig(Settings):
     @model_validator(mode="after")
     def _replaces_no_more_than_all(self) -> Self:
         if self.mask + self.keep > 1 + 1e-9:
-            raise SettingError(f"objective.masking.mask={self.mask} and keep={self.keep} exceed 1 together: lower one")
+            raise SettingError(
+                f"exceeds 1 together with objective.masking.keep={self.keep}",
+                setting="objective.masking.mask",
+                value=self.mask,
+                cure="lower one",
+            )
         return self
 
 

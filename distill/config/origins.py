@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from distill.config.command_line import CommandLine, check_overrides
-from distill.config.component import TERMS, kinds
-from distill.config.compose import build
-from distill.config.composition import compose, files_of
+from distill.config.component import TERMS, Component, kinds
+from distill.config.composition import ComposedRun, compose, files_of, run_of
 from distill.config.flat_settings import flatten
 from distill.config.folders import CONF, RECIPES
 from distill.config.layers import RECIPE, SCHEMA, Layer
 from distill.config.schema import arguments_of, described, settings_schema
+from distill.config.settings import Config
+from distill.config.student import STUDENTS
+from distill.config.teacher import TEACHERS
 from distill.runtime.errors import SettingError
-from distill.runtime.redaction import masked, redacted
+from distill.runtime.redaction import redacted
 
 COMMAND_LINE, DEFAULT = "command line", "default"  # who sets what no file sets
 OPEN = "???"  # OmegaConf's mark of a value that has to be given
@@ -39,27 +41,40 @@ class Setting:
     origin: str
 
 
-def explained(line: CommandLine) -> tuple[str, list[Setting]]:
-    """The recipe of a command line, and its settings.
+def explained(line: CommandLine) -> tuple[ComposedRun, list[Setting]]:
+    """The run of a command line, and those of its settings that it reads.
 
     Raises:
         SettingError: bad input, or a chain, whose stages have settings of their own.
     """
-    from omegaconf import OmegaConf
-
     check_overrides(line)
     composition = compose(line)
     settings = composition.settings
     if settings.get("chain") is not None:
-        raise SettingError("this recipe is a chain, whose stages have settings of their own: name a stage's recipe")
-    if not OmegaConf.missing_keys(settings):
-        build(settings, composition.overrides)  # which refuses what cannot be
+        raise SettingError(
+            "this recipe is a chain, whose stages have settings of their own", cure="name a stage's recipe"
+        )
+    job = run_of(composition)
     layers, values, schema = files_of(composition), _values(settings), settings_schema()
     listed = [
         Setting(name, value, *described(schema, name), origin)
         for name, value, origin in _with_origins(values, layers, line)
+        if _is_read(job.config, name)
     ]
-    return composition.recipe, list(_with_arguments(listed))
+    return job, list(_with_arguments(listed))
+
+
+def _is_read(config: Config, name: str) -> bool:
+    """Whether a run reads a setting: what a recipe has set for another kind of its group is not read."""
+    group, _, rest = name.partition(".")
+    section, part = getattr(config, group, None), rest.partition(".")[0]
+    make: Component | None = getattr(section, "make", None) or getattr(section, "custom", None)
+    if isinstance(section, Component):
+        make = section
+    if (kinds_of_group := {"teacher": TEACHERS, "student": STUDENTS}.get(group)) is not None:
+        is_shared = part in kinds_of_group.fields and part not in type(section).model_fields
+        return not is_shared or (make is not None and part in make.takes())
+    return make is None or part not in make.optional or part in make.takes()
 
 
 def _with_arguments(listed: list[Setting]) -> Iterator[Setting]:
@@ -79,10 +94,10 @@ def _with_arguments(listed: list[Setting]) -> Iterator[Setting]:
 
 
 def _values(settings: Any) -> dict[str, Any]:
-    """Settings by their dotted names, without secrets."""
+    """Settings by their dotted names, without logins."""
     from omegaconf import OmegaConf
 
-    return flatten(redacted(masked(OmegaConf.to_container(settings, resolve=False))))
+    return flatten(redacted(OmegaConf.to_container(settings, resolve=False)))
 
 
 def _with_origins(values: dict[str, Any], layers: Iterable[Layer], line: CommandLine) -> Iterator[tuple[str, Any, str]]:
@@ -98,7 +113,7 @@ def _with_origins(values: dict[str, Any], layers: Iterable[Layer], line: Command
     names = [override.key_or_group for override in line.parsed() if not override.is_delete()]
     for name, value in values.items():
         is_named = any(name == other or name.startswith(f"{other}.") for other in names if other not in _groups(layers))
-        is_changed = name not in set_by_layers or redacted(masked({name: set_by_layers[name]}))[name] != value
+        is_changed = name not in set_by_layers or redacted(set_by_layers[name]) != value
         yield name, value, COMMAND_LINE if is_named or is_changed else origins[name]
 
 

@@ -32,7 +32,12 @@ def _check_resume(resume: str) -> None:
     """Refuse a value of `resume` that is neither one of its words nor a folder."""
     if not looks_local(resume) and not Path(resume).exists():
         nearest = did_you_mean(resume, ("auto", "strict", "never"))
-        raise SettingError(f"resume={resume} is not known{nearest}: give auto, strict, never, or a checkpoint folder")
+        raise SettingError(
+            f"not known{nearest}",
+            setting="resume",
+            value=resume,
+            cure="give auto, strict, never, or a checkpoint folder",
+        )
     refuse_missing("resume", resume)
 
 
@@ -54,12 +59,16 @@ def refuse_missing(setting: str, path: str) -> None:
         part = wanted.absolute().relative_to(there).parts[0]
         entries = sorted(entry.name for entry, _ in zip(os.scandir(there), range(LISTED), strict=False))
     except OSError as error:
-        raise SettingError(f"{setting}={path} cannot be read: {error.strerror}; correct the path") from error
+        raise SettingError(
+            f"cannot be read: {error.strerror}", setting=setting, value=path, cure="correct the path"
+        ) from error
     recipe = wanted.name if wanted.parent.name == "runs" and (RECIPES / f"{wanted.name}.yaml").is_file() else None
     first = "" if recipe is None else f", or run +recipe={recipe} first, which makes it"
     raise SettingError(
-        f"{setting}={path}: no such file or folder, {there} has no {part}{did_you_mean(part, entries)}; "
-        f"correct the path{first}"
+        f"no such file or folder, {there} has no {part}{did_you_mean(part, entries)}",
+        setting=setting,
+        value=path,
+        cure=f"correct the path{first}",
     )
 
 

@@ -46,8 +46,9 @@ def _length(tree: Any, name: str, lengths: dict[str, int]) -> int:
         total = 1 + len(text) + sum(_length(tree, target, lengths) for target in _targets(name, text))
     if total > MAX_LENGTH:
         raise SettingError(
-            f"{name} refers to settings that refer to others, and stands for more than {MAX_LENGTH:,} characters: no "
-            "setting is that long, so correct it"
+            f"refers to settings that refer to others, and stands for more than {MAX_LENGTH:,} characters",
+            setting=name,
+            cure="no setting is that long, so correct it",
         )
     lengths[name] = total
     return total

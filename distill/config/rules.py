@@ -40,29 +40,41 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
     """Raises SettingError for an objective without terms, terms of another task, and settings that no task reads."""
     objective = config.objective
     if not terms:
-        raise SettingError("objective: all weights are 0 and there is nothing to learn; give one of the terms a weight")
+        raise SettingError(
+            "all weights are 0 and there is nothing to learn",
+            setting="objective",
+            cure="give one of the terms a weight",
+        )
     for name, term in terms.items():
         if term.student_reads.last_rows and not task.kind.vocabulary:
             raise SettingError(
-                f"objective.{name}.positions chooses the positions of words that are predicted, and objective.task="
-                f"{objective.task} predicts none: set it to all"
+                f"chooses the positions of words that are predicted, and objective.task={objective.task} predicts none",
+                setting=f"objective.{name}.positions",
+                cure="set it to all",
             )
         if isinstance(config.teacher, NoTeacherConfig) and term.needs_teacher:
             raise SettingError(
-                f"teacher.kind=none, but objective.{name} needs a teacher: choose a teacher, or objective=mlm"
+                f"objective.{name} needs a teacher",
+                setting="teacher.kind",
+                value="none",
+                cure="choose a teacher, or objective=mlm",
             )
     if task.kind.causal:
         refuse_first_position(terms)
         of_sequences = [name for name, term in terms.items() if term.across_tokenizers]
         if config.corpus.cross_documents and of_sequences:
             raise SettingError(
-                f"corpus.cross_documents=true, but objective.{of_sequences[0]} learns from one vector for each "
-                "sequence, which then holds several documents that do not see each other: set it to false"
+                f"objective.{of_sequences[0]} learns from one vector a sequence, which then holds several documents",
+                setting="corpus.cross_documents",
+                value="true",
+                cure="set it to false",
             )
     if task.labels == ("mlm", "sop") and config.corpus.cross_documents:
         raise SettingError(
-            f"corpus.cross_documents=true, but a sequence of objective.task={objective.task} has one document: "
-            "set it to false"
+            f"a sequence of objective.task={objective.task} has one document",
+            setting="corpus.cross_documents",
+            value="true",
+            cure="set it to false",
         )
     _check_unlabelled(config, terms, task)
     if not task.kind.vocabulary:
@@ -71,22 +83,31 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
         what = "predicts the next token" if task.kind.causal else "learns from labels"
         recipes = "distilgpt2_gutenberg" if task.kind.causal else "table, squad or glue"
         raise SettingError(
-            f"objective.task={objective.task} {what} and masks no tokens, but the command line or recipe sets "
-            f"objective.masking: leave it out, or choose a recipe for that task (+recipe={recipes})"
+            f"{what} and masks no tokens, but the command line or recipe sets objective.masking",
+            setting="objective.task",
+            value=objective.task,
+            cure=f"leave it out, or choose a recipe for that task (+recipe={recipes})",
         )
     if task.kind.causal:
         if isinstance(config.student, NewStudentConfig) and config.student.init == "neighbours":
             raise SettingError(
-                f"student.init=neighbours is for masked words, not for objective.task={objective.task}: set "
-                "student.init=random"
+                f"for masked words, not for objective.task={objective.task}",
+                setting="student.init",
+                value="neighbours",
+                cure="set student.init=random",
             )
         return
     _refuse_prompts(config)
     if config.evaluate.stride is not None:
-        raise SettingError(f"evaluate.stride={config.evaluate.stride} is for causal models: set it to null")
+        raise SettingError(
+            "for causal models", setting="evaluate.stride", value=config.evaluate.stride, cure="set it to null"
+        )
     if config.evaluate.samples:
         raise SettingError(
-            f"evaluate.samples={config.evaluate.samples} is for causal models, which continue a text: set it to null"
+            "for causal models, which continue a text",
+            setting="evaluate.samples",
+            value=config.evaluate.samples,
+            cure="set it to null",
         )
 
 
@@ -95,31 +116,38 @@ def refuse_first_position(terms: Terms) -> None:
     for name, term in terms.items():
         if term.reads_first_position:
             raise SettingError(
-                f"objective.{name} reads the first position of a sequence, which in a causal model sees no other: "
-                f"set objective.{name}.weight=0, or objective.pooled.pooling=mean"
+                "reads the first position of a sequence, which in a causal model sees no other",
+                setting=f"objective.{name}",
+                cure=f"set objective.{name}.weight=0, or objective.pooled.pooling=mean",
             )
 
 
 def _check_unlabelled(config: Config, terms: Terms, task: Any) -> None:
     """Refuse unlabelled examples from which no term learns, and a term on labels where no labelled ones are left."""
-    corpus, where = config.corpus, f"corpus.unlabelled={config.corpus.unlabelled}"
+    corpus = config.corpus
     if corpus.unlabelled is None:
         return
     if task.kind.vocabulary:
         raise SettingError(
-            f"{where} is for fine-tuning, and objective.task={config.objective.task} learns from text as it is: give "
-            "it as corpus.path"
+            f"for fine-tuning, and objective.task={config.objective.task} learns from text as it is",
+            setting="corpus.unlabelled",
+            value=corpus.unlabelled,
+            cure="give it as corpus.path",
         )
     if not any(term.needs_teacher for term in terms.values()):
         raise SettingError(
-            f"{where} has no labels, and no term of the objective learns from a teacher: choose objective=distil_"
-            f"{config.objective.task} teacher=pretrained teacher.path=RUN, or leave it out"
+            "has no labels, and no term of the objective learns from a teacher",
+            setting="corpus.unlabelled",
+            value=corpus.unlabelled,
+            cure=f"set objective=distil_{config.objective.task} teacher=pretrained teacher.path=RUN, or leave it out",
         )
     on_labels = [name for name, term in terms.items() if term.task]
     if corpus.max_sequences == 0 and on_labels:
         raise SettingError(
-            f"corpus.max_sequences=0 leaves objective.{on_labels[0]} without a label: set "
-            f"objective.{on_labels[0]}.weight=0"
+            f"leaves objective.{on_labels[0]} without a label",
+            setting="corpus.max_sequences",
+            value="0",
+            cure=f"set objective.{on_labels[0]}.weight=0",
         )
 
 
@@ -128,8 +156,10 @@ def _refuse_text_settings(config: Config) -> None:
     corpus, task = config.corpus, config.objective.task
     if corpus.sources:
         raise SettingError(
-            f"corpus=mixture is for text, and objective.task={task} learns from labelled examples: name the corpus of "
-            "these"
+            f"for text, and objective.task={task} learns from labelled examples",
+            setting="corpus",
+            value="mixture",
+            cure="name the corpus of these",
         )
     for name, value in (
         ("heldout", corpus.heldout),
@@ -138,8 +168,10 @@ def _refuse_text_settings(config: Config) -> None:
     ):
         if value:
             raise SettingError(
-                f"corpus.{name}={value} is for text, and objective.task={task} learns from labelled examples: set it "
-                f"to {'0' if name == 'heldout' else 'false'}"
+                f"for text, and objective.task={task} learns from labelled examples",
+                setting=f"corpus.{name}",
+                value=value,
+                cure=f"set it to {'0' if name == 'heldout' else 'false'}",
             )
 
 
@@ -156,8 +188,9 @@ def _refuse_prompts(config: Config) -> None:
 def no_prompts(setting: str) -> SettingError:
     """For a task that predicts words of prompts too; `setting` names the source."""
     return SettingError(
-        f"{setting} has prompts, which only causal models leave out of what they predict: set objective.task=clm, or "
-        f"give {setting}.kind and {setting}.field of a text without prompts"
+        "has prompts, which only causal models leave out of what they predict",
+        setting=setting,
+        cure=f"set objective.task=clm, or give {setting}.kind and {setting}.field of a text without prompts",
     )
 
 
@@ -169,29 +202,40 @@ def check_members(config: Config, terms: Terms, task: Any) -> None:
     if not isinstance(settings, SeveralTeachersConfig):
         if config.backend.shards_teacher and settings.micro_batches > 1 and not task.kind.vocabulary:
             raise SettingError(
-                f"teacher.micro_batches={settings.micro_batches}: labelled texts differ in length, so that ranks would "
-                "run a sharded teacher in different batches: set it to 1, or choose backend=ddp"
+                "labelled texts differ in length, so that ranks would run a sharded teacher in different batches",
+                setting="teacher.micro_batches",
+                value=settings.micro_batches,
+                cure="set it to 1, or choose backend=ddp",
             )
         return _check_cache(config, terms, task, settings.cache, "teacher", first=True)
     if not settings.members:
         raise SettingError(
-            "teacher.kind=several with teacher.members={}: name each as teacher.members.NAME.path=FOLDER"
+            "teacher.kind=several has no teacher",
+            setting="teacher.members",
+            value="{}",
+            cure="name each as teacher.members.NAME.path=FOLDER",
         )
     for number, (name, member) in enumerate(settings.members.items()):
         setting = f"teacher.members.{name}"
         if isinstance(member, SavedMemberConfig) and member.path is None:
-            raise SettingError(f"{setting}.path=null: give a path, or kind=bundled_deep")
+            raise SettingError(
+                "names no model", setting=f"{setting}.path", value="null", cure="give a path, or kind=bundled_deep"
+            )
         _check_cache(config, terms, task, member.cache or settings.cache, setting, first=number == 0)
     for name, term in terms.items() if len(settings.members) > 1 else ():
         if term.teacher_reads.extra or not task.kind.vocabulary:
             raise SettingError(
-                f"teacher.kind=several averages probabilities of words, but objective.{name} is not about words: "
-                "choose one teacher"
+                f"averages probabilities of words, but objective.{name} is not about words",
+                setting="teacher.kind",
+                value="several",
+                cure="choose one teacher",
             )
         if not getattr(term, "center", True):
             raise SettingError(
-                f"objective.{name}.center=false, but the mean of several teachers' probabilities has logits only "
-                f"up to a constant: set objective.{name}.center=true"
+                "the mean of several teachers' probabilities has logits only up to a constant",
+                setting=f"objective.{name}.center",
+                value="false",
+                cure=f"set objective.{name}.center=true",
             )
 
 
@@ -202,84 +246,109 @@ def _check_cache(config: Config, terms: Terms, task: Any, cache: TeacherCacheCon
         setting: of the teacher.
         first: whether this teacher is the one that losses on hidden states read.
     """
-    where, objective = cache.described(setting), config.objective
-    if not cache.wanted:
+    objective = config.objective
+    sizes = {name: size for name in ("top_k", "sampled") if (size := getattr(cache, name)) is not None}
+    if not sizes:
         return
-    to_null = " and ".join(name for name in ("top_k", "sampled") if getattr(cache, name) is not None)
+    to_null = " and ".join(sizes)
+
+    def refusal(problem: str, cure: str) -> SettingError:
+        (size, value), *others = sizes.items()
+        beside = "".join(f"with {setting}.cache.{name}={value}, " for name, value in others)
+        return SettingError(f"{beside}{problem}", setting=f"{setting}.cache.{size}", value=value, cure=cure)
+
     asking = {name: term for name, term in terms.items() if term.needs_teacher}
     on_logits = [name for name, term in asking.items() if hasattr(term, "top_k_temperature")]
     readers = {name: asking[name] for name in on_logits if asking[name].top_k_temperature is not None}
     if not readers:
-        raise SettingError(f"{where}, but no term of the objective reads soft targets: set {to_null} to null")
+        raise refusal("no term of the objective reads soft targets", f"set {to_null} to null")
     if not task.kind.causal and not objective.masking.static:
-        raise SettingError(f"{where} needs the same masks in every epoch: set objective.masking.static=true")
+        raise refusal("needs the same masks in every epoch", "set objective.masking.static=true")
     for name, term in asking.items():
         if name not in readers and (first or name in on_logits):
-            raise SettingError(
-                f"{where}, but objective.{name} needs more of the teacher than a cache keeps: set "
-                f"objective.{name}.weight=0"
-            )
+            problem = f"objective.{name} needs more of the teacher than a cache keeps"
+            raise refusal(problem, f"set objective.{name}.weight=0")
         if cache.sampled is not None and name in readers and not readers[name].reads_samples:
-            raise SettingError(
-                f"{where}, but objective.{name} reads the most probable tokens alone and no draws: set "
-                f"{setting}.cache.sampled to null, or reads_samples=True in its class where it takes `Samples`"
+            raise refusal(
+                f"objective.{name} reads the most probable tokens alone and no draws",
+                f"set {setting}.cache.sampled to null, or reads_samples=True in its class where it takes `Samples`",
             )
         if getattr(term, "cutoff", 0) > 0:
-            why = " already cuts the teacher off" if cache.sampled is None else ": sampled targets cannot be cut off"
-            raise SettingError(f"{where}{why}: set objective.{name}.cutoff={term.cutoff} to 0")
+            problem = "already cuts the teacher off" if cache.sampled is None else "sampled targets cannot be cut off"
+            raise refusal(problem, f"set objective.{name}.cutoff={term.cutoff} to 0")
         if (schedule := objective.terms[name].temperature) is not None:
-            raise SettingError(
-                f"{where} is kept at one temperature, but objective.{name}.temperature goes from {schedule.start} to "
-                f"{schedule.end}: give it one number, or set {to_null} to null for a live teacher"
+            ends = f"goes from {schedule.start} to {schedule.end}"
+            raise refusal(
+                f"kept at one temperature, but objective.{name}.temperature {ends}",
+                f"give it one number, or set {to_null} to null for a live teacher",
             )
     temperatures = {name: term.top_k_temperature for name, term in readers.items()}
     if len(set(temperatures.values())) > 1:
         listed = ", ".join(f"objective.{name}.temperature={value}" for name, value in temperatures.items())
-        raise SettingError(f"{where} is kept at one temperature, but there are {listed}: give them the same")
+        raise refusal(f"kept at one temperature, but there are {listed}", "give them the same")
 
 
 def check_training(config: Config) -> None:
     """Raises SettingError for a run without an end, and for an optimizer, ranks and formats that do not go together."""
     train, optimizer, backend = config.train, config.optimizer, config.backend
     if train.epochs is None and train.steps is None and train.minutes is None:
-        raise SettingError("train.epochs, train.steps and train.minutes are all null: give the run an end")
+        raise SettingError(
+            "train.steps and train.minutes are null too",
+            setting="train.epochs",
+            value="null",
+            cure="give the run an end",
+        )
     if (optimizer.scale_lr == "none") != (optimizer.base_batch is None):
         raise SettingError(
-            f"optimizer.scale_lr={optimizer.scale_lr} with optimizer.base_batch={optimizer.base_batch}: set linear or "
-            "sqrt and the number of sequences per step that optimizer.lr was tuned for, or set none and null"
+            f"does not go with optimizer.base_batch={optimizer.base_batch}",
+            setting="optimizer.scale_lr",
+            value=optimizer.scale_lr,
+            cure="set linear or sqrt and the sequences per step that optimizer.lr was tuned for, or none and null",
         )
     if optimizer.clip_each_rank:
         _check_clipping(config)
     if config.precision.student == "fp16" and backend.compression == "fp16":
         raise SettingError(
-            "backend.compression=fp16 with precision.student=fp16 would scale gradients twice, for the format and for "
-            "the wire, and lose small ones: set backend.compression=bf16 or none"
+            "would scale gradients twice, as precision.student=fp16 does, and lose small ones",
+            setting="backend.compression",
+            value="fp16",
+            cure="set backend.compression=bf16 or none",
         )
     _check_sharded(config)
     if train.patience is not None and train.keep_best is None:
         raise SettingError(
-            f"train.patience={train.patience} needs a measure by which evaluations are compared: set "
-            "train.keep_best=perplexity, or another measure"
+            "needs a measure by which evaluations are compared",
+            setting="train.patience",
+            value=train.patience,
+            cure="set train.keep_best=perplexity, or another measure",
         )
     if train.keep_best is not None and not config.evaluate.sets:
         raise SettingError(
-            f"train.keep_best={train.keep_best} chooses among evaluations, and evaluate.sets=[] has none: name a set, "
-            "or leave it out"
+            "chooses among evaluations, and evaluate.sets=[] has none",
+            setting="train.keep_best",
+            value=train.keep_best,
+            cure="name a set, or leave it out",
         )
 
 
 def _check_clipping(config: Config) -> None:
     if config.optimizer.clip is None:
-        raise SettingError("optimizer.clip_each_rank=true, but optimizer.clip=null: give clip a norm")
+        raise SettingError(
+            "optimizer.clip=null", setting="optimizer.clip_each_rank", value="true", cure="give clip a norm"
+        )
     if config.backend.name == "fsdp":
         raise SettingError(
-            "optimizer.clip_each_rank=true needs the gradient of each rank, which fsdp never has: choose backend=ddp "
-            "or horovod, or leave it out"
+            "needs the gradient of each rank, which fsdp never has",
+            setting="optimizer.clip_each_rank",
+            value="true",
+            cure="choose backend=ddp or horovod, or leave it out",
         )
     if config.backend.sync == "every":
         raise SettingError(
-            "optimizer.clip_each_rank=true clips once, before the only exchange of a step, but backend.sync=every "
-            "exchanges after each micro-batch: set backend.sync=window"
+            "clips once, before the only exchange of a step, but backend.sync=every exchanges after each micro-batch",
+            setting="optimizer.clip_each_rank",
+            value="true",
+            cure="set backend.sync=window",
         )
 
 
@@ -290,8 +359,10 @@ def _check_sharded(config: Config) -> None:
     for name, value, usual in (("compression", backend.compression, "none"), ("rings", backend.rings, "1")):
         if backend.shards_student and value != usual:
             raise SettingError(
-                f"backend.{name}={value} is for gradients that each rank has whole, which a sharded student never has: "
-                f"leave it out, or choose backend=ddp or backend.shard_student=false"
+                "for gradients that each rank has whole, which a sharded student never has",
+                setting=f"backend.{name}",
+                value=value,
+                cure="leave it out, or choose backend=ddp or backend.shard_student=false",
             )
     formats: dict[str, str | None] = {}
     if not isinstance(config.teacher, NoTeacherConfig):
@@ -302,8 +373,10 @@ def _check_sharded(config: Config) -> None:
     for setting, number_format in formats.items():
         if backend.shards_teacher and number_format == "int8":
             raise SettingError(
-                f"{setting}=int8 rounds whole weights, which no rank has of a sharded teacher: choose bf16 or fp32, or "
-                "backend.shard_teacher=false"
+                "rounds whole weights, which no rank has of a sharded teacher",
+                setting=setting,
+                value="int8",
+                cure="choose bf16 or fp32, or backend.shard_teacher=false",
             )
 
 
@@ -315,15 +388,19 @@ def check_evaluation(config: Config, reads_text: bool) -> None:
     """
     settings, length = config.evaluate, config.corpus.sequence_length
     if settings.stride is not None and settings.stride >= length:
-        raise SettingError(  # the first token of a window has nothing before it to be predicted from
-            f"evaluate.stride={settings.stride} has to be less than corpus.sequence_length={length}: lower it"
+        raise SettingError(
+            f"has to be less than corpus.sequence_length={length}",
+            setting="evaluate.stride",
+            value=settings.stride,
+            cure="lower it",
         )
     for name in settings.sets:
         # Settings that are built in Python may have no sources yet.
         if settings.sources and name not in settings.sources and reads_text:
             raise SettingError(
-                f"evaluate.sets: {name} has no source{did_you_mean(name, settings.sources)}; choose from "
-                f"{', '.join(sorted(settings.sources))} or add evaluate.sources.{name}"
+                f"{name} has no source{did_you_mean(name, settings.sources)}",
+                setting="evaluate.sets",
+                cure=f"choose from {', '.join(sorted(settings.sources))} or add evaluate.sources.{name}",
             )
     held_out = held_out_sets(settings, settings.sets)
     # What a mixture holds out of each source.
@@ -333,18 +410,24 @@ def check_evaluation(config: Config, reads_text: bool) -> None:
     for name in settings.by_set:
         if name not in set_names:
             raise SettingError(
-                f"evaluate.by_set.{name} is for a set that is not known{did_you_mean(name, set_names)}: name one of "
-                f"{', '.join(dict.fromkeys(set_names))}"
+                f"for a set that is not known{did_you_mean(name, set_names)}",
+                setting=f"evaluate.by_set.{name}",
+                cure=f"name one of {', '.join(dict.fromkeys(set_names))}",
             )
         if parts and name in of_mixture:
             raise SettingError(
-                f"evaluate.by_set.{name}: a mixture has a held-out set of each source: name {', '.join(parts)}"
+                "a mixture has a held-out set of each source",
+                setting=f"evaluate.by_set.{name}",
+                cure=f"name {', '.join(parts)}",
             )
     source = config.corpus.source
     has_books = isinstance(source, SourceConfig) and source.kind == "bundled" and source.split == "train"
     if held_out and config.corpus.heldout == 0 and not has_books:
         raise SettingError(
-            f"corpus.heldout=0, but evaluate.sets names {held_out[0]}: set corpus.heldout=0.02, or other sets"
+            f"evaluate.sets names {held_out[0]}",
+            setting="corpus.heldout",
+            value="0",
+            cure="set corpus.heldout=0.02, or other sets",
         )
 
 
@@ -359,9 +442,13 @@ def check_corpus(config: Config) -> None:
     settings = config.corpus
     kind = None if isinstance(settings.source, Component) else settings.source.kind
     if kind == HELDOUT:
-        raise SettingError("corpus.kind=heldout is for evaluation sets: name where the corpus comes from")
+        raise SettingError(
+            "for evaluation sets", setting="corpus.kind", value="heldout", cure="name where the corpus comes from"
+        )
     if kind == MIXTURE and len(settings.sources) < 2:
-        raise SettingError(f"corpus=mixture needs two sources or more: give corpus.sources='{EXAMPLE}'")
+        raise SettingError(
+            "needs two sources or more", setting="corpus", value="mixture", cure=f"give corpus.sources='{EXAMPLE}'"
+        )
     parts = {
         f"{name}_{source}"
         for name in held_out_sets(config.evaluate, config.evaluate.sets)
@@ -369,5 +456,7 @@ def check_corpus(config: Config) -> None:
     }
     if clash := sorted(parts & set(config.evaluate.sets)):
         raise SettingError(
-            f"evaluate.sets names {clash[0]}, the held-out set of a source of the mixture: give your set another name"
+            f"names {clash[0]}, the held-out set of a source of the mixture",
+            setting="evaluate.sets",
+            cure="give your set another name",
         )

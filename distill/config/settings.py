@@ -26,7 +26,7 @@ from distill.config.evaluate import SetConfig as SetConfig
 from distill.config.evaluate import SetFraction as SetFraction
 from distill.config.folders import CONF as CONF
 from distill.config.folders import RECIPES as RECIPES
-from distill.config.model import SEEDS, Settings, setting
+from distill.config.model import SEEDS, LocalPath, Settings, setting
 from distill.config.objective import MaskingConfig as MaskingConfig
 from distill.config.objective import ObjectiveConfig as ObjectiveConfig
 from distill.config.objective import ObjectiveFlags as ObjectiveFlags
@@ -81,7 +81,7 @@ class Config(Settings):
     profile: ProfileConfig = setting(None, "What is recorded about where the time goes.", factory=ProfileConfig)
     report: ReportConfig = setting(None, "How the report is written.", factory=ReportConfig)
     seed: int = setting(0, "Seed of everything that is drawn.", ge=0, le=SEEDS)
-    resume: str = setting(
+    resume: LocalPath = setting(
         "auto",
         "auto resumes, strict stops at damage, never refuses a run that began; or a checkpoint folder to begin from.",
     )

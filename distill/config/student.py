@@ -6,7 +6,7 @@
 from typing import Any, Literal
 
 from distill.config.component import Component
-from distill.config.model import Settings, setting
+from distill.config.model import LocalPath, Settings, setting
 from distill.config.unions import Kinds
 
 
@@ -14,7 +14,7 @@ class AnyStudentConfig(Settings):
     """What every student has."""
 
     # Another one than the teacher's is for losses that need no pair of tokens, such as `pooled`.
-    tokenizer: str | None = setting(
+    tokenizer: LocalPath | None = setting(
         None,
         "Folder or Hub name of a tokenizer, or corpus (trained on it); null is a saved student's, else the teacher's.",
     )
@@ -67,7 +67,7 @@ class SavedStudentConfig(BuiltInStudentConfig):
     """A student that starts from a saved model."""
 
     init: Literal["pretrained"] = setting("pretrained", "Weights of a saved model.")
-    path: str | None = setting(None, "Folder of a model, folder of a run, or name on the Hub.")
+    path: LocalPath | None = setting(None, "Folder of a model, folder of a run, or name on the Hub.")
     trust_remote_code: bool = setting(False, "Let transformers run code of the model's repository.")
 
 
@@ -75,7 +75,7 @@ class CustomStudentConfig(AnyStudentConfig):
     """A student that a callable of the user's makes."""
 
     init: Literal["custom"] = setting("custom", "Whatever the callable of `_target_` gives.")
-    path: str | None = setting(None, "Folder of weights or folder of a run, for what the callable makes.")
+    path: LocalPath | None = setting(None, "Folder of weights or folder of a run, for what the callable makes.")
     custom: Component = setting(..., "The callable, with its settings.")
 
 

@@ -85,13 +85,42 @@ SYNONYMS = {
     "output_dir": "hydra.run.dir",
     "resume_from_checkpoint": "resume",
     "random_seed": "seed",
+    "early_stopping": "train.patience with train.keep_best",
+    "early_stopping_patience": "train.patience with train.keep_best",
+    "load_best_model_at_end": "train.keep_best",
+    "kl": "objective.soft",
+    "kld": "objective.soft",
+    "kl_div": "objective.soft",
+    "kd": "objective.soft",
+    "forward_kl": "objective.soft",
+    "distillation": "objective.soft",
+    "logits": "objective.soft or objective.logit_mse",
+    "ce": "objective.clm, objective.mlm or objective.classes",
+    "cross_entropy": "objective.clm, objective.mlm or objective.classes",
+    "lm": "objective.clm or objective.mlm",
+    "sft": "objective.clm",
+    "cos": "objective.cosine",
+    "hidden": "objective.hidden_mse",
+    "mse": "objective.logit_mse or objective.hidden_mse",
+    "attention": "objective.attention_scores or objective.relations",
 }
-
-
-def synonym(setting: str) -> str | None:
-    """What to give in place of a setting that is not known; None where no other library has its name."""
-    name = setting.rpartition(".")[2].strip("+~-").lower().replace("-", "_")
-    return SYNONYMS.get(name)
+# What people look for that is not there yet, and what serves until then.
+LEFT_OUT = {
+    **dict.fromkeys(
+        ("lmbda", "seq_kd", "gkd", "on_policy", "max_new_tokens"),
+        "there is no distillation on texts that the student writes yet: let the teacher write them by distill predict, "
+        "or take objective.jsd on the texts that there are",
+    ),
+    **dict.fromkeys(
+        ("lora", "peft", "peft_config", "lora_r", "lora_alpha", "use_peft"),
+        "there is no setting for adapters: give a function that puts them into a model as student._target_",
+    ),
+    **dict.fromkeys(
+        ("load_in_4bit", "load_in_8bit", "quantization", "quantization_config", "bnb_config"),
+        "models are read in full precision: give precision=bf16, or a GGUF file as teacher.path",
+    ),
+}
+PAGE = "docs/explanation/left-out.md"
 
 
 def suggestion(setting: str, options: Iterable[str], before: str = "") -> str:
@@ -100,6 +129,9 @@ def suggestion(setting: str, options: Iterable[str], before: str = "") -> str:
     Args:
         options: the names of its group; `before` is put in front of each.
     """
-    if (here := synonym(setting)) is not None and here != setting:
+    name = setting.rpartition(".")[2].strip("+~-").lower().replace("-", "_")
+    if (reason := LEFT_OUT.get(name)) is not None:
+        return f" ({reason}; {PAGE} says why)"
+    if (here := SYNONYMS.get(name)) is not None and here != setting:
         return f" (did you mean {here}?)"
     return did_you_mean(setting.rpartition(".")[2], options, before)

@@ -9,7 +9,7 @@ from pydantic import ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from distill.config.component import Component
-from distill.config.model import SEEDS, Settings, setting
+from distill.config.model import SEEDS, LocalPath, Settings, setting
 from distill.config.unions import Kinds
 
 BUNDLED = ("bundled_deep", "bundled_small")  # kinds of teachers that ship with this package, in folders of these names
@@ -43,18 +43,13 @@ class TeacherCacheConfig(Settings):
         default = cls.model_fields[str(info.field_name)].default
         if value != default and "sampled" in info.data and info.data["sampled"] is None:
             cure = f"set {{section}}.sampled to a number, or {{section}}.{info.field_name} back to {default}"
-            raise PydanticCustomError("refused", f"is for sampled tokens, but {{section}}.sampled=null: {cure}")
+            raise PydanticCustomError("refused", f"for sampled tokens, but {{section}}.sampled=null; {cure}")
         return value
 
     @property
     def wanted(self) -> bool:
         """Whether a cache is read in place of a teacher that runs."""
         return self.top_k is not None or self.sampled is not None
-
-    def described(self, setting: str) -> str:
-        """What decides the size of a position, as error lines call it; `setting`: the teacher's name on them."""
-        sizes = {"top_k": self.top_k, "sampled": self.sampled}
-        return " with ".join(f"{setting}.cache.{name}={size}" for name, size in sizes.items() if size is not None)
 
 
 class BundledConfig(Settings):
@@ -66,10 +61,10 @@ class BundledConfig(Settings):
 class FrozenModelConfig(Settings):
     """Where a model of the user's lies."""
 
-    path: str | None = setting(None, "Folder of a model, folder of a run, or name on the Hub.")
+    path: LocalPath | None = setting(None, "Folder of a model, folder of a run, or name on the Hub.")
     revision: str | None = setting(None, "Revision of a model on the Hub.")
     trust_remote_code: bool = setting(False, "Let transformers run code of the model's repository.")
-    tokenizer: str | None = setting(
+    tokenizer: LocalPath | None = setting(
         None, "Folder of the tokenizer or its name on the Hub; null reads it beside the model."
     )
 

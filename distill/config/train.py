@@ -103,13 +103,17 @@ class TrainConfig(Settings):
             return
         if self.accumulate is not None and "sequences_per_step" in named:
             raise SettingError(
-                f"train.sequences_per_step={size} is not read with train.accumulate={self.accumulate}, the "
-                "micro-batches of each rank: leave one of them out, or set it to null"
+                f"not read with train.accumulate={self.accumulate}, the micro-batches of each rank",
+                setting="train.sequences_per_step",
+                value=size,
+                cure="leave one of them out, or set it to null",
             )
         if self.accumulate is None and "batch_size" in named and self.batch_size > size:
             raise SettingError(
-                f"train.batch_size={self.batch_size} is more than a step has: set train.sequences_per_step="
-                f"{self.batch_size} too, or train.batch_size to at most {size}"
+                "more than a step has",
+                setting="train.batch_size",
+                value=self.batch_size,
+                cure=f"set train.sequences_per_step={self.batch_size} too, or train.batch_size to at most {size}",
             )
 
     @property

@@ -53,8 +53,10 @@ class Kinds:
             name = dotted.partition(".")[0]
             if name in self.fields and name not in chosen.model_fields and self.is_given(name, values.get(name)):
                 raise SettingError(
-                    f"{setting}.{dotted}={shown(_value_at(values, dotted))} is not read with "
-                    f"{setting}.{self.by}={values[self.by]}: {self._cure(name, setting)}"
+                    f"not read with {setting}.{self.by}={values[self.by]}",
+                    setting=f"{setting}.{dotted}",
+                    value=shown(_value_at(values, dotted)),
+                    cure=self._cure(name, setting),
                 )
         read = {name: value for name, value in values.items() if name in chosen.model_fields or name not in self.fields}
         return parse(chosen, read, setting)
@@ -81,8 +83,10 @@ class Kinds:
         if kind not in by_kind:
             names = [name for name in by_kind if name != CUSTOM]
             raise SettingError(
-                f"{setting}.{self.by}={shown(values.get(self.by))} is not known{did_you_mean(kind, names)}: choose one "
-                f"of {', '.join(names)}, or name a callable of your own as {setting}._target_"
+                f"not known{did_you_mean(kind, names)}",
+                setting=f"{setting}.{self.by}",
+                value=shown(values.get(self.by)),
+                cure=f"choose one of {', '.join(names)}, or name a callable of your own as {setting}._target_",
             )
         return by_kind[kind]
 

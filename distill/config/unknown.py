@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from distill.config.component import Component, built_in, kinds
-from distill.config.renamed import other_name
+from distill.config.errors import not_null, unknown_setting
+from distill.config.override_text import in_shell
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError
 from distill.runtime.nearest import MAX_NAMES, did_you_mean
@@ -19,19 +20,20 @@ def setting_error(error: Exception) -> SettingError | None:
     """An error of Hydra, of OmegaConf or of a search as one of a setting; None for any other."""
     packages = {base.__module__.partition(".")[0] for base in type(error).__mro__}
     if packages & {"hydra", "omegaconf"}:
-        return SettingError(explain(error))
+        return explain(error)
     if isinstance(error, ValueError) and str(error).startswith(NO_TRIAL):
-        return SettingError("no run of the search has given a number to optimize: the lines above and its page say why")
+        return SettingError(
+            "no run of the search has given a number to optimize", cure="the lines above and its page say why"
+        )
     return None
 
 
-def explain(error: Exception) -> str:
-    """One line for an error of Hydra or OmegaConf: the key, what is wrong with it, and where to look."""
+def explain(error: Exception) -> SettingError:
+    """An error of Hydra or OmegaConf: the setting, what is wrong with it, and where to look."""
     if (missing := getattr(error, "missing_cfg_file", None)) is not None:
         return _no_such_option(str(missing), list(getattr(error, "options", None) or []))
     if isinstance(override := getattr(error, "override", None), str):
-        shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in override)  # on one line
-        return f"{shown} is not understood: write NAME=VALUE, and quotes around special signs, such as NAME='a, b'"
+        return _not_understood(override)
     chain: list[BaseException] = [error]
     while cause := chain[-1].__cause__:
         chain.append(cause)
@@ -40,48 +42,64 @@ def explain(error: Exception) -> str:
     key = getattr(inner, "full_key", None) or getattr(error, "full_key", None)
     if type(inner).__name__ in ("ConfigKeyError", "ConfigAttributeError") and key:
         return _no_such_setting(str(key), getattr(inner, "parent_node", None))
-    return _first_sentence(error, inner, key)
+    return _by_its_first_line(error, inner, str(key or ""))
 
 
-def _first_sentence(error: Exception, inner: BaseException, key: Any) -> str:
+def _not_understood(override: str) -> SettingError:
+    name, _, value = override.partition("=")
+    is_nested = value[:1] in ("[", "{", "'", '"')
+    example = f"\"{name or 'NAME'}=['a, b', 'c=d']\"" if is_nested else in_shell(name or "NAME", value)
+    cure = f"write NAME=VALUE, and texts with special signs in quotes, such as {example}"
+    if not name or "=" not in override:
+        return SettingError(f"{override} is not understood", cure="write NAME=VALUE")
+    return SettingError("not understood", setting=name, value=value, cure=cure)
+
+
+def _by_its_first_line(error: Exception, inner: BaseException, key: str) -> SettingError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     what = str(inner).strip().splitlines()[0] if inner is not error else lines[0]
     if inner is error:
         options = [line for line in lines[1:] if not any(word in line for word in ("full_key", "_type="))]
         what = " ".join([what, *options])
     if variable := re.search(r"Environment variable '(\w+)' not found", what):
-        return f"{key}: the environment variable {variable[1]} is not set: set it, or give {key}=VALUE"
+        problem = f"the environment variable {variable[1]} is not set"
+        return SettingError(problem, setting=key, cure=f"set it, or give {key}=VALUE")
+    if missing := re.match(r"Missing mandatory value: (\S+)", what):
+        return SettingError("missing", setting=missing[1], cure="give it a value")
+    if absent := re.match(r"Could not delete from config\. '(\S+)' does not exist", what):
+        return SettingError(
+            "a setting keeps a value", setting=f"~{absent[1]}", cure=f"leave it out, or give {absent[1]}=VALUE"
+        )
+    if reference := re.match(r"Interpolation key '(\S+)' not found", what):
+        return SettingError(f"there is no setting {reference[1]} to refer to", setting=key, cure="correct its name")
     if null := re.match(r"field '(\S+)' is not Optional", what):
-        return f"{null[1]}=null is not possible: give it a value, or leave it out"
-    return f"{key}: {what}" if key and str(key) not in what else what
+        return not_null(null[1])
+    return SettingError(what, setting="" if key in what else key)
 
 
-def _no_such_option(missing: str, options: list[str]) -> str:
+def _no_such_option(missing: str, options: list[str]) -> SettingError:
     """For an option of a group, such as `teacher/embeded`."""
-    if missing in EXTRAS:
-        return f"{'='.join(missing.rsplit('/', 1))} is not installed: {pip_install(EXTRAS[missing])}"
     group, _, name = missing.rpartition("/")
+    if missing in EXTRAS:
+        return SettingError("not installed", setting=group, value=name, cure=pip_install(EXTRAS[missing]))
     if not options:
-        return f"{missing}: there is no such group or option; --help shows those that there are"
-    names = ", ".join(sorted(options))
-    return f"{group}={name}: there is no {missing}{did_you_mean(name, options)}: choose one of {names}"
+        return SettingError(f"{missing}: there is no such group or option", cure="--help shows those that there are")
+    problem, cure = f"there is no {missing}{did_you_mean(name, options)}", f"choose one of {', '.join(sorted(options))}"
+    return SettingError(problem, setting=group, value=name, cure=cure)
 
 
-def _no_such_setting(key: str, parent: Any) -> str:
+def _no_such_setting(key: str, parent: Any) -> SettingError:
     """For a setting that is not in the schema, such as `train.stepz`, or `steps`, which stands in a group.
 
     Args:
         parent: the node of OmegaConf that has no such key.
     """
-    if (line := other_name(key)) is not None:
-        return line
     name = key.rpartition(".")[2]
-    before = key.removesuffix(name)
-    nearest = suggestion(key, _names(parent), before)
+    nearest = suggestion(key, _names(parent), key.removesuffix(name))
     if not nearest:
         same = [setting for setting in _leaves(_root(parent), "") if setting.rpartition(".")[2] == name]
         nearest = f" (did you mean {' or '.join(same[:3])}?)" if same else ""
-    return f"{key} is not known{nearest}: distill settings shows all that there are"
+    return unknown_setting(key, nearest)
 
 
 def takers(package: str, setting: str) -> str:

@@ -32,7 +32,10 @@ class ProfileConfig(Settings):
     def _stops_with_a_profile_alone(self) -> Self:
         if self.stop_after is not None and not self.enabled:
             raise SettingError(
-                f"profile.stop_after={self.stop_after} is not read without a profile: set profile=on, or leave it out"
+                "not read without a profile",
+                setting="profile.stop_after",
+                value=self.stop_after,
+                cure="set profile=on, or leave it out",
             )
         return self
 

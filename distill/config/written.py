@@ -5,10 +5,11 @@ import os
 import re
 from typing import Any
 
+from distill.config.flat_settings import flatten
 from distill.config.in_memory import InMemory
-from distill.runtime.redaction import FROM_ENVIRONMENT, MASK, is_secret, masked, redacted, remember
+from distill.runtime.redaction import FROM_ENVIRONMENT, is_secret, redact, redacted, remember
 
-VARIABLE = re.compile(r"(?:(?<![\w.-])([\w.-]++)=)?\$\{oc\.env:\s*(\w+)")  # with the parameter of a URL that it is
+VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
 
 
 def without_environment(composed: Any) -> dict[str, Any]:
@@ -28,11 +29,11 @@ def written_and_compared(composed: Any, resolved: dict[str, Any]) -> tuple[dict[
     """The settings to write down, and those that a resumed run compares; neither holds a secret.
 
     What is compared has a digest in place of what came from the environment. A secret has no part in it: a run is
-    resumed with a new key. All secrets of `resolved` are remembered, so that `redact` finds them in texts.
+    resumed with a new key. What variables of secrets hold is remembered, so that `redact` finds it in texts.
     """
     unresolved = without_environment(composed)
-    _remember(unresolved, resolved)
-    written = redacted(masked(unresolved))
+    _remember(unresolved)
+    written = redacted(unresolved)
     return written, _compared(written, resolved)
 
 
@@ -53,33 +54,18 @@ def _escaped(value: Any) -> Any:
     return str(value) if isinstance(value, InMemory) else value
 
 
-def _remember(unresolved: Any, resolved: Any, name: str = "") -> None:
-    for key, inner, value in _pairs(unresolved, resolved):
-        _remember(inner, value, f"{name}.{key}".lstrip("."))
-    if not isinstance(unresolved, str):
-        return
-    if is_secret(name):
-        remember(str(resolved))
-    for parameter, variable in VARIABLE.findall(unresolved):
-        if is_secret(variable) or is_secret(parameter):
-            remember(os.environ.get(variable, ""))
+def _remember(unresolved: Any) -> None:
+    for text in flatten(unresolved).values():
+        for variable in VARIABLE.findall(str(text)):
+            if is_secret(variable):
+                remember(os.environ.get(variable, ""))
 
 
-def _compared(written: Any, resolved: Any, name: str = "") -> Any:
+def _compared(written: Any, resolved: Any) -> Any:
     if isinstance(written, dict):
-        pairs = _pairs(written, resolved)
-        return {key: _compared(inner, value, f"{name}.{key}".lstrip(".")) for key, inner, value in pairs}
+        return {key: _compared(inner, resolved[key]) for key, inner in written.items()}
     if isinstance(written, list):
-        return [_compared(inner, value, name) for _, inner, value in _pairs(written, resolved)]
+        return [_compared(*pair) for pair in zip(written, resolved, strict=True)]
     if not isinstance(written, str) or FROM_ENVIRONMENT not in written:
         return written
-    return MASK if is_secret(name) else f"sha256 {hashlib.sha256(str(resolved).encode()).hexdigest()}"
-
-
-def _pairs(one: Any, other: Any) -> list[tuple[Any, Any, Any]]:
-    """The entries of two nested values of the same shape, each with its key or number; none of what is not nested."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return [(key, inner, other[key]) for key, inner in one.items()]
-    if isinstance(one, list) and isinstance(other, list):
-        return [(number, *both) for number, both in enumerate(zip(one, other, strict=True))]
-    return []
+    return f"sha256 {hashlib.sha256(redact(str(resolved)).encode()).hexdigest()}"

@@ -13,6 +13,8 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from distill.config.folders import HERE
+from distill.config.teacher import BUNDLED
 from distill.models.boundary import loading
 from distill.models.check import check_model
 from distill.models.converted import converted
@@ -42,15 +44,23 @@ DEBERTA_HEAD = {
 }
 
 
+def bundled_folder(name: str) -> str:
+    """Where a model that ships with this package lies, one of `config.teacher.BUNDLED`."""
+    return str(HERE / "teacher" / name)
+
+
 def model_folder(path: str, setting: str = "model") -> str:
     """Where the files of a model lie: the student in a run folder, or what a GGUF file or a package was converted to.
 
+    `bundled_deep` and `bundled_small`, where no folder has that name, are the models of this package.
     Anything else is taken as it is (a folder, or a name on the Hub).
 
     Raises:
         SettingError: a path that none can be, or a file or package that cannot be read; the message names `setting`.
     """
     try:
+        if path in BUNDLED and not Path(path).exists():
+            return bundled_folder(path)
         if (folder := converted(path, setting)) is not None:
             return str(folder)
         folder = Path(path).expanduser()

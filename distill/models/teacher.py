@@ -7,13 +7,20 @@ import torch
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from distill.config.folders import HERE
 from distill.config.settings import MemberConfig, OneTeacherConfig
 from distill.config.teacher import BundledConfig, CustomConfig, SavedConfig
 from distill.models.check import check_model
 from distill.models.custom import custom_model, tokenizer_in_memory
 from distill.models.kind import MASKED, ModelKind, saved_class
-from distill.models.load import THE_NEWEST, HubOptions, hub_arguments, load_pretrained, load_tokenizer, model_folder
+from distill.models.load import (
+    THE_NEWEST,
+    HubOptions,
+    bundled_folder,
+    hub_arguments,
+    load_pretrained,
+    load_tokenizer,
+    model_folder,
+)
 from distill.runtime.errors import SettingError
 
 AnyTeacher = OneTeacherConfig | MemberConfig  # the only one, or one of several
@@ -21,11 +28,6 @@ AnyTeacher = OneTeacherConfig | MemberConfig  # the only one, or one of several
 TITLES = {"bundled_small": "the small bundled teacher", "bundled_deep": "the deep bundled teacher"}
 # The layers that student.layers=auto takes of a bundled teacher, as a search has found them once for so many.
 STARTS = {"bundled_small": [0, 1], "bundled_deep": [0, 1, 2]}
-
-
-def bundled_folder(kind: str) -> str:
-    """Where a teacher that ships with this package lies, one of `config.teacher.BUNDLED`."""
-    return str(HERE / "teacher" / kind)
 
 
 def teacher_path(settings: AnyTeacher, setting: str = "teacher") -> str:

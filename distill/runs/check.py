@@ -36,18 +36,22 @@ def check(config: Config, folder: Path | None = None) -> None:
     for name, term in terms.items():
         if term.task not in ("", *task.labels):
             raise SettingError(
-                f"objective.{name} is a term of objective.task={task_of(term.task)}, but objective.task="
-                f"{config.objective.task}: set objective.{name}.weight=0, or choose another objective"
+                f"is a term of objective.task={task_of(term.task)}, but objective.task={config.objective.task}",
+                setting=f"objective.{name}",
+                cure=f"set objective.{name}.weight=0, or choose another objective",
             )
         heads = {*term.student_reads.extra, *term.teacher_reads.extra} - {*task.kind.heads}
         if heads or (isinstance(term, VocabularyTerm) and not task.kind.vocabulary):
             lacks = f"for {min(heads)}" if heads else "over the vocabulary"
             raise SettingError(
-                f"objective.{name} reads a head {lacks}, which models of objective.task={config.objective.task} do not "
-                f"have: set objective.{name}.weight=0, or choose another objective"
+                f"reads a head {lacks}, which models of objective.task={config.objective.task} do not have",
+                setting=f"objective.{name}",
+                cure=f"set objective.{name}.weight=0, or choose another objective",
             )
     if len(terms) > MOST_TERMS:
-        raise SettingError(f"objective has {len(terms)} losses, and a run takes at most {MOST_TERMS}: leave some out")
+        raise SettingError(
+            f"has {len(terms)} losses, and a run takes at most {MOST_TERMS}", setting="objective", cure="leave some out"
+        )
     check_rules(config, terms, task)
     if isinstance(config.teacher, SeveralTeachersConfig) and len(config.teacher.members) > 1:
         on_logits = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}
@@ -83,7 +87,9 @@ def _check_baseline(config: Config, terms: dict[str, Term]) -> None:
         return
     if not any(term.needs_teacher for term in terms.values()):
         raise SettingError(
-            f"evaluate.baseline={path} shows what a teacher is worth, but no term of this objective learns from a "
-            "teacher: leave it out (`distill compare` compares any runs)"
+            "shows what a teacher is worth, but no term of this objective learns from a teacher",
+            setting="evaluate.baseline",
+            value=path,
+            cure="leave it out (`distill compare` compares any runs)",
         )
     read_run(Path(path), "evaluate.baseline")

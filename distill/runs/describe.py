@@ -38,8 +38,8 @@ from distill.distributed.shard import plain_class
 from distill.evaluation.measures import Measure
 from distill.models.language_model import OutputSpec
 from distill.models.layer_choice import AUTO, choose_layers
-from distill.models.load import size
-from distill.models.teacher import AnyTeacher, bundled_folder
+from distill.models.load import bundled_folder, size
+from distill.models.teacher import AnyTeacher
 from distill.objective.objective import Objective
 from distill.optim.updates import peak_lr
 from distill.runs import facts

@@ -10,9 +10,8 @@ from typing import Any
 from distill.config.paths import looks_local, refuse_missing
 from distill.config.teacher import BUNDLED
 from distill.models.kind import CAUSAL, CLASSES, ORDERED, SPANS, saved_class
-from distill.models.load import model_folder, refuse_custom_class, saved_config
+from distill.models.load import bundled_folder, model_folder, refuse_custom_class, saved_config
 from distill.models.loaded import SETTING
-from distill.models.teacher import bundled_folder
 from distill.runs.results_file import read_results
 from distill.runtime.bounded_yaml import bounded_text
 from distill.runtime.errors import SettingError, first_line

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -27,15 +27,27 @@ class SettingError(ValueError):
         setting: the name as the command line has it, such as `train.steps`; "" where no single setting is at fault.
         value: what it was set to; left out where the value says nothing.
         cure: what to do, as an imperative.
+        refusals: of several settings, in place of all the others: one line for them, with the fields of the first.
     """
 
     status = 2
 
-    def __init__(self, problem: object = "", *, setting: str = "", value: object = None, cure: str = "") -> None:
+    def __init__(
+        self,
+        problem: object = "",
+        *,
+        setting: str = "",
+        value: object = None,
+        cure: str = "",
+        refusals: "Sequence[SettingError]" = (),
+    ) -> None:
         subject = setting if value is None else f"{setting}={value}"
         line = ": ".join(part for part in (subject if setting else "", str(problem)) if part)
-        super().__init__(printable("; ".join(part for part in (line, cure) if part)))
-        self.setting, self.value, self.cure = setting, value, cure
+        lines = ["; ".join(part for part in (line, cure) if part)] if not refusals else map(str, refusals)
+        super().__init__(printable("; and ".join(dict.fromkeys(lines))))
+        self.setting, self.value, self.cure, self.refusals = setting, value, cure, tuple(refusals)
+        if refusals:
+            self.setting, self.value, self.cure = refusals[0].setting, refusals[0].value, refusals[0].cure
 
 
 class Damaged(SettingError):

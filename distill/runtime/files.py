@@ -12,6 +12,18 @@ from typing import IO
 from distill.runtime.errors import SettingError
 
 
+def expanded(path: str) -> str:
+    """A path with `~` and `~user` at its beginning as the home folders that they stand for, as a shell has them.
+
+    Raises:
+        SettingError: there is no such user.
+    """
+    home = os.path.expanduser(path)
+    if home.startswith("~"):
+        raise SettingError(f"{path} begins with ~, and {home.partition('/')[0][1:]} is no user here; give ./{path}")
+    return home
+
+
 def try_lock(file: IO[str], wait: bool = False) -> bool:
     """Lock an open file for this process; False where another one has it, unless this may wait.
 

@@ -1,38 +1,25 @@
 """Keeps secrets out of what a run writes and prints.
 
 Settings are written as they were given, with `${oc.env:NAME}` unresolved, so a secret that comes from the environment
-reaches no file. The command line may hold none, because everybody on the machine can read it. One in a recipe is
-written as `***`. A setting holds a secret by its name; `SECRET` has the names.
+reaches no file; and what such a variable holds is masked in texts. Logins in URLs and tokens of the Hub are masked
+wherever they stand. The names of settings say nothing: many of them are the user's.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 MASK = "***"
 SHORTEST = 4  # characters of a secret that is looked for in texts: a shorter one would be found everywhere
-# What a setting that holds a secret is called, or what its name ends with: db_password, hf_token, api_key_2.
+# How the name of an environment variable ends that holds a secret, or that of a parameter of a URL.
 SECRET = re.compile(
-    r"""(?:^|_)(?:passwords?|passwd|pwd|passphrase|pin|otp|secrets?|credentials?|auth|authorization|bearer|cookies?|token
-    |jwt|pat|sas|dsn|webhook|signature|(?:connection_|conn_)str(?:ing)?|apikeys?
-    |(?:api|access|account|private|secret|signing|encryption|auth|hf|wandb|openai)_keys?)(?:_\d+)?$""",
-    re.VERBOSE,
+    r"(?i)(?:^|[_-])(?:tokens?|keys?|apikey|secrets?|password|passwd|pwd|passphrase|credentials?|auth|pat|jwt|dsn|sas|sig"
+    r"|signature)(?:_\d+)?$"
 )
-PIECE_OF_TEXT = re.compile(r"(?:^|_)(?:mask|pad|sep|cls|bos|eos|unk|eot|start|end|stop|image|per|new|max)_token$")
-# What stands for a variable that is not set; nothing, and another variable, are no secret.
-NO_SECRET = r"""(?:null\s*\}|\}|''\s*\}|""\s*\}|\$\{\s*oc\.env:\s*\w+\s*\})"""
-DEFAULT = re.compile(rf"\$\{{\s*oc\.env:\s*\w+\s*,(?!\s*{NO_SECRET})")
-# NAME=VALUE and NAME: VALUE in an override, whose VALUE is neither null nor the name of an environment variable. A name
-# is tried from its first sign alone and as a whole, or a long word would be read once for each of its signs.
-LITERAL = re.compile(
-    r"""(?<![\w.-])([\w.-]++)["']?\s*[=:]\s*+"""
-    rf"""(?!["']?(?!{DEFAULT.pattern})\$\{{|["']?\s*(?:[,}}\])]|$)|(?:null|true|false)\b)""",
-    re.IGNORECASE,
-)
-# What opens a file by its URL alone.
-SIGNATURE = re.compile(r"(?i)(?:X-Amz-|X-Goog-)?(?:Signature|Credential|Security-Token)|sig")
+FOLDERS = ("PWD", "OLDPWD")  # of the shell
 PARAMETER = re.compile(r"""(?<=[?&])([\w.-]+)=([^&\s"'<>]*[^&\s"'<>,;.)\]}])""")  # of a URL
 BEARER = re.compile(r"\b(?<=[Bb]earer) +[\w.~+/=-]{8,}")
+OF_HUB = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 LOGIN = re.compile(r"""(?<=://)[^/\s?#"'<>]+(?=@)""")  # user:password of an address, or a token alone
 FROM_ENVIRONMENT = "${oc.env:"
 
@@ -40,42 +27,8 @@ _secrets: set[str] = set()  # those of this process's settings, which `redact` l
 
 
 def is_secret(name: str) -> bool:
-    """Whether a setting of that dotted name, or one that it is in, holds a secret."""
-    return any(_is_name(part) for part in name.split("."))
-
-
-def _is_name(part: str) -> bool:
-    snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", part).lower()  # apiKey, api-key
-    return SECRET.search(snake_case) is not None and PIECE_OF_TEXT.search(snake_case) is None
-
-
-def secrets_in(settings: Any, name: str = "") -> Iterator[str]:
-    """The dotted names of the settings that hold a secret itself, not the name of the variable that it is in."""
-    if isinstance(settings, dict):
-        for key, inner in settings.items():
-            yield from secrets_in(inner, f"{name}.{key}".lstrip("."))
-    elif isinstance(settings, list | tuple):
-        for inner in settings:
-            yield from secrets_in(inner, name)
-    elif _holds_secret(name, settings):
-        yield name
-
-
-def _holds_secret(name: str, value: Any) -> bool:
-    """Whether a value is a secret by the name of its setting. Numbers are weights and counts, but for passwords."""
-    text = str(value)
-    if value is None or isinstance(value, bool) or not text or (FROM_ENVIRONMENT in text and not DEFAULT.search(text)):
-        return False
-    return is_secret(name) and (isinstance(value, str) or "token" not in name)
-
-
-def masked(settings: Any, name: str = "") -> Any:
-    """`settings`, nested, with `***` in place of every secret in them."""
-    if isinstance(settings, dict):
-        return {key: masked(inner, f"{name}.{key}".lstrip(".")) for key, inner in settings.items()}
-    if isinstance(settings, list | tuple):
-        return [masked(inner, name) for inner in settings]
-    return MASK if _holds_secret(name, settings) else settings
+    """Whether an environment variable of that name, or a parameter of a URL, holds a secret."""
+    return SECRET.search(name[-100:]) is not None and name not in FOLDERS
 
 
 def remember(secret: str) -> None:
@@ -84,23 +37,20 @@ def remember(secret: str) -> None:
         _secrets.add(secret)
 
 
-def literal_secret(override: str) -> str | None:
-    """The name under which an override of the command line holds a secret itself; None where it holds none."""
-    return next((match[1].lstrip("+~") for match in LITERAL.finditer(override) if is_secret(match[1])), None)
-
-
 def redact(text: str) -> str:
-    """`text` without the secrets of this process's settings, logins and signatures of URLs, and bearers' tokens."""
+    """`text` without the secrets that are remembered, logins and signatures of URLs, and tokens of bearers and the Hub.
+
+    What refers to a variable, `token=${oc.env:NAME}`, stays.
+    """
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
-    return LOGIN.sub(MASK, BEARER.sub(f" {MASK}", PARAMETER.sub(_parameter, text)))
+    text = OF_HUB.sub(MASK, BEARER.sub(f" {MASK}", PARAMETER.sub(_parameter, text)))
+    return LOGIN.sub(MASK, text)
 
 
 def _parameter(match: re.Match[str]) -> str:
     name, value = match.groups()
-    from_environment = value.startswith("${") and not DEFAULT.search(value)
-    is_open = from_environment or not (SIGNATURE.fullmatch(name) or is_secret(name))
-    return match[0] if is_open else f"{name}={MASK}"
+    return match[0] if value.startswith("${") or not is_secret(name) else f"{name}={MASK}"
 
 
 def redacted(value: Any, by: Callable[[str], str] = redact) -> Any:

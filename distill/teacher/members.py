@@ -25,7 +25,7 @@ from distill.models.kernels import int8
 from distill.models.kind import ModelKind
 from distill.models.teacher import AnyTeacher, is_encoder_alone, load_teacher
 from distill.runtime.errors import SettingError
-from distill.runtime.redaction import is_secret
+from distill.runtime.redaction import redact
 
 ONLY = ""  # the name of a teacher that is no member of several
 
@@ -60,8 +60,8 @@ class TeacherSettings:
         if make is None or make.in_memory is not None:
             return None if make is None else make.code
         arguments = flatten({name: value for name, value in make.arguments.items() if name not in make.optional})
-        of_run = {name for name in arguments if not is_secret(name) and name.rpartition(".")[2] not in OF_A_HOST}
-        parts = [make.code, [(name, repr(arguments[name])) for name in sorted(of_run)]]
+        of_run = {name for name in arguments if name.rpartition(".")[2] not in OF_A_HOST}
+        parts = [make.code, [(name, redact(repr(arguments[name]))) for name in sorted(of_run)]]
         return hashlib.sha256(repr(parts).encode()).hexdigest() if any(parts) else None
 
 

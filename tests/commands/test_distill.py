@@ -101,7 +101,7 @@ def test_objects_give_the_student_of_the_command(
     written = first.settings["teacher"]["_target_"]
     assert written.startswith("in memory: BertForMaskedLM, sha256 ")
     line = refused_line(capsys, "teacher=custom", f"teacher._target_='{written}'", "teacher.tokenizer=half")
-    assert "was an object of the program that started the run: call distill.distill() with it again" in line
+    assert "was an object of the program that started the run; call distill.distill() with it again" in line
     assert "python -m distill +recipe=distilbert_gutenberg" in named.record.command
 
 
@@ -177,7 +177,7 @@ def test_functions_and_classes_are_losses_metrics_and_schedules(job: dict[str, A
     line = r"^evaluate\.measures\.right\.higher_is_better is missing"
     with pytest.raises(SettingError, match=line):
         distill.distill(**job | {"evaluate": {"measures": {"right": is_right}}})
-    with pytest.raises(SettingError, match=r"^objective\.variation\.scales is no setting of in memory"):
+    with pytest.raises(SettingError, match=r"^objective\.variation\.scales: no setting of in memory"):
         distill.distill(**job | {"objective": {"variation": {"_target_": total_variation, "scales": 2}}})
     with pytest.raises(SettingError, match=r"^objective\.loss: a function as a loss takes logits of the student"):
         distill.distill(**job | {"objective": lambda student, teacher: student})

@@ -52,7 +52,7 @@ def test_compression_and_shards_are_said_and_change_no_run(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["data.compression=gzip"], "data.compression=gzip is not known: choose one of zstd"),
+        (["data.compression=gzip"], "data.compression=gzip: not known; choose one of zstd"),
         (["data.shard_bytes=0"], "data.shard_bytes=0 is too small"),
         (["data.tokens="], "data.tokens= is empty"),
         (["data.tokens=nowhere://a"], "data.tokens=nowhere://a"),

@@ -70,14 +70,10 @@ def test_files_of_the_users_are_named_and_what_a_path_means_is_the_command_lines
 
 def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setenv("MY_SECRET", "hunter2hunter2")
-    (tmp_path / "recipe").mkdir()
-    text = (
-        "# @package _global_\ndefaults: [smoke, _self_]\nobjective: {mine: {_target_: a.B, api_key: literal-secret}}\n"
-    )
-    (tmp_path / "recipe" / "mine.yaml").write_text(text)
-    lines = printed(capsys, "--config-dir", str(tmp_path), "+recipe=mine", "tracker.project=${oc.env:MY_SECRET}")
+    url = "+evaluate.sources.secret={kind: text, path: 'https://me:literal-secret@host/books.txt'}"
+    lines = printed(capsys, "+recipe=smoke", url, "tracker.project=${oc.env:MY_SECRET}")
     assert origin(lines, "project") == ("${oc.env:MY_SECRET}", "command line")
-    assert any(line.startswith("  mine.api_key = ***") for line in lines)
+    assert any(line.startswith("  sources.secret.path = https://***@host/books.txt") for line in lines)
     assert not any("hunter2" in line or "literal-secret" in line for line in lines)
 
 
@@ -85,9 +81,9 @@ def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     ("arguments", "words"),
     [
         (["optimizr"], "optimizr is no setting or section (did you mean optimizer"),
-        (["optimizer.lr=1e-3,2e-3"], "optimizer.lr=1e-3,2e-3 is several values: add --multirun"),
-        (["train.steps=abc"], "train.steps=abc is no whole number"),
-        (["train.batch_size=64"], "train.batch_size=64 is more than a step has"),
+        (["optimizer.lr=1e-3,2e-3"], "optimizer.lr=1e-3,2e-3: several values; add --multirun"),
+        (["train.steps=abc"], "train.steps=abc: no whole number"),
+        (["train.batch_size=64"], "train.batch_size=64: more than a step has"),
         (["+recipe=albert_chain"], "this recipe is a chain"),
         (["--cfg", "job"], "--cfg: `distill settings` takes --config-dir alone"),
     ],
@@ -99,8 +95,40 @@ def test_bad_input_ends_in_one_line(arguments: list[str], words: str, capfd: pyt
     assert line.startswith("distill: ") and words in line and not captured.out
 
 
-def test_a_value_that_is_left_open_is_shown(capsys: Capture) -> None:
-    assert origin(printed(capsys, "optimizer", "optimizer=custom"), "_target_")[0] == "???"
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["optimizer=custom"], "optimizer._target_: missing"),
+        (["+optimizer.betaz=1"], "optimizer.betaz: no setting"),
+        (["corpus.path=/no/such"], "corpus.path=/no/such: no such file"),
+        (["objective.soft_classes.weight=1"], "objective.soft_classes: reads a head"),
+        (["hydra.job.chdir=true"], "hydra.job.chdir: "),
+    ],
+)
+def test_what_a_run_refuses_is_refused(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["settings"]):
+        assert distill(*command, *arguments) == 2
+        captured = capfd.readouterr()
+        assert words in captured.err and not captured.out
+
+
+def test_what_a_run_does_not_read_is_left_out(tmp_path: Path, capsys: Capture) -> None:
+    """Settings of a recipe for another student, teacher and schedule than those of the command line."""
+    (tmp_path / "recipe").mkdir()
+    head = "# @package _global_\ndefaults: [smoke, override /schedule: polynomial, _self_]\n"
+    own = "schedule: {power: 3.0}\nstudent: {search_seconds: 5}\nteacher: {revision: main, micro_batches: 2}\n"
+    (tmp_path / "recipe" / "mine.yaml").write_text(head + own)
+    lines = printed(
+        capsys,
+        "--config-dir",
+        str(tmp_path),
+        "+recipe=mine",
+        "schedule=linear",
+        "student=bert",
+        "teacher=bundled_small",
+    )
+    names = {line.split(" = ")[0].strip() for line in lines}
+    assert not names & {"power", "search_seconds", "revision"} and {"micro_batches", "warmup", "architecture"} <= names
 
 
 def test_what_a_loss_term_takes_besides_with_its_defaults(capsys: Capture) -> None:

@@ -48,7 +48,7 @@ def ends_soon() -> Any:
     [
         ("corpus.path=" + "a" * 30_000, "corpus.path has 30,012 characters"),
         ("corpus.path=" + "a " * 1_500_000, "corpus.path has 3,000,012 characters"),
-        ("+" + "a" * 3_000_000 + "=1", "a... is no setting: its name has 3,000,001 characters"),
+        ("+" + "a" * 3_000_000 + "=1", "a... is no setting, as its name has 3,000,001 characters"),
         ("+objective." + "a." * 1000 + "weight=1", "is no setting: its name has"),
         ("student.layers=[" + ",".join(["1"] * 4000) + "]", "student.layers has more than 1,000 entries"),
     ],

@@ -98,22 +98,6 @@ def test_a_sweeper_that_chooses_needs_a_number(tmp_path: Path, capsys: pytest.Ca
     assert not (tmp_path / "sweep").exists()
 
 
-@pytest.mark.parametrize("recipe", ["mine", "further"])
-def test_a_recipe_that_is_a_sweep_is_looked_at_for_secrets(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], recipe: str
-) -> None:
-    """Also one that starts from such a recipe: Hydra would write the settings of a sweep into a file of its own."""
-    (tmp_path / "recipe").mkdir()
-    head, mode = "# @package _global_\n", "hydra: {mode: MULTIRUN, sweeper: {params: {seed: '0,1'}}}\n"
-    (tmp_path / "recipe" / "mine.yaml").write_text(f"{head}{mode}student: {{config: {{api_key: swordfish}}}}\n")
-    (tmp_path / "recipe" / "further.yaml").write_text(f"{head}defaults:\n  - mine  # and nothing else\n")
-    folder = tmp_path / "sweep"
-    assert distill("--config-dir", str(tmp_path), f"+recipe={recipe}", f"hydra.sweep.dir={folder}") == 2
-    said = capsys.readouterr().err
-    assert "student.config.api_key is named like a secret" in said and "swordfish" not in said
-    assert not folder.exists()
-
-
 def test_a_wrong_name_ends_a_run_before_its_training(
     shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,7 +162,7 @@ def test_each_run_begins_with_all_threads(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_folder_of_one_run_is_refused_for_a_sweep() -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    with pytest.raises(SettingError, match=r"^hydra\.run\.dir is of one run: a sweep has hydra\.sweep\.dir=DIR"):
+    with pytest.raises(SettingError, match=r"^hydra\.run\.dir: .*; a sweep has hydra\.sweep\.dir=DIR"):
         check_sweep(composition_of("+recipe=search", "hydra.run.dir=runs/mine"))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import own_models
 import pytest
-from job import Shelf, distill, results
+from job import Shelf, results
 from transformers import AutoModel, AutoTokenizer
 
 from distill.config.component import Component
@@ -17,21 +17,6 @@ from distill.models.student import make_student
 from distill.models.teacher import load_teacher
 from distill.runs.check import check
 from distill.runtime.errors import SettingError
-
-REFUSED = {
-    "objective.hidden_mse.layers=[1]": ("objective.hidden_mse.layers is no setting", "it takes pairs"),
-    "objective=distilgpt2": ("objective.task=clm predicts the next token", "+recipe=distilgpt2_gutenberg"),
-    "+recipe=distilgpt2_gutenberg": ("teacher.path=./runs/gpt2_pretrain", "run +recipe=gpt2_pretrain first"),
-}
-
-
-@pytest.mark.parametrize("argument", REFUSED)
-def test_settings(argument: str, tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert distill(argument) == 2
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
-    assert all(words in line for words in REFUSED[argument]), line
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_off_in_the_recipe_needs_no_plus() -> None:

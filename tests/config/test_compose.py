@@ -49,5 +49,5 @@ def test_a_wrong_entry_is_refused_when_the_student_is_made() -> None:
 
 
 def test_a_key_that_is_no_setting() -> None:
-    with pytest.raises(SettingError, match="stray is no setting of Distill"):
+    with pytest.raises(SettingError, match="stray: no setting of Distill"):
         check(composed("+stray={a: 1}"))

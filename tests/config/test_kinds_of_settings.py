@@ -24,7 +24,7 @@ NOT_READ = {
     "student.architecture=bert": (["student=pretrained", "student.path=x"], "student.init=pretrained: choose student"),
     "teacher.path=x": (["teacher=bundled_small"], "teacher.kind=bundled_small: choose teacher.kind=pretrained"),
     "teacher.tokenizer=x": (["teacher=none", "objective=mlm"], "teacher.kind=none: choose teacher.kind=pretrained"),
-    "teacher.revision=main": (["teacher=several"], "teacher.kind=several: set teacher.members.NAME.revision"),
+    "teacher.revision=main": (["teacher=several"], "teacher.kind=several; set teacher.members.NAME.revision"),
     "teacher.members.a.path=x": ([], "teacher.kind=bundled_small: choose teacher.kind=several"),
     "teacher.cache.top_k=8": (["teacher=none", "objective=mlm"], "teacher.kind=none: choose teacher.kind=bundled_deep"),
 }
@@ -35,7 +35,7 @@ def test_what_the_command_line_gives_is_read_or_refused(setting: str, capfd: pyt
     overrides, cure = NOT_READ[setting]
     assert distill("+recipe=smoke", *overrides, setting) == 2
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
-    assert f"{setting} is not read with {cure}" in line
+    assert f"{setting}: not read with {cure}" in line
 
 
 def test_what_a_recipe_has_set_for_another_kind_is_left_out() -> None:
@@ -83,13 +83,13 @@ def test_another_optimizer_or_schedule_leaves_out_what_the_recipe_set_for_its_ow
 
     assert left_out not in bound()
     for name in (left_out, "misspelt"):
-        with pytest.raises(SettingError, match=rf"^{group}\.{name} is no setting of"):
+        with pytest.raises(SettingError, match=rf"^{group}\.{name}: no setting of"):
             bound(f"++{group}.{name}=0.1")
 
 
 def test_a_recipe_is_held_to_the_component_that_it_chooses() -> None:
     """There a name of another kind is a mistake."""
-    with pytest.raises(SettingError, match=r"^schedule\.power is no setting of"):
+    with pytest.raises(SettingError, match=r"^schedule\.power: no setting of"):
         schedule_config({"kind": "constant", "power": 2.0}).bind()
 
 
@@ -98,7 +98,7 @@ def test_members_are_of_their_kinds() -> None:
     teacher = composed(["+recipe=smoke", "teacher=several", *members]).teacher
     assert isinstance(teacher, SeveralTeachersConfig)
     assert [member.kind for member in teacher.members.values()] == ["pretrained", "bundled_deep"]
-    not_read = r"teacher.members.b.path=x is not read with teacher.members.b.kind=bundled_small"
+    not_read = r"teacher.members.b.path=x: not read with teacher.members.b.kind=bundled_small"
     with pytest.raises(SettingError, match=not_read):
         composed(["+recipe=smoke", "teacher=several", "teacher.members.b={kind: bundled_small, path: x}"])
 

@@ -72,7 +72,7 @@ def test_labels_mark_prompts(tmp_path: Path) -> None:
     ]
     plain = {"input_ids": ids[:1], "labels": [[A, B, end, C, D, -100, -100]]}  # only padding does not count
     assert sequences_of(plain, tokenizer, tmp_path) == [[A, B, end, C, D, end]]
-    with pytest.raises(SettingError, match=r"^corpus has prompts, which only causal models leave out"):
+    with pytest.raises(SettingError, match=r"^corpus: has prompts, which only causal models leave out"):
         sequences_of(rows, vocabulary_of("bert"), tmp_path, masked_format)
 
 

@@ -256,11 +256,11 @@ def test_corpus_rows_are_shared_by_weight(config: Config, words: PreTrainedToken
     [
         (["corpus.sources={a: {kind: text, path: T, weight: 1}}"], "corpus.sources is for a mixture, and corpus.kind"),
         (["corpus=mixture", "corpus.path=T"], "corpus.path=T: each source of a mixture has its own"),
-        (["corpus=mixture"], "corpus=mixture needs two sources or more: give corpus.sources='{wiki: {kind: wikitext"),
+        (["corpus=mixture"], "corpus=mixture: needs two sources or more; give corpus.sources='{wiki: {kind: wikitext"),
         (["corpus=mixture", "corpus.sources={a: {kind: text}}"], "corpus.sources.a.weight=null is no weight"),
         (["corpus=mixture", "corpus.sources={a: {kind: text, weight: 0}}"], "corpus.sources.a.weight=0 is no weight"),
         (["corpus=mixture", "corpus.sources={a: {kind: glue, weight: 1}}"], "corpus.sources.a.kind=glue is no text"),
-        (["corpus=mixture", "corpus.sources={a: T}"], "corpus.sources.a=T is no source of text"),
+        (["corpus=mixture", "corpus.sources={a: T}"], "corpus.sources.a=T: no source of text"),
         (["corpus=mixture", "corpus.sources={a-b: {kind: text, weight: 1}}"], "the name of a source has to be letters"),
         (["+recipe=mixture", "corpus.sources.wiki.path=T"], "corpus.sources.wiki.path=T: no such file or folder"),
         (["+recipe=mixture", "corpus.sources.wiki.fraction=2"], "corpus.sources.wiki.fraction=2.0 is too large"),

@@ -238,7 +238,7 @@ def test_what_cannot_have_prompts_is_refused_in_one_line(tmp_path: Path, words: 
     with pytest.raises(SettingError, match=r"^Undeclared gives documents of parts, such as riddle 0: .*prompts = True"):
         tokens_of(own("Undeclared", tmp_path))
     for config in (own("Riddles", tmp_path), chats(tmp_path)):
-        with pytest.raises(SettingError, match=r"^corpus has prompts, .*objective\.task=clm"):
+        with pytest.raises(SettingError, match=r"^corpus: has prompts, .*objective\.task=clm"):
             prepare(corpus_text(*parts(config)), words, *parts(config), "train")
     with pytest.raises(SettingError, match=r"^corpus\.prompt='ask': corpus\.kind=text has no such setting"):
         documents_of(SourceConfig(kind="text", path=str(tmp_path), prompt="ask"))

@@ -355,7 +355,7 @@ def test_a_source_of_ones_own(tmp_path: Path) -> None:
     before = located(settings).identity
     (tmp_path / "verses").write_text("Roses")
     assert located(settings).identity != before
-    with pytest.raises(SettingError, match=r"corpus\.colour is no setting of"):
+    with pytest.raises(SettingError, match=r"corpus\.colour: no setting of"):
         find(Component("corpus", f"{__name__}.Verses", {"path": "x", "colour": "red"}))
     with pytest.raises(SettingError, match=r"corpus\._target_=pathlib\.Path gives no distill\.data\.sources\.Source"):
         find(Component("corpus", "pathlib.Path", {}))

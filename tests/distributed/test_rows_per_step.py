@@ -76,8 +76,8 @@ def test_a_step_is_a_micro_batch_where_nothing_is_given() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["train.accumulate=2", "train.sequences_per_step=16"], "is not read with train.accumulate=2"),
-        (["train.batch_size=16"], "is more than a step has: set train.sequences_per_step=16 too"),
+        (["train.accumulate=2", "train.sequences_per_step=16"], "not read with train.accumulate=2"),
+        (["train.batch_size=16"], "more than a step has; set train.sequences_per_step=16 too"),
     ],
 )
 def test_what_is_not_read_is_refused(settings: list[str], message: str) -> None:

@@ -235,7 +235,7 @@ def test_torchmetrics_is_imported_where_models_are_scored_and_not_before() -> No
         ("loss", accuracy("own_metrics.Hits"), ["results use the name loss already"]),
         ("two words", accuracy("own_metrics.Hits"), ["letters, digits and underscores"]),
         ("accuracy", accuracy("own_metrics.Nothing"), ["_target_=own_metrics.Nothing", "imported"]),
-        ("accuracy", accuracy("own_metrics.Hits", worst=1), ["accuracy.worst is no setting", "best"]),
+        ("accuracy", accuracy("own_metrics.Hits", worst=1), ["accuracy.worst: no setting", "best"]),
         ("accuracy", accuracy("own_metrics.Hits", best="all"), ["accuracy.best", "all"]),
         ("accuracy", accuracy("own_parts.Triangle"), ["_target_=own_parts.Triangle is no Metric", "torchmetrics"]),
     ],
@@ -269,7 +269,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_scored(
 @pytest.mark.parametrize("given", ["3", "{kind: accuracy}", "{_target_: null}"])
 def test_a_measure_needs_a_target(given: str) -> None:
     with pytest.raises(
-        SettingError, match=r"evaluate\.measures\.mine names no measure.*evaluate\.measures\.mine\._target_"
+        SettingError, match=r"evaluate\.measures\.mine: names no measure.*evaluate\.measures\.mine\._target_"
     ):
         composed(f"+evaluate.measures.mine={given}")
 

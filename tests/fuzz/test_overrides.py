@@ -81,4 +81,4 @@ def test_any_value_is_taken_or_refused(settings: list[tuple[str, str, str]]) -> 
     except SettingError as error:
         assert len(str(error).splitlines()) == 1, overrides
     except (HydraException, OmegaConfBaseException) as error:
-        assert len(explain(error).splitlines()) == 1, overrides
+        assert len(str(explain(error)).splitlines()) == 1, overrides

@@ -289,7 +289,7 @@ def test_so_does_one_that_follows_a_schedule() -> None:
         ({"kind": "jsd", "temperature": 0.0}, "objective.x.temperature=0.0"),
         ({"kind": "reverse_kl", "temperature": -1.0}, "objective.x.temperature=-1.0"),
         ({"kind": "reverse_kl", "positions": "some"}, "objective.x.positions"),
-        ({"kind": "logit_mse", "temperature": 2.0}, "objective.x.temperature is no setting"),
+        ({"kind": "logit_mse", "temperature": 2.0}, "objective.x.temperature: no setting"),
     ],
 )
 def test_what_they_do_not_take_is_refused(term: dict[str, Any], words: str) -> None:

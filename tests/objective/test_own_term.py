@@ -72,13 +72,13 @@ def test_two_ranks_train_it_alike(trained: Path, shelf: Shelf) -> None:
         ("+objective.mine={_target_: collections.OrderedDict}", ["_target_=collections.OrderedDict", "function"]),
         ("+objective.mine={_target_: pathlib.Path}", ["objective.mine._target_=pathlib.Path", "no loss term"]),
         ("+objective.mine={_target_: own_parts.ProjectedHidden}", ["objective.mine.student_layer is missing"]),
-        (TERM.replace("weight", "wait"), ["objective.hidden_1.wait is no setting", "student_layer"]),
+        (TERM.replace("weight", "wait"), ["objective.hidden_1.wait: no setting", "student_layer"]),
         (TERM.replace("student_layer: 1", "student_layer: one"), ["objective.hidden_1.student_layer", "one"]),
         ("+objective.mine=3", ["objective.mine=3", "neither"]),
         ("+objective.mine.weight=1", ["objective.mine.kind=mine", "cosine", "_target_"]),
         ("+objective.hidden-3={_target_: own_parts.ProjectedHidden}", ["objective.hidden-3", "letters"]),
         ("objective.mlm.weight=heavy", ["objective.mlm.weight=heavy", "number"]),
-        ("+objective.soft.tail=1", ["objective.soft.tail is no setting", "cutoff"]),
+        ("+objective.soft.tail=1", ["objective.soft.tail: no setting", "cutoff"]),
     ],
 )
 def test_terms_that_cannot_be_are_refused(

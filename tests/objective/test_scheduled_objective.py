@@ -50,7 +50,7 @@ def test_it_cannot_be_continued(trained: Path, shelf: Shelf, capfd: pytest.Captu
         (["objective.temperature={start: 4.0, end: 1.0, shape: wave}"], ["objective.temperature", "wave"]),
         (
             [*SCHEDULED, "teacher.cache.top_k=8", "objective.masking.static=true", "objective.cosine.weight=0"],
-            ["teacher.cache.top_k=8 is kept at one temperature", "objective.soft.temperature goes from 4.0 to 1.0"],
+            ["teacher.cache.top_k=8: kept at one temperature", "objective.soft.temperature goes from 4.0 to 1.0"],
         ),
     ],
 )

@@ -89,18 +89,18 @@ def test_a_run_that_is_all_warmup() -> None:
         ({"warmup": 1.1}, ["schedule.warmup=1.1", "from 0 to 1"]),
         ({"floor": -0.1}, ["schedule.floor=-0.1", "from 0 to 1"]),
         ({"warmup": "soon"}, ["schedule.warmup", "soon"]),
-        ({"warmup_steps": 5}, ["schedule.warmup_steps=5 and warmup=0.05 are both set", "warmup=0"]),
+        ({"warmup_steps": 5}, ["schedule.warmup_steps=5: set beside warmup=0.05", "warmup=0"]),
         ({"warmup": 0.0, "warmup_steps": 41}, ["schedule.warmup_steps=41", "from 0 to 40"]),
         ({"warmup": 0.0, "warmup_steps": -1}, ["schedule.warmup_steps=-1", "from 0 to 40"]),
-        ({"floor": 0.1, "end_lr": 1e-5}, ["schedule.end_lr=1e-05 and floor=0.1 are both set", "floor=0"]),
+        ({"floor": 0.1, "end_lr": 1e-5}, ["schedule.end_lr=1e-05: set beside floor=0.1", "floor=0"]),
         ({"end_lr": 0.6}, ["schedule.end_lr=0.6", "from 0 to 0.5"]),
         ({"end_lr": -0.6}, ["schedule.end_lr=-0.6", "from 0 to 0.5"]),
         ({"kind": "polynomial", "power": 0}, ["schedule.power=0.0", "above 0"]),
-        ({"power": 2}, ["schedule.power is no setting", "Linear"]),
-        ({"total_steps": 2}, ["schedule.total_steps is no setting", "Linear"]),
-        ({"kind": "constant", "floor": 0.1}, ["schedule.floor is no setting", "Constant", "warmup"]),
+        ({"power": 2}, ["schedule.power: no setting", "Linear"]),
+        ({"total_steps": 2}, ["schedule.total_steps: no setting", "Linear"]),
+        ({"kind": "constant", "floor": 0.1}, ["schedule.floor: no setting", "Constant", "warmup"]),
         ({"_target_": "own_parts.Nothing"}, ["schedule._target_=own_parts.Nothing", "imported"]),
-        ({"_target_": "own_parts.Triangle", "top": 1}, ["schedule.top is no setting", "peak"]),
+        ({"_target_": "own_parts.Triangle", "top": 1}, ["schedule.top: no setting", "peak"]),
         ({"_target_": "own_parts.triangle", "progress": 0.5}, ["gives a float", "__call__(self, progress)"]),
         ({"_target_": "own_parts.Triangle", "peak": 1.0}, ["own_parts.Triangle fails at progress 0", "division"]),
         ({"_target_": "own_parts.Triangle", "peak": -1.0}, ["gives -", "at progress 0.01", "at least 0"]),
@@ -114,5 +114,5 @@ def test_schedules_that_cannot_be_are_refused(settings: dict[str, Any], words: l
 
 
 def test_steps_in_a_run_that_the_clock_ends_are_refused() -> None:
-    with pytest.raises(SettingError, match=r"^schedule\.warmup_steps=5 .*train\.minutes.*fraction$"):
+    with pytest.raises(SettingError, match=r"^schedule\.warmup_steps=5: .*train\.minutes.*fraction$"):
         make({"warmup": 0.0, "warmup_steps": 5}, None)

@@ -205,4 +205,4 @@ def test_what_is_refused(
 
 def test_text_is_no_place_for_it(shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert distill(*shelf.arguments(tmp_path / "run", "corpus.unlabelled=x.txt")) == 2
-    assert "corpus.unlabelled=x.txt is for fine-tuning" in capsys.readouterr().err
+    assert "corpus.unlabelled=x.txt: for fine-tuning" in capsys.readouterr().err

@@ -243,7 +243,7 @@ def test_members_belong_to_several(shelf: Shelf, kind: str, tmp_path: Path, capf
     assert distill(*given) == 2
     words = {
         "several": "teacher.kind=several with teacher.members=",
-        "pretrained": "teacher.members.a.path=x is not read with teacher.kind=pretrained: choose teacher.kind=several",
+        "pretrained": "teacher.members.a.path=x: not read with teacher.kind=pretrained; choose teacher.kind=several",
     }
     assert words[kind] in capfd.readouterr().err.splitlines()[-1]
 

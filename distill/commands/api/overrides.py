@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from distill.commands.api.callables import LOSSES, METRICS, OBSERVERS, target_of
-from distill.config.command_line import groups, options_of, quoted
+from distill.config.command_line import groups, options_of
 from distill.config.in_memory import InMemory
 from distill.config.layers import REPLACED
 from distill.config.model import Settings
+from distill.config.override_text import quoted
 from distill.config.settings import ObjectiveFlags
 from distill.runtime.errors import SettingError
 
-PLAIN = re.compile(r"[A-Za-z_./~][\w./-]*")  # texts that Hydra reads as texts without quotation marks
+PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*")  # texts that Hydra reads as texts without quotation marks
 OTHER_WORDS = ("null", "true", "false", "inf", "nan")
 FLAGS = (*ObjectiveFlags.model_fields, "temperature")  # settings of the objective that are no terms
 CALLED = ("optimizer", "schedule")  # groups in whose place a class or function may stand

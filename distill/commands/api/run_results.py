@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distill.config.teacher import BUNDLED
-from distill.models.teacher import bundled_folder
+from distill.models.load import bundled_folder
 from distill.report.page import Table, render
 from distill.report.summary import comparison, findings
 from distill.runs.record import Record

@@ -8,6 +8,7 @@ from distill.config.compose import add_recipe
 from distill.config.composition import composed
 from distill.config.in_memory import PREFIX
 from distill.config.mixture_settings import HELDOUT
+from distill.config.override_text import as_value
 from distill.config.paths import check_paths
 from distill.config.references import REFERENCE
 from distill.config.rules import check_corpus, check_evaluation
@@ -194,7 +195,8 @@ def _teacher(overrides: Sequence[str]) -> Iterator[str]:
     for override in overrides:
         name, _, value = override.partition("=")
         if name == "teacher" and value not in options and value and value[0] not in "{[":
-            yield from ("teacher=pretrained", f"teacher.path={value}")
+            path = value if value[0] in "'\"" else as_value(value)
+            yield from ("teacher=pretrained", f"teacher.path={path}")
         else:
             yield override
 

@@ -71,7 +71,7 @@ class Decay(Warmup):
 
 def _fraction_of_steps(warmup: float, warmup_steps: int, total_steps: int | None) -> float:
     if warmup:
-        raise ValueError(f"warmup_steps={warmup_steps} and warmup={warmup} are both set: give warmup=0")
+        raise ValueError(f"warmup_steps={warmup_steps} is set beside warmup={warmup}: give warmup=0")
     if total_steps is None:
         raise ValueError(
             f"warmup_steps={warmup_steps} needs a run whose length is fixed in steps, and train.minutes may end this "
@@ -84,7 +84,7 @@ def _fraction_of_steps(warmup: float, warmup_steps: int, total_steps: int | None
 
 def _fraction_of_rate(floor: float, end_lr: float, peak_lr: float) -> float:
     if floor:
-        raise ValueError(f"end_lr={end_lr} and floor={floor} are both set: give floor=0")
+        raise ValueError(f"end_lr={end_lr} is set beside floor={floor}: give floor=0")
     if not 0 <= end_lr <= peak_lr:
         raise ValueError(f"end_lr={end_lr} must be from 0 to {peak_lr:g}, the learning rate that is to fall")
     return end_lr / peak_lr
