@@ -13,6 +13,7 @@ from distill.config.component import Component
 from distill.models.fields import check_saved_sizes
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.load import check_tokenizer, model_folder
+from distill.models.ties import settle_ties
 from distill.runtime.errors import SettingError, first_line
 
 WEIGHTS = "model.safetensors"
@@ -38,6 +39,7 @@ def custom_model(make: Component, path: str | None, kind: ModelKind = MASKED, **
         )
     if path is not None and "path" not in make.takes():
         load_weights(model, f"{make.setting}.path", path)
+    settle_ties(model)
     if make.in_memory is not None and not kind.vocabulary:
         _name_classes(model, make.setting, kind)
     return model.float()

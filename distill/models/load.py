@@ -19,6 +19,7 @@ from distill.models.converted import converted
 from distill.models.fields import check_saved_sizes
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.memory import require_memory_for_weights
+from distill.models.ties import settle_ties
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.hub import is_hub_reached
 
@@ -139,6 +140,7 @@ def load_pretrained(
         raise SettingError(f"{setting}={path} lacks weights of a {kind.noun}, such as {missing[0]}: choose another")
     if missing:
         logger.info(f"{setting}={path}: its head for this task is new ({', '.join(missing)})")
+    settle_ties(model)
     if not mapped:
         _own_weights(model)
         check_model(model, f"{setting}={path}", kind)
