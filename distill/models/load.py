@@ -17,7 +17,7 @@ from distill.models.boundary import loading
 from distill.models.check import check_model
 from distill.models.converted import converted
 from distill.models.fields import check_saved_sizes
-from distill.models.kind import MASKED, ModelKind, refuse_other_kind
+from distill.models.kind import CAUSAL, MASKED, ModelKind, refuse_other_kind
 from distill.models.memory import require_memory_for_weights
 from distill.models.ties import settle_ties
 from distill.runtime.errors import SettingError, first_line
@@ -334,9 +334,20 @@ def check_tokenizer(setting: str, path: str, tokenizer: PreTrainedTokenizerBase,
     Raises:
         SettingError: also for one that is slow, or lacks the mask token of a masked model.
     """
-    if not tokenizer.is_fast or (tokenizer.mask_token_id is None and not kind.causal):
-        needs = "a fast tokenizer" if kind.causal else "a fast tokenizer with a mask token"
-        raise SettingError(f"{setting}={path}: a {kind.noun} needs {needs}: choose another model or tokenizer")
+    if not tokenizer.is_fast:
+        raise SettingError(
+            f"a {kind.noun} needs a fast tokenizer",
+            setting=setting,
+            value=path,
+            cure="choose another model or tokenizer",
+        )
+    if tokenizer.mask_token_id is None and not kind.causal:
+        raise SettingError(
+            f"a {kind.noun} needs a tokenizer with a mask token, and that of a causal language model has none",
+            setting=setting,
+            value=path,
+            cure=f"choose {CAUSAL.objective}, which learns from such a model, or another model or tokenizer",
+        )
     if not isinstance(length := tokenizer.model_max_length, int | float):
         raise SettingError(
             f"{setting}={path}: its tokenizer_config.json sets model_max_length={length}, which is no number: "
