@@ -29,7 +29,7 @@ def settle_ties(model: Any) -> None:
     is_tied, says_tied = head is embeddings, model.config.tie_word_embeddings
     if is_tied == says_tied:
         return
-    model.config.tie_word_embeddings = is_tied or torch.equal(head, embeddings)
+    model.config.update({TIED: is_tied or torch.equal(head, embeddings)})
     if model.config.tie_word_embeddings:
         for target, source in ties.items():  # its bias too, in BERT, of which the output embedding's is the one in use
             if target != names[0]:
@@ -39,7 +39,8 @@ def settle_ties(model: Any) -> None:
         for target, source in ties.items():
             if model.get_parameter(target) is (shared := model.get_parameter(source)):
                 _replace(model, target, nn.Parameter(shared.clone(), shared.requires_grad))
-    model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+    model.all_tied_weights_keys.clear()
+    model.all_tied_weights_keys.update(model.get_expanded_tied_weights_keys(all_submodels=True))
 
 
 def refuse_tying(changes: dict[str, Any], model: Any, named: str) -> None:
@@ -62,6 +63,8 @@ def declared_ties(model: Any) -> dict[str, str]:
 
 def word_embeddings(model: Any) -> tuple[str, str] | None:
     """The names of the weights of the output embedding and of the input embedding; None where one is missing."""
+    if not isinstance(model, PreTrainedModel):
+        return None
     layers = model.get_output_embeddings(), model.get_input_embeddings()
     names = {id(module): name for name, module in model.named_modules()}
     if any(not isinstance(getattr(layer, "weight", None), nn.Parameter) for layer in layers):

@@ -1,4 +1,4 @@
-"""Models that a program holds: taken out of wrappers that compute the same, and refused where nothing here reads them."""
+"""Models that a program holds: taken out of wrappers that compute the same, or refused as nothing here reads them."""
 
 import copy
 from typing import Any

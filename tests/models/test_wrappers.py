@@ -1,4 +1,4 @@
-"""Models in memory that are wrapped are read and trained as what is inside; others are refused by the name of their class."""
+"""Models in memory that are wrapped are read and trained as what is inside; others are refused by their class."""
 
 import copy
 from collections.abc import Callable
