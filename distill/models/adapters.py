@@ -111,7 +111,13 @@ def _write(folder: Path, base: str, new: Path) -> None:
     config = AutoConfig.from_pretrained(base)
     adapters = peft.PeftConfig.from_pretrained(str(folder))
     cls, fields = _class_of(config, adapters, folder)
-    model = cls.from_pretrained(base, dtype=torch.float32, use_safetensors=True, **fields)
+    model, report = cls.from_pretrained(
+        base, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **fields
+    )
+    with safe_open(folder / WEIGHTS, "pt") as tensors:
+        stored = {name.removeprefix("base_model.model.") for name in tensors.keys()}  # noqa: SIM118
+    if missing := sorted({*report["missing_keys"]} - stored):  # transformers has filled them with random numbers
+        raise ValueError(f"neither has {missing[0]}")
     settle_ties(model)
     adapted = peft.PeftModel.from_pretrained(model, str(folder), config=adapters).eval()
     if not hasattr(adapted.base_model, "merge_and_unload"):

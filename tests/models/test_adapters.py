@@ -38,6 +38,7 @@ def adapters(folder: Path, family: str = "llama", base: str | None = None, **set
     tokenizer_of(family).save_pretrained(folder / "base")
     if settings.get("task_type") == "SEQ_CLS":
         model = AutoModelForSequenceClassification.from_pretrained(folder / "base", num_labels=3)
+        model.base_model.save_pretrained(folder / "base")  # with its pooler
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "c_attn", "query"], **settings)
     adapted = peft.get_peft_model(model, config)
     for name, weight in adapted.named_parameters():
@@ -79,6 +80,13 @@ def test_other_adapters_are_merged_anew(tmp_path: Path) -> None:
             weight.data.mul_(2)
     first.save_pretrained(tmp_path / "lora")
     torch.testing.assert_close(logits(load_model(tmp_path / "lora", "cpu").model), logits(first), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_neither_has_are_not_made_up(tmp_path: Path) -> None:
+    adapters(tmp_path, "bert", task_type="SEQ_CLS")
+    make_family("bert").save_pretrained(tmp_path / "base")
+    with pytest.raises(SettingError, match="pooler"):
+        load_model(tmp_path / "lora", "cpu")
 
 
 def broken(name: str, folder: Path) -> None:
