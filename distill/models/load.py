@@ -19,7 +19,7 @@ from distill.models.boundary import loading
 from distill.models.check import check_model
 from distill.models.converted import converted
 from distill.models.fields import check_saved_sizes
-from distill.models.kind import CAUSAL, MASKED, ModelKind, refuse_other_kind
+from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind, refuse_other_kind
 from distill.models.memory import require_memory_for_weights
 from distill.models.ties import settle_ties, word_embeddings
 from distill.models.wrapped_names import described, without_wrappers
@@ -321,6 +321,10 @@ def load_tokenizer(
         if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # transformers makes one up
             raise SettingError(f"{setting}={path} has no tokenizer that loads: give a folder with its tokenizer.json")
         check_tokenizer(setting, path, tokenizer, kind)
+        if kind.heads == CLASSES.heads and tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
+            tokenizer.add_special_tokens(
+                {"pad_token": tokenizer.eos_token}
+            )  # a decoder's; the student is saved with it
     return tokenizer
 
 
@@ -360,7 +364,14 @@ def check_tokenizer(setting: str, path: str, tokenizer: PreTrainedTokenizerBase,
             value=path,
             cure="choose another model or tokenizer",
         )
-    if tokenizer.mask_token_id is None and not kind.causal:
+    if tokenizer.mask_token_id is None and kind.heads == SPANS.heads:
+        raise SettingError(
+            "answers are found by encoders here, and this is the tokenizer of a causal language model",
+            setting=setting,
+            value=path,
+            cure="choose a model such as bert or roberta",
+        )
+    if tokenizer.mask_token_id is None and kind.vocabulary and not kind.causal:
         raise SettingError(
             f"a {kind.noun} needs a tokenizer with a mask token, and that of a causal language model has none",
             setting=setting,

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from distill.models.check import check_vocabulary, max_positions
+from distill.models.check import check_vocabulary, max_positions, set_padding
 from distill.models.kind import KINDS, MASKED, ORDERED, ModelKind, kind_in_memory, saved_class
 from distill.models.load import (
     load_pretrained,
@@ -69,6 +69,7 @@ class LoadedModel:
                 cure="give one that is",
             )
         check_vocabulary(model, name, tokenizer)
+        set_padding(model, tokenizer)
         return cls(model, tokenizer, kind)
 
     @property
@@ -113,6 +114,7 @@ def load_model(path: str | Path, device: str = "auto", setting: str = SETTING) -
         model = load_pretrained(setting, str(path), kind).requires_grad_(False).eval()
     tokenizer = load_tokenizer(setting, str(path), kind)
     check_vocabulary(model, f"{setting}={path}", tokenizer)
+    set_padding(model, tokenizer)
     return LoadedModel(model.to(target_device), tokenizer, kind, str(path), corpus_of(path))
 
 
