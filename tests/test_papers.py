@@ -1,6 +1,7 @@
 """What stands around the code: licence, notice, citation, changelog, forms for issues, and the image that is built."""
 
 import hashlib
+import itertools
 import re
 import subprocess
 import tomllib
@@ -123,7 +124,7 @@ def test_public_tests_run_at_both_ends_of_what_is_allowed() -> None:
     matrix = WORKFLOWS["ci"]["jobs"]["tests"]["strategy"]["matrix"]
     named = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", each)]
     assert matrix["python"] == named and matrix["versions"] == ["lowest-direct", "highest"]
-    for requirement in [*PROJECT["dependencies"], *sum(PROJECT["optional-dependencies"].values(), [])]:
+    for requirement in itertools.chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()):
         assert ">=" in requirement or requirement.startswith(DISTRIBUTION), f"{requirement}: no lowest version"
 
 

@@ -87,6 +87,12 @@ def causal_format(tokenizer: "PreTrainedTokenizerBase") -> SequenceFormat:
     return SequenceFormat(None, None, start if start != end else None, end, None, filler, 1)
 
 
+def padding_of(tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """What fills up sequences that a decoder classifies: its padding token, else its end-of-text token."""
+    pad: int | None = tokenizer.pad_token_id
+    return tokenizer.eos_token_id if pad is None else pad
+
+
 def first_token(tokenizer: "PreTrainedTokenizerBase") -> int | None:
     """The beginning-of-text token of a tokenizer that puts it before every text; None where it puts nothing there."""
     bos = tokenizer.bos_token_id

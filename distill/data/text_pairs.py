@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill.data.sequence_format import masked_format
+from distill.data.sequence_format import masked_format, padding_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,8 +42,11 @@ class TextEncoder:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         from tokenizers import Tokenizer
 
-        self._usual = masked_format(tokenizer)
-        self.pad_id = self._usual.pad
+        # The tokenizer of a decoder has a rule of its own, or none, and often no token for padding.
+        is_decoders = tokenizer.mask_token_id is None and tokenizer.cls_token_id is None
+        pad = padding_of(tokenizer) if is_decoders else None
+        self._usual = masked_format(tokenizer) if pad is None else None
+        self.pad_id: int = self._usual.pad if pad is None else pad
         self.dtype = np.dtype(np.uint16 if max(len(tokenizer), self.pad_id + 1) <= 1 << 16 else np.uint32)
         # A copy of the tokenizer's own, which may still have the padding or truncation of its last use.
         self._tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -57,7 +60,7 @@ class TextEncoder:
             yield from self._tokenizer.encode_batch(texts[start : start + AT_ONCE], add_special_tokens=False)
 
     def surroundings(self, pairs: bool) -> Surroundings:
-        """What the tokenizer puts around one text, or around two; [CLS] and [SEP] where it has no rule of its own."""
+        """What the tokenizer puts around one text, or around two; [CLS] and [SEP] where an encoder's has no rule."""
         probe = self._tokenizer.encode("a", "a") if pairs else self._tokenizer.encode("a")
         parts, ids = probe.sequence_ids, probe.ids
         first = [index for index, part in enumerate(parts) if part == 0]
@@ -65,7 +68,7 @@ class TextEncoder:
         around = Surroundings(
             tuple(ids[: first[0]]), tuple(ids[first[-1] + 1 : last[0]]) if pairs else (), tuple(ids[last[-1] + 1 :])
         )
-        if around.before:
+        if around.before or self._usual is None:
             return around
         start, separator = self._usual.row_start, self._usual.row_end
         assert start is not None and separator is not None

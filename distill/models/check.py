@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from distill.data.sequence_format import padding_of
 from distill.distributed.shard import plain_class
-from distill.models.kind import CAUSAL, MASKED, ModelKind
+from distill.models.kind import CAUSAL, CLASSES, MASKED, ModelKind, kind_in_memory
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.modes import in_evaluation_mode
 from distill.runtime.errors import SettingError, first_line
@@ -106,7 +107,10 @@ def check_length(model: Any, setting: str, length: int) -> None:
 
 
 def _check_direction(model: Any, setting: str, kind: ModelKind) -> None:
-    """Refuse a causal model for masked tokens, and one that attends to later tokens for next-token prediction."""
+    """Refuse a causal model for masked tokens, and one that attends to later tokens for next-token prediction.
+
+    Classes of texts are predicted by either.
+    """
     ids = torch.arange(8, device=next(model.parameters()).device)[None].repeat(3, 1)
     ids[1, -1], ids[2, 0] = 0, 1  # another last token, another first one
     reader = LanguageModel(model)
@@ -120,7 +124,7 @@ def _check_direction(model: Any, setting: str, kind: ModelKind) -> None:
             f"{setting}: {_class(model)} attends to later tokens, so it is not a causal language model: "
             f"choose one, or {MASKED.objective}"
         )
-    if not kind.causal and looks_back and not looks_ahead:
+    if kind.vocabulary and not kind.causal and looks_back and not looks_ahead:
         raise SettingError(
             f"{setting}: {_class(model)} attends only to earlier tokens, so it is not a masked language model: choose "
             f"one, or {CAUSAL.objective}"
@@ -160,6 +164,16 @@ def check_vocabulary(model: Any, setting: str, tokenizer: PreTrainedTokenizerBas
     check_vocabulary_size(
         (model.get_input_embeddings() if layer is None else layer).weight.shape[0], setting, tokenizer
     )
+
+
+def set_padding(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Let a decoder that gives classes of texts know the padding token that its sequences are filled up with.
+
+    It reads the class at the last token that is none; encoders, which read the first, and other models are left alone.
+    """
+    kind, config = kind_in_memory(model), getattr(model, "config", None)
+    if kind is CLASSES and CAUSAL.classes(config.model_type) and not MASKED.classes(config.model_type):
+        config.update({"pad_token_id": padding_of(tokenizer)})
 
 
 def check_vocabulary_size(size: int, setting: str, tokenizer: PreTrainedTokenizerBase) -> None:

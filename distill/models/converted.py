@@ -24,6 +24,7 @@ import torch
 
 from distill.data.disk_cache import once
 from distill.models.boundary import quietly
+from distill.models.ties import settle_ties
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic, make_folder
 from distill.runtime.storage import require_room, size
@@ -328,6 +329,7 @@ def _split_digits(tokenizer: Any) -> None:
 
 def _plain(model: Any, more: dict[str, object]) -> Any:
     """The same model without the mark of quantized weights, with which transformers saves none; `more`: its fields."""
+    settle_ties(model)
     fields = model.config.to_dict() | {"architectures": [type(model).__name__], "_name_or_path": ""} | more
     fields.pop("quantization_config", None)
     with torch.device("meta"):

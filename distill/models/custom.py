@@ -13,6 +13,8 @@ from distill.config.component import Component
 from distill.models.fields import check_saved_sizes
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.load import check_tokenizer, model_folder
+from distill.models.ties import settle_ties
+from distill.models.wrappers import refuse_unread, unwrapped
 from distill.runtime.errors import SettingError, first_line
 
 WEIGHTS = "model.safetensors"
@@ -31,13 +33,11 @@ def custom_model(make: Component, path: str | None, kind: ModelKind = MASKED, **
     model = make(**context)
     if not isinstance(model, nn.Module):
         raise SettingError(f"{make.setting}._target_={make.path} gives a {type(model).__name__}, not a torch module")
-    if type(model).__module__.startswith("peft."):
-        raise SettingError(
-            f"{make.setting}._target_={make.path} gives a {type(model).__name__} of PEFT, and a student's folder keeps "
-            "no adapters: return its merge_and_unload() or its get_base_model()"
-        )
+    model = unwrapped(model, make.setting, learns=make.setting == "student")
+    refuse_unread(model, make.setting)
     if path is not None and "path" not in make.takes():
         load_weights(model, f"{make.setting}.path", path)
+    settle_ties(model)
     if make.in_memory is not None and not kind.vocabulary:
         _name_classes(model, make.setting, kind)
     return model.float()

@@ -27,6 +27,7 @@ from safetensors.torch import save_model
 from transformers import AutoTokenizer, PreTrainedModel
 
 from distill.models.export_check import check_export, trust_of
+from distill.models.ties import TIED, declared_ties, word_embeddings
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
 from distill.runtime.host import is_out_of_memory
@@ -131,9 +132,10 @@ def _write_weights(student: Any, folder: Path) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = student.state_dict()
         return state
     weights = _weights(student)
+    tied = _untied_by_adapters(student, weights)
     # Files are made in memory before they are written: of a large model one after the other.
     student.save_pretrained(folder, state_dict=weights, max_shard_size=LARGEST_FILE)
-    _rewrite(folder / "config.json", fields_for_both)
+    _rewrite(folder / "config.json", lambda fields: fields_for_both(fields | tied))
     if json.loads((folder / "config.json").read_text(encoding="utf-8")).get(EVERY_NTH, 1) is None:
         logger.warning(
             "the student loads only in transformers 5: 4.57 requires full attention in every n-th layer from the first "
@@ -155,6 +157,18 @@ def _weights(student: Any) -> dict[str, torch.Tensor]:
     if bias is not None and other is not None and other.shape == bias.shape and other.data_ptr() != bias.data_ptr():
         state[f"{name.rpartition('.')[0]}.bias"] = bias.detach().clone()  # a shared tensor would be saved once
     return state
+
+
+def _untied_by_adapters(student: Any, weights: dict[str, torch.Tensor]) -> Fields:
+    """What config.json has otherwise where an adapter of the embeddings alone was merged into them: no tied head."""
+    names, ties = word_embeddings(student), declared_ties(student)
+    if names is None or names[0] not in ties or not student.config.tie_word_embeddings:
+        return {}
+    if torch.equal(*(weights[name] for name in names)):
+        return {}
+    for target in ties:  # transformers writes of two names for one tensor the first alone
+        weights[target] = weights[target].clone()
+    return {TIED: False}
 
 
 def _with_adapters_merged(student: Any) -> dict[str, torch.Tensor]:

@@ -79,6 +79,17 @@ CLASSES = ModelKind(
 )
 
 
+KINDS = (SPANS, CLASSES, CAUSAL, MASKED, ORDERED)
+
+
+def kind_in_memory(model: Any) -> ModelKind | None:
+    """The kind of a model of transformers by its class, or by one that it is derived from; None of any other."""
+    family = getattr(getattr(model, "config", None), "model_type", "")
+    names = {cls.__name__ for cls in type(model).__mro__}
+    kind = next((kind for kind in KINDS if names & {*kind.classes(family)}), None)
+    return MASKED if kind is ORDERED else kind
+
+
 def saved_class(config: Any) -> str:
     """The class that a model was saved as, by its configuration; empty where that names none."""
     return str((getattr(config, "architectures", None) or [""])[0])

@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -15,12 +16,15 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, Pre
 
 from distill.config.folders import HERE
 from distill.config.teacher import BUNDLED
+from distill.models.adapters import merged_folder
 from distill.models.boundary import loading
 from distill.models.check import check_model
 from distill.models.converted import converted
 from distill.models.fields import check_saved_sizes
-from distill.models.kind import MASKED, ModelKind, refuse_other_kind
+from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind, refuse_other_kind
 from distill.models.memory import require_memory_for_weights
+from distill.models.ties import settle_ties, word_embeddings
+from distill.models.wrapped_names import described, without_wrappers
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.hub import is_hub_reached
 
@@ -52,7 +56,9 @@ def bundled_folder(name: str) -> str:
 def model_folder(path: str, setting: str = "model") -> str:
     """Where the files of a model lie: the student in a run folder, or what a GGUF file or a package was converted to.
 
-    `bundled_deep` and `bundled_small`, where no folder has that name, are the models of this package.
+    `bundled_deep` and `bundled_small`, where no folder has that name, are the models of this package. Of a folder with
+    adapters of PEFT alone: the folder of the model that they were merged into.
+
     Anything else is taken as it is (a folder, or a name on the Hub).
 
     Raises:
@@ -61,7 +67,7 @@ def model_folder(path: str, setting: str = "model") -> str:
     try:
         if path in BUNDLED and not Path(path).exists():
             return bundled_folder(path)
-        if (folder := converted(path, setting)) is not None:
+        if (folder := converted(path, setting) or merged_folder(path, setting)) is not None:
             return str(folder)
         folder = Path(path).expanduser()
         return str(folder / "student" if (folder / "student").is_dir() else folder)
@@ -132,27 +138,42 @@ def load_pretrained(
         if not (mapped or hub.trust_remote_code):
             require_memory_for_weights(f"{setting}={path}", lambda: kind.auto_class.from_config(config))
         # With PEFT installed, transformers looks for adapters of a name on the Hub although files are to be local.
-        model, report = kind.auto_class.from_pretrained(
-            str(_on_disk(folder, hub)) if arguments.get("local_files_only", False) else folder,
-            **arguments,
-            config=config,
-            key_mapping=names or None,
-            use_safetensors=True,
-            dtype="auto" if mapped else torch.float32,
-            output_loading_info=True,
-        )
-    missing = sorted(report["missing_keys"])  # transformers has filled them with random numbers
-    encoder = f"{model.base_model_prefix}."
-    if any(name.startswith(encoder) and not name.startswith(f"{encoder}pooler") for name in missing) or (
-        missing and not new_heads
-    ):
-        raise SettingError(f"{setting}={path} lacks weights of a {kind.noun}, such as {missing[0]}: choose another")
-    if missing:
-        logger.info(f"{setting}={path}: its head for this task is new ({', '.join(missing)})")
+        place = str(_on_disk(folder, hub)) if arguments.get("local_files_only", False) else folder
+        arguments_of_all = {**arguments, "config": config, "use_safetensors": True, "output_loading_info": True}
+        arguments_of_all["dtype"] = "auto" if mapped else torch.float32
+        model, report = kind.auto_class.from_pretrained(place, key_mapping=names or None, **arguments_of_all)
+        if report["missing_keys"] and (renamed := without_wrappers(model, _on_disk(folder, hub))):
+            logger.info(f"{setting}={path}: {described(renamed)}")
+            exact = {f"^{re.escape(old)}$": new for old, new in renamed.items()}
+            model, report = kind.auto_class.from_pretrained(place, key_mapping=exact, **arguments_of_all)
+    _refuse_missing(setting, path, kind, model, report, new_heads)
+    settle_ties(model)
     if not mapped:
         _own_weights(model)
         check_model(model, f"{setting}={path}", kind)
     return model
+
+
+def _refuse_missing(
+    setting: str, path: str, kind: ModelKind, model: Any, report: dict[str, Any], new_heads: bool
+) -> None:
+    """Raises SettingError for weights that the files lack, but for those of heads that may be new."""
+    missing = sorted(report["missing_keys"])  # transformers has filled them with random numbers
+    encoder = f"{model.base_model_prefix}."
+    others = [name for name in missing if name.startswith(encoder) and not name.startswith(f"{encoder}pooler")]
+    if not others and (new_heads or not missing):
+        if missing:
+            logger.info(f"{setting}={path}: its head for this task is new ({', '.join(missing)})")
+        return
+    besides, names = sorted(report["unexpected_keys"]), word_embeddings(model)
+    problem, cure = f"it lacks weights of a {kind.noun}, such as {(others or missing)[0]}", "choose another"
+    if besides and others:
+        problem += f", and has others, such as {besides[0]}"
+        cure = "save it from the model inside of its wrapper, such as model.module, or choose another"
+    elif names is not None and missing == [names[0]] and model.config.tie_word_embeddings is False:
+        problem += ", and its configuration ties no head to the embeddings"
+        cure = "set tie_word_embeddings to true where its head is its embeddings, or choose another"
+    raise SettingError(problem, setting=setting, value=path, cure=cure)
 
 
 def _refuse_adapters(setting: str, path: str, folder: str, hub: HubOptions) -> None:
@@ -310,6 +331,10 @@ def load_tokenizer(
         if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # transformers makes one up
             raise SettingError(f"{setting}={path} has no tokenizer that loads: give a folder with its tokenizer.json")
         check_tokenizer(setting, path, tokenizer, kind)
+        if kind.heads == CLASSES.heads and tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
+            tokenizer.add_special_tokens(
+                {"pad_token": tokenizer.eos_token}
+            )  # a decoder's; the student is saved with it
     return tokenizer
 
 
@@ -342,9 +367,27 @@ def check_tokenizer(setting: str, path: str, tokenizer: PreTrainedTokenizerBase,
     Raises:
         SettingError: also for one that is slow, or lacks the mask token of a masked model.
     """
-    if not tokenizer.is_fast or (tokenizer.mask_token_id is None and not kind.causal):
-        needs = "a fast tokenizer" if kind.causal else "a fast tokenizer with a mask token"
-        raise SettingError(f"{setting}={path}: a {kind.noun} needs {needs}: choose another model or tokenizer")
+    if not tokenizer.is_fast:
+        raise SettingError(
+            f"a {kind.noun} needs a fast tokenizer",
+            setting=setting,
+            value=path,
+            cure="choose another model or tokenizer",
+        )
+    if tokenizer.mask_token_id is None and kind.heads == SPANS.heads:
+        raise SettingError(
+            "answers are found by encoders here, and this is the tokenizer of a causal language model",
+            setting=setting,
+            value=path,
+            cure="choose a model such as bert or roberta",
+        )
+    if tokenizer.mask_token_id is None and kind.vocabulary and not kind.causal:
+        raise SettingError(
+            f"a {kind.noun} needs a tokenizer with a mask token, and that of a causal language model has none",
+            setting=setting,
+            value=path,
+            cure=f"choose {CAUSAL.objective}, which learns from such a model, or another model or tokenizer",
+        )
     if not isinstance(length := tokenizer.model_max_length, int | float):
         raise SettingError(
             f"{setting}={path}: its tokenizer_config.json sets model_max_length={length}, which is no number: "

@@ -12,8 +12,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from distill.models.check import check_vocabulary, max_positions
-from distill.models.kind import CAUSAL, CLASSES, MASKED, ORDERED, SPANS, ModelKind, saved_class
+from distill.models.check import check_vocabulary, max_positions, set_padding
+from distill.models.kind import KINDS, MASKED, ORDERED, ModelKind, kind_in_memory, saved_class
 from distill.models.load import (
     load_pretrained,
     load_tokenizer,
@@ -23,10 +23,10 @@ from distill.models.load import (
     size,
 )
 from distill.models.modes import in_evaluation_mode
+from distill.models.wrappers import refuse_unread, unwrapped
 from distill.runtime.bounded_yaml import read_settings
 from distill.runtime.errors import SettingError, raising_at_the_call
 
-KINDS = (SPANS, CLASSES, CAUSAL, MASKED, ORDERED)
 Held = tuple[Any, PreTrainedTokenizerBase]  # a model of transformers in memory and its tokenizer
 SETTING = "model"  # what error lines call the path of a model that is loaded by itself
 
@@ -50,14 +50,26 @@ class LoadedModel:
     corpus: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: Any, tokenizer: PreTrainedTokenizerBase) -> "LoadedModel":
-        """A transformers model that is in memory. Raises SettingError for one of a kind that nothing here reads."""
+    def of(cls, model: Any, tokenizer: PreTrainedTokenizerBase, name: str = SETTING) -> "LoadedModel":
+        """A transformers model that is in memory, without what is wrapped around it, as `unwrapped` has it.
+
+        Args:
+            name: what error lines call it; of a `teacher` adapters are merged into a copy.
+
+        Raises:
+            SettingError: it is of a kind that nothing here reads.
+        """
+        model = unwrapped(model, name, learns=name != "teacher")
+        refuse_unread(model, name)
         if (kind := kind_in_memory(model)) is None:
             raise SettingError(
-                f"model: a {type(model).__name__} is no masked, causal, question answering or classification model of "
-                "transformers"
+                f"a {type(model).__name__} is no masked, causal, question answering or classification model of "
+                "transformers",
+                setting=name,
+                cure="give one that is",
             )
-        check_vocabulary(model, "model", tokenizer)
+        check_vocabulary(model, name, tokenizer)
+        set_padding(model, tokenizer)
         return cls(model, tokenizer, kind)
 
     @property
@@ -103,6 +115,7 @@ def load_model(path: str | Path, device: str = "auto", setting: str = SETTING) -
         model = load_pretrained(setting, str(path), kind).requires_grad_(False).eval()
     tokenizer = load_tokenizer(setting, str(path), kind)
     check_vocabulary(model, f"{setting}={path}", tokenizer)
+    set_padding(model, tokenizer)
     return LoadedModel(model.to(target_device), tokenizer, kind, str(path), corpus_of(path))
 
 
@@ -134,7 +147,7 @@ def in_memory(name: str, model: Any) -> Any:
         raise SettingError(
             f"{name} is a {type(model).__name__} in memory, without its tokenizer: give (model, tokenizer)"
         )
-    return LoadedModel.of(*model) if isinstance(model, tuple) and len(model) == 2 else model
+    return LoadedModel.of(*model, name) if isinstance(model, tuple) and len(model) == 2 else model
 
 
 def device_of(name: str) -> torch.device:
@@ -172,13 +185,6 @@ def kind_of(setting: str, path: str) -> ModelKind:
         f"{setting}={path} is a {saved or config.model_type}: choose a masked, causal, question answering or "
         "classification model"
     )
-
-
-def kind_in_memory(model: Any) -> ModelKind | None:
-    """The kind of a model of transformers by its class; None of any other."""
-    family = getattr(getattr(model, "config", None), "model_type", "")
-    kind = next((kind for kind in KINDS if type(model).__name__ in kind.classes(family)), None)
-    return MASKED if kind is ORDERED else kind
 
 
 def corpus_of(path: str | Path) -> dict[str, Any]:

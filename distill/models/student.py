@@ -31,6 +31,7 @@ from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.layer_choice import AUTO, RULES, Layer, are_layers, choose_layers, flat
 from distill.models.load import HubOptions, load_pretrained, load_tokenizer, model_folder
 from distill.models.memory import weights_bytes
+from distill.models.ties import refuse_tying
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.host import free_memory
 from distill.runtime.nearest import choose
@@ -158,6 +159,7 @@ def from_layers(settings: LayersStudentConfig, teacher: Any, chosen: list[Layer]
     Raises:
         SettingError: they do not go into its architecture.
     """
+    refuse_tying(settings.config, teacher, "the teacher")
     fields = student_fields(settings, teacher, chosen)
     with parameters_on_meta() if alias else nullcontext():
         if settings.architecture in ("same", teacher.config.model_type):
@@ -271,7 +273,7 @@ def _from_pretrained(
     if settings.tokenizer is None or _has_tokenizer(Path(model_folder(path, "student.path"))):
         # Its own, in spite of student.tokenizer: the ids of its embeddings are those of that tokenizer.
         check_tokenizers(tokenizer, load_tokenizer("student.path", path, kind, hub), f"student.path={path}")
-    return load_pretrained(
+    model = load_pretrained(
         "student.path",
         path,
         kind,
@@ -280,6 +282,8 @@ def _from_pretrained(
         changes=lambda config: _changes(config, settings, kind),
         mapped=mapped,
     )
+    refuse_tying(settings.config, model, f"student.path={path}")
+    return model
 
 
 def _has_tokenizer(folder: Path) -> bool:

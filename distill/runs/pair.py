@@ -22,7 +22,7 @@ from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.distributed.gather import empty_copy, put_together
 from distill.evaluation.readers import MeanModel
-from distill.models.check import check_packing, check_positions, check_tokenizers, check_vocabulary
+from distill.models.check import check_packing, check_positions, check_tokenizers, check_vocabulary, set_padding
 from distill.models.custom import load_weights
 from distill.models.export_folder import try_export
 from distill.models.identity import model_digest, saved_digest
@@ -129,11 +129,13 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
         check_across_tokenizers(terms, config, teacher_only_tokenizer, tokenizer)
     for member in teachers:
         check_vocabulary(member.model, f"{member.setting} ({member.title})", teacher_only_tokenizer or tokenizer)
+        set_padding(member.model, teacher_only_tokenizer or tokenizer)
         if teacher_only_tokenizer is None:  # else it reads other sequences, as long as it takes
             check_positions(member.model, member.setting, config.corpus.sequence_length)
     encodes = all(term.needs_teacher and term.across_tokenizers for term in terms.values())  # and no head is read
     student = new_student(config, first, tokenizer, task, ranks, not encodes)
     check_vocabulary(student, "student", tokenizer)
+    set_padding(student, tokenizer)
     if first is not None and teacher_only_tokenizer is None and reads_conversations(config):
         add_ends_of_answers(student, first)
     _check_sizes(teachers if teacher_only_tokenizer is None else [], student, tokenizer)
@@ -319,6 +321,7 @@ def load_baseline(config: Config, pair: Pair) -> Any:
     if not isinstance(config.student, CustomStudentConfig):
         model = load_pretrained("evaluate.baseline", path, pair.kind)
         check_vocabulary(model, f"evaluate.baseline={path}", pair.tokenizer)
+        set_padding(model, pair.tokenizer)
         return model
     skeleton = pair.built.skeleton
     baseline = copy.deepcopy(pair.student) if skeleton is None else empty_copy(skeleton)

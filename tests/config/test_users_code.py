@@ -88,16 +88,6 @@ def test_a_package_that_a_class_needs_is_one_line() -> None:
         custom_model(Component("student", f"{__name__}.needs_a_package"), None)
 
 
-class PeftModel(nn.Module):
-    """As it is called there."""
-
-
-def test_a_model_of_peft_is_to_be_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PeftModel, "__module__", "peft.peft_model")
-    with pytest.raises(SettingError, match=r"^student\._target_=.* gives a PeftModel of PEFT.*merge_and_unload\(\)"):
-        custom_model(Component("student", f"{__name__}.PeftModel"), None)
-
-
 def test_what_readme_and_manual_import_is_public() -> None:
     """So that it stays with every release."""
     imported = set[str]()

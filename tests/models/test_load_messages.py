@@ -7,7 +7,7 @@ import pytest
 from job import save_model
 
 from distill.config.settings import SavedTeacherConfig
-from distill.models.kind import CLASSES, MASKED
+from distill.models.kind import CLASSES, MASKED, SPANS, ModelKind
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.teacher import teacher_tokenizer
 from distill.runtime.errors import SettingError
@@ -34,10 +34,13 @@ def test_weights_that_a_model_has_besides_make_no_table(tmp_path: Path, capfd: p
     assert "UNEXPECTED" not in shown.out + shown.err
 
 
-def test_a_kind_of_model_is_named_in_whole_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "words"), [(MASKED, "mask token"), (SPANS, "causal language model")])
+def test_the_tokenizer_of_a_decoder_is_refused_for_what_it_lacks(kind: ModelKind, words: str, tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model", "gpt2", 2)
-    with pytest.raises(SettingError, match="a model for classes of texts needs a fast tokenizer with a mask token"):
-        load_tokenizer("student.path", str(folder), CLASSES)
+    with pytest.raises(SettingError, match=words) as raised:
+        load_tokenizer("student.path", str(folder), kind)
+    assert raised.value.setting == "student.path" and raised.value.cure
+    assert load_tokenizer("student.path", str(folder), CLASSES).pad_token_id is not None
 
 
 def test_a_folder_without_a_tokenizer_is_named_with_a_setting_that_exists(tmp_path: Path) -> None:

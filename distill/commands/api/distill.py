@@ -32,9 +32,10 @@ from distill.config.settings import (
 )
 from distill.data.sources import Source
 from distill.models.identity import model_digest
-from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
+from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind, kind_in_memory
 from distill.models.load import saved_config
-from distill.models.loaded import LoadedModel, kind_in_memory, kind_of
+from distill.models.loaded import LoadedModel, kind_of
+from distill.models.wrappers import refuse_unread, unwrapped
 from distill.runtime.errors import SettingError, raising_at_the_call
 from distill.runtime.users_source import source_digest
 
@@ -217,7 +218,7 @@ class _Job:
         if self.kind in OBJECTIVES and teacher is not None:
             self.defaults.append(f"objective={OBJECTIVES[self.kind]}")
         if teacher is not None and (student is None or isinstance(student, LayersStudentConfig)):
-            self._add_layers(teacher)
+            self._add_layers(teacher if held["teacher"] is None else held["teacher"][0])
 
     def _add_layers(self, teacher: Any) -> None:
         """Let the student have the teacher's own architecture where the recipe has another one, or none."""
@@ -230,16 +231,18 @@ class _Job:
         """A model in memory and its tokenizer; None for what is named or set."""
         if isinstance(value, LoadedModel):
             return value.model, value.tokenizer
-        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], nn.Module):
-            return value
-        if not isinstance(value, nn.Module):
+        has_tokenizer = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], nn.Module)
+        model, tokenizer = value if has_tokenizer else (value, self.tokenizer)
+        if not isinstance(model, nn.Module):
             return None
-        if self.tokenizer is None and name == "teacher":
+        if tokenizer is None and name == "teacher":
             raise SettingError(
                 f"teacher is a {type(value).__name__} in memory, without its tokenizer: give (model, tokenizer), or "
                 "tokenizer="
             )
-        return value, self.tokenizer
+        inside = unwrapped(model, name, learns=name == "student")
+        refuse_unread(inside, name)
+        return inside, tokenizer
 
     def _add_object(
         self, name: str, model: nn.Module, tokenizer: "PreTrainedTokenizerBase | None", loaded: bool

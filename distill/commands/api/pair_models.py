@@ -13,6 +13,7 @@ from distill.models.kind import CAUSAL, MASKED, ModelKind
 from distill.models.loaded import LoadedModel, kind_of, without_bars
 from distill.models.student import check_student, tokenizer_of
 from distill.models.teacher import load_teacher, teacher_path
+from distill.models.ties import settle_ties
 from distill.runs.tokenizers import how_they_differ, refuse_layers
 from distill.runtime.errors import SettingError
 
@@ -22,6 +23,7 @@ def trainable_student(student: LoadedModel, teacher: Any, length: int, kind: Mod
     model = student.model
     if model is teacher:
         raise SettingError("student is the very model of the teacher: give a copy of it, as copy.deepcopy makes one")
+    settle_ties(model)
     check_student(model, length, kind)
     is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
     if student.path and is_frozen:  # by `load_model`, whatever the model is for
@@ -65,6 +67,7 @@ def frozen_teacher(teacher: str | Path | LoadedModel) -> LoadedModel:
         raise SettingError(f"teacher={teacher} is a {kind.noun}: choose a masked or a causal language model")
     if isinstance(teacher, LoadedModel):
         teacher.model.requires_grad_(False).float().eval()
+        settle_ties(teacher.model)
         check_model(teacher.model, "teacher", kind)
         return teacher
     assert settings is not None

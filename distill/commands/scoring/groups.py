@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.settings import Config, NoTeacherConfig
 from distill.distributed import Ranks
 from distill.evaluation.readers import MeanModel
-from distill.models.check import check_packing, check_vocabulary, check_vocabulary_size, max_positions
+from distill.models.check import check_packing, check_vocabulary, check_vocabulary_size, max_positions, set_padding
 from distill.models.kind import ModelKind
 from distill.models.load import load_pretrained, load_tokenizer, saved_config, size
 from distill.models.loaded import SETTING
@@ -52,6 +52,7 @@ def groups_of(config: Config, kind: ModelKind, models: Sequence[Located], ranks:
     assert shared is not None
     for member in members:  # as a run does
         check_vocabulary(member.model, f"{member.setting} ({member.title})", shared)
+        set_padding(member.model, shared)
         _check_rows(config, kind, member.model, member.setting)
     frozen = [member.model.to(ranks.device) for member in members]
     teacher = frozen[0] if len(frozen) == 1 else MeanModel(frozen, [member.weight for member in members])
@@ -92,6 +93,7 @@ def load_models(config: Config, kind: ModelKind, group: Group, ranks: Ranks) -> 
     for located in group.models:
         model = load_pretrained(SETTING, located.path, kind).requires_grad_(False).eval()
         check_vocabulary(model, f"{SETTING}={located.name}", group.tokenizer)
+        set_padding(model, group.tokenizer)
         _check_rows(config, kind, model, f"{SETTING}={located.name}")
         logger.info(f"model={located.name}: {type(model).__name__}, {size(model)[0]:,} parameters")
         yield located.name, model.to(ranks.device)

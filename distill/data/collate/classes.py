@@ -49,7 +49,9 @@ def text_batch(
     Args:
         segments: [B, S or more] token_type_ids.
     """
-    valid = ids != pad_id
+    # Up to the last token that is no padding: of a decoder padding may be the token that begins or ends a text.
+    valid = np.maximum.accumulate((ids != pad_id)[:, ::-1], axis=1)[:, ::-1].copy()
+    valid[:, 0] = True  # an empty text, around which a decoder's tokenizer puts nothing
     longest = max(int(valid.sum(1).max(initial=1)), 1)
     width = min(-(-longest // WIDTHS) * WIDTHS, ids.shape[1])
     ids, valid = np.ascontiguousarray(ids[:, :width]), np.ascontiguousarray(valid[:, :width])
