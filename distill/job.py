@@ -116,7 +116,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         # Train.
         formats |= {"rings": ranks.rings, "ranks": ranks.size} if ranks.size > 1 else {}
         checkpoints = folder.checkpoints.with_metadata(formats, best, folder.beginning())
-        training = Training(learner, teacher, data.batches, ranks, config.train, state, checkpoints)
+        training = Training(learner, teacher, data.batches, ranks, config.train, state, checkpoints, config.precision)
         followers = make_followers(run, evaluator, record, page, state, steps, stack)
         record = train_profiled(run, training, followers, record)
         if record.training.ended_by == TRIAL:

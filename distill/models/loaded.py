@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from distill.models.check import check_vocabulary, max_positions
+from distill.models.check import check_finite, check_vocabulary, max_positions
 from distill.models.kind import CAUSAL, CLASSES, MASKED, ORDERED, SPANS, ModelKind, saved_class
 from distill.models.load import (
     load_pretrained,
@@ -57,6 +57,7 @@ class LoadedModel:
                 f"model: a {type(model).__name__} is no masked, causal, question answering or classification model of "
                 "transformers"
             )
+        check_finite(model, "model")
         check_vocabulary(model, "model", tokenizer)
         return cls(model, tokenizer, kind)
 
