@@ -49,8 +49,8 @@ class Perplexity(Metric):
         self.name = name
         self.add_state("sums", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, losses: Tensor, targets: Tensor) -> None:
-        """Add the losses [N] float64, in nats, of the tokens `targets` [N]."""
+    def update(self, losses: Tensor, num_bytes: Tensor | None = None, is_text: Tensor | None = None) -> None:
+        """Add the losses [N] float64, in nats; what text the tokens are does not count."""
         self.sums[0] += losses.sum()
         self.sums[1] += len(losses)
 
@@ -91,6 +91,9 @@ class Part(NamedTuple):
     head_rows: Tensor  # [N, E]
     targets: Tensor  # [N] int64
     sequences: Tensor  # [N] int64, the sequence of the set that each is in
+    # What bits per byte need: the bytes of text that each stands for [N] int64, and whether it is text at all [N] bool.
+    num_bytes: Tensor | None = None
+    is_text: Tensor | None = None
 
 
 class TokenPass(Pass):
@@ -123,7 +126,7 @@ class TokenPass(Pass):
         self.users.reset()
         for part in self.parts(model, data, on_progress):
             losses = self._losses(model, part)
-            self.metric.update(losses, part.targets)
+            self.metric.update(losses, part.num_bytes, part.is_text)
             if byproducts.sequence_losses is not None:
                 byproducts.sequence_losses.update(losses, part.sequences)
             if byproducts.head_rows is not None:
