@@ -15,6 +15,7 @@ from torchmetrics import Metric
 from distill.config.component import Component
 from distill.evaluation.measures import (
     NO_BYPRODUCTS,
+    PRODUCT_BYTES,
     Byproducts,
     Measure,
     Pass,
@@ -34,7 +35,8 @@ from distill.runtime.seed import key
 PERPLEXITY = Measure(
     "perplexity",
     "Perplexity",
-    "the exponential of the mean cross-entropy at the masked positions of a fixed, seeded mask",
+    "the exponential of the mean cross-entropy at the masked positions of a fixed, seeded mask, by the model's own "
+    "probabilities, which are over all rows of its output embedding",
 )
 
 
@@ -100,7 +102,7 @@ class TokenPass(Pass):
     """A pass whose measures read the losses of tokens; those of the user's get their logits."""
 
     by_sequence = True
-    chunked = False  # whether the logits of a part may be too large to exist at once
+    chunked = False  # whether logits are computed in chunks also where those of a part fit into memory
 
     def __init__(
         self, scoring: Scoring, metric: Metric, measures: tuple[Measure, ...], components: dict[str, Component]
@@ -136,11 +138,11 @@ class TokenPass(Pass):
     def _losses(self, model: LanguageModel, part: Part) -> Tensor:
         """[N] float64"""
         vocab, losses = self.scoring.vocab, []
-        size = chunk_rows(vocab) if self.chunked else max(1, len(part.targets))
+        size = chunk_rows(vocab) if self.chunked else max(1, PRODUCT_BYTES // (4 * vocab))
         for rows, targets in zip(part.head_rows.split(size), part.targets.split(size), strict=True):
-            logits = model.logits(rows, vocab)
+            logits = model.logits(rows)
             losses.append(losses_of(logits, targets))
-            self.users.update(logits, targets)
+            self.users.update(logits[:, :vocab], targets)
         return torch.cat(losses)
 
 

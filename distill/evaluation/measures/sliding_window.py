@@ -113,7 +113,8 @@ class WindowPass(TokenPass):
         return (
             "the exponential of the mean cross-entropy of the next token, by a window of sequence length that moves by "
             + moves
-            + (", over what counts: prompts are read and not scored" if prompts else "")
+            + ", by the model's own probabilities, which are over all rows of its output embedding"
+            + ("; prompts are read and not scored" if prompts else "")
         )
 
     def windows(self, data: EvaluationSet, row: int) -> Iterator[Window]:
