@@ -98,6 +98,12 @@ class Scoring:
 
     def batches(self, data: EvaluationSet, on_progress: ProgressCallback) -> Iterator[Batch]:
         """This rank's sequences, masked as evaluation always does, longest first, cut to the longest of a batch."""
+        for batch in self.collated(data):
+            yield batch.to(self.ranks.device)
+            on_progress(len(batch.row_ids))
+
+    def collated(self, data: EvaluationSet) -> Iterator[Batch]:
+        """`batches` that are not on the device of this rank, for what only counts them."""
         collator, size = self.collator_of(data), self.settings.batch_size
         lengths = (data.sequences != collator.pad_id).sum(1)
         order = np.argsort(-lengths, kind="stable")[self.ranks.rank :: self.ranks.size]
@@ -105,8 +111,7 @@ class Scoring:
             numbers = order[start : start + size]
             ids = data.sequences[numbers].astype(np.int64)[:, : max(int(lengths[numbers].max()), 1)]
             keys = key(SEED, "evaluation mask", numbers)
-            yield collator.collate(ids, keys, numbers).to(self.ranks.device)
-            on_progress(len(numbers))
+            yield collator.collate(ids, keys, numbers)
 
     def head_rows(
         self, model: LanguageModel, data: EvaluationSet, on_progress: ProgressCallback

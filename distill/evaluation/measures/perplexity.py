@@ -164,7 +164,7 @@ class MaskPass(TokenPass):
             yield Part(rows, targets, self.scoring.tensor(batch.row_ids)[positions // batch.ids.shape[1]])
 
     def num_positions(self, data: EvaluationSet) -> int:
-        count = sum(len(batch.targets.positions) for batch in self.scoring.batches(data, lambda _: None))
+        count = sum(len(batch.targets.positions) for batch in self.scoring.collated(data))
         return int(self.scoring.ranks.sum(torch.tensor(count)))
 
     def has_positions(self, data: EvaluationSet) -> bool:

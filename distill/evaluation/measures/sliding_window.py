@@ -87,8 +87,9 @@ class WindowPass(TokenPass):
         super().__init__(scoring, metric, measures, scoring.settings.measures)
 
     def num_positions(self, data: EvaluationSet) -> int:
-        windows = [window for row in range(data.num_sequences) for window in self.windows(data, row)]
-        return sum(int(_scored(self._collate([window]), [window]).sum()) for window in windows)
+        batches = self._batches(data, lambda _: None)
+        count = sum(int(_scored(self._collate(windows), windows).sum()) for windows in batches)
+        return int(self.scoring.ranks.sum(torch.tensor(count)))
 
     def has_positions(self, data: EvaluationSet) -> bool:
         windows = (window for row in range(data.num_sequences) for window in self.windows(data, row))
