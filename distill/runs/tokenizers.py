@@ -114,7 +114,7 @@ def refuse_tokens_beyond(
         return  # they have all
     found = {"corpus": np.flatnonzero(counts[vocabulary:]) + vocabulary}
     for data in sets:
-        ids = data.sequences & IDS
+        ids = data.sequences.astype(np.int64) & IDS
         found[f"evaluate.sets={data.name}"] = np.unique(ids[ids >= vocabulary])
     for setting, numbers in found.items():
         if len(beyond := numbers[numbers != collator.pad_id]):
