@@ -50,6 +50,7 @@ from distill.runs.setup import choose_precision, setup_student
 from distill.runs.snapshots import check_within
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
 from distill.runs.term_losses import loss_evaluator
+from distill.runs.tokenizers import refuse_tokens_beyond
 from distill.runtime.bounded_yaml import read_settings
 from distill.runtime.errors import Interrupted
 from distill.runtime.progress import configure_logging
@@ -96,7 +97,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         config, formats = resolve_precision(config, folder)
         config, pair = resolve_layers(config, models, task, data.batches, folder)
         baseline = check_baseline_settings(baseline, config)
-        objective = make_objective(config, pair.terms, data.batches, steps, len(pair.tokenizer), ranks)
+        objective = make_objective(config, pair.terms, data.batches, steps, pair.vocabulary, ranks)
         run = Run(config, task, pair, data, objective, folder, ranks)
         # Build everything that trains.
         caches = choose_caches(run, models.digests)
@@ -116,7 +117,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         # Train.
         formats |= {"rings": ranks.rings, "ranks": ranks.size} if ranks.size > 1 else {}
         checkpoints = folder.checkpoints.with_metadata(formats, best, folder.beginning())
-        training = Training(learner, teacher, data.batches, ranks, config.train, state, checkpoints)
+        training = Training(learner, teacher, data.batches, ranks, config.train, state, checkpoints, config.precision)
         followers = make_followers(run, evaluator, record, page, state, steps, stack)
         record = train_profiled(run, training, followers, record)
         if record.training.ended_by == TRIAL:
@@ -126,7 +127,12 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
 
 
 def identity_of(config: Config, models: RunModels, data: Prepared, steps: int, ranks: Ranks) -> Identity:
-    """What the student of a run of so many steps depends on. Raises SettingError where ranks would score other sets."""
+    """What the student of a run of so many steps depends on.
+
+    Raises:
+        SettingError: ranks would score other sets, or the text has tokens that one of the models cannot read.
+    """
+    refuse_tokens_beyond(models.vocabulary, data.tokens.counts, data.sets, data.batches.collator)
     refuse_differing_ranks(set_digests(data.sets), ranks)
     digests = {**models.digests, "corpus": data.tokens.digest}
     return run_identity(config, digests, data.batches, steps, data.sets)
@@ -269,7 +275,7 @@ def choose_caches(run: Run, digests: dict[str, str | None]) -> dict[str, Cache]:
         "seed": None if run.pair.kind.causal else run.config.seed,  # it draws masks
         "soft_positions": "all" if objective.visits_all_rows else "masked",
         "temperature": objective.top_k_temperature,
-        "vocabulary": len(run.pair.tokenizer),
+        "vocabulary": run.pair.vocabulary,
     }
     return find_caches(run.config, digests, key, data.batches, objective)
 

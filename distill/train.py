@@ -6,12 +6,12 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 
-from distill.config.settings import OnUsr1, OptimizerFlags, TrainConfig
+from distill.config.settings import OnUsr1, OptimizerFlags, PrecisionConfig, TrainConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import GradientSync, Ranks
@@ -69,6 +69,7 @@ class Training:
     settings: TrainConfig
     state: State  # updated in place
     checkpoints: Checkpoints
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)  # in force, for messages
 
     @cached_property
     def limits(self) -> Limits:
@@ -214,7 +215,8 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
     """
     state, settings, limits = training.state, training.settings, training.limits
     ranks, batches = training.ranks, training.batches
-    health, recorder = Health(settings, ranks, training.checkpoints), recorder_in_force()
+    health = Health(settings, training.precision, ranks, training.checkpoints, training.teacher, objective)
+    recorder = recorder_in_force()
     over, save_due, out_of_patience = limits.reached(state.step, state.seconds), False, False
     if state.step and (history.due(state.step) or over):
         # Interrupted between this point's checkpoint and the end of its evaluation.

@@ -168,7 +168,9 @@ class Evaluator:
         parts = (self._head_rows("student", student, data), self._head_rows("teacher", teacher, data))
         for both in zip(*parts, strict=True):
             for student_rows, teacher_rows in zip(*(rows.split(size) for rows in both), strict=True):
-                metric.update(student.logits(student_rows, vocab).float(), teacher.logits(teacher_rows, vocab).float())
+                logits = student.logits(student_rows, vocab).float(), teacher.logits(teacher_rows, vocab).float()
+                shared = min(part.shape[1] for part in logits)  # one may have a few special tokens more
+                metric.update(*(part[:, :shared] for part in logits))
             on_progress(self.scoring.settings.batch_size)
         values: dict[str, float] = compute_metric(metric)
         return values

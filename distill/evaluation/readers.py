@@ -54,10 +54,13 @@ class MeanReader(LanguageModel):
         """The members' head inputs [N, E_k] -> [N, sum of E_k]."""
         return torch.cat(list(rows), -1)
 
-    def logits(self, rows: Tensor, vocab: int) -> Tensor:
-        """[N, sum of E_k] -> [N, vocab], the logarithms of the mean probabilities."""
+    def logits(self, rows: Tensor, vocab: int | None = None) -> Tensor:
+        """[N, sum of E_k] -> [N, vocab], the logarithms of the mean probabilities; without `vocab` as of one model."""
         parts = zip(self.members, rows.split(self.widths, -1), strict=True)
-        return mixed_logits((member.logits(part, vocab) for member, part in parts), self.model.weights, 1.0)
+        logits = [member.logits(part, vocab) for member, part in parts]
+        size = max(part.shape[1] for part in logits)  # what pads one embedding has no probability for another
+        padded = (nn.functional.pad(part, (0, size - part.shape[1]), value=-torch.inf) for part in logits)
+        return mixed_logits(padded, self.model.weights, 1.0)
 
 
 class Readers:

@@ -6,7 +6,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.sequence_format import padding_of
-from distill.distributed.shard import plain_class
+from distill.distributed import Ranks
+from distill.distributed.shard import local, plain_class
 from distill.models.kind import CAUSAL, CLASSES, MASKED, ModelKind, kind_in_memory
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.modes import in_evaluation_mode
@@ -22,9 +23,11 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
     """Refuse a model that `LanguageModel` does not read right, rather than train another function than it computes.
 
     Raises:
-        SettingError: the model cannot be watched, what is read from it are not its own logits and hidden states, or its
-            positions look the other way than those of its kind, or it is made for more than text.
+        SettingError: the model has a weight that is not finite, cannot be watched, what is read from it are not its own
+            logits and hidden states, or its positions look the other way than those of its kind, or it is made for more
+            than text.
     """
+    check_finite(model, setting)
     config: Any = getattr(model, "config", None)
     if hasattr(config, "get_text_config") and config.get_text_config() is not config:
         raise SettingError(
@@ -56,12 +59,51 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
             f"{setting}: the output embedding of {_class(model)} has an adapter, which losses on logits would not "
             "read: leave it out of the modules that get one (of LoRA, target_modules)"
         )
+    if any(expected.isnan().any() for _, expected in pairs):
+        raise SettingError(
+            f"the outputs of {_class(model)} are not finite (NaN), although its weights are",
+            setting=setting,
+            cure=f"choose another {kind.noun}",
+        )
     if not all(alike(*pair) for pair in pairs):
         raise SettingError(
             f"{setting}: {_class(model)} computes something between its layers and its logits that Distill does not "
             f"support; choose a model whose logits are those of its output embedding, or see {EXAMPLE}"
         )
     _check_direction(model, setting, kind)
+
+
+def check_finite(model: Any, setting: str, ranks: Ranks | None = None) -> None:
+    """Refuse a model with a weight that is NaN or infinite, whether or not a text would reach it.
+
+    A bias of -inf of the output embedding may be there: it keeps a row that only pads the vocabulary from being
+    predicted.
+
+    Args:
+        ranks: over which the model is sharded, where they are to agree; they call this together.
+
+    Raises:
+        SettingError: the message names the weight.
+    """
+    named = [(name, weight) for name, weight in model.named_parameters() if weight.is_floating_point()]
+    bias = getattr(getattr(model, "get_output_embeddings", lambda: None)(), "bias", None)
+    broken = torch.tensor([float(not _is_finite(local(weight.detach()), weight is bias)) for _, weight in named])
+    names = [named[number][0] for number in (ranks.sum(broken) if ranks else broken).nonzero()[:, 0].tolist()]
+    if names:
+        more = f", and so are {len(names) - 1} more" if len(names) > 1 else ""
+        raise SettingError(
+            f"its weight {names[0]} holds numbers that are not finite (NaN or infinite){more}",
+            setting=setting,
+            cure="the model was damaged before it was saved: give an earlier checkpoint of it, or another model",
+        )
+
+
+def _is_finite(weight: torch.Tensor, allows_low: bool) -> bool:
+    """Whether all entries are finite, without a copy of them; `allows_low`: or -inf."""
+    if not weight.numel():
+        return True
+    low, high = weight.aminmax()  # NaN, where there is one
+    return bool(high.isfinite()) and (bool(low.isfinite()) or (allows_low and not bool(low.isnan())))
 
 
 def _class(model: Any) -> str:

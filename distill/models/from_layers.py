@@ -80,9 +80,38 @@ def copy_layers(
     parameters = dict(student.named_parameters())  # tied weights once: their other names may be missing
     if wrong := [*unexpected, *(name for name in missing if name in parameters)]:
         raise SettingError(
-            f"student.layers={chosen}: {wrong[0]} is in the teacher's layers or in the student's, not in both; keep "
-            "layer 0 first and only there, and leave the layers' parts alone in student.config"
+            f"{wrong[0]} is in the teacher's layers or in the student's, not in both",
+            setting="student.layers",
+            value=chosen,
+            cure=_cure(teacher, student, chosen),
         )
+
+
+def _cure(teacher: Any, student: PreTrainedModel, chosen: list[Layer]) -> str:
+    """What helps where a layer is of another kind than its place in the student, which its number decides."""
+    needed, kinds = _kinds(student), _kinds(teacher)
+    fitting: list[int] = []
+    for kind, wanted in zip(needed, (flat([layer])[0] for layer in chosen), strict=False):
+        later = [number for number in range(fitting[-1] + 1 if fitting else 0, len(kinds)) if kinds[number] == kind]
+        fitting += sorted(later, key=lambda number: abs(number - wanted))[:1]
+    if not needed or len(fitting) < len(needed):
+        first = [*range(len(chosen))]
+        leave = "leave the layers' parts alone in student.config"
+        return leave if kinds[: len(needed)] != needed else f"give student.layers={first}, or {leave}"
+    return f"each place in the student takes layers of one kind, by its number: give student.layers={fitting} or auto"
+
+
+def _kinds(model: PreTrainedModel) -> list[frozenset[tuple[str, torch.Size]]]:
+    """Names and shapes of the tensors of each block; empty where there are fewer blocks than layers."""
+    prefix = block_prefix(model)
+    if prefix is None:
+        return []
+    parts: dict[int, set[tuple[str, torch.Size]]] = {}
+    for name, tensor in model.state_dict().items():
+        if name.startswith(prefix):
+            number, _, part = name.removeprefix(prefix).partition(".")
+            parts.setdefault(int(number), set()).add((part, tensor.shape))
+    return [frozenset(parts.get(number, ())) for number in range(model.config.num_hidden_layers)]
 
 
 def _take_layers(teacher: Any, chosen: list[Layer]) -> dict[str, torch.Tensor]:

@@ -25,12 +25,11 @@ from distill.distributed.shard import is_root, join_outputs, plain_class
 from distill.models.gradient_checkpointing import checkpointed
 from distill.models.kernels.precision import at_least_fp32, autocast, dtype_of
 from distill.models.known_layers import last_block_at
+from distill.models.pooling import pooled
 from distill.models.protocol import block_list, depth_of
 from distill.models.recorded_attention import QKV, record_attention
 
 LAST = -1  # the layer number of an encoder's last hidden state, whatever its depth
-MEAN = "mean"  # pooled: the mean of a sequence's last hidden states, without padding
-CLS = "cls"  # pooled: the last hidden state of a sequence's first position
 # Heads beside that over the vocabulary, and the names that transformers' models give their logits: of the order of
 # segments, and of classes or a value, [B, C], and of the first and last tokens of an answer, [B, S, 2].
 HEADS = {
@@ -48,7 +47,7 @@ class OutputSpec(NamedTuple):
         positions: flat positions [N] in B * S at which it is; None: all of them.
         layers: layers whose hidden states are: 0 the embeddings, i the output of block i, -1 the encoder's output.
         qkv: blocks, from 1, whose queries, keys and values are.
-        pooled: vectors of whole sequences, `mean` or `cls`.
+        pooled: vectors of whole sequences, by kinds of `pooling.pooled`.
         extra: other heads whose logits are: `sop`, `class` or `span`.
         last_rows: whether the encoder's last hidden state at `positions` is.
     """
@@ -188,7 +187,7 @@ class LanguageModel(nn.Module):
             record.get("head_rows"),
             {layer: record[layer] for layer in spec.layers},
             {block: record["qkv", block] for block in spec.qkv},
-            {kind: _pooled(kind, record[LAST], documents) for kind in spec.pooled},
+            {kind: pooled(kind, record[LAST], documents) for kind in spec.pooled},
             {name: _logits_of(name, output, self.model) for name in spec.extra},
             record.get("last_rows"),
         )
@@ -201,8 +200,8 @@ class LanguageModel(nn.Module):
         rows = rows if scale == 1 else rows * scale
         return Head(rows, layer.weight, layer.bias, dtype, self._cast(layer.weight, dtype), softcap)
 
-    def logits(self, rows: Tensor, vocab: int) -> Tensor:
-        """rows [N, E] -> logits [N, vocab], without the entries that only pad the embedding."""
+    def logits(self, rows: Tensor, vocab: int | None = None) -> Tensor:
+        """rows [N, E] -> logits [N, vocab]; without `vocab` those of all rows, also of what only pads the embedding."""
         layer = self.model.get_output_embeddings()
         scale, softcap = logit_changes(self.model)
         with autocast(self.precision, rows.device):
@@ -368,17 +367,6 @@ def _watch_blocks(
 
     handles: list[Any] = [module.register_forward_pre_hook(before, with_kwargs=True) for module in modules]
     return handles + [module.register_forward_hook(after) for module in modules], lambda: calls + 1
-
-
-def _pooled(kind: str, last: Tensor, documents: Tensor | None) -> Tensor:
-    """One vector a sequence, in at least fp32: last hidden states [B, S, H] -> [B, H]."""
-    last = at_least_fp32(last)
-    if kind == CLS:
-        return last[:, 0]
-    if documents is None:
-        return last.mean(1)
-    valid = (documents >= 0).to(last.dtype)[..., None]
-    return (last * valid).sum(1) / valid.sum(1).clamp(min=1)
 
 
 def _replace_first(output: Any, first: Tensor) -> Any:

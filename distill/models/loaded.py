@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from distill.models.check import check_vocabulary, max_positions, set_padding
+from distill.models.check import check_finite, check_vocabulary, max_positions, set_padding
 from distill.models.kind import KINDS, MASKED, ORDERED, ModelKind, kind_in_memory, saved_class
 from distill.models.load import (
     load_pretrained,
@@ -68,6 +68,7 @@ class LoadedModel:
                 setting=name,
                 cure="give one that is",
             )
+        check_finite(model, name)
         check_vocabulary(model, name, tokenizer)
         set_padding(model, tokenizer)
         return cls(model, tokenizer, kind)

@@ -144,10 +144,24 @@ def _from_layers(settings: LayersStudentConfig, teacher: Any | None, kind: Model
             "build the student in a function of your own, student=custom student._target_=..."
         )
     available = teacher.config.num_hidden_layers
+    if settings.layers == AUTO:
+        return _from_any_layers(settings, teacher, kind, mapped)
     chosen = choose_layers(settings.layers, settings.num_layers, available)
-    if settings.layers != AUTO:  # else these are to be found yet
-        logger.info(f"the student starts from layers {chosen} of the teacher's {available}")
+    logger.info(f"the student starts from layers {chosen} of the teacher's {available}")
     return from_layers(settings, teacher, chosen, kind, mapped)
+
+
+def _from_any_layers(settings: LayersStudentConfig, teacher: Any, kind: ModelKind, mapped: bool) -> Any:
+    """A student of as many layers as the ones that are to be found yet, from those of the first rule that fits."""
+    refusal: SettingError | None = None
+    available = teacher.config.num_hidden_layers
+    for rule in (AUTO, *RULES):  # where a layer's number decides its kind, few choices fit
+        try:
+            return from_layers(settings, teacher, choose_layers(rule, settings.num_layers, available), kind, mapped)
+        except SettingError as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
 
 
 def from_layers(settings: LayersStudentConfig, teacher: Any, chosen: list[Layer], kind: ModelKind, alias: bool) -> Any:

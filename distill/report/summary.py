@@ -1,6 +1,7 @@
 """The results of a run in short: findings in plain sentences, the few numbers to see first, and the table of models."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import methodcaller
 from typing import Any
 
@@ -13,6 +14,8 @@ from distill.runs.facts import Backend, Baseline, Measure, Model
 from distill.runs.record import Record
 from distill.runtime.progress import counted, in_a_sentence
 
+FEWEST_SEQUENCES = 10  # of a set whose scores say something of other text
+IN_PERCENT = "in percent"  # in the explanation of measures whose differences are points
 NO_RECIPE = "default"  # what records call the lack of one
 SAME = "the same"
 AGREEMENT: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -33,7 +36,7 @@ def explained(measures: Mapping[str, Measure]) -> str:
 def findings(record: Record) -> str:
     """Size and speed, quality against teacher and baseline: one sentence each, where there are numbers."""
     parts = [_size(record), _quality(record), _gain(record), _kept(record)]
-    parts += [against_baseline(record), gap.sentences(record), _resampled(record), _unscored(record)]
+    parts += [against_baseline(record), gap.sentences(record), _resampled(record), _unscored(record), _few(record)]
     return " ".join(filter(None, parts))
 
 
@@ -110,8 +113,8 @@ def tiles(record: Record) -> list[tuple[str, str]]:
         if is_number(beside := student.score(other, first)):
             shown.append((number(beside), f"{in_a_sentence(record.measures[other].title)}, the same text"))
     for name, model in ((whose, teacher), ("baseline's (no teacher)", record.baseline)):
-        if model and (change := ratio(value, model.score(measure, first))):
-            shown.append((_signed(change), f"{title} against the {name}"))
+        if model and (change := _against(record.measures[measure], value, model.score(measure, first))):
+            shown.append((change, f"{title} against the {name}"))
     agreement = (record.agreement or {}).get(first)
     if agreement and is_number(agreement.top1) and record.is_scored(first):
         shown.append((percent(agreement.top1), "top-1 agreement with the teacher"))
@@ -133,24 +136,33 @@ def comparison(record: Record) -> Table:
         label: str,
         value_of: Callable[[Model], Any],
         form: Callable[[Any], str],
-        against: Callable[[float], str],
+        against: Callable[[float, float], str | None],
         closed: str = "",
     ) -> None:
         values = [value_of(model) for model in columns.values()]
         if any(value is not None for value in values):
-            change = ratio(value_of(student), value_of(teacher)) if student and teacher else None
-            last = [against(change) if change is not None else NONE] if both else []
+            pair = [value_of(model) for model in (student, teacher) if model]
+            change = against(*pair) if len(pair) == 2 and all(map(is_number, pair)) else None
+            last = [NONE if change is None else change] if both else []
             table.rows.append([label, *map(form, values), *last, *([closed] * gap.has_gap(record))])
 
-    add("Parameters", lambda model: model.parameters, number, percent)
-    add("Weights", lambda model: model.bytes, lambda value: short(value, "B"), percent)
-    add("Speed (tokens/s)", lambda model: model.tokens_per_second, number, lambda change: f"{change:.2f}{TIMES}")
+    def as_percent(one: float, other: float) -> str | None:
+        change = ratio(one, other)
+        return None if change is None else percent(change)
+
+    def as_times(one: float, other: float) -> str | None:
+        change = ratio(one, other)
+        return None if change is None else f"{change:.2f}{TIMES}"
+
+    add("Parameters", lambda model: model.parameters, number, as_percent)
+    add("Weights", lambda model: model.bytes, lambda value: short(value, "B"), as_percent)
+    add("Speed (tokens/s)", lambda model: model.tokens_per_second, number, as_times)
     for name, measure in record.measures.items():
         sets = record.sets_of(name)
         table.rows.extend([[measure.title]] if sets else [])
         for key in sets:
             score_of = methodcaller("score", name, key)
-            add(record.label_of(key), score_of, number, _signed, gap.cell(record, name, key))
+            add(record.label_of(key), score_of, number, partial(_against, measure), gap.cell(record, name, key))
     table.rows.extend(_agreement(record, list(columns.values()), len(more)))
     return table
 
@@ -279,8 +291,11 @@ def against_baseline(record: Record) -> str:
         return ""
     ratios = [ratio(one, other) for one, other in pairs.values()]
     changes = [change for change in ratios if change is not None]
+    in_points = IN_PERCENT in described.explanation
     words = (
-        _changes(changes)
+        listed([_points(one, other) for one, other in pairs.values()])
+        if in_points
+        else _changes(changes)
         if len(changes) == len(pairs)
         else listed([f"{number(one)} instead of {number(other)}" for one, other in pairs.values()])
     )
@@ -356,6 +371,31 @@ def _unscored(record: Record) -> str:
     """Sets of which no position was scored, so that they have no numbers."""
     empty = [record.label_of(key) for key in record.evaluation if not record.is_scored(key)]
     return f"Nothing was scored on {listed(empty)}: there is no token to predict." if empty else ""
+
+
+def _few(record: Record) -> str:
+    """Sets that are so small that their scores say little."""
+    sizes = {record.label_of(key): data.sequences for key, data in record.evaluation.items() if record.is_scored(key)}
+    few = {label: size for label, size in sizes.items() if is_number(size) and size < FEWEST_SEQUENCES}
+    if not few:
+        return ""
+    shown = listed([f"{label} ({counted(int(size), 'sequence')})" for label, size in few.items()])
+    return f"Too little text is scored on {shown} to say anything of other text: hold more out."
+
+
+def _against(measure: Measure, one: float | None, other: float | None) -> str | None:
+    """How a score differs from another: `+1.2 points` of what is in percent, else `+1.2%`; None where it has none."""
+    if IN_PERCENT in measure.explanation and is_number(one) and is_number(other):
+        return f"{(one or 0) - (other or 0):+.1f} points".replace("-", MINUS)
+    change = ratio(one, other)
+    return None if change is None else _signed(change)
+
+
+def _points(one: float, other: float) -> str:
+    """`1.2 points lower (75.3 instead of 76.5)`, of two scores in percent."""
+    difference = round(one - other, 1)
+    words = f"{abs(difference)} points {'higher' if difference > 0 else 'lower'}" if difference else SAME
+    return f"{words} ({number(one)} instead of {number(other)})"
 
 
 def _change(change: float) -> str:

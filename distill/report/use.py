@@ -67,6 +67,10 @@ FEATURES = "feature-extraction"
 VECTORS = {
     "mean": "(states * mask).sum(1) / mask.sum(1)",
     "cls": "states[:, 0]",
+    "last": "states[range(len(states)), mask.sum(1)[:, 0] - 1]",
+    "max": "states.masked_fill(mask == 0, -float('inf')).amax(1)",
+    "mean_sqrt_len": "(states * mask).sum(1) / mask.sum(1) ** 0.5",
+    "weighted_mean": "(states * (weights := mask * mask.cumsum(1))).sum(1) / weights.sum(1)",
     "states": "states",
 }
 SPANS = Use(
@@ -132,7 +136,7 @@ def encoding(use: Use, encodes: str) -> Use:
         encodes: as `Origin.encodes`.
     """
     of_text = "a state for each token of a text" if encodes == "states" else "a vector for a text"
-    masked = "mask = inputs.attention_mask.unsqueeze(-1)  # without padding\n" * (encodes == "mean")
+    masked = "mask = inputs.attention_mask.unsqueeze(-1)  # without padding\n" * ("mask" in VECTORS[encodes])
     example = f"""texts = ["They stayed at an inn by the sea.", "They left."]
 inputs = tokenizer(texts, padding=True, return_tensors="pt")
 states = model.base_model(**inputs).last_hidden_state

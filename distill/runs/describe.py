@@ -150,7 +150,7 @@ def origin_of(model: Any, made_by: str | None, causal: bool, call: str | None = 
 
 
 def encoded_by(objective: Objective) -> str:
-    """What of a text the terms read of the student: `mean` or `cls`, where that is all of them, else `states`."""
+    """What of a text the terms read of the student: a kind of pooling, where that is all of them, else `states`."""
     ways = {term.student_reads for term in objective.terms.values()}
     pooled = {way.pooled for way in ways if way == OutputSpec(pooled=way.pooled)}
     return next(iter(pooled))[0] if len(ways) == len(pooled) == 1 else "states"

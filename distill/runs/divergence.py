@@ -9,7 +9,9 @@ import torch
 from distill.data.batch import Batch
 from distill.distributed import Ranks
 from distill.distributed.shard import local
+from distill.objective.objective import Objective
 from distill.runtime.progress import counted
+from distill.teacher.output import Teacher, is_finite
 
 # What the first loss of a term counts as at least: some start where they lose next to nothing, as a student that is a
 # copy of its teacher does, and lose more than three times that ever after.
@@ -104,6 +106,17 @@ def offending_sequences(parts: torch.Tensor, window: list[Batch], ranks: Ranks) 
             more = f" and {count - NAMED_SEQUENCES} more" if count > NAMED_SEQUENCES else ""
             descriptions.append(f"{shown}{more}" + (f" of rank {rank}" if ranks.size > 1 else ""))
     return "sequences " + "; ".join(descriptions) if descriptions else "no sequence"
+
+
+@torch.no_grad()
+def teacher_is_finite(teacher: Teacher, objective: Objective, window: list[Batch], ranks: Ranks) -> bool:
+    """Whether what the teacher gives for the micro-batches of all ranks is finite; it is computed once more for that.
+
+    All ranks call it together, for a step that none of them takes.
+    """
+    with ranks.computing():
+        finite = [is_finite(output) for output in teacher.outputs(window, objective.teacher_spec)]
+    return not float(ranks.sum(torch.tensor(float(not all(finite)))))
 
 
 def weights_are_finite(tensors: dict[str, torch.Tensor]) -> bool:

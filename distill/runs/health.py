@@ -3,14 +3,16 @@
 import logging
 from dataclasses import replace
 
-from distill.config.settings import TrainConfig
+from distill.config.settings import PrecisionConfig, TrainConfig
 from distill.data.batch import Batch
 from distill.distributed import Ranks
+from distill.objective.objective import Objective
 from distill.runs.checkpoint import Checkpoints, State
-from distill.runs.divergence import offending_sequences
+from distill.runs.divergence import offending_sequences, teacher_is_finite
 from distill.runs.step import StepResult
 from distill.runtime.errors import Diverged
 from distill.runtime.progress import counted
+from distill.teacher.output import Teacher
 
 logger = logging.getLogger(__name__)
 
@@ -18,8 +20,19 @@ logger = logging.getLogger(__name__)
 class Health:
     """Watches each step of a training, the same on all ranks. What it counts is part of the state."""
 
-    def __init__(self, settings: TrainConfig, ranks: Ranks, checkpoints: Checkpoints) -> None:
-        self.settings, self.ranks, self.checkpoints = settings, ranks, checkpoints
+    def __init__(
+        self,
+        settings: TrainConfig,
+        precision: PrecisionConfig,
+        ranks: Ranks,
+        checkpoints: Checkpoints,
+        teacher: Teacher,
+        objective: Objective,
+    ) -> None:
+        """`precision`, `teacher` and `objective` are there to find out why a step is not finite."""
+        self.settings, self.precision, self.ranks, self.checkpoints = settings, precision, ranks, checkpoints
+        self.teacher, self.objective = teacher, objective
+        self.teacher_is_finite = True  # in the last step whose loss was not
 
     def after_step(self, state: State, result: StepResult, batches: list[Batch]) -> StepResult:
         """Count a skipped step, follow the loss, adapt the loss scale; all ranks call it together.
@@ -40,7 +53,11 @@ class Health:
         elif not overflow:
             which = "gradient" if result.loss_is_finite else "loss"
             sequences = offending_sequences(result.rank_sums, batches, self.ranks)
-            logger.warning(f"step {state.step} is skipped: its {which} is not finite, in {sequences}")
+            self.teacher_is_finite = result.loss_is_finite or teacher_is_finite(
+                self.teacher, self.objective, batches, self.ranks
+            )
+            cause = "" if self.teacher_is_finite else ", as the teacher's own outputs are not"
+            logger.warning(f"step {state.step} is skipped: its {which} is not finite, in {sequences}{cause}")
         return replace(result, diverged=self._reason(state, result.over))
 
     def check(self, state: State, over: bool) -> None:
@@ -56,10 +73,26 @@ class Health:
         self.ranks.barrier()
         newest = self.checkpoints.newest()
         raise Diverged(
-            f"{reason}; lower optimizer.lr in another folder (hydra.run.dir=DIR), or resume here with precision=fp32. "
+            f"{reason}; {self._cure(state)}. "
             + (f"The last good checkpoint is {newest}" if newest else "There is no good checkpoint")
             + "; checkpoints that may have diverged are renamed to diverged-step-N"
         )
+
+    def _cure(self, state: State) -> str:
+        """What helps, by what was found to be at fault."""
+        formats, another = self.precision, "in another folder (hydra.run.dir=DIR)"
+        if state.skipped_in_a_row and not self.teacher_is_finite:
+            at_fault = "the teacher's own logits or hidden states are not finite, and the student is not at fault"
+            if formats.teacher != "fp32":
+                return f"{at_fault}: resume here with precision.teacher=fp32"
+            return f"{at_fault}: take another teacher, or leave out the sequences that the warnings name, {another}"
+        resume = "resume here with precision=fp32"
+        if state.step == state.skipped:  # no update was made
+            cause = "this began before any update, so that the learning rate is not at fault"
+            cure = f"check where the student starts, its data and the losses, {another}"
+            return f"{cause}: " + (cure if formats.student == "fp32" else resume)
+        lower = f"lower optimizer.lr {another}"
+        return lower if formats.student == "fp32" else f"{lower}, or {resume}"
 
     def _reason(self, state: State, over: bool) -> str:
         """Why the run ends as one that has diverged; empty where it continues or ends well."""

@@ -37,7 +37,13 @@ from distill.runs.layer_losses import Prediction
 from distill.runs.layer_search import find_layers
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import shard_models, weights_on_disk
-from distill.runs.tokenizers import add_ends_of_answers, check_across_tokenizers, find_tokenizer, reads_conversations
+from distill.runs.tokenizers import (
+    add_ends_of_answers,
+    check_across_tokenizers,
+    find_tokenizer,
+    reads_conversations,
+    reads_same_tokens,
+)
 from distill.runtime.errors import SettingError
 from distill.tasks import Task
 from distill.teacher.members import Member, load_members, settings_by_member
@@ -61,6 +67,7 @@ class RunModels:
     teachers: list[Member]
     tokenizer: PreTrainedTokenizerBase
     teacher_tokenizer: PreTrainedTokenizerBase | None  # where the teacher reads with another one
+    vocabulary: int  # the tokens that teachers and student share, the first ones
     kind: ModelKind  # of the student
     # Of each teacher, and of the student where it starts from a model of the user's.
     digests: dict[str, str | None]
@@ -76,6 +83,7 @@ class Pair:
     built: BuiltStudent
     tokenizer: PreTrainedTokenizerBase
     teacher_tokenizer: PreTrainedTokenizerBase | None  # where the teacher reads with another one
+    vocabulary: int  # the tokens that teachers and student share, the first ones
     kind: ModelKind  # of the student
     terms: dict[str, Term]  # of the loss, fitted to these models
     trained_head: bool = True  # whether the student's head was trained, by a loss or before the run
@@ -124,12 +132,15 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     teachers, shared = load_members(config, teacher_kind, ranks.device, ranks.shards_teacher, reads_head)
     first = teachers[0].model if teachers else None
     tokenizer = find_tokenizer(config, task, shared)
-    teacher_only_tokenizer = None if shared is None or shared.get_vocab() == tokenizer.get_vocab() else shared
+    reads_same = shared is None or reads_same_tokens(tokenizer, shared, task.kind)
+    teacher_only_tokenizer = None if reads_same else shared
+    vocabulary = len(tokenizer) if shared is None or not reads_same else min(len(tokenizer), len(shared))
+    own = tokenizer if shared is None or len(shared) == len(tokenizer) else shared
     if teacher_only_tokenizer is not None:
         check_across_tokenizers(terms, config, teacher_only_tokenizer, tokenizer)
     for member in teachers:
-        check_vocabulary(member.model, f"{member.setting} ({member.title})", teacher_only_tokenizer or tokenizer)
-        set_padding(member.model, teacher_only_tokenizer or tokenizer)
+        check_vocabulary(member.model, f"{member.setting} ({member.title})", teacher_only_tokenizer or own)
+        set_padding(member.model, teacher_only_tokenizer or own)
         if teacher_only_tokenizer is None:  # else it reads other sequences, as long as it takes
             check_positions(member.model, member.setting, config.corpus.sequence_length)
     encodes = all(term.needs_teacher and term.across_tokenizers for term in terms.values())  # and no head is read
@@ -138,7 +149,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     set_padding(student, tokenizer)
     if first is not None and teacher_only_tokenizer is None and reads_conversations(config):
         add_ends_of_answers(student, first)
-    _check_sizes(teachers if teacher_only_tokenizer is None else [], student, tokenizer)
+    _check_sizes(teachers if teacher_only_tokenizer is None else [], student, vocabulary)
     _check_export(config, student, ranks)
     digests = _digests(config, teachers, shared, student)
     layers_are_open = isinstance(config.student, LayersStudentConfig) and config.student.layers == AUTO
@@ -162,9 +173,8 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     fitted = bind_terms(terms, student, first)  # also where the student is not kept, to refuse what does not fit
     if (path := config.evaluate.baseline) is not None:
         check_tokenizers(tokenizer, load_tokenizer("evaluate.baseline", path, task.kind), f"evaluate.baseline={path}")
-    return RunModels(
-        teachers, tokenizer, teacher_only_tokenizer, task.kind, digests, built, terms if layers_are_open else fitted
-    )
+    bound = terms if layers_are_open else fitted
+    return RunModels(teachers, tokenizer, teacher_only_tokenizer, vocabulary, task.kind, digests, built, bound)
 
 
 def _reads_head(config: Config, terms: dict[str, Term], kind: ModelKind) -> bool:
@@ -196,14 +206,14 @@ def new_student(
         return make_student(config.student, teacher, tokenizer, length, task.kind, ranks.shards_student, reads_head)
 
 
-def _check_sizes(teachers: list[Member], student: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+def _check_sizes(teachers: list[Member], student: Any, vocabulary: int) -> None:
     """Raises SettingError where special tokens are beyond the vocabulary of one model and not of another one."""
     models = {member.setting: member.model for member in teachers} | {"student": student}
     heads = {name: getattr(model, "get_output_embeddings", lambda: None)() for name, model in models.items()}
-    sizes = {name: min(len(head.weight), len(tokenizer)) for name, head in heads.items() if head is not None}
+    sizes = {name: min(len(head.weight), vocabulary) for name, head in heads.items() if head is not None}
     if len({*sizes.values()}) > 1:
         raise SettingError(
-            f"the tokenizer has {len(tokenizer)} tokens, and of these "
+            f"the tokenizer has {vocabulary} tokens, and of these "
             f"{' and '.join(f'{name} predicts {size}' for name, size in sizes.items())}: choose models that fit"
         )
 
@@ -236,7 +246,9 @@ def resolve_layers(
         built = BuiltStudent(student, search, shard_run_models(config, models.teachers, student, task, folder.ranks))
         terms = bind_terms(terms, built.model, models.teachers[0].model)  # they count its layers
     head = has_trained_head(config, models)
-    return config, Pair(models.teachers, built, models.tokenizer, models.teacher_tokenizer, models.kind, terms, head)
+    return config, Pair(
+        models.teachers, built, models.tokenizer, models.teacher_tokenizer, models.vocabulary, models.kind, terms, head
+    )
 
 
 def has_trained_head(config: Config, models: RunModels) -> bool:
@@ -273,7 +285,7 @@ def find_start(
         )
         return config, None
     if not search:
-        prediction = Prediction(models.kind, task.labels[0], len(models.tokenizer), config.precision.student)
+        prediction = Prediction(models.kind, task.labels[0], models.vocabulary, config.precision.student)
         search = find_layers(settings, teacher, prediction, batches, folder.ranks)
     folder.record_layers(search)
     config = config.changed(student=settings.changed(layers=search["layers"], num_layers=None))

@@ -12,7 +12,7 @@ from distill.distributed import Ranks
 from distill.distributed.gather import skeleton_of
 from distill.distributed.shard import is_root
 from distill.distributed.weights_file import parameters_in_file
-from distill.models.check import check_model
+from distill.models.check import check_finite, check_model
 from distill.models.kernels.activations import use_one_gelu
 from distill.models.kernels.attention import use_batched_products
 from distill.models.kernels.dropout import replace_dropout
@@ -77,11 +77,13 @@ def shard_models(
         for member in teachers:
             blocks, calls = blocks_of(member.model)
             ranks.shard(member.model, blocks, calls, trained=False)
+            check_finite(member.model, member.setting, ranks)
             check_model(member.model, member.setting, kinds["teacher"])
     skeleton = None
     if ranks.shards_student:
         skeleton = skeleton_of(student)
         ranks.shard(student, *blocks_of(student), trained=True)
+        check_finite(student, "student", ranks)
         check_student(student, length, kinds["student"])
     return skeleton
 

@@ -2,8 +2,10 @@
 
 import copy
 import logging
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import (
@@ -14,7 +16,11 @@ from distill.config.settings import (
     SourceConfig,
     StudentConfig,
 )
+from distill.data.batches import Collator
+from distill.data.sequence_format import IDS
 from distill.data.sources._in_memory import settings_in_memory
+from distill.evaluation.sets import EvaluationSet
+from distill.models.kind import ModelKind
 from distill.models.student import tokenizer_of
 from distill.models.teacher import teacher_tokenizer
 from distill.objective.terms import Term
@@ -73,6 +79,51 @@ def add_ends_of_answers(student: Any, teacher: Any) -> None:
     both = [number for number in dict.fromkeys([*lists[0], *lists[1]]) if number is not None]
     if configs[0] is not None and both and both != lists[0]:
         configs[0].eos_token_id = both
+
+
+def reads_same_tokens(student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, kind: ModelKind) -> bool:
+    """Whether the two give texts the same tokens: one has at most a few special tokens more at its end, such as [PAD].
+
+    None of these may be among those that sequences are made with, but for the padding of causal models, which no model
+    reads. `refuse_tokens_beyond` finds out whether the text has any.
+    """
+    shorter, longer = sorted((student, teacher), key=len)
+    common, tokens = shorter.get_vocab(), longer.get_vocab()
+    if common == tokens or not common.items() <= tokens.items():
+        return bool(common == tokens)
+    beyond = {number for token, number in tokens.items() if token not in common}
+    special = {number for number, token in longer.added_tokens_decoder.items() if token.special}
+    names = ("bos", "eos", "unk", "cls", "sep", "mask", *(() if kind.causal else ("pad",)))
+    written = {getattr(longer, f"{name}_token_id") for name in names}
+    return min(beyond) >= len(common) and beyond <= special and not beyond & written
+
+
+def refuse_tokens_beyond(
+    vocabulary: int, counts: np.ndarray, sets: Sequence[EvaluationSet], collator: Collator
+) -> None:
+    """Refuse text with tokens that only one of the two models has, which the other cannot read.
+
+    Args:
+        vocabulary: the tokens that both have, the first ones.
+        counts: [V] how often the training text has each token.
+
+    Raises:
+        SettingError: it names the first such token of the text or of a set.
+    """
+    if vocabulary >= len(counts):
+        return  # they have all
+    found = {"corpus": np.flatnonzero(counts[vocabulary:]) + vocabulary}
+    for data in sets:
+        ids = data.sequences.astype(np.int64) & IDS
+        found[f"evaluate.sets={data.name}"] = np.unique(ids[ids >= vocabulary])
+    for setting, numbers in found.items():
+        if len(beyond := numbers[numbers != collator.pad_id]):
+            raise SettingError(
+                f"its text has the token {int(beyond[0])}, and teacher and student share the first {vocabulary} tokens "
+                "alone",
+                setting=setting,
+                cure="take that token out of the text, or models with one tokenizer",
+            )
 
 
 def check_across_tokenizers(

@@ -113,6 +113,14 @@ class CacheBuilder:
         for rows, starts in zip(outputs.head_rows.split(size), offsets.to(self.device).split(size), strict=True):
             logits = self.teacher.logits(rows, layout.vocabulary)
             pieces.append(stored(kept_entries(logits, layout, self.temperature, starts), layout))
+            if any(np.isnan(column).any() for column in pieces[-1].values() if column.dtype.kind == "f"):
+                of_format = "" if self.teacher.precision == "fp32" else "set precision.teacher=fp32, or "
+                raise SettingError(
+                    f"its logits are not finite in one of the sequences {numbers[0]} to {numbers[-1]}, so that no "
+                    "cache can be made of them",
+                    setting="teacher",
+                    cure=f"{of_format}take another teacher",
+                )
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in layout.columns}
 
     def _counts(self, numbers: np.ndarray) -> np.ndarray:

@@ -1,11 +1,15 @@
 """What a teacher gives for a micro-batch, whether it runs live or is read from a cache."""
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
 
 from distill.data.batch import Batch
-from distill.models.language_model import NO_OUTPUTS, Outputs, OutputSpec
+from distill.models.language_model import NO_OUTPUTS, Head, Outputs, OutputSpec
 from distill.teacher.distributions import Distribution
+
+CHECKED_ROWS = 64  # whose logits exist at once
 
 # What the objective requests of the teacher for a micro-batch.
 Wanted = Callable[[Batch], OutputSpec]
@@ -21,6 +25,27 @@ class TeacherOutput(NamedTuple):
 
     distribution: Distribution | None
     outputs: Outputs
+
+
+def is_finite(output: TeacherOutput) -> bool:
+    """Whether logits and hidden states are finite; scores of attention, which are masked by -inf, are not looked at."""
+    outputs = output.outputs
+    inner = (outputs.hidden, outputs.pooled, outputs.extra, outputs.last_rows)
+    return all(bool(tensor.isfinite().all()) for tensor in _tensors((output.distribution, inner)))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors of floating-point numbers in a nested value; of a head its logits, in chunks."""
+    if isinstance(value, Head):
+        weight, rows = value.weight if value.rounded is None else value.rounded, value.rows.to(value.dtype)
+        for chunk in rows.split(CHECKED_ROWS):
+            product = value.cap(chunk @ weight.to(rows.dtype).t())
+            yield product if value.bias is None else product + value.bias
+    elif isinstance(value, Tensor):
+        yield from (value,) if value.is_floating_point() else ()
+    elif isinstance(value, Mapping | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(part)
 
 
 class Teacher(Protocol):

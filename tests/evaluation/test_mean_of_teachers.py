@@ -34,10 +34,15 @@ def models() -> list[Any]:
     return [make_model("albert", 2, seed=3, vocab=VOCAB + 9), make_model("bert", 2, seed=4)]
 
 
-def mean_log_probs(models: list[Any], ids: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
+def mean_log_probs(
+    models: list[Any], ids: torch.Tensor, attention: torch.Tensor, vocab: int | None = None
+) -> torch.Tensor:
+    """Over the first `vocab` rows of each model; None: over all of them, of which tokens have the first."""
     with torch.no_grad():
-        logits = [model(input_ids=ids, attention_mask=attention).logits[..., :VOCAB].double() for model in models]
-    return torch.stack([w * each.softmax(-1) for w, each in zip(WEIGHTS, logits, strict=True)]).sum(0).log()
+        logits = [model(input_ids=ids, attention_mask=attention).logits[..., :vocab].double() for model in models]
+    return (
+        torch.stack([w * each.softmax(-1)[..., :VOCAB] for w, each in zip(WEIGHTS, logits, strict=True)]).sum(0).log()
+    )
 
 
 def test_perplexities_are_those_of_the_mean(evaluator: Evaluator, models: list[Any]) -> None:
@@ -67,7 +72,7 @@ def test_agreement_and_speed_take_the_mean_for_the_teacher(evaluator: Evaluator,
     divergences, alike = [], []
     student.eval()
     for batch in evaluator.scoring.batches(DATA, lambda _: None):
-        log_p = mean_log_probs(models, batch.ids, attention_of(batch)).flatten(0, 1)[batch.targets.positions]
+        log_p = mean_log_probs(models, batch.ids, attention_of(batch), VOCAB).flatten(0, 1)[batch.targets.positions]
         with torch.no_grad():
             logits = student(input_ids=batch.ids, attention_mask=attention_of(batch)).logits
         log_q = logits[..., :VOCAB].double().log_softmax(-1).flatten(0, 1)[batch.targets.positions]

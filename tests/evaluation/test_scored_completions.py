@@ -15,8 +15,8 @@ from distill.data.collate.clm import CausalLM
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
-from distill.evaluation.measures.sliding_window import token_bytes
 from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.text_bytes import TextBytes
 from distill.tasks.clm import Clm
 
 WIDTH = 24
@@ -37,7 +37,8 @@ def test_scores_are_those_of_a_naive_loop(tmp_path: Path, packed: bool) -> None:
     model = make_family("gpt2")
     scores = evaluator(packed=packed).score(model, "model", [data])
     stream = [token for row in naive_rows(WIDTH, packed) for token in row]
-    lengths, losses, bits, num_bytes = token_bytes(TOKENIZER), [], 0.0, 0
+    is_text, lengths = (part[0] for part in TextBytes(TOKENIZER)(np.array([[id_ for id_, *_ in stream]])))
+    losses, bits, num_bytes = [], 0.0, 0
     for at, (id_, counts, number) in enumerate(stream):
         # A window holds the token itself and those of its conversation before it, which may begin in the sequence
         # before.
@@ -47,8 +48,8 @@ def test_scores_are_those_of_a_naive_loop(tmp_path: Path, packed: bool) -> None:
         with torch.inference_mode():
             logits = model(input_ids=torch.tensor([context])).logits[0, -1, : len(TOKENIZER)]
         losses.append(float(cross_entropy(logits.double(), torch.tensor(id_))))
-        bits += losses[-1] / np.log(2) * (lengths[id_] > 0)
-        num_bytes += int(lengths[id_])
+        bits += losses[-1] / np.log(2) * is_text[at]
+        num_bytes += int(lengths[at])
     assert scores["perplexity"]["chats"] == pytest.approx(np.exp(np.mean(losses)), rel=1e-4)
     assert scores["bits_per_byte"]["chats"] == pytest.approx(bits / num_bytes, rel=1e-4)
     described = evaluator(packed=packed).describe(data)

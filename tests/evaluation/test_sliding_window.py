@@ -18,7 +18,7 @@ from distill.data.sequence_format import causal_format
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
-from distill.evaluation.measures.sliding_window import WindowPass, token_bytes
+from distill.evaluation.measures.sliding_window import WindowPass
 from distill.evaluation.sets import EvaluationSet
 from distill.models.language_model import LanguageModel
 from distill.tasks import find_task
@@ -186,40 +186,6 @@ def test_another_model_or_set_is_scored_anew(text: Text) -> None:
         other = make_family(text.model.config.model_type, **special_ids(text.tokenizer), initializer_range=0.5)
         assert len({first, fewer, scored.score(LanguageModel(other), data, silent)["perplexity"]}) == 3
         assert scored.score(model, data, silent)["perplexity"] == first
-
-
-# --- bytes of tokens
-
-
-SENTENCE = "the man, and the end. naïve 東"
-
-
-@pytest.mark.parametrize(
-    ("family", "extra"), [("gpt2", 0), ("qwen2", 0), ("gpt_neox", 0), ("gemma", 0), ("mistral", 1)]
-)
-def test_the_bytes_of_a_text_are_those_of_its_tokens(family: str, extra: int) -> None:
-    """`extra`: the space that Llama's SentencePiece puts before a text."""
-    tokenizer = vocabulary_of(family)
-    ids = tokenizer(SENTENCE, add_special_tokens=False).input_ids
-    lengths = token_bytes(tokenizer)
-    assert len(lengths) == len(tokenizer) and lengths.dtype == np.int64
-    assert lengths[ids].sum() == len(SENTENCE.encode()) + extra
-    assert (lengths[tokenizer.all_special_ids] == 0).all()
-
-
-def test_the_bytes_of_wordpiece_count_a_space_before_a_word() -> None:
-    tokenizer = vocabulary_of("bert")
-    text = "the ending of the man"
-    ids = tokenizer(text, add_special_tokens=False).input_ids
-    assert token_bytes(tokenizer)[ids].sum() == len(text) + 1
-
-
-def test_a_mark_of_headings_is_no_sign_of_wordpiece() -> None:
-    tokenizer = vocabulary_of("mistral")
-    vocabulary, lengths = tokenizer.get_vocab(), token_bytes(tokenizer)
-    assert (
-        lengths[vocabulary["##"]] == 2 and lengths[vocabulary["\u2581the"]] == 4 and lengths[vocabulary["<0xC3>"]] == 1
-    )
 
 
 def test_the_evaluator_of_a_causal_task_gives_both(text: Text) -> None:

@@ -25,7 +25,8 @@ from distill.models import gradient_checkpointing
 from distill.models.kernels.attention import use_batched_products
 from distill.models.kernels.dropout import keyed_by_sequence, replace_dropout
 from distill.models.known_layers import drops
-from distill.models.language_model import LAST, MEAN, LanguageModel, OutputSpec
+from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.models.pooling import MEAN
 from distill.models.student import dropout_names, make_student
 from distill.runs.setup import blocks_of, compile_encoder
 from distill.runtime.errors import SettingError

@@ -11,8 +11,9 @@ from tiny import PAD, VOCAB, documents_of, make_rows
 from torch import Tensor, nn
 
 from distill.models.kernels.attention import use_batched_products
-from distill.models.language_model import CLS as FIRST
-from distill.models.language_model import LAST, MEAN, LanguageModel, OutputSpec
+from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.models.pooling import CLS as FIRST
+from distill.models.pooling import MEAN
 from distill.models.protocol import block_list
 from distill.models.recorded_attention import QKV
 from distill.models.shapes import attention_shapes, hidden_widths, pooled_width

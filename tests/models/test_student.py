@@ -7,6 +7,8 @@ import pytest
 import tiny
 import torch
 from tiny import LENGTH, PAD, VOCAB, make_model, make_rows, make_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
+from vocabularies import vocabulary_of
 
 from distill.config.component import Component
 from distill.config.settings import (
@@ -16,6 +18,7 @@ from distill.config.settings import (
     SavedStudentConfig,
     StudentConfig,
 )
+from distill.models.kind import CAUSAL
 from distill.models.student import make_student, tokenizer_of
 from distill.runtime.errors import SettingError
 
@@ -252,3 +255,27 @@ def test_rows_longer_than_the_positions_are_refused(teacher: Any) -> None:
     roberta = make_model("roberta", 1)
     make(LayersStudentConfig(layers=[0]), roberta, length=31)
     assert "corpus.sequence_length=32" in refused(LayersStudentConfig(layers=[0]), roberta, length=32)
+
+
+ALTERNATING = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 2}
+
+
+def alternating() -> Any:
+    """Qwen3-MoE with experts in layers 1 and 3, as their numbers decide."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **sizes, **heads, **ALTERNATING)).eval()
+
+
+def test_layers_of_kinds_that_their_numbers_decide() -> None:
+    teacher = alternating()
+
+    def start(layers: Any) -> Any:
+        settings = LayersStudentConfig(layers=layers)
+        return make_student(settings, teacher, vocabulary_of("gpt2"), 16, CAUSAL)
+
+    with pytest.raises(SettingError) as error:
+        start([0, 2])
+    assert error.value.value == [0, 2] and "student.layers=[0, 1]" in error.value.cure
+    assert start([0, 1]).config.num_hidden_layers == start("auto").config.num_hidden_layers == 2

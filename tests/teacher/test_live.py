@@ -8,7 +8,8 @@ from families import make
 from pairs import window
 
 from distill.data.batch import Batch
-from distill.models.language_model import CLS, LAST, MEAN, LanguageModel, OutputSpec
+from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.models.pooling import CLS, MEAN
 from distill.teacher.live import LiveTeacher
 
 

@@ -1,5 +1,6 @@
 """Scores models on evaluation sets without training, by the measures of the task they are for."""
 
+import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ from distill.runtime.signals import handled
 from distill.tasks import Task, find_task
 from distill.tasks.classes import Classes
 from distill.tasks.mlm_sop import MlmSop
+
+UNDEFINED = ("bits_per_byte", "pearson", "spearman")  # measures that may be no numbers for a model that is right
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ def _score_group(config: Config, task: Task, group: Group, number: int, ranks: R
         check_memory(evaluator, [model], sets)
         is_teacher = model is group.teacher
         scores, losses[name] = evaluator.score_by_sequence(model, name, sets, "teacher" if is_teacher else "student")
+        _refuse_no_numbers(name, scores, config)
         agreement = None
         if group.teacher is not None and not is_teacher and task.kind.vocabulary:
             agreement = evaluator.agree(model, group.teacher, sets)
@@ -160,6 +164,23 @@ def _score_group(config: Config, task: Task, group: Group, number: int, ranks: R
         tuple(_compare(group, losses, evaluator, sets)),
         tuple(left_out),
     )
+
+
+def _refuse_no_numbers(name: str, scores: dict[str, dict[str, float]], config: Config) -> None:
+    """Raises SettingError for a model with a score that is NaN: its outputs are not finite, and say nothing.
+
+    Measures of the user's may be, and so are correlations with what is constant, and bits for each byte of no text.
+    """
+    for measure, by_set in scores.items():
+        for data, value in by_set.items():
+            if math.isnan(value) and measure not in {*config.evaluate.measures, *UNDEFINED}:
+                in_fp32 = config.precision.evaluate == "fp32"
+                raise SettingError(
+                    f"its {measure} on {data} is no number (NaN), as its outputs there are not finite",
+                    setting="teacher" if name == TEACHER else "model",
+                    value=None if name == TEACHER else name,
+                    cure="leave it out, or give another model" if in_fp32 else "set precision.evaluate=fp32",
+                )
 
 
 def _compare(

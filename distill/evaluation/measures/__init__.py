@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 LOGITS_BYTES = 128 << 20  # in float64, that exist at once
+PRODUCT_BYTES = 1 << 30  # in fp32, of a batch whose logits are computed as one where they fit
 KEPT_BYTES = 256 << 20  # of head rows that are kept of a model
 
 # Called with the number of sequences or positions that were scored since the last call.
@@ -97,6 +98,12 @@ class Scoring:
 
     def batches(self, data: EvaluationSet, on_progress: ProgressCallback) -> Iterator[Batch]:
         """This rank's sequences, masked as evaluation always does, longest first, cut to the longest of a batch."""
+        for batch in self.collated(data):
+            yield batch.to(self.ranks.device)
+            on_progress(len(batch.row_ids))
+
+    def collated(self, data: EvaluationSet) -> Iterator[Batch]:
+        """`batches` that are not on the device of this rank, for what only counts them."""
         collator, size = self.collator_of(data), self.settings.batch_size
         lengths = (data.sequences != collator.pad_id).sum(1)
         order = np.argsort(-lengths, kind="stable")[self.ranks.rank :: self.ranks.size]
@@ -104,8 +111,7 @@ class Scoring:
             numbers = order[start : start + size]
             ids = data.sequences[numbers].astype(np.int64)[:, : max(int(lengths[numbers].max()), 1)]
             keys = key(SEED, "evaluation mask", numbers)
-            yield collator.collate(ids, keys, numbers).to(self.ranks.device)
-            on_progress(len(numbers))
+            yield collator.collate(ids, keys, numbers)
 
     def head_rows(
         self, model: LanguageModel, data: EvaluationSet, on_progress: ProgressCallback
@@ -215,12 +221,18 @@ def chunk_rows(vocab: int) -> int:
 
 
 def losses_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of each token in nats: logits [n, V], targets [n] -> [n] float64."""
-    return cross_entropy(logits.double(), targets, reduction="none")
+    """Cross-entropy of each token in nats: logits [n, V], targets [n] -> [n] float64, in chunks of bounded memory."""
+    size = chunk_rows(logits.shape[1])
+    chunks = zip(logits.split(size), targets.split(size), strict=True)
+    return torch.cat([cross_entropy(part.double(), labels, reduction="none") for part, labels in chunks])
 
 
 def token_losses(model: LanguageModel, rows: Tensor | None, targets: Tensor, vocab: int) -> Tensor:
-    """Cross-entropy of each token in nats, float64: rows [N, E], targets [N] -> [N], in chunks of bounded memory."""
+    """Cross-entropy of each token in nats, float64: rows [N, E], targets [N] -> [N], in chunks of bounded memory.
+
+    Over all rows of the model's output embedding, padded ones too: the model's own log-probability. `vocab`, the number
+    of tokens, is what chunks are sized by.
+    """
     assert rows is not None
     chunks = zip(rows.split(chunk_rows(vocab)), targets.split(chunk_rows(vocab)), strict=True)
-    return torch.cat([losses_of(model.logits(row_chunk, vocab), labels) for row_chunk, labels in chunks])
+    return torch.cat([losses_of(model.logits(row_chunk), labels) for row_chunk, labels in chunks])

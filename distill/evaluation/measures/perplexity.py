@@ -15,6 +15,7 @@ from torchmetrics import Metric
 from distill.config.component import Component
 from distill.evaluation.measures import (
     NO_BYPRODUCTS,
+    PRODUCT_BYTES,
     Byproducts,
     Measure,
     Pass,
@@ -34,7 +35,8 @@ from distill.runtime.seed import key
 PERPLEXITY = Measure(
     "perplexity",
     "Perplexity",
-    "the exponential of the mean cross-entropy at the masked positions of a fixed, seeded mask",
+    "the exponential of the mean cross-entropy at the masked positions of a fixed, seeded mask, by the model's own "
+    "probabilities, which are over all rows of its output embedding",
 )
 
 
@@ -49,8 +51,8 @@ class Perplexity(Metric):
         self.name = name
         self.add_state("sums", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, losses: Tensor, targets: Tensor) -> None:
-        """Add the losses [N] float64, in nats, of the tokens `targets` [N]."""
+    def update(self, losses: Tensor, num_bytes: Tensor | None = None, is_text: Tensor | None = None) -> None:
+        """Add the losses [N] float64, in nats; what text the tokens are does not count."""
         self.sums[0] += losses.sum()
         self.sums[1] += len(losses)
 
@@ -91,13 +93,16 @@ class Part(NamedTuple):
     head_rows: Tensor  # [N, E]
     targets: Tensor  # [N] int64
     sequences: Tensor  # [N] int64, the sequence of the set that each is in
+    # What bits per byte need: the bytes of text that each stands for [N] int64, and whether it is text at all [N] bool.
+    num_bytes: Tensor | None = None
+    is_text: Tensor | None = None
 
 
 class TokenPass(Pass):
     """A pass whose measures read the losses of tokens; those of the user's get their logits."""
 
     by_sequence = True
-    chunked = False  # whether the logits of a part may be too large to exist at once
+    chunked = False  # whether logits are computed in chunks also where those of a part fit into memory
 
     def __init__(
         self, scoring: Scoring, metric: Metric, measures: tuple[Measure, ...], components: dict[str, Component]
@@ -123,7 +128,7 @@ class TokenPass(Pass):
         self.users.reset()
         for part in self.parts(model, data, on_progress):
             losses = self._losses(model, part)
-            self.metric.update(losses, part.targets)
+            self.metric.update(losses, part.num_bytes, part.is_text)
             if byproducts.sequence_losses is not None:
                 byproducts.sequence_losses.update(losses, part.sequences)
             if byproducts.head_rows is not None:
@@ -133,11 +138,11 @@ class TokenPass(Pass):
     def _losses(self, model: LanguageModel, part: Part) -> Tensor:
         """[N] float64"""
         vocab, losses = self.scoring.vocab, []
-        size = chunk_rows(vocab) if self.chunked else max(1, len(part.targets))
+        size = chunk_rows(vocab) if self.chunked else max(1, PRODUCT_BYTES // (4 * vocab))
         for rows, targets in zip(part.head_rows.split(size), part.targets.split(size), strict=True):
-            logits = model.logits(rows, vocab)
+            logits = model.logits(rows)
             losses.append(losses_of(logits, targets))
-            self.users.update(logits, targets)
+            self.users.update(logits[:, :vocab], targets)
         return torch.cat(losses)
 
 
@@ -159,7 +164,7 @@ class MaskPass(TokenPass):
             yield Part(rows, targets, self.scoring.tensor(batch.row_ids)[positions // batch.ids.shape[1]])
 
     def num_positions(self, data: EvaluationSet) -> int:
-        count = sum(len(batch.targets.positions) for batch in self.scoring.batches(data, lambda _: None))
+        count = sum(len(batch.targets.positions) for batch in self.scoring.collated(data))
         return int(self.scoring.ranks.sum(torch.tensor(count)))
 
     def has_positions(self, data: EvaluationSet) -> bool:

@@ -3,16 +3,13 @@
 Shapes: B windows, S positions of a window, N scored tokens, V vocabulary.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tokenizers.models import WordPiece
 from torch import Tensor
 from torchmetrics import Metric
-from transformers import PreTrainedTokenizerBase
 
 from distill.data.batch import Batch
 from distill.data.collate.clm import CausalLM
@@ -21,6 +18,7 @@ from distill.evaluation.measures import Measure, ProgressCallback, Scoring, exp
 from distill.evaluation.measures.over_ranks import sum_exchange
 from distill.evaluation.measures.perplexity import Part, TokenPass
 from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.text_bytes import TextBytes
 from distill.models.language_model import LanguageModel, OutputSpec
 
 
@@ -36,26 +34,21 @@ class TextInformation(Metric):
     """Perplexity, and the information of the text in bits, as the model sees it, for each of its UTF-8 bytes.
 
     Bits per byte are over the tokens that perplexity scores, without special ones, which are no text. Unlike perplexity
-    they do not depend on how a vocabulary cuts the text up.
+    they do not depend on how a vocabulary cuts the text up. `text_bytes` says which text it is.
     """
 
     is_differentiable, higher_is_better, full_state_update = False, False, False
     # [4] float64: losses of all tokens in nats, their number, losses of those that are text, and bytes of these.
     sums: Tensor
-    token_bytes: Tensor  # [V] int64
 
-    def __init__(self, token_bytes: np.ndarray, **exchange: Any) -> None:
-        """`token_bytes` [V]: UTF-8 bytes of each token, 0 of special ones."""
+    def __init__(self, **exchange: Any) -> None:
         super().__init__(**exchange)
         self.add_state("sums", torch.zeros(4, dtype=torch.float64), dist_reduce_fx="sum")
-        self.register_buffer("token_bytes", torch.from_numpy(token_bytes))
 
-    def update(self, losses: Tensor, targets: Tensor) -> None:
-        """Add the losses [N] float64, in nats, of the tokens `targets` [N]."""
-        lengths = self.token_bytes[targets]
-        self.sums += torch.stack(
-            [losses.sum(), losses.new_tensor(len(losses)), (losses * (lengths > 0)).sum(), lengths.sum()]
-        )
+    def update(self, losses: Tensor, num_bytes: Tensor, is_text: Tensor) -> None:
+        """Add the losses [N] float64, in nats, of tokens that stand for so many bytes [N], and are text or not [N]."""
+        self.sums[:2] += torch.stack([losses.sum(), losses.new_full((), len(losses))])
+        self.sums[2:] += torch.stack([(losses * is_text).sum(), (num_bytes * is_text).sum()])
 
     def compute(self) -> dict[str, float]:
         """`perplexity`, and `bits_per_byte` in bits; not numbers without tokens or bytes."""
@@ -89,12 +82,14 @@ class WindowPass(TokenPass):
                 "the same in bits for each byte of the text, which compares models of different vocabularies",
             ),
         )
-        metric = TextInformation(token_bytes(scoring.tokenizer), **sum_exchange(scoring.ranks))
+        self.text_bytes = TextBytes(scoring.tokenizer)
+        metric = TextInformation(**sum_exchange(scoring.ranks))
         super().__init__(scoring, metric, measures, scoring.settings.measures)
 
     def num_positions(self, data: EvaluationSet) -> int:
-        windows = [window for row in range(data.num_sequences) for window in self.windows(data, row)]
-        return sum(int(_scored(self._collate([window]), [window]).sum()) for window in windows)
+        batches = self._batches(data, lambda _: None)
+        count = sum(int(_scored(self._collate(windows), windows).sum()) for windows in batches)
+        return int(self.scoring.ranks.sum(torch.tensor(count)))
 
     def has_positions(self, data: EvaluationSet) -> bool:
         windows = (window for row in range(data.num_sequences) for window in self.windows(data, row))
@@ -105,19 +100,22 @@ class WindowPass(TokenPass):
         for windows in self._batches(data, on_progress):
             batch = self._collate(windows)
             scored = torch.from_numpy(_scored(batch, windows))  # chosen here: a device would have to be waited for
-            positions, targets = (part[scored].to(device) for part in batch.targets)
+            positions, targets = (part[scored] for part in batch.targets)
+            text = [torch.from_numpy(part.reshape(-1))[positions + 1] for part in self.text_bytes(batch.ids.numpy())]
+            is_text, num_bytes, positions, targets = (part.to(device) for part in (*text, positions, targets))
             batch = batch.to(device)
             rows = model(batch.inputs, batch.documents, OutputSpec(True, positions)).head_rows
             assert rows is not None
             numbers = self.scoring.tensor(np.array([window.row for window in windows], np.int64))
-            yield Part(rows, targets, numbers[positions // batch.ids.shape[1]])
+            yield Part(rows, targets, numbers[positions // batch.ids.shape[1]], num_bytes, is_text)
 
     def _explanation(self, prompts: bool) -> str:
         moves = "half a sequence" if self.stride is None else f"{self.stride} tokens"
         return (
             "the exponential of the mean cross-entropy of the next token, by a window of sequence length that moves by "
             + moves
-            + (", over what counts: prompts are read and not scored" if prompts else "")
+            + ", by the model's own probabilities, which are over all rows of its output embedding"
+            + ("; prompts are read and not scored" if prompts else "")
         )
 
     def windows(self, data: EvaluationSet, row: int) -> Iterator[Window]:
@@ -152,33 +150,6 @@ class WindowPass(TokenPass):
             row[: len(window.ids)] = window.ids
         numbers = np.arange(len(windows))
         return self.collator.collate(ids, numbers.astype(np.uint64), numbers)
-
-
-def token_bytes(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """How many UTF-8 bytes of text each token stands for, [V] int64; 0 for special tokens.
-
-    Exact for byte-level BPE and for SentencePiece, where \u2581 is a space; for WordPiece, which drops spaces, a space
-    before every token that does not continue a word.
-    """
-    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    special = set(tokenizer.all_special_ids)
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    byte_level = "ByteLevel" in str(getattr(backend, "decoder", ""))
-    # Not by its tokens: vocabularies of SentencePiece hold ## too, which marks headings.
-    continues = isinstance(getattr(backend, "model", None), WordPiece)
-
-    def length(token: str) -> int:
-        if byte_level:
-            return len(token)  # one character stands for one byte
-        if re.fullmatch("<0x[0-9A-Fa-f]{2}>", token):
-            return 1
-        if continues:
-            return len(token.removeprefix("##").encode()) + (not token.startswith("##"))
-        return len(token.replace("\u2581", " ").encode())
-
-    return np.array(
-        [0 if number in special or not token else length(token) for number, token in enumerate(tokens)], np.int64
-    )
 
 
 def _scored(batch: Batch, windows: list[Window]) -> np.ndarray:

@@ -1,0 +1,111 @@
+"""One vector for a sequence, as sentence-transformers pools, and what a folder of it says of its own vectors.
+
+Shapes: B sequences, S positions, H hidden size.
+"""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from distill.models.kernels.precision import at_least_fp32
+from distill.runtime.hub import is_hub_reached
+
+MEAN, CLS = "mean", "cls"
+POOLING_FILE = "config.json"
+# By name: what sentence-transformers calls it in 1_Pooling/config.json, there behind `pooling_mode_` or on its own.
+SAVED_AS = {
+    "mean": "mean_tokens",
+    "cls": "cls_token",
+    "last": "lasttoken",
+    "max": "max_tokens",
+    "mean_sqrt_len": "mean_sqrt_len_tokens",
+    "weighted_mean": "weightedmean_tokens",
+}
+
+
+def pooled(kind: str, last: Tensor, documents: Tensor | None) -> Tensor:
+    """One vector a sequence, in at least fp32: last hidden states [B, S, H], documents [B, S] or None -> [B, H].
+
+    `mean` of all positions but padding, `cls` the first and `last` the last of these, `max` the largest value of each
+    component, `mean_sqrt_len` their sum by the root of their number, `weighted_mean` with the weights 1, 2, 3, ...
+    """
+    last = at_least_fp32(last)
+    if kind == CLS:
+        return last[:, 0]
+    if kind == MEAN and documents is None:
+        return last.mean(1)
+    is_text = torch.ones(last.shape[:2], dtype=torch.bool, device=last.device) if documents is None else documents >= 0
+    valid = is_text.to(last.dtype)[..., None]  # [B, S, 1]
+    columns = torch.arange(1, last.shape[1] + 1, device=last.device)
+    match kind:
+        case "max":
+            return last.masked_fill(valid == 0, -torch.inf).amax(1)
+        case "last":
+            places = (is_text * columns).argmax(1)
+            return last[torch.arange(len(last), device=last.device), places]
+        case "mean_sqrt_len":
+            return (last * valid).sum(1) / valid.sum(1).clamp(min=1).sqrt()
+        case "weighted_mean":
+            valid = valid * columns[None, :, None]
+    return (last * valid).sum(1) / valid.sum(1).clamp(min=1)
+
+
+class SavedPooling(NamedTuple):
+    """How the folder of a sentence encoder makes its vectors."""
+
+    place: str  # of the folder, or a name on the Hub
+    kind: str | None  # one of `SAVED_AS`; None: of what `unsupported` names
+    unsupported: str = ""  # what else it does with hidden states, in words
+    normalizes: bool = False  # whether vectors get the length 1 at last
+
+
+def saved_pooling(model: Any) -> SavedPooling | None:
+    """What modules.json beside a model of transformers says; None where it has no such file."""
+    place = getattr(getattr(model, "config", None), "name_or_path", "") or ""
+    modules = _json(model, place, "modules.json")
+    if not isinstance(modules, list):
+        return None
+    kind, unsupported, normalizes = None, "", False
+    for module in modules:
+        name, path = str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))
+        if name == "Pooling":
+            kind = _kind_of(_json(model, place, f"{path}/{POOLING_FILE}" if path else POOLING_FILE))
+            unsupported = unsupported or ("" if kind else f"{path} (none of {', '.join(SAVED_AS)})")
+        elif name == "Normalize":
+            normalizes = True
+        elif name != "Transformer":
+            unsupported = unsupported or f"{path or name} ({name})"
+    return SavedPooling(place, kind, unsupported or ("" if kind else "no 1_Pooling"), normalizes)
+
+
+def _kind_of(fields: Any) -> str | None:
+    """The only kind of pooling that a config.json of it names; None for several, which are joined, or another one."""
+    if not isinstance(fields, dict):
+        return None
+    mode = fields.get("pooling_mode")
+    modes = [mode] if isinstance(mode, str) else list(mode or [])
+    modes += [
+        name.removeprefix("pooling_mode_") for name, is_on in fields.items() if is_on is True and "_mode_" in name
+    ]
+    known = {alias: kind for kind, name in SAVED_AS.items() for alias in (name, name.removesuffix("_tokens"), kind)}
+    known["cls"] = "cls"
+    kinds = {known.get(mode) for mode in modes}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _json(model: Any, place: str, name: str) -> Any:
+    """A file of JSON beside a model, fetched where it lies on the Hub; None where there is none that can be read."""
+    with suppress(Exception):  # of the file system, of JSON, and of whichever client the Hub's is built on
+        file: Path | None = Path(place) / name
+        if place and not Path(place).exists():
+            from transformers.utils import cached_file
+
+            commit = getattr(model.config, "_commit_hash", None)
+            found = cached_file(place, name, revision=commit, local_files_only=not is_hub_reached())
+            file = None if found is None else Path(found)
+        return json.loads(file.read_text(encoding="utf-8")) if place and file is not None else None
+    return None

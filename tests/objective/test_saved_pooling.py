@@ -1,0 +1,94 @@
+"""Sentence encoders are pooled as their folder says: modules.json and 1_Pooling of sentence-transformers."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import make_model, make_objective, objective_config
+
+from distill.models.pooling import SAVED_AS, pooled, saved_pooling
+from distill.report.use import VECTORS
+from distill.runtime.errors import SettingError
+
+
+def encoder(folder: Path, fields: dict[str, Any] | None, *further: str) -> Any:
+    """A BERT whose folder has these modules; no file for None."""
+    model = make_model("bert", 2)
+    model.save_pretrained(folder)
+    model.config._name_or_path = str(folder)
+    if fields is not None:
+        modules = [("", "Transformer"), ("1_Pooling", "Pooling"), *((f"2_{name}", name) for name in further)]
+        listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in modules]
+        (folder / "modules.json").write_text(json.dumps(listed))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(fields))
+    return model
+
+
+def bound(teacher: Any, **settings: Any) -> Any:
+    terms = {"pooled": {"weight": 1.0, **settings}}
+    return make_objective(objective_config(0.0, 0.0, 0.0, **terms), make_model("bert", 1), teacher).terms["pooled"]
+
+
+@pytest.mark.parametrize("kind", SAVED_AS)
+def test_the_kind_is_the_folders(kind: str, tmp_path: Path) -> None:
+    flags = {f"pooling_mode_{name}": other == kind for other, name in SAVED_AS.items()}
+    for number, fields in enumerate((flags, {"pooling_mode": kind}, {"pooling_mode": [SAVED_AS[kind]]})):
+        term = bound(encoder(tmp_path / str(number), {"word_embedding_dimension": 32, **fields}, "Normalize"))
+        assert term.student_reads.pooled == term.teacher_reads.pooled == (kind,)
+
+
+def test_without_a_word_of_the_folder_it_is_the_mean(tmp_path: Path) -> None:
+    assert bound(encoder(tmp_path / "plain", None)).teacher_reads.pooled == ("mean",)
+
+
+@pytest.mark.parametrize(
+    ("modes", "further", "named"),
+    [(["cls_token"], ["Dense"], "2_Dense"), (["cls_token", "max_tokens"], [], "1_Pooling"), ([], [], "1_Pooling")],
+)
+def test_other_vectors_are_refused_or_taken_with_a_warning(
+    modes: list[str], further: list[str], named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    teacher = encoder(tmp_path / "encoder", {f"pooling_mode_{name}": True for name in modes}, *further)
+    with pytest.raises(SettingError, match=r"objective\.pooled\.pooling=auto: .*" + named):
+        bound(teacher)
+    with caplog.at_level(logging.WARNING):
+        assert bound(teacher, pooling="mean").teacher_reads.pooled == ("mean",)
+    assert named in caplog.text
+
+
+def test_each_model_is_pooled_as_its_own_folder_says(tmp_path: Path) -> None:
+    teacher = encoder(tmp_path / "teacher", {"pooling_mode_cls_token": True})
+    student = encoder(tmp_path / "student", {"pooling_mode_max_tokens": True})
+    saved = saved_pooling(student)
+    assert saved is not None and saved.kind == "max"
+    term = make_objective(objective_config(0.0, 0.0, 0.0, pooled={"weight": 1.0}), student, teacher).terms["pooled"]
+    assert (term.student_reads.pooled, term.teacher_reads.pooled) == (("max",), ("cls",))
+
+
+@pytest.mark.parametrize("kind", SAVED_AS)
+def test_padding_is_left_out_and_the_card_computes_the_same(kind: str) -> None:
+    states = torch.randn(2, 5, 3)
+    documents = torch.tensor([[0, 0, 0, -1, -1], [0, 0, 0, 0, 0]])
+    found = pooled(kind, states, documents)
+    torch.testing.assert_close(found[:1], pooled(kind, states[:1, :3], None))
+    torch.testing.assert_close(found[1:], pooled(kind, states[1:], None))
+    mask = (documents >= 0).long().unsqueeze(-1)
+    torch.testing.assert_close(eval(VECTORS[kind], {"states": states, "mask": mask}), found)
+
+
+def test_the_pooling_of_each_kind_by_hand() -> None:
+    states = torch.tensor([[[1.0, -2.0], [3.0, 4.0]]])
+    expected = {
+        "mean": [2.0, 1.0],
+        "cls": [1.0, -2.0],
+        "last": [3.0, 4.0],
+        "max": [3.0, 4.0],
+        "mean_sqrt_len": [4.0 / 2**0.5, 2.0 / 2**0.5],
+        "weighted_mean": [7.0 / 3, 2.0],
+    }
+    for kind, values in expected.items():
+        torch.testing.assert_close(pooled(kind, states, None), torch.tensor([values]))
