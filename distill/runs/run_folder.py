@@ -120,7 +120,7 @@ class RunFolder:
     @cached_property
     def _record_of_start(self) -> dict[str, Any]:
         start = self.start()
-        return read_record(start) if start else {}
+        return read_record(start, checked=True) if start else {}
 
     def beginning(self) -> str | None:
         """The checkpoint that this run has begun from, where `resume` names, or has named, one."""
@@ -231,9 +231,13 @@ class RunFolder:
 
     def _load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
         """Load a checkpoint that rank 0 has checked; all ranks call it, and get the error of any.
+
+        One rank of each other machine compares the files with their digests again, as it may see them by another disk
+        or cache. Where ranks save together the storage is one, and parts of a rank's own are read.
         """
         ranks = self.ranks
-        state: State = ranks.agree(lambda: self.checkpoints.load(path, model, optimizer))
+        is_first_here = ranks.local_rank == 0 and ranks.rank > 0 and not self.checkpoints.by_all_ranks
+        state: State = ranks.agree(lambda: self.checkpoints.load(path, model, optimizer, checked=not is_first_here))
         return state
 
     def _choose_best(self, checkpoints: Checkpoints) -> Best | None:
