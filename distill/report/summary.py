@@ -93,9 +93,9 @@ def _start(record: Record) -> str:
 def tiles(record: Record) -> list[tuple[str, str]]:
     """The few numbers to see first, each with its meaning; quality is that of the first evaluation set."""
     student, teacher = record.student or Model(), record.teacher
-    measure, *others = record.measures
+    (measure, described), others = record.first_measure, [*record.measures][1:]
     first = next(iter(record.sets_of(measure)), "")
-    value, title = student.score(measure, first), in_a_sentence(record.measures[measure].title)
+    value, title = student.score(measure, first), in_a_sentence(described.title)
     whose = "teachers'" if teacher and teacher.members else "teacher's"  # several are compared as they are together
     shown: list[tuple[str, str]] = []
     if teacher is None and is_number(student.parameters):
@@ -202,13 +202,9 @@ def _size(record: Record) -> str:
     return f"The student has {percent(fraction)} of {whose} parameters ({sizes}){times}."
 
 
-def _first_measure(record: Record) -> tuple[str, Measure]:
-    return next(iter(record.measures.items()))
-
-
 def _quality(record: Record) -> str:
     """The first measure on every set, against the teacher's where there is one."""
-    measure, described = _first_measure(record)
+    measure, described = record.first_measure
     title = in_a_sentence(described.title)
     whose = "its teachers'" if record.teacher and record.teacher.members else "its teacher's"
     relative, alone = list[str](), list[str]()
@@ -269,7 +265,7 @@ def against_baseline(record: Record) -> str:
     sequences), with other steps, or with settings of its own besides the learning rate (`remarks`), a baseline shows
     numbers and no verdict.
     """
-    measure, described = _first_measure(record)
+    measure, described = record.first_measure
     student, baseline = record.student, record.baseline
     if student is None or baseline is None:
         return ""
