@@ -11,6 +11,7 @@ from typing import Any
 from distill.models.export_folder import export
 from distill.report import report, summary
 from distill.report.model_card import model_card, use_of_run
+from distill.runs.baseline import advice
 from distill.runs.checkpoint import State
 from distill.runs.describe import backend_facts, training_facts
 from distill.runs.record import Record
@@ -71,7 +72,8 @@ def _write_outputs(run: Run, student: Any, record: Record, resolved: str) -> Non
             f"No report ({failure}): `{shlex.join(['distill', 'report', f'run={os.path.abspath(path)}'])}` writes it."
         )
     folder.write_results(record)
-    logger.info(f"{summary.findings(record)}\n{written}   Student: {path / 'student'}")
+    ends = [summary.findings(record), f"{written}   Student: {path / 'student'}", advice(record, path)]
+    logger.info("\n".join(filter(None, ends)))
 
 
 def _export(run: Run, student: Any, path: Path, record: Record, durable: bool = False) -> None:

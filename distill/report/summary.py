@@ -9,6 +9,7 @@ from distill.report import gap
 from distill.report.page import Block, Code, Table
 from distill.report.words import MINUS, NONE, TIMES, count_of, is_number, listed, number, percent, ratio, short, time_of
 from distill.runs.against_baseline import Resampled
+from distill.runs.baseline import INHERITED, starts_fine_tuned
 from distill.runs.facts import Backend, Baseline, Measure, Model
 from distill.runs.record import Record
 from distill.runtime.progress import counted, in_a_sentence
@@ -81,7 +82,8 @@ def _start(record: Record) -> str:
             names = [str(layer) for layer in start.layers]
             which = f"layer{'s' * (len(names) > 1)} {listed(names)} of " if names else ""
             without = "" if record.teacher else ", and learned without it"
-            return f"{what} started from {which}{start.source or 'a teacher'}{without}."
+            knows = ", which was fine-tuned for this task" * starts_fine_tuned(record.identity)
+            return f"{what} started from {which}{start.source or 'a teacher'}{knows}{without}."
         case "random" | "neighbours":
             return f"{what} started from new weights."
         case "pretrained":
@@ -284,7 +286,8 @@ def against_baseline(record: Record) -> str:
     same, after = _steps_beside(record.training.steps, baseline)
     after += f" at its own learning rate ({baseline.learning_rate:g})" if is_number(baseline.learning_rate) else ""
     if not same or baseline.remarks or not all(gap.is_tested(baseline, measure, key) for key in pairs):
-        return f"Against its baseline, trained without a teacher{after}, {compared}."
+        inherited = f" {INHERITED}" * (INHERITED in baseline.remarks)
+        return f"Against its baseline, trained without a teacher{after}, {compared}.{inherited}"
     unclear = [_is_unclear(baseline, measure, key) for key in pairs]
     verdict = _verdict(list(pairs.values()), ratios, unclear, described.lower_is_better)
     return f"{verdict}: against its baseline, the same student trained without a teacher{after}, {compared}."
