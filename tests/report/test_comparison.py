@@ -1,6 +1,7 @@
 """Runs side by side, on run folders made by hand: what is folded, marked, ordered and said."""
 
 import csv
+import fcntl
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ from distill.report.comparison.columns import columns_of
 from distill.report.comparison.comparison import Comparison, compare
 from distill.report.comparison.figures import axis_of, scattered_settings
 from distill.report.comparison.from_python import compare_runs
-from distill.report.comparison.runs import find_runs
+from distill.report.comparison.runs import find_runs, is_at_work
 from distill.report.comparison.tables import best_lines, runs_table, scores_table, settings_table, summary
 from distill.report.comparison.write import aligned, write
 from distill.runs.record import Record
@@ -130,6 +131,15 @@ def test_a_run_that_is_not_finished_is_listed(tmp_path: Path) -> None:
     assert found["seed=3"] == "failed before its first step: optimizer.lr=-1 is no rate"
     assert found["seed=4"].startswith("damaged: ")
     assert rows_of(comparison)[0][:2] == ["seed=0", "0 (3 not finished)"]
+
+
+def test_a_run_is_at_work_by_the_lock_of_its_own_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / ".lock").open("w") as lock:
+        assert not is_at_work(tmp_path)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert is_at_work(tmp_path)
+        monkeypatch.setattr(os, "minor", lambda device: 255)  # the same inode elsewhere
+        assert not is_at_work(tmp_path)
 
 
 def test_numbers_that_cannot_be_compared_are_marked(tmp_path: Path) -> None:
