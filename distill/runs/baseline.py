@@ -15,7 +15,7 @@ from distill.config.in_memory import PREFIX
 from distill.config.settings import Config, LayersStudentConfig
 from distill.models.layer_choice import AUTO
 from distill.objective.terms import Term
-from distill.runs.against_baseline import GapClosed, Resampled
+from distill.runs.against_baseline import FAIR_START, INHERITED, GapClosed, Resampled, starts_fine_tuned
 from distill.runs.facts import Baseline, Model
 from distill.runs.identity import CODE, FROZEN, LATER
 from distill.runs.record import Record
@@ -41,15 +41,9 @@ TUNED = ("optimizer.", "schedule.", "objective.masking.")
 LEARNING_RATE = "optimizer.lr"
 CODE_OF_BOTH = tuple(f"{CODE}{part}" for part in ("optimizer", "schedule", "student"))
 KEEP_BEST = "train.keep_best"
-OF_LABELS = ("classes", "spans")  # tasks for which a teacher with a head has been fine-tuned
 # Of a command, what the same run without its teacher does not take; masks are the same for both.
 OF_TEACHER = re.compile(
     r"objective(=|\.(?!masking))|evaluate\.baseline=|hydra\.run\.dir=|teacher\.cache|corpus\.unlabelled|resume="
-)
-FAIR_START = ["student=pretrained", "student.path=MODEL"]
-INHERITED = (
-    "Both started from layers of a teacher that was fine-tuned for this task, so the baseline has learned from it: "
-    f"a fair one, and its student, start from a pre-trained model ({' '.join(FAIR_START)})."
 )
 MOST_NAMED = 3  # differences in one line
 
@@ -174,11 +168,6 @@ def check_baseline_settings(baseline: BaselineRun | None, config: Config) -> Bas
         return baseline
     remark = f"The baseline was trained in another number format: precision.student was {before} and is {student} here."
     return replace(baseline, remarks=[*baseline.remarks, remark])
-
-
-def starts_fine_tuned(identity: Mapping[str, Any]) -> bool:
-    """Whether the student of a run with this identity starts from layers of a teacher that has learned its task."""
-    return identity.get("student.init") == "layers" and identity.get("objective.task") in OF_LABELS
 
 
 def advice(record: Record, folder: Path) -> str:

@@ -18,8 +18,8 @@ from distill.config.composition import compose_overrides
 from distill.config.settings import CONF, Config
 from distill.objective.build import make_terms
 from distill.report.summary import against_baseline, setting
+from distill.runs.against_baseline import INHERITED
 from distill.runs.baseline import (
-    INHERITED,
     BaselineRun,
     advice,
     check_baseline,
