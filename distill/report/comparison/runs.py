@@ -45,6 +45,11 @@ class Run:
     def seed(self) -> Any:
         return self.settings.get("seed")
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error has ended it, by the index of its sweep."""
+        return self.record is None and self.status.startswith(FAILED)
+
 
 def find_runs(arguments: list[str]) -> list[Run]:
     """The runs in these folders: of runs, of sweeps and chains, or any that hold runs; globs stand for what they match.
