@@ -172,6 +172,7 @@ def test_preparation_shows_and_a_refusal_leaves_the_folder_as_it_was(tmp_path: P
     config, page = composed("+recipe=smoke", OFTEN), tmp_path / "report.html"
     if earlier:
         page.write_text(earlier)
+        (tmp_path / ".lock").touch()
     with (
         pytest.raises(SettingError),
         make_page(config, tmp_path, "smoke", "the command", single.Single(config.backend)),
@@ -181,7 +182,7 @@ def test_preparation_shows_and_a_refusal_leaves_the_folder_as_it_was(tmp_path: P
             lambda: page.exists() and "corpus of books" in page.read_text() and "the command" in page.read_text()
         )
         raise SettingError("corpus.path=x holds no text")
-    assert [path.name for path in tmp_path.iterdir()] == (["report.html"] if earlier else [])
+    assert {path.name for path in tmp_path.iterdir()} == ({".lock", "report.html"} if earlier else set())
     assert not earlier or page.read_text() == earlier
 
 

@@ -7,46 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import wandb
-from job import Shelf, command
+from job import ROOT, Shelf, command
 
-import distill
+wandb = pytest.importorskip("wandb")
 
 STEPS = ("schedule=constant", "schedule.warmup=0", "train.epochs=null", "train.save_every=1", "train.keep=9")
-RUN = (*STEPS, "objective.masking.static=true", "train.steps=4", "train.snapshots=[1,3]", "evaluate.every_steps=2")
-
-
-class Broken:
-    """An observer that cannot be made."""
-
-    def __init__(self) -> None:
-        raise ValueError("no disk for me")
-
-    def after_step(self, step: Any) -> None: ...
-
-
-class Failing(distill.Observer):
-    """Fails in one of its methods."""
-
-    def __init__(self, method: str) -> None:
-        self.method = method
-
-    def after_step(self, step: distill.ObservedStep) -> None:
-        self._fail("step")
-
-    def at_evaluation(self, evaluation: distill.ObservedEvaluation) -> None:
-        self._fail("evaluation")
-
-    def at_checkpoint(self, checkpoint: distill.ObservedCheckpoint) -> None:
-        self._fail("checkpoint")
-
-    def _fail(self, method: str) -> None:
-        if method == self.method:
-            raise ValueError("no more")
+CACHEABLE = ("objective.masking.static=true", "objective.cosine.weight=0")
+RUN = (*STEPS, *CACHEABLE, "train.steps=4", "train.snapshots=[1,3]", "evaluate.every_steps=2")
 
 
 def observer(kind: str, **settings: Any) -> str:
-    values = ", ".join(f"{key}: {value}" for key, value in {"_target_": f"{__name__}.{kind}", **settings}.items())
+    values = ", ".join(f"{key}: {value}" for key, value in {"_target_": f"own_parts.{kind}", **settings}.items())
     return f"observers.mine={{{values}}}"
 
 
@@ -127,7 +98,7 @@ def test_what_rank_0_alone_refuses_ends_all_ranks_alike(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     overrides = LATE[case][1] if case in LATE else [observer("Failing", method=case)]
     ranks = ("backend=ddp", "backend.processes=2", "train.accumulate=1")
-    process = command(*shelf.arguments(tmp_path / "run", *RUN, *ranks, *overrides), path=Path(__file__).parent)
+    process = command(*shelf.arguments(tmp_path / "run", *RUN, *ranks, *overrides), path=ROOT / "tests")
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 2, errors
     setting = LATE[case][0] if case in LATE else "observers.mine"
