@@ -8,9 +8,7 @@ from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
-from distill.config.compose import default_settings
-from distill.config.flat_settings import flatten
-from distill.config.settings import Config, LayersStudentConfig, SourceConfig
+from distill.config.settings import Config, LayersStudentConfig
 from distill.data.batches import Batches
 from distill.distributed import Ranks, gradient_sync, join_ranks
 from distill.distributed.rank_identity import refuse_differing_ranks, refuse_differing_settings
@@ -38,7 +36,7 @@ from distill.runs.curve import Curve
 from distill.runs.describe import describe
 from distill.runs.facts import Best
 from distill.runs.history import Examination, Points, StudentHistory, check_best
-from distill.runs.identity import LENGTH, Identity, run_identity, set_digests
+from distill.runs.identity import Identity, run_identity, set_digests
 from distill.runs.metrics import Metrics, RunLog
 from distill.runs.observers import UserObservers, make_observers
 from distill.runs.outcome import complete_record
@@ -51,14 +49,12 @@ from distill.runs.setup import choose_precision, setup_student
 from distill.runs.snapshots import check_within
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
 from distill.runs.term_losses import loss_evaluator
-from distill.runtime.bounded_yaml import read_settings
 from distill.runtime.progress import configure_logging
 from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
 from distill.train import TRIAL, Learner, Training, saved_when_a_rank_is_lost, train
 
 LONG_MINUTES = 10.0  # of a run that is worth the start of a compiler, whatever its steps
-MOST_NAMED = 3  # settings in one line
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +86,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         baseline = find_baseline(config, identity, steps, terms)
         folder = stack.enter_context(RunFolder(path, config.resume, identity, config.train.keep, ranks))
         if (finished := folder.load_finished_record(steps, config.train.length)) is not None:
-            report_finished(config, finished, folder, resolved)
-            return finished
+            return folder.leave_finished(finished, resolved)
         # Resolve what the settings leave open: from here on no setting is `auto`.
         config, formats = resolve_precision(config, folder)
         config, pair = resolve_layers(config, models, task, data.batches, folder)
@@ -130,52 +125,6 @@ def identity_of(config: Config, models: RunModels, data: Prepared, steps: int, r
     refuse_differing_ranks(set_digests(data.sets), ranks)
     digests = {**models.digests, "corpus": data.tokens.digest}
     return run_identity(config, digests, data.batches, steps, data.sets)
-
-
-def report_finished(config: Config, record: Record, folder: RunFolder, resolved: str) -> None:
-    """Tell the user that nothing is to be done, and what a finished run will not get any more."""
-    path = folder.path
-    folder.end_continuation(record, resolved)
-    logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
-    lacking = [f"measure {name}" for name in config.evaluate.measures if name not in record.measures]
-    for name in config.evaluate.sets:
-        source = config.evaluate.sources.get(name)
-        if isinstance(source, SourceConfig) and source.path is not None and name not in record.evaluation:
-            lacking.append(f"set {name}")
-    wanted = {*(config.train.snapshots or [])}
-    if (every := config.train.snapshot_every) is not None:
-        wanted |= {*range(every, (record.training.steps or 0) + 1, every)}
-    for step in sorted(wanted - {*record.snapshots})[:1]:
-        logger.warning(f"this run kept no snapshot of step {step}: to get it, start another run (hydra.run.dir=DIR)")
-    if lacking:
-        logger.warning(
-            f"the results of this run have no {', no '.join(lacking)}: score the student with `distill evaluate "
-            f"model={path}` and these settings, or start another run (hydra.run.dir=DIR)"
-        )
-    elif differing := differing_settings(config, path):
-        more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
-        scores = any(line.startswith(("evaluate.", "precision.evaluate")) for line in differing)
-        again = f"score the student with `distill evaluate model={path}` and the settings of evaluate, or "
-        logger.warning(
-            "this run was made with other settings, and the new ones have no effect: "
-            f"{'; '.join(differing[:MOST_NAMED])}{more}: {again if scores else ''}start another run "
-            "(hydra.run.dir=DIR)"
-        )
-
-
-def differing_settings(config: Config, path: Path) -> list[str]:
-    """In what the settings of scores, number formats and length differ from those that a run was made with."""
-    before, now = flatten(read_settings(path / "config.yaml")), flatten(config.written)
-    if not before:
-        return []
-    defaults = default_settings()
-    return [
-        f"{name} was {was} and is now {value}"
-        for name in sorted({*before, *now})
-        if name in LENGTH or (name.startswith(("evaluate.", "precision.")) and name != "evaluate.batch_size")
-        for was, value in [[settings.get(name, defaults.get(name)) for settings in (before, now)]]
-        if str(was) != str(value)
-    ]
 
 
 def enter_ranks(config: Config, stack: ExitStack) -> Ranks:

@@ -95,11 +95,13 @@ class RunFolder:
         content = self.ranks.decide(stored)  # other ranks get it as JSON
         return None if content is None else Record.from_json(content)
 
-    def end_continuation(self, record: Record, resolved: str) -> None:
-        """Give config.yaml its length back, where a run had begun to go on from this record and is not to."""
+    def leave_finished(self, record: Record, resolved: str) -> Record:
+        """Log that there is nothing to do, and give the record; a continuation that had begun ends."""
         if self.writes and is_continued(self.path, record):
             with atomic(self.path / "config.yaml") as new:
-                new.write_text(resolved, encoding="utf-8")
+                new.write_text(resolved, encoding="utf-8")  # which has its length again
+        logger.info(f"This run is finished and nothing was changed: {self.path / 'report.html'}")
+        return record
 
     def start(self) -> Path | None:
         """The checkpoint to resume from, if there is one; the same on all ranks.

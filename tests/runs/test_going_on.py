@@ -89,18 +89,6 @@ def test_a_run_that_is_being_continued_is_not_a_finished_one(
     assert read_run(finished, "run").training.steps == 5
 
 
-def test_a_finished_run_names_what_it_was_not_made_with(
-    shelf: Shelf, finished: Path, capfd: pytest.CaptureFixture
-) -> None:
-    more = ("train.steps=1", "evaluate.max_sequences=4", "evaluate.batch_size=2")
-    assert shelf.run(finished, *EVALUATED, *more) == 0
-    lines = [line for line in capfd.readouterr().err.splitlines() if "this run was made with other settings" in line]
-    assert len(lines) == 1 and "evaluate.max_sequences was 8 and is now 4; train.steps was 2 and is now 1" in lines[0]
-    assert "batch_size" not in lines[0] and f"distill evaluate model={finished}" in lines[0]
-    assert shelf.run(finished, *EVALUATED, "train.steps=2") == 0
-    assert "other settings" not in capfd.readouterr().err
-
-
 def test_from_a_checkpoint_that_is_named_a_run_goes_on_after_a_kill(
     shelf: Shelf, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
