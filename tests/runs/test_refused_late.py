@@ -12,8 +12,8 @@ from job import ROOT, Shelf, command
 wandb = pytest.importorskip("wandb")
 
 STEPS = ("schedule=constant", "schedule.warmup=0", "train.epochs=null", "train.save_every=1", "train.keep=9")
-CACHEABLE = ("objective.masking.static=true", "objective.cosine.weight=0")
-RUN = (*STEPS, *CACHEABLE, "train.steps=4", "train.snapshots=[1,3]", "evaluate.every_steps=2")
+CACHED = ("objective.masking.static=true", "objective.cosine.weight=0", "teacher.cache.top_k=8")
+RUN = (*STEPS, *CACHED, "train.steps=4", "train.snapshots=[1,3]", "evaluate.every_steps=2")
 
 
 def observer(kind: str, **settings: Any) -> str:
@@ -34,10 +34,10 @@ LATE: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "observer": ("observers.mine", [observer("Broken")], {}),
     "memory": ("evaluate.batch_size", [], {"distill.evaluation.memory_check.available": lambda ranks: 1}),
     "top k": ("teacher.cache.top_k", ["teacher.cache.top_k=100000"], {}),
-    "size of a cache": ("teacher.cache.gigabytes", ["teacher.cache.top_k=8", "teacher.cache.gigabytes=1e-9"], {}),
+    "size of a cache": ("teacher.cache.gigabytes", ["data.cache=elsewhere", "teacher.cache.gigabytes=1e-9"], {}),
     "room for a cache": (
         "data.cache",
-        ["teacher.cache.top_k=8"],
+        ["data.cache=elsewhere"],
         {"shutil.disk_usage": lambda path: SimpleNamespace(total=1, used=1, free=0)},
     ),
     "start of the tracker": ("tracker.kind", ["tracker=wandb"], {"wandb.init": no_wandb}),
