@@ -236,7 +236,7 @@ def tokenizer_class(tokenizer: Any, student: Any) -> str | None:
 
     It is tried as a model card would have it, on a folder of its own that is removed.
     """
-    config = getattr(student, "config", None)
+    config: Any = getattr(student, "config", None)
     if not hasattr(config, "save_pretrained") or trust_of(student):
         return None
     with TemporaryDirectory(prefix="distill-") as parent:
