@@ -8,9 +8,7 @@ from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
-from distill.config.compose import default_settings
-from distill.config.flat_settings import flatten
-from distill.config.settings import Config, SourceConfig, TrackerConfig
+from distill.config.settings import Config, LayersStudentConfig
 from distill.data.batches import Batches
 from distill.distributed import Ranks, gradient_sync, join_ranks
 from distill.distributed.rank_identity import refuse_differing_ranks, refuse_differing_settings
@@ -18,13 +16,14 @@ from distill.distributed.rings import CANDIDATES
 from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.memory_check import check_memory
+from distill.models.layer_choice import AUTO
 from distill.models.memory import require_memory_for_step
 from distill.objective.build import build_objective, check_losses, make_terms
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
 from distill.objective.trainable import Trainable
 from distill.optim import updates as optim
-from distill.optim.schedule import ENDLESS, Limits, Schedule, length_in_steps, make_schedule, total_steps
+from distill.optim.schedule import ENDLESS, Schedule, length_in_steps, make_schedule, total_steps
 from distill.report.comparison.goal import Goal, choose_best
 from distill.report.live_run import RunPage
 from distill.report.publish import make_snapshots, write_outputs
@@ -37,11 +36,11 @@ from distill.runs.curve import Curve
 from distill.runs.describe import describe
 from distill.runs.facts import Best
 from distill.runs.history import Examination, Points, StudentHistory, check_best
-from distill.runs.identity import LENGTH, Identity, run_identity, set_digests
+from distill.runs.identity import Identity, run_identity, set_digests
 from distill.runs.metrics import Metrics, RunLog
 from distill.runs.observers import UserObservers, make_observers
 from distill.runs.outcome import complete_record
-from distill.runs.pair import RunModels, load_models, resolve_layers
+from distill.runs.pair import Pair, RunModels, load_models, resolve_layers
 from distill.runs.profile.phases import EVALUATION, phase
 from distill.runs.record import Record
 from distill.runs.run import Followers, Run
@@ -51,15 +50,12 @@ from distill.runs.snapshots import check_within
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
 from distill.runs.term_losses import loss_evaluator
 from distill.runs.tokenizers import refuse_tokens_beyond
-from distill.runtime.bounded_yaml import read_settings
-from distill.runtime.errors import Interrupted
 from distill.runtime.progress import configure_logging
 from distill.tasks import Prepared, Task, find_task
 from distill.teacher.cache import Cache
 from distill.train import TRIAL, Learner, Training, saved_when_a_rank_is_lost, train
 
 LONG_MINUTES = 10.0  # of a run that is worth the start of a compiler, whatever its steps
-MOST_NAMED = 3  # settings in one line
 
 logger = logging.getLogger(__name__)
 
@@ -91,38 +87,37 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         baseline = find_baseline(config, identity, steps, terms)
         folder = stack.enter_context(RunFolder(path, config.resume, identity, config.train.keep, ranks))
         if (finished := folder.load_finished_record(steps, config.train.length)) is not None:
-            report_finished(config, finished, folder, resolved)
-            return finished
+            return folder.leave_finished(finished, resolved)
         # Resolve what the settings leave open: from here on no setting is `auto`.
         config, formats = resolve_precision(config, folder)
         config, pair = resolve_layers(config, models, task, data.batches, folder)
         baseline = check_baseline_settings(baseline, config)
         objective = make_objective(config, pair.terms, data.batches, steps, pair.vocabulary, ranks)
         run = Run(config, task, pair, data, objective, folder, ranks)
-        # Build everything that trains.
+        # Build everything that trains. Whatever may refuse the run comes before `folder.begin`: so far no file changes.
         caches = choose_caches(run, models.digests)
-        trainable = make_trainable(run)
+        learner = make_learner(run, schedule)
         frozen = setup_teachers(config, pair.teachers if objective.needs_teacher else [], caches, ranks)
-        sync, optimizer = gradient_sync(ranks, trainable, rings_begun(folder)), optim.build(trainable, config.optimizer)
-        learner = Learner(trainable, sync, optimizer, schedule, config.optimizer)
-        state = folder.load_or_init(learner.model, learner.optimizer, resolved)
+        state = folder.load(learner.model, learner.optimizer)
+        evaluator = make_evaluator(run)
+        best = choose_best(config.train, evaluator.measures, [one.name for one in data.sets])
+        observers = make_observers(config.observers, path, ranks)
         page.begin(state.step, state.seconds, None if steps == ENDLESS else steps)
         notes = notes_of(config, pair, data, objective) + (baseline.remarks if baseline else [])
         announce(config, recipe, pair, data, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, data.batches, objective, ranks, pair.tokenizers)
-        evaluator = make_evaluator(run)
-        best = choose_best(config.train, evaluator.measures, [one.name for one in data.sets])
-        record = replace(describe(run, caches, evaluator.measures, recipe, command, notes), best=best)
+        record = replace(describe_once(run, caches, evaluator, recipe, command, notes), best=best)
+        tracker = trackers.open_on_rank_0(config.tracker, path, config.written, recipe, ranks)
+        folder.begin(state, resolved, found_layers(config, models, pair))
         page.describe(record)
         # Train.
-        formats |= {"rings": ranks.rings, "ranks": ranks.size} if ranks.size > 1 else {}
-        checkpoints = folder.checkpoints.with_metadata(formats, best, folder.beginning())
+        checkpoints = folder.checkpoints.with_metadata(formats | rings_in_force(ranks), best, folder.beginning())
         training = Training(learner, teacher, data.batches, ranks, config.train, state, checkpoints, config.precision)
-        followers = make_followers(run, evaluator, record, page, state, steps, stack)
+        log = stack.enter_context(RunLog(folder, tracker, page, state, training.limits))
+        followers = make_followers(run, evaluator, record, state, steps, observers, log)
         record = train_profiled(run, training, followers, record)
         if record.training.ended_by == TRIAL:
             return record
-        # Score, and write the report.
         return publish(run, complete_record(record, run, state, followers, baseline), page, resolved)
 
 
@@ -138,58 +133,13 @@ def identity_of(config: Config, models: RunModels, data: Prepared, steps: int, r
     return run_identity(config, digests, data.batches, steps, data.sets)
 
 
-def report_finished(config: Config, record: Record, folder: RunFolder, resolved: str) -> None:
-    """Tell the user that nothing is to be done, and what a finished run will not get any more."""
-    path = folder.path
-    folder.end_continuation(record, resolved)
-    logger.info(f"This run is finished and nothing was changed: {path / 'report.html'}")
-    lacking = [f"measure {name}" for name in config.evaluate.measures if name not in record.measures]
-    for name in config.evaluate.sets:
-        source = config.evaluate.sources.get(name)
-        if isinstance(source, SourceConfig) and source.path is not None and name not in record.evaluation:
-            lacking.append(f"set {name}")
-    wanted = {*(config.train.snapshots or [])}
-    if (every := config.train.snapshot_every) is not None:
-        wanted |= {*range(every, (record.training.steps or 0) + 1, every)}
-    for step in sorted(wanted - {*record.snapshots})[:1]:
-        logger.warning(f"this run kept no snapshot of step {step}: to get it, start another run (hydra.run.dir=DIR)")
-    if lacking:
-        logger.warning(
-            f"the results of this run have no {', no '.join(lacking)}: score the student with `distill evaluate "
-            f"model={path}` and these settings, or start another run (hydra.run.dir=DIR)"
-        )
-    elif differing := differing_settings(config, path):
-        more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
-        scores = any(line.startswith(("evaluate.", "precision.evaluate")) for line in differing)
-        again = f"score the student with `distill evaluate model={path}` and the settings of evaluate, or "
-        logger.warning(
-            "this run was made with other settings, and the new ones have no effect: "
-            f"{'; '.join(differing[:MOST_NAMED])}{more}: {again if scores else ''}start another run "
-            "(hydra.run.dir=DIR)"
-        )
-
-
-def differing_settings(config: Config, path: Path) -> list[str]:
-    """In what the settings of scores, number formats and length differ from those that a run was made with."""
-    before, now = flatten(read_settings(path / "config.yaml")), flatten(config.written)
-    if not before:
-        return []
-    defaults = default_settings()
-    return [
-        f"{name} was {was} and is now {value}"
-        for name in sorted({*before, *now})
-        if name in LENGTH or (name.startswith(("evaluate.", "precision.")) and name != "evaluate.batch_size")
-        for was, value in [[settings.get(name, defaults.get(name)) for settings in (before, now)]]
-        if str(was) != str(value)
-    ]
-
-
 def enter_ranks(config: Config, stack: ExitStack) -> Ranks:
     """The ranks of the run, which have the same settings; only rank 0 logs."""
     ranks = stack.enter_context(join_ranks(config.backend))
     configure_logging(ranks.rank)
     transformers_logging.disable_progress_bar()  # its bars would garble the progress line
     refuse_differing_settings(config.compared, ranks)
+    ranks.decide(lambda: trackers.check(config.tracker))  # rank 0 alone has it
     return ranks
 
 
@@ -230,6 +180,14 @@ def resolve_precision(config: Config, folder: RunFolder) -> tuple[Config, dict[s
     return config.changed(precision=precision), dict(precision) | threads
 
 
+def found_layers(config: Config, models: RunModels, pair: Pair) -> dict[str, Any] | None:
+    """The layers that this run, or the one that it resumes, has found for `student.layers=auto`; None without such."""
+    settings, were_open = config.student, models.student is None
+    if not were_open or not isinstance(settings, LayersStudentConfig) or settings.layers == AUTO:
+        return None
+    return pair.built.search or {"layers": settings.layers}
+
+
 def rings_begun(folder: RunFolder) -> int | None:
     """The rings that this run has begun with, where it resumes on as many ranks and would measure them anew."""
     recorded, ranks = folder.recorded_precision(), folder.ranks
@@ -248,6 +206,18 @@ def make_objective(
         steps = 0  # how many it will be is open, and a compiler would take a good part of the time
     num_positions = steps * batches.sequences_per_step * batches.sequences.shape[1]
     return build_objective(terms, config.objective, config.precision, vocab, num_positions, ranks.device)
+
+
+def rings_in_force(ranks: Ranks) -> dict[str, Any]:
+    """What each checkpoint of several ranks keeps of their rings."""
+    return {"rings": ranks.rings, "ranks": ranks.size} if ranks.size > 1 else {}
+
+
+def make_learner(run: Run, schedule: Schedule) -> Learner:
+    """What is trained, with its gradients' exchange and its optimizer. Raises SettingError as `make_trainable` does."""
+    trainable, settings = make_trainable(run), run.config.optimizer
+    sync = gradient_sync(run.ranks, trainable, rings_begun(run.folder))
+    return Learner(trainable, sync, optim.build(trainable, settings), schedule, settings)
 
 
 def make_trainable(run: Run) -> Trainable:
@@ -301,8 +271,22 @@ def make_evaluator(run: Run) -> Evaluator:
     return evaluator
 
 
+def describe_once(
+    run: Run, caches: dict[str, Cache], evaluator: Evaluator, recipe: str, command: str, notes: list[str]
+) -> Record:
+    """The record of a run that is about to train, which rank 0 makes for all, as it may ask the Hub and git."""
+    describing = lambda: describe(run, caches, evaluator.measures, recipe, command, notes).to_json()  # noqa: E731
+    return Record.from_json(run.ranks.decide(describing))
+
+
 def make_followers(
-    run: Run, evaluator: Evaluator, record: Record, page: RunPage, state: State, steps: int, stack: ExitStack
+    run: Run,
+    evaluator: Evaluator,
+    record: Record,
+    state: State,
+    steps: int,
+    observers: dict[str, object],
+    log: RunLog,
 ) -> Followers:
     """Who follows the training, from its first step on.
 
@@ -310,15 +294,9 @@ def make_followers(
         record: of the run as it begins.
         state: where the training begins.
         steps: after which it ends.
-        stack: with which the tracker is closed.
+        observers: the user's, by name, on rank 0.
     """
     config, pair, data, folder = run.config, run.pair, run.data, run.folder
-    observers = UserObservers(make_observers(config.observers, folder.path, run.ranks), run.objective, data.batches)
-    settings = config.tracker if folder.writes else TrackerConfig()
-    tracker = trackers.build(settings, folder.path, config.written, record.recipe or "")
-    log = RunLog(folder, tracker, page, state, Limits.of(config.train, data.batches.steps_per_epoch))
-    # One that a signal ends has not failed: its command continues it.
-    stack.push(lambda kind, error, trace: log.close(error is not None and not isinstance(error, Interrupted)))
     examination = Examination(evaluator, data.sets, by_sequence=config.evaluate.baseline is not None)
     points = Points.of(config.evaluate)
     teacher = pair.teacher if run.objective.needs_teacher and pair.comparable else None
@@ -329,8 +307,8 @@ def make_followers(
         Metrics(run.objective, data.batches, config.train.log_every, log, state),
         Curve(config.evaluate.curve, folder, evaluator, (pair.student, teacher), data.sets, steps),
         snapshots,
-        observers,
-        StudentHistory(points, examination, pair.student, steps, data.batches.steps_per_epoch, folder, tracker),
+        UserObservers({*config.observers}, observers, run.objective, data.batches, run.ranks),
+        StudentHistory(points, examination, pair.student, steps, data.batches.steps_per_epoch, folder, log.tracker),
     )
 
 

@@ -200,7 +200,7 @@ def step(
 
 
 def train(training: Training, objective: Objective, followers: tuple[Follower, ...], history: History) -> str:
-    """Train from `run.state` to the end of the run, and return what ended it.
+    """Train from `training.state` to the end of the run, and return what ended it.
 
     That is epochs, steps, minutes, patience or its profile. The state is updated in place. Rank 0 saves.
 
@@ -241,9 +241,7 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
             saved = False
             # Else after the next good step; a trial leaves none.
             if save_due and not (recorder.is_trial or state.skipped_in_a_row or result.diverged):
-                save_due, saved = False, save(training, followers)
-                # Rank 0 may write for longer than the others wait in an exchange, and the end of one ends it too.
-                ranks.barrier()
+                save_due, saved = False, save_and_report(training, followers)
             if result.save_requested:
                 logger.info(f"SIGUSR1 at step {state.step}, {saved_or_not(saved, recorder.is_trial)}")
             health.check(state, over)
@@ -284,13 +282,22 @@ def evaluate_if_due(
     return training.is_out_of_patience()
 
 
-def save(training: Training, followers: tuple[Follower, ...] = ()) -> bool:
+def save(training: Training) -> bool:
     """Save a checkpoint where this rank does. False: the weights are not finite, so there is none."""
     state, checkpoints = training.state, training.checkpoints
     with phase(CHECKPOINT):
-        saved = checkpoints.save(state, training.learner.model, training.learner.optimizer) if training.saves else True
+        return checkpoints.save(state, training.learner.model, training.learner.optimizer) if training.saves else True
+
+
+def save_and_report(training: Training, followers: tuple[Follower, ...]) -> bool:
+    """Save a checkpoint, wait for the rank that writes it, and call the followers; the same answer on all ranks."""
+    state, ranks = training.state, training.ranks
+    saved = save(training)
+    # Rank 0 may write for longer than the others wait in an exchange, and the end of one ends it too.
+    ranks.barrier()
+    saved = ranks.broadcast(saved)
     for follower in followers if saved else ():
-        follower.at_checkpoint(state, checkpoints.path_of(state))
+        follower.at_checkpoint(state, training.checkpoints.path_of(state))
     return saved
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import distill
 from distill.data.batch import Batch
 from distill.models.language_model import Outputs, OutputSpec
 from distill.objective.terms import Term
@@ -152,3 +153,32 @@ class Tempered(ProjectedHidden):
 
     def __init__(self, temperature: float) -> None:
         super().__init__(1, 1)
+
+
+class Broken:
+    """An observer that cannot be made."""
+
+    def __init__(self) -> None:
+        raise ValueError("no disk for me")
+
+    def after_step(self, step: Any) -> None: ...
+
+
+class Failing(distill.Observer):
+    """Fails in one of its methods."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    def after_step(self, step: distill.ObservedStep) -> None:
+        self._fail("step")
+
+    def at_evaluation(self, evaluation: distill.ObservedEvaluation) -> None:
+        self._fail("evaluation")
+
+    def at_checkpoint(self, checkpoint: distill.ObservedCheckpoint) -> None:
+        self._fail("checkpoint")
+
+    def _fail(self, method: str) -> None:
+        if method == self.method:
+            raise ValueError("no more")

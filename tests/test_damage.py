@@ -17,6 +17,7 @@ from tiny import Fit
 
 from distill.config.settings import BackendConfig, TrainConfig
 from distill.distributed.single import Single
+from distill.runs.checkpoint import State
 from distill.runs.checkpoint_record import read_record
 from distill.runs.run_folder import RunFolder
 from distill.runtime.errors import Damaged, SettingError
@@ -72,6 +73,13 @@ def opened(fit: Fit, resume: str = "auto") -> RunFolder:
     return RunFolder(fit.folder.parent, resume, {"run": "tiny"}, 3, Single(BackendConfig(device="cpu")))
 
 
+def begun(folder: RunFolder, fit: Fit) -> State:
+    """Where a run resumes in the folder, which is its own from then on."""
+    state = folder.load(fit.model, fit.made)
+    folder.begin(state, "")
+    return state
+
+
 def newest(fit: Fit) -> Path:
     return fit.folder / "step-00000003"
 
@@ -79,7 +87,7 @@ def newest(fit: Fit) -> Path:
 def assert_taken_back(fit: Fit, lines: list[str]) -> None:
     """The newest checkpoint is named and kept under another name, and the run goes on from the one before."""
     with opened(fit) as folder:
-        state = folder.load_or_init(fit.model, fit.made, "")
+        state = begun(folder, fit)
     assert state.step == 2
     assert any("step-00000003 is damaged" in line and "taking step-00000002" in line for line in lines), lines
     assert (fit.folder / "damaged-step-00000003").exists() and not newest(fit).exists()
@@ -103,7 +111,7 @@ def test_a_link_that_leads_nowhere_in_its_place(fit: Fit, lines: list[str], targ
     shutil.rmtree(newest(fit))
     newest(fit).symlink_to(target)
     with opened(fit) as folder:
-        assert folder.load_or_init(fit.model, fit.made, "").step == 2
+        assert begun(folder, fit).step == 2
     assert sum("step-00000003 is damaged" in line for line in lines) == 1
     assert (fit.folder / "damaged-step-00000003").is_symlink()
 
@@ -194,7 +202,7 @@ def test_when_all_are_damaged_the_run_starts_anew_and_loses_nothing(fit: Fit, li
         flip(path / "state.json")
     (fit.folder.parent / "metrics.jsonl").write_text('{"step": 1, "seconds": 1.0, "data_wait": 0.0}\n')
     with opened(fit) as folder:
-        assert folder.load_or_init(fit.model, fit.made, "").step == 0
+        assert begun(folder, fit).step == 0
     assert sorted(path.name for path in fit.folder.iterdir()) == [f"damaged-step-0000000{n}" for n in (1, 2, 3)]
     assert (fit.folder.parent / "damaged-metrics.jsonl").exists() and "starting from the first step" in lines[-1]
 
@@ -212,9 +220,9 @@ def test_a_damaged_line_of_the_metrics_is_set_aside(fit: Fit, lines: list[str], 
     path.write_text(f"{GOOD}{bad}\n{GOOD.replace('1', '3')}")
     before = path.read_bytes()
     with opened(fit, "strict") as folder, pytest.raises(SettingError, match=r"resume=strict.*metrics.jsonl.*line 2"):
-        folder.load_or_init(fit.model, fit.made, "")
+        begun(folder, fit)
     with opened(fit) as folder:
-        folder.load_or_init(fit.model, fit.made, "")
+        begun(folder, fit)
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3]
     assert (path.parent / "damaged-metrics.jsonl").read_bytes() == before
     assert any("metrics.jsonl is damaged (line 2" in line and "2 good lines" in line for line in lines)
@@ -226,7 +234,7 @@ def test_folders_in_the_place_of_files(fit: Fit, lines: list[str], name: str) ->
     with pytest.raises(SettingError, match=r"resume=strict.*it is a folder"), opened(fit, "strict"):
         pass
     with opened(fit) as folder:
-        assert folder.load_or_init(fit.model, fit.made, "").step == 3
+        assert begun(folder, fit).step == 3
     assert (fit.folder.parent / f"damaged-{name}").is_dir() and any(f"{name} is damaged" in line for line in lines)
 
 

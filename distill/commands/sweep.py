@@ -117,6 +117,8 @@ class Sweep:
 
     def begin(self, path: Path, overrides: Sequence[str]) -> None:
         """A run is about to begin in the folder `path`."""
+        if not self.has_begun:
+            self.index.forget_refused()
         self.under_way, self.has_begun = path.resolve(), True
         self._record(path, overrides, RUNNING)
         self._write(RENEW)

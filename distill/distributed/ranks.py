@@ -165,18 +165,37 @@ class Ranks:
             json.loads(row[:length].numpy().tobytes()) for row, length in zip(by_rank, lengths.tolist(), strict=True)
         ]
 
-    def decide(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives on rank 0, as JSON holds it, on all ranks; its SettingError too, so that none waits."""
+    def decide(self, work: Callable[[], Any], short: bool = False) -> Any:
+        """What `work` gives on rank 0, as JSON holds it, on all ranks; its SettingError too, so that none waits.
+
+        Args:
+            short: it takes no longer than ranks wait in an exchange, so that they need no meeting before.
+        """
         value, message = None, ""
         if self.rank == 0:
             try:
                 value = work()
             except SettingError as error:
                 message = str(error)
-        self.barrier()  # `work` may take longer than ranks wait in an exchange
+        if not short:
+            self.barrier()  # `work` may take longer than ranks wait in an exchange
         value, message = self.broadcast((value, message))
         if message:
             raise SettingError(message)
+        return value
+
+    def agree(self, work: Callable[[], Any]) -> Any:
+        """What `work`, which all ranks do, gives on this one; the first SettingError of any rank is raised on all."""
+        value, message = None, ""
+        try:
+            value = work()
+        except SettingError as error:
+            if self.size == 1:
+                raise
+            message = str(error)
+        self.barrier()  # one may work for longer than the others wait in an exchange
+        if first := next(filter(None, self.gather(message)), ""):
+            raise SettingError(first)
         return value
 
     @contextmanager

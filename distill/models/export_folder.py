@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_model
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from distill.models.export_check import check_export, trust_of
 from distill.models.ties import TIED, declared_ties, word_embeddings
@@ -238,18 +238,41 @@ def _check_tokenizer(tokenizer: Any, folder: Path, trust: dict[str, bool]) -> No
     """Warn where AutoTokenizer prefers the family's own tokenizer to the one in the folder, as it does for Qwen 2."""
     if not (folder / "config.json").is_file():  # without which AutoTokenizer reads nothing
         return
-    vocab = tokenizer.get_vocab()
-    text = " ".join(list(vocab)[:1000])
-    try:
-        again = AutoTokenizer.from_pretrained(folder, **trust)
-        same = (
-            again.get_vocab() == vocab
-            and again(text, verbose=False).input_ids == tokenizer(text, verbose=False).input_ids
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        same = False
-    if not same:
+    if not _gives_back(AutoTokenizer, tokenizer, folder, trust):
         logger.warning(
             f"{folder}: AutoTokenizer does not give this student's tokenizer back; "
             "load it with transformers.PreTrainedTokenizerFast.from_pretrained"
         )
+
+
+def tokenizer_class(tokenizer: Any, student: Any) -> str | None:
+    """The class that gives a student's tokenizer back from its folder, where AutoTokenizer does not; else None.
+
+    It is tried as a model card would have it, on a folder of its own that is removed.
+    """
+    config: Any = getattr(student, "config", None)
+    if not hasattr(config, "save_pretrained") or trust_of(student):
+        return None
+    with TemporaryDirectory(prefix="distill-") as parent:
+        folder = Path(parent)
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        if not (folder / "tokenizer.json").is_file():
+            return None
+        _rewrite(folder / "tokenizer_config.json", lambda fields: _generic_tokenizer(fields, tokenizer, student))
+        if _gives_back(AutoTokenizer, tokenizer, folder, {}):
+            return None
+        # By the name that both releases of transformers have.
+        return "PreTrainedTokenizerFast" if _gives_back(PreTrainedTokenizerFast, tokenizer, folder, {}) else None
+
+
+def _gives_back(kind: Any, tokenizer: Any, folder: Path, trust: dict[str, bool]) -> bool:
+    """Whether a class of transformers loads this very tokenizer from a folder."""
+    vocab = tokenizer.get_vocab()
+    text = " ".join(list(vocab)[:1000])
+    try:
+        again = kind.from_pretrained(folder, **trust)
+        ids, expected = (one(text, verbose=False).input_ids for one in (again, tokenizer))
+        return bool(again.get_vocab() == vocab and ids == expected)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False

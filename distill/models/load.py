@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -422,6 +423,13 @@ def _refuse_no_files(setting: str, path: str, folder: Path) -> None:
 
 
 def size(model: nn.Module) -> tuple[int, int]:
-    """Number of parameters (tied ones once) and the bytes they take."""
-    parameters = list(model.parameters())
+    """Number of parameters (tied ones once) and the bytes they take, both as the model is published.
+
+    Adapters of PEFT are merged into their layers then, and count for nothing.
+    """
+    peft: Any = sys.modules.get("peft.tuners.tuners_utils")
+    adapted = [module for module in model.modules() if peft is not None and isinstance(module, peft.BaseTunerLayer)]
+    adapters = {id(parameter) for layer in adapted for parameter in layer.parameters()}
+    adapters -= {id(parameter) for layer in adapted for parameter in layer.get_base_layer().parameters()}
+    parameters = [parameter for parameter in model.parameters() if id(parameter) not in adapters]
     return sum(p.numel() for p in parameters), sum(p.numel() * p.element_size() for p in parameters)

@@ -11,8 +11,12 @@ from distill.report.words import is_number, listed, number
 from distill.runs.facts import Published, Student
 from distill.runs.record import Record
 
-# An absolute path, up to a sign that ends it or to the next one. A URL is none: its slashes follow a colon.
-ABSOLUTE = re.compile(r"""(?<![^\s(\[{="',:])(?:file://)?~?/(?=[\w.~])(?:(?! ~?/)[^,;()\]}"'])*""")
+# An absolute path. Its folders may have spaces in their names, but not behind the end of a sentence, nor before the
+# slash of a unit, such as tokens/s; what follows the last slash ends at a space. A URL is none: its slashes follow a
+# colon.
+WORD = r"""[^\s,;()\]}"'/]+"""
+SPACED = rf"""{WORD}(?:(?<![.:!?]) (?!~/){WORD})+/(?=[\w.~][\w.-])"""
+ABSOLUTE = re.compile(rf"""(?<![^\s(\[{{="',:])(?:file://)?~?/(?=[\w.~])(?:{WORD}/|{SPACED})*(?:{WORD})?""")
 # The Hub's names of metrics by those of measures.
 METRICS = {
     "perplexity": "perplexity",

@@ -41,7 +41,7 @@ def _losses(record: Record, metrics: Metrics) -> Panel:
 
 
 def _scores(record: Record) -> Panel:
-    measure, described = next(iter(record.measures.items()))
+    measure, described = record.first_measure
     axis, lines = record.history_by, list[Line]()
     for key, colour in zip(record.sets_of(measure), cycle(SERIES), strict=False):
         points = [point for point in record.history if is_number(point.score(measure, key))]

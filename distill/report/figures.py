@@ -155,9 +155,13 @@ def draw(sheet: Sheet, figure: Any = None) -> Any:
                 area.set_xlabel(plain(panel.axis))
             if sheet.legend == "inside" and len(area.get_legend_handles_labels()[0]) > 1:
                 area.legend(loc="upper right", fontsize=7)
-        handles, labels = axes[0].get_legend_handles_labels()
+        drawn = (pair for area in axes for pair in zip(*area.get_legend_handles_labels(), strict=True))
+        handles = {label: handle for handle, label in reversed([*drawn])}  # of each label the first one
         if sheet.legend == "below" and len(handles) > 1:
-            figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(handles)), handletextpad=0.4)
+            shown = dict(reversed(handles.items()))
+            figure.legend(
+                shown.values(), shown, loc="outside lower center", ncols=min(3, len(shown)), handletextpad=0.4
+            )
     return figure
 
 

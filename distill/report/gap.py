@@ -42,7 +42,7 @@ def sentences(record: Record) -> str:
 
     Where the baseline differs in more than its teacher, the student closes the gap, and not what it learned from.
     """
-    baseline, (measure, described) = record.baseline, next(iter(record.measures.items()))
+    baseline, (measure, described) = record.baseline, record.first_measure
     closed = {key: entry for key in record.sets_of(measure) if (entry := closed_of(record, measure, key))}
     if baseline is None or not closed:
         return ""

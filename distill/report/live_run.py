@@ -23,7 +23,7 @@ from distill.report.words import is_number
 from distill.runs.profile.sampler import Sampler
 from distill.runs.record import Record
 from distill.runs.run_files import file_of_another
-from distill.runtime.errors import first_line
+from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
 from distill.runtime.host import memory_failure
 from distill.runtime.jsonl import LogLine, is_history, read_lines, without_nan
@@ -40,7 +40,8 @@ class RunPage:
     """The page of a run from its first minute on; a context manager that writes the error where the run fails.
 
     Rank 0 alone writes, every `report.every` seconds. Only the first failure is logged. Nothing is written into a
-    folder that holds a finished run, or where another process is at work, before `begin`.
+    folder that holds a finished run, or where another process is at work, before `begin`. A run that is refused before
+    `describe` leaves what was there before.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class RunPage:
         self._logged: deque[str] = deque(maxlen=LINES)
         self._sampler: Sampler | None = None
         self._held, self._stopped = ExitStack(), threading.Event()
-        self._may_write = self._begun = self._wrote = self._failed = False
+        self._may_write = self._begun = self._owns = self._wrote = self._failed = False
+        self._before: dict[Path, bytes | None] = {}  # what the page has replaced, until the run owns the folder
+        self._is_new = not path.exists()
         self._published = False  # the report is there, which no page of a run that ends badly replaces
         self._thread = threading.Thread(target=self._work, name="report", daemon=True)
 
@@ -75,11 +78,11 @@ class RunPage:
         return self
 
     def describe(self, record: Record) -> None:
-        """Set the facts on the run that the page shows."""
-        self._record = record.redacted()
+        """Set the facts on the run that the page shows; the folder is the run's from now on."""
+        self._record, self._owns = record.redacted(), True
 
     def begin(self, first_step: int, seconds: float, steps: int | None) -> None:
-        """Start to write into the folder, which is this run's from now on.
+        """Start to write into the folder, in which no other process is at work.
 
         Args:
             first_step, seconds: where it starts, and the training time until there.
@@ -122,13 +125,25 @@ class RunPage:
         self.stop()
         if self._thread.is_alive():  # storage hangs: a second writer would only hang, too
             return
-        if error is not None and not self._published and (self._begun or self._wrote):
+        if isinstance(error, SettingError) and not (self._owns or self._published):
+            self._restore()
+        elif error is not None and not self._published and (self._begun or self._wrote):
             self._refresh(ending_of(error))
         elif (error is None or self._published) and self._begun and self.ranks.rank == 0:
             if self._is_live():
                 self._refresh(Ending(0, ""))
             with suppress(OSError):
                 (self.path / STATE).unlink(missing_ok=True)
+
+    def _restore(self) -> None:
+        """Leave the folder as it was before the page; one that was not there goes, where it holds nothing else."""
+        for path, content in self._before.items():
+            with suppress(OSError):
+                path.unlink() if content is None else path.write_bytes(content)
+        if self._is_new and self._wrote:
+            with suppress(OSError):
+                (self.path / ".lock").unlink(missing_ok=True)
+                self.path.rmdir()
 
     def _is_live(self) -> bool:
         """Whether the page is still one of these, because no report has taken its place."""
@@ -149,6 +164,9 @@ class RunPage:
             run = self._view(ending)
             resting = ending is not None
             every = max(live.RESTING, self.every) if resting else self.every
+            for path in (self.path / PAGE, self.path / STATE):
+                if not self._owns and path not in self._before:
+                    self._before[path] = path.read_bytes() if path.is_file() else None
             live.write(
                 self.path / PAGE, title_of(run), sections(run), every, not resting,
                 wanted=lambda: resting or not self._stopped.is_set(),

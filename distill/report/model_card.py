@@ -6,7 +6,19 @@ from typing import Any
 from distill.report.card_facts import before_publishing, metadata, model_name, shareable
 from distill.report.page import Block, Code, Section, facts_table, render
 from distill.report.summary import comparison, findings, reproduced_by, sequences_of_step, setting
-from distill.report.use import CAUSAL, CHAT, CLASSES, FEATURES, MASKED, SPANS, VECTORS, Use, encoding, use_of_student
+from distill.report.use import (
+    AUTO,
+    CAUSAL,
+    CHAT,
+    CLASSES,
+    FEATURES,
+    MASKED,
+    SPANS,
+    VECTORS,
+    Use,
+    encoding,
+    use_of_student,
+)
 from distill.report.words import number
 from distill.runs.facts import Student
 from distill.runs.record import Record
@@ -85,7 +97,7 @@ def use_of_run(record: Record) -> Use:
     if not use.custom_code and student.origin is not None and student.origin.encodes in VECTORS:
         return encoding(use, student.origin.encodes)
     is_chat = use.task == CAUSAL.task and not use.custom_code and record.corpus.chat_template is not None
-    return CHAT._replace(brings_code=use.brings_code) if is_chat else use
+    return CHAT._replace(brings_code=use.brings_code, tokenizer=use.tokenizer) if is_chat else use
 
 
 def _examples(record: Record) -> str:
@@ -147,6 +159,6 @@ def _elsewhere(record: Record, use: Use) -> list[Block]:
     if not use.custom_code or (origin is not None and origin.has_config):
         lines = f'model.push_to_hub("{target}")\ntokenizer.push_to_hub("{target}")'
         blocks += [FROM_PYTHON, Code(lines, language="python")]
-    if use in (MASKED, CAUSAL, CHAT, CLASSES, SPANS):
+    if use._replace(tokenizer=AUTO) in (MASKED, CAUSAL, CHAT, CLASSES, SPANS):
         blocks += [ONNX, Code("distill export model=FOLDER", language="bash")]
     return blocks

@@ -11,6 +11,7 @@ from typing import Any
 from distill.models.export_folder import export
 from distill.report import report, summary
 from distill.report.model_card import model_card, use_of_run
+from distill.runs.baseline import advice
 from distill.runs.checkpoint import State
 from distill.runs.describe import backend_facts, training_facts
 from distill.runs.record import Record
@@ -33,6 +34,12 @@ def make_snapshots(run: Run, so_far: Record) -> Snapshots:
     folder, ranks, settings = run.folder, run.ranks, run.config.train
 
     def write(path: Path, state: State) -> None:
+        if ranks.broadcast(path.exists()):
+            return
+        full_student = run.pair.whole_student(ranks)
+        ranks.decide(lambda: write_on_rank_0(path, state, full_student))  # which the next exchange waits for
+
+    def write_on_rank_0(path: Path, state: State, full_student: Any) -> None:
         note = f"This is the student after step {state.step}. The run continued; its report has the scores."
         record = replace(
             so_far,
@@ -41,27 +48,20 @@ def make_snapshots(run: Run, so_far: Record) -> Snapshots:
             training=training_facts(state, run.data.batches, []),
             backend=backend_facts(ranks, run.config, run.data.batches, state.syncs),
         )
-        full_student = run.pair.whole_student(ranks)
-        if folder.writes:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _export(run, full_student, path, record.redacted(), durable=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _export(run, full_student, path, record.redacted(), durable=True)
 
-    steps = frozenset(settings.snapshots or [])
-
-    def exists(path: Path) -> bool:
-        is_written: bool = ranks.broadcast(path.exists()) if folder.checkpoints.by_all_ranks else path.exists()
-        return is_written
-
-    takes_part = folder.writes or folder.checkpoints.by_all_ranks
-    return Snapshots(folder.snapshots_path, steps, settings.snapshot_every, write, exists, takes_part, ranks.barrier)
+    return Snapshots(folder.snapshots_path, frozenset(settings.snapshots or []), settings.snapshot_every, write)
 
 
 def write_outputs(run: Run, record: Record, resolved: str) -> None:
-    """Write student, report and, last of all, results.json, which makes the run a finished one; rank 0 does."""
-    student, folder = run.pair.whole_student(run.ranks), run.folder
-    if not folder.writes:
-        return
-    path = folder.path
+    """Write student, report and, last of all, results.json, which makes the run a finished one; all ranks call it."""
+    student = run.pair.whole_student(run.ranks)
+    run.ranks.decide(lambda: _write_outputs(run, student, record, resolved))
+
+
+def _write_outputs(run: Run, student: Any, record: Record, resolved: str) -> None:
+    folder, path = run.folder, run.folder.path
     _export(run, student, path / "student", record)
     written = f"Report: {path / 'report.html'}"
     try:
@@ -72,7 +72,8 @@ def write_outputs(run: Run, record: Record, resolved: str) -> None:
             f"No report ({failure}): `{shlex.join(['distill', 'report', f'run={os.path.abspath(path)}'])}` writes it."
         )
     folder.write_results(record)
-    logger.info(f"{summary.findings(record)}\n{written}   Student: {path / 'student'}")
+    ends = [summary.findings(record), f"{written}   Student: {path / 'student'}", advice(record, path)]
+    logger.info("\n".join(filter(None, ends)))
 
 
 def _export(run: Run, student: Any, path: Path, record: Record, durable: bool = False) -> None:

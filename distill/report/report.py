@@ -129,7 +129,7 @@ def _layers(record: Record) -> list[Block]:
 
     rows = [["all", "the whole teacher", shown(search.teacher)]]
     choices = {str(choice.layers): choice for choice in [*search.best, *search.by_rule]}
-    for choice in sorted(choices.values(), key=lambda choice: choice.loss or 0.0):
+    for choice in sorted(choices.values(), key=lambda choice: math.inf if choice.loss is None else choice.loss):
         rules = ["chosen"] * (choice.layers == search.layers) + [rule.replace("_", " ") for rule in choice.rules]
         layers = ["+".join(map(str, layer)) if isinstance(layer, list) else str(layer) for layer in choice.layers]
         rows.append([", ".join(layers), ", ".join(rules), shown(choice.loss)])

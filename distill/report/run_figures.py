@@ -157,12 +157,12 @@ def history(record: Record) -> Sheet | None:
 def minutes(record: Record) -> Sheet | None:
     """The first measure over the minutes of training, a panel for each set: how long for how good."""
     record, remark = _with_curve(record)
-    measure = next(iter(record.measures))
+    measure, described = record.first_measure
     keys = list(dict.fromkeys(key for point in record.history for key in point.scores.get(measure, {})))
     if not keys or len([point for point in record.history if is_number(point.seconds)]) < 2:
         return None
     panels = [_scores_panel(record, measure, key, MINUTES) for key in keys]
-    title = record.measures[measure].title.lower().capitalize()
+    title = described.title.lower().capitalize()
     caption = f"{title} over the minutes of training, evaluation left out{remark}."
     return Sheet(panels, caption, min(3, len(panels)), legend="below")
 

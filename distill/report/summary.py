@@ -9,7 +9,7 @@ from distill.config.in_memory import PREFIX
 from distill.report import gap
 from distill.report.page import Block, Code, Table
 from distill.report.words import MINUS, NONE, TIMES, count_of, is_number, listed, number, percent, ratio, short, time_of
-from distill.runs.against_baseline import Resampled
+from distill.runs.against_baseline import INHERITED, Resampled, starts_fine_tuned
 from distill.runs.facts import Backend, Baseline, Measure, Model
 from distill.runs.record import Record
 from distill.runtime.progress import counted, in_a_sentence
@@ -84,7 +84,8 @@ def _start(record: Record) -> str:
             names = [str(layer) for layer in start.layers]
             which = f"layer{'s' * (len(names) > 1)} {listed(names)} of " if names else ""
             without = "" if record.teacher else ", and learned without it"
-            return f"{what} started from {which}{start.source or 'a teacher'}{without}."
+            knows = ", which was fine-tuned for this task" * starts_fine_tuned(record.identity)
+            return f"{what} started from {which}{start.source or 'a teacher'}{knows}{without}."
         case "random" | "neighbours":
             return f"{what} started from new weights."
         case "pretrained":
@@ -96,9 +97,9 @@ def _start(record: Record) -> str:
 def tiles(record: Record) -> list[tuple[str, str]]:
     """The few numbers to see first, each with its meaning; quality is that of the first evaluation set."""
     student, teacher = record.student or Model(), record.teacher
-    measure, *others = record.measures
+    (measure, described), others = record.first_measure, [*record.measures][1:]
     first = next(iter(record.sets_of(measure)), "")
-    value, title = student.score(measure, first), in_a_sentence(record.measures[measure].title)
+    value, title = student.score(measure, first), in_a_sentence(described.title)
     whose = "teachers'" if teacher and teacher.members else "teacher's"  # several are compared as they are together
     shown: list[tuple[str, str]] = []
     if teacher is None and is_number(student.parameters):
@@ -214,13 +215,9 @@ def _size(record: Record) -> str:
     return f"The student has {percent(fraction)} of {whose} parameters ({sizes}){times}."
 
 
-def _first_measure(record: Record) -> tuple[str, Measure]:
-    return next(iter(record.measures.items()))
-
-
 def _quality(record: Record) -> str:
     """The first measure on every set, against the teacher's where there is one."""
-    measure, described = _first_measure(record)
+    measure, described = record.first_measure
     title = in_a_sentence(described.title)
     whose = "its teachers'" if record.teacher and record.teacher.members else "its teacher's"
     relative, alone = list[str](), list[str]()
@@ -281,7 +278,7 @@ def against_baseline(record: Record) -> str:
     sequences), with other steps, or with settings of its own besides the learning rate (`remarks`), a baseline shows
     numbers and no verdict.
     """
-    measure, described = _first_measure(record)
+    measure, described = record.first_measure
     student, baseline = record.student, record.baseline
     if student is None or baseline is None:
         return ""
@@ -303,7 +300,8 @@ def against_baseline(record: Record) -> str:
     same, after = _steps_beside(record.training.steps, baseline)
     after += f" at its own learning rate ({baseline.learning_rate:g})" if is_number(baseline.learning_rate) else ""
     if not same or baseline.remarks or not all(gap.is_tested(baseline, measure, key) for key in pairs):
-        return f"Against its baseline, trained without a teacher{after}, {compared}."
+        inherited = f" {INHERITED}" * (INHERITED in baseline.remarks)
+        return f"Against its baseline, trained without a teacher{after}, {compared}.{inherited}"
     unclear = [_is_unclear(baseline, measure, key) for key in pairs]
     verdict = _verdict(list(pairs.values()), ratios, unclear, described.lower_is_better)
     return f"{verdict}: against its baseline, the same student trained without a teacher{after}, {compared}."

@@ -11,6 +11,7 @@ from transformers.models.auto.modeling_auto import (
 from distill.runs.facts import Origin
 
 FOLDER = "."  # the card is in the model's folder
+AUTO = "AutoTokenizer"
 OF_REPOSITORY = "transformers_modules."  # begins the module of a class whose code came with a model
 
 
@@ -23,6 +24,7 @@ class Use(NamedTuple):
     auto_class: str
     example: str
     custom_code: str = ""  # instead, for a class that is not one of transformers
+    tokenizer: str = AUTO  # the class that gives its tokenizer back
     brings_code: bool = False  # whether the folder holds the code of its class, which runs where the user trusts it
 
     @property
@@ -31,11 +33,11 @@ class Use(NamedTuple):
             return self.custom_code
         trust = ", trust_remote_code=True" if self.brings_code else ""
         return f"""
-from transformers import {self.auto_class}, AutoTokenizer{", pipeline" if "pipeline(" in self.example else ""}
+from transformers import {self.auto_class}, {self.tokenizer}{", pipeline" if "pipeline(" in self.example else ""}
 
 folder = "."  # this folder
 model = {self.auto_class}.from_pretrained(folder{trust})
-tokenizer = AutoTokenizer.from_pretrained(folder{trust})
+tokenizer = {self.tokenizer}.from_pretrained(folder{trust})
 {self.example}
 """.strip()
 
@@ -113,7 +115,8 @@ def use_of_student(origin: Origin | None, name: str) -> Use:
         of_head = next((use for ending, use in ENDINGS if name.endswith(ending)), MASKED)
         return (CAUSAL if origin.causal else of_head)._replace(brings_code=True)
     if origin is None or origin.made_by is None:
-        return next((use for use, names in OF_CLASSES if name in names.values()), MASKED)
+        of_class = next((use for use, names in OF_CLASSES if name in names.values()), MASKED)
+        return of_class._replace(tokenizer=(origin.tokenizer if origin else None) or AUTO)
     use = CAUSAL if origin.causal else MASKED
     module, _, attribute = (origin.model_class if origin.has_config else origin.made_by).rpartition(".")
     imports = [f"from {module} import {attribute}", "from transformers import PreTrainedTokenizerFast"]

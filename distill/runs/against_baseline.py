@@ -7,10 +7,17 @@ there equal steps are equal factors, while in perplexity itself the first steps 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from distill.runs.parts import stored
 
 LOGARITHMIC = ("perplexity", "pseudo_perplexity")
+OF_LABELS = ("classes", "spans")  # tasks for which a teacher with a head has been fine-tuned
+FAIR_START = ["student=pretrained", "student.path=MODEL"]
+INHERITED = (
+    "Both started from layers of a teacher that was fine-tuned for this task, so the baseline has learned from it: "
+    f"a fair one, and its student, start from a pre-trained model ({' '.join(FAIR_START)})."
+)
 
 
 @dataclass(frozen=True)
@@ -55,3 +62,8 @@ def fraction_closed(scores: Mapping[str, float], measure: str, lower_is_better: 
     }
     gap = as_losses["baseline"] - as_losses["teacher"]
     return (as_losses["baseline"] - as_losses["student"]) / gap if gap > 0 else None
+
+
+def starts_fine_tuned(identity: Mapping[str, Any]) -> bool:
+    """Whether the student of a run with this identity starts from layers of a teacher that has learned its task."""
+    return identity.get("student.init") == "layers" and identity.get("objective.task") in OF_LABELS

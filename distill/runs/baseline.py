@@ -4,15 +4,18 @@ What the teacher was worth can be read off the two only where sequences, steps, 
 identities that results.json keeps are compared for that (`distill/runs/identity.py`).
 """
 
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from distill.config.in_memory import PREFIX
 from distill.config.settings import Config, LayersStudentConfig
 from distill.models.layer_choice import AUTO
 from distill.objective.terms import Term
-from distill.runs.against_baseline import GapClosed, Resampled
+from distill.runs.against_baseline import FAIR_START, INHERITED, GapClosed, Resampled, starts_fine_tuned
 from distill.runs.facts import Baseline, Model
 from distill.runs.identity import CODE, FROZEN, LATER
 from distill.runs.record import Record
@@ -38,6 +41,10 @@ TUNED = ("optimizer.", "schedule.", "objective.masking.")
 LEARNING_RATE = "optimizer.lr"
 CODE_OF_BOTH = tuple(f"{CODE}{part}" for part in ("optimizer", "schedule", "student"))
 KEEP_BEST = "train.keep_best"
+# Of a command, what the same run without its teacher does not take; masks are the same for both.
+OF_TEACHER = re.compile(
+    r"objective(=|\.(?!masking))|evaluate\.baseline=|hydra\.run\.dir=|teacher\.cache|corpus\.unlabelled|resume="
+)
 MOST_NAMED = 3  # differences in one line
 
 
@@ -163,6 +170,24 @@ def check_baseline_settings(baseline: BaselineRun | None, config: Config) -> Bas
     return replace(baseline, remarks=[*baseline.remarks, remark])
 
 
+def advice(record: Record, folder: Path) -> str:
+    """The command of a fair baseline, for the end of a run in `folder` that has a teacher and none; else nothing.
+
+    A student of a fine-tuned teacher's layers has none: there it is one of a pre-trained model, and so is its student.
+    """
+    command = record.command or ""
+    if record.teacher is None or record.baseline is not None or not command or PREFIX in command:
+        return ""
+    task = record.identity.get("objective.task", "")
+    words, start = [word for word in shlex.split(command) if not OF_TEACHER.match(word)], list[str]()
+    if starts_fine_tuned(record.identity):
+        words, start = [word for word in words if not word.startswith("student")], FAIR_START
+    beside = f"{folder}_baseline"
+    command = shlex.join([*words, *start, f"objective={WITHOUT_TEACHER.get(task, task)}", f"hydra.run.dir={beside}"])
+    again = shlex.join([*start, f"evaluate.baseline={beside}", f"hydra.run.dir={folder}_beside_baseline"])
+    return f"What the teacher is worth: `{command}`, then this command with `{again}`."
+
+
 def _pair(name: str, before: Any, now: Any) -> str:
     """Two values beside each other; of a digest or an order only that they differ."""
     return "different" if name in ("corpus.digest", "corpus.order") else f"{before}, and here {now}"
@@ -223,6 +248,8 @@ def _remarks(before: dict[str, Any], now: dict[str, Any], terms: Mapping[str, Te
         differing.append(
             f"it learned from {', '.join(names)}, this student from {', '.join(labels)} besides its teacher"
         )
+    if starts_fine_tuned(now):
+        remarks.append(INHERITED)
     if differing:
         remarks.append(f"The baseline differs in more than its teacher: {'; '.join(differing)}.")
     return remarks

@@ -22,6 +22,7 @@ from distill.runs.checkpoint_record import (
     RECORD,
     STEP,
     WEIGHTS,
+    check_layout,
     check_state,
     check_weights,
     layout,
@@ -205,16 +206,19 @@ class Checkpoints:
         check_state(path, record["state"], asdict(State()))
         if record["format"] != IN_PARTS:  # each part has the digest that its writer gave it
             for name in (WEIGHTS, OPTIMIZER):
-                load_tensors(path, name, record)
+                check_layout(path, name, record)
 
-    def load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    def load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, checked: bool = False) -> State:
         """Put weights and optimizer back as they were saved.
+
+        Args:
+            checked: `check` has compared its files with their digests on this machine, or on storage that all share.
 
         Raises:
             Damaged: no checkpoint there, or a damaged one.
             SettingError: one of other settings or another student.
         """
-        record = read_record(path)
+        record = read_record(path, checked)
         state = record["state"]
         check_state(path, state, asdict(State()))
         refuse_other_settings(record["identity"], self.identity, f"resume={path}", resumes=True)

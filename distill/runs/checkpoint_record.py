@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from distill.distributed.parts import load_parts, template
@@ -22,6 +22,9 @@ MOST_PARTS = 100_000
 IN_PARTS = 6  # the format where each rank has written its parts of the tensors
 RECORD, WEIGHTS, OPTIMIZER = "state.json", "model.safetensors", "optimizer.safetensors"
 STEP = re.compile(r"step-(\d+)")
+# Number formats of torch by their names in safetensors.
+DTYPES = {f"{kind}{bits}": f"{name}{bits}" for kind, name in (("F", "float"), ("I", "int")) for bits in (8, 16, 32, 64)}
+DTYPES |= {"BF16": "bfloat16", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 # The parts of a record and the types of their values.
 PARTS: dict[str, tuple[type, ...]] = {
     "state": (object,),
@@ -34,8 +37,11 @@ PARTS: dict[str, tuple[type, ...]] = {
 Tensors = dict[str, torch.Tensor]
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path, checked: bool = False) -> dict[str, Any]:
     """The record of a checkpoint, after all of its files were compared with their digests.
+
+    Args:
+        checked: its tensors, which may be many gigabytes, were compared before, and only the record is now.
 
     Raises:
         Damaged: a file is missing or not as it was written, or the record does not have the parts of one.
@@ -46,7 +52,7 @@ def read_record(path: Path) -> dict[str, Any]:
         raise Damaged(path, "it holds no checkpoint: name a folder such as runs/NAME/checkpoints/step-N")
     record = _parse(path)
     if (path / MANIFEST).exists():
-        check_manifest(path, (RECORD, *tensor_files(record)))
+        check_manifest(path, (RECORD, *tensor_files(record)), [RECORD] if checked else None)
     if record.get("format") in (FORMAT, IN_PARTS) and not (path / MANIFEST).is_file():
         raise Damaged(path, f"{MANIFEST} is missing")
     if record.get("format") not in (FORMAT, IN_PARTS):
@@ -56,8 +62,8 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def began_from(path: Path) -> str | None:
-    """The checkpoint that `resume` named when the run of this one began; None where it named none."""
-    began = read_record(path).get("began_from")
+    """The checkpoint that `resume` named when the run of this one, which is whole, began; None where it named none."""
+    began = read_record(path, checked=True).get("began_from")
     return began if isinstance(began, str) else None
 
 
@@ -171,6 +177,18 @@ def load_tensors(path: Path, name: str, record: dict[str, Any]) -> dict[str, tor
     if record["format"] == FORMAT and (different := _different(layout(tensors), record["tensors"].get(name))):
         raise Damaged(path, f"{name} holds other tensors than {RECORD} lists: {different}")
     return tensors
+
+
+def check_layout(path: Path, name: str, record: dict[str, Any]) -> None:
+    """Raises Damaged where the head of a file of tensors does not list those of the record; no tensor is read."""
+    try:
+        with safe_open(path / name, framework="pt") as file:
+            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+            found = {key: f"{DTYPES.get(part.get_dtype())} {part.get_shape()}" for key, part in slices.items()}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise Damaged(path, f"{name}: {type(error).__name__}: {error}") from None
+    if different := _different(found, record["tensors"].get(name)):
+        raise Damaged(path, f"{name} holds other tensors than {RECORD} lists: {different}")
 
 
 def check_weights(path: Path, described: dict[str, str], model: dict[str, torch.Tensor]) -> None:

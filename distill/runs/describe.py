@@ -36,6 +36,7 @@ from distill.data.tokens import Tokens
 from distill.distributed import Ranks
 from distill.distributed.shard import plain_class
 from distill.evaluation.measures import Measure
+from distill.models.export_folder import tokenizer_class
 from distill.models.language_model import OutputSpec
 from distill.models.layer_choice import AUTO, choose_layers
 from distill.models.load import bundled_folder, size
@@ -126,7 +127,10 @@ def student_facts(config: Config, pair: Pair, objective: Objective) -> facts.Stu
     make = config.student.custom if isinstance(config.student, CustomStudentConfig) else None
     call = None if make is None or make.in_memory else call_of(make, config.corpus.sequence_length)
     origin = origin_of(pair.student, None if make is None else _maker(make, pair.student), pair.kind.causal, call)
-    origin = replace(origin, encodes=None if pair.trained_head else encoded_by(objective))
+    encodes, tokenizer = None if pair.trained_head else encoded_by(objective), None
+    if make is None:  # else the card names the tokenizer's own class anyway
+        tokenizer = tokenizer_class(pair.tokenizer, pair.student)
+    origin = replace(origin, encodes=encodes, tokenizer=tokenizer)
     return replace(student, origin=origin, start=_start(config, pair))
 
 

@@ -108,6 +108,7 @@ class Origin:
     causal: bool = False
     has_config: bool = True  # whether it was saved with a configuration, as transformers models are
     call: str | None = None  # the arguments of that callable, as they are written; None: not known
+    tokenizer: str | None = field(default=None, metadata=stored(sparse=True))  # its class, where AutoTokenizer fails
     # What of a text was trained where no head was: `states` of its tokens, or one vector by a kind of pooling.
     encodes: str | None = field(default=None, metadata=stored(sparse=True))
 

@@ -1,6 +1,5 @@
 """Finds the models that are to be scored: run folders, snapshots, student folders, model folders, names on the Hub."""
 
-import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -132,26 +131,24 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
 
 
 def _absolute(settings: Any, run: Path) -> Any:
-    """Settings of a run with its relative paths as absolute ones, as far as they lead to something.
+    """Settings of a run with its relative paths as absolute ones, from the folder that the run was started in.
 
-    They begin in the folder that the run was started in; without a record of that, in one that the run lies in.
+    Without a record of that they stay as they are. A cache that is not there any more is one of now, too.
     """
-    if not isinstance(settings, dict):
-        return settings
     try:
         started_in = read_results(run / "results.json").started_in
     except (OSError, SettingError):
         started_in = None
-    folders = [*([Path(started_in)] if started_in else []), *run.resolve().parents]
 
     def absolute(name: str, value: Any) -> Any:
         if isinstance(value, dict):
             return {inner: absolute(str(inner), of) for inner, of in value.items()}
         if name not in PATHS or not isinstance(value, str) or not value or "://" in value or value[0] in "/~$":
             return value
-        if name == "template" and not value.endswith(".jinja"):  # the text of one
+        if started_in is None or (name == "template" and not value.endswith(".jinja")):  # the text of one
             return value
-        return next((str(folder / value) for folder in folders if glob.glob(str(folder / value))), value)
+        path = Path(started_in, value)
+        return value if name == "cache" and not path.exists() else str(path)
 
     return absolute("", settings)
 

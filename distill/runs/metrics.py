@@ -2,7 +2,7 @@
 
 import logging
 import time
-from typing import Protocol
+from typing import Protocol, Self
 
 from distill.data.batches import Batches
 from distill.objective.objective import Objective
@@ -12,6 +12,7 @@ from distill.runs.checkpoint import State
 from distill.runs.run_folder import RunFolder
 from distill.runs.step import Follower, StepResult
 from distill.runs.trackers import Tracker
+from distill.runtime.errors import Interrupted
 from distill.runtime.progress import Progress, duration
 
 FIRST_MINUTE = 60.0  # seconds of typical steps, after which the time to the end is logged once
@@ -65,6 +66,13 @@ class RunLog:
         """The training has ended; `failed`: by an error. A second call does nothing."""
         self.progress.close()
         self.tracker.close(failed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        # One that a signal ends has not failed: its command continues it.
+        self.close(error is not None and not isinstance(error, Interrupted))
 
 
 class Metrics(Follower):

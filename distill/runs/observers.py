@@ -1,6 +1,6 @@
 """Observers of the user's own: what they may read of a training, and how a run calls them. Rank 0 alone has them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -80,10 +80,11 @@ class ObservedCheckpoint(Observed):
 class Observer:
     """Looks on while a run trains: a subclass overrides what it wants to see, and `observers.NAME._target_` names it.
 
-    Rank 0 alone makes it and calls it, behind everything else that follows a step; what it reads is the same on all
-    ranks. Its constructor gets `folder`, the folder of the run, where it takes it. It cannot change the training. What
-    it raises ends the run in one line with status 2; the checkpoints so far are kept. A run that resumes makes a new
-    one, and calls it again for the steps after the checkpoint, and for the evaluation at it.
+    Rank 0 alone makes it and calls it, behind everything else that follows a step, and the other ranks wait for it;
+    what it reads is the same on all ranks. Its constructor gets `folder`, the folder of the run, where it takes it;
+    what a killed start left there after its last checkpoint is dropped later. It cannot change the training. What it
+    raises ends the run in one line with status 2, on all ranks; the checkpoints so far are kept. A run that resumes
+    makes a new one, and calls it again for the steps after the checkpoint, and for the evaluation at it.
     """
 
     def after_step(self, step: ObservedStep) -> None:
@@ -98,28 +99,34 @@ class Observer:
 
 @dataclass(frozen=True)
 class UserObservers(Follower):
-    """Calls the user's observers; other ranks than rank 0 have none of them."""
+    """Calls the user's observers, which rank 0 alone has; what they raise ends all ranks alike."""
 
-    observers: Mapping[str, object]  # by name: objects with some of `METHODS`
+    names: Collection[str]  # of the observers, the same on all ranks
+    observers: Mapping[str, object]  # by name, on rank 0: objects with some of `METHODS`
     objective: Objective
     batches: Batches
+    ranks: Ranks
 
     def after_step(self, state: State, result: StepResult) -> None:
-        if not self.observers:
+        if not self.names:
             return
         losses = RunningMean()
         losses.add(result.sums, result.counts, result.weights)
         means = MappingProxyType(losses.means(self.objective.names))
-        self._call(METHODS[0], ObservedStep(*self._place(state), means, result.lr, result.norm, not result.finite))
+        step = ObservedStep(*self._place(state), means, result.lr, result.norm, not result.finite)
+        self.ranks.decide(lambda: self._call(METHODS[0], step), short=True)
 
     def at_evaluation(self, state: State, point: HistoryPoint) -> None:
         scores = {name: MappingProxyType(by_set) for name, by_set in point.scores.items() if by_set}
-        if scores:
+        if scores and self.names:
             losses = MappingProxyType(point.loss)
-            self._call(METHODS[1], ObservedEvaluation(*self._place(state), losses, MappingProxyType(scores)))
+            evaluation = ObservedEvaluation(*self._place(state), losses, MappingProxyType(scores))
+            self.ranks.decide(lambda: self._call(METHODS[1], evaluation))
 
     def at_checkpoint(self, state: State, folder: Path) -> None:
-        self._call(METHODS[2], ObservedCheckpoint(*self._place(state), folder))
+        if self.names:
+            checkpoint = ObservedCheckpoint(*self._place(state), folder)
+            self.ranks.decide(lambda: self._call(METHODS[2], checkpoint))
 
     def _place(self, state: State) -> tuple[int, float, int]:
         return state.step, state.step / self.batches.steps_per_epoch, state.tokens

@@ -287,7 +287,6 @@ def find_start(
     if not search:
         prediction = Prediction(models.kind, task.labels[0], models.vocabulary, config.precision.student)
         search = find_layers(settings, teacher, prediction, batches, folder.ranks)
-    folder.record_layers(search)
     config = config.changed(student=settings.changed(layers=search["layers"], num_layers=None))
     return config, search if "teacher" in search else None
 

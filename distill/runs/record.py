@@ -35,11 +35,6 @@ from distill.runtime.redaction import redacted
 VERSION = 1
 
 
-def _usual_measures() -> dict[str, Measure]:
-    """The measures of a record that names none."""
-    return {"perplexity": Measure("Perplexity"), "pseudo_perplexity": Measure("Pseudo-perplexity")}
-
-
 @dataclass(frozen=True)
 class Sample:
     """The beginning of a text, and what each model writes behind it."""
@@ -87,7 +82,7 @@ class Record:
     evaluation: dict[str, EvaluationSet] = field(default_factory=dict)
     objective: Objective = field(default_factory=Objective)
     optimizer: Optimizer = field(default_factory=Optimizer)
-    measures: dict[str, Measure] = field(default_factory=_usual_measures)
+    measures: dict[str, Measure] = field(default_factory=dict)
     training: Training = field(default_factory=Training)
     precision: dict[str, Any] = field(default_factory=dict)
     backend: Backend = field(default_factory=Backend)
@@ -121,7 +116,7 @@ class Record:
         except ValueError as error:
             raise SettingError(str(error)) from None
         titled = {name: replace(measure, title=measure.title or name) for name, measure in record.measures.items()}
-        return replace(record, measures=titled or _usual_measures())
+        return replace(record, measures=titled)
 
     @property
     def command_from_anywhere(self) -> str:
@@ -148,6 +143,11 @@ class Record:
         """This record with these lines of history.jsonl, and the best of them."""
         points = [HistoryPoint.of(line) for line in lines]
         return replace(self, history=points, best=self.best and self.best.among(points))
+
+    @property
+    def first_measure(self) -> tuple[str, Measure]:
+        """Name and description of the measure that decides which of two models is better; empty ones without any."""
+        return next(iter(self.measures.items()), ("", Measure()))
 
     def models(self) -> dict[str, Model]:
         """The teacher, student and baseline that the run has, by their names in figures and tables."""

@@ -95,11 +95,13 @@ class RunFolder:
         content = self.ranks.decide(stored)  # other ranks get it as JSON
         return None if content is None else Record.from_json(content)
 
-    def end_continuation(self, record: Record, resolved: str) -> None:
-        """Give config.yaml its length back, where a run had begun to go on from this record and is not to."""
+    def leave_finished(self, record: Record, resolved: str) -> Record:
+        """Log that there is nothing to do, and give the record; a continuation that had begun ends."""
         if self.writes and is_continued(self.path, record):
             with atomic(self.path / "config.yaml") as new:
-                new.write_text(resolved, encoding="utf-8")
+                new.write_text(resolved, encoding="utf-8")  # which has its length again
+        logger.info(f"This run is finished and nothing was changed: {self.path / 'report.html'}")
+        return record
 
     def start(self) -> Path | None:
         """The checkpoint to resume from, if there is one; the same on all ranks.
@@ -119,9 +121,8 @@ class RunFolder:
 
     @cached_property
     def _record_of_start(self) -> dict[str, Any]:
-        """Read once, as that compares all files of the checkpoint with their digests."""
         start = self.start()
-        return read_record(start) if start else {}
+        return read_record(start, checked=True) if start else {}
 
     def beginning(self) -> str | None:
         """The checkpoint that this run has begun from, where `resume` names, or has named, one."""
@@ -131,16 +132,10 @@ class RunFolder:
         return self._record_of_start.get("began_from")
 
     def recorded_layers(self) -> dict[str, Any]:
-        """What `record_layers` was given when the run to resume began; empty where it is not recorded."""
+        """The `layers` that `begin` was given when the run to resume began; empty where they are not recorded."""
         start = self.start()  # on all ranks; its run may have another folder
         recorded: dict[str, Any] = self.ranks.decide(lambda: self._layers(start.parent.parent) if start else {})
         return recorded
-
-    def record_layers(self, layers: dict[str, Any]) -> None:
-        """Keep the layers that the student starts from, and how they were found."""
-        if self.writes:
-            with atomic(self.path / LAYERS) as new:
-                new.write_text(json.dumps(layers, indent=1), encoding="utf-8")
 
     def _layers(self, folder: Path) -> dict[str, Any]:
         try:
@@ -154,39 +149,67 @@ class RunFolder:
         self._quarantine(Damaged(folder / LAYERS, "it does not list the student's layers"), "ignoring it")
         return {}
 
-    def load_or_init(self, model: nn.Module, optimizer: torch.optim.Optimizer, resolved: str) -> State:
-        """Load the checkpoint to resume from, or begin at step 0 where there is none; open the logs after that step.
+    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+        """Load the checkpoint to resume from; step 0 where there is none. All ranks call it; no file changes.
 
         Raises:
-            SettingError: the checkpoint is missing, damaged or of other settings.
+            SettingError: on all ranks: the checkpoint is missing, damaged or of other settings, or a log is damaged,
+                with `resume=strict`.
         """
         start = self.start()
-        state = self.checkpoints.load(start, model, optimizer) if start else State()
+        state: State = State() if start is None else self._load(start, model, optimizer)
         state.begin_start()
-        if self.writes:
-            if start is None:
-                self._keep_what_a_lost_start_left()
-            with atomic(self.path / "config.yaml") as new:
-                new.write_text(resolved, encoding="utf-8")
-            self.metrics = self._open_log(self.metrics_path, is_metrics)
-            self.history = self._open_log(self.history_path, is_history)
-            self.curve = self._open_log(self.curve_path, is_curve)
-            for log in (self.metrics, self.history, self.curve):
-                log.drop_after(-1 if start is None else state.step)  # a start that left no checkpoint may be another
-            self.checkpoints.drop_after(state.step)
-            if self.resume not in CHOICES and start != Path(self.resume).expanduser():
-                logger.info(
-                    f"resume={self.resume}: this run started from that checkpoint before and continues after step "
-                    f"{state.step}; to start from the checkpoint again, set hydra.run.dir=DIR"
-                )
-            if any(line["step"] == state.step for line in read_lines(self.history_path)):
-                state.begin_interval()
-            for later in self.snapshots_path.glob("step-*"):  # perhaps of another precision, or of code before an edit
-                if (match := STEP.fullmatch(later.name)) and int(match[1]) > state.step:
-                    remove(later)
-            if start is None:  # of a beginning that left no checkpoint, perhaps with other settings
-                remove(self.snapshots_path)
+        if self.ranks.decide(lambda: state.step in self._evaluated_steps()) and start is not None:
+            state.begin_interval()
         return state
+
+    def begin(self, state: State, resolved: str, layers: dict[str, Any] | None = None) -> None:
+        """Make the folder that of this run, which trains from `state` on: what came after that step is dropped.
+
+        Whatever may refuse the run comes before.
+
+        Args:
+            resolved: the settings, for config.yaml.
+            layers: that the student starts from, where the run has chosen them, and how they were found.
+        """
+        start = self.start()
+        if not self.writes:
+            return
+        if start is None:
+            self._keep_what_a_lost_start_left()
+        with atomic(self.path / "config.yaml") as new:
+            new.write_text(resolved, encoding="utf-8")
+        if layers is not None:
+            with atomic(self.path / LAYERS) as new:
+                new.write_text(json.dumps(layers, indent=1), encoding="utf-8")
+        self.metrics, self.history, self.curve = (self._open_log(path, fits) for path, fits in self._logs)
+        for log in (self.metrics, self.history, self.curve):
+            log.drop_after(-1 if start is None else state.step)  # a start that left no checkpoint may be another
+        self.checkpoints.drop_after(state.step)
+        if self.resume not in CHOICES and start != Path(self.resume).expanduser():
+            logger.info(
+                f"resume={self.resume}: this run started from that checkpoint before and continues after step "
+                f"{state.step}; to start from the checkpoint again, set hydra.run.dir=DIR"
+            )
+        for later in self.snapshots_path.glob("step-*"):  # perhaps of another precision, or of code before an edit
+            if (match := STEP.fullmatch(later.name)) and int(match[1]) > state.step:
+                remove(later)
+        if start is None:  # of a beginning that left no checkpoint, perhaps with other settings
+            remove(self.snapshots_path)
+
+    @property
+    def _logs(self) -> list[tuple[Path, Callable[[Any], bool]]]:
+        return [(self.metrics_path, is_metrics), (self.history_path, is_history), (self.curve_path, is_curve)]
+
+    def _evaluated_steps(self) -> list[Any]:
+        """The steps of the good lines of history.jsonl. Raises SettingError for any bad log with `resume=strict`."""
+        if self.resume == "strict":
+            for path, fits in self._logs:
+                try:
+                    read_lines(path, fits)
+                except Damaged as damage:
+                    self._quarantine(damage, "keeping its good lines")
+        return [line["step"] for line in read_lines(self.history_path, is_history, only_good=True)]
 
     def load_best(
         self, checkpoints: Checkpoints, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
@@ -205,8 +228,19 @@ class RunFolder:
         content = self.ranks.decide(lambda: to_json(self._choose_best(checkpoints)))
         best = None if content is None else from_json(Best, content)
         if best is not None and best.step not in (None, step):
-            checkpoints.load(checkpoints.path_of_step(best.step), model, optimizer)
+            self._load(checkpoints.path_of_step(best.step), model, optimizer)
         return best
+
+    def _load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+        """Load a checkpoint that rank 0 has checked; all ranks call it, and get the error of any.
+
+        One rank of each other machine compares the files with their digests again, as it may see them by another disk
+        or cache. Where ranks save together the storage is one, and parts of a rank's own are read.
+        """
+        ranks = self.ranks
+        is_first_here = ranks.local_rank == 0 and ranks.rank > 0 and not self.checkpoints.by_all_ranks
+        state: State = ranks.agree(lambda: self.checkpoints.load(path, model, optimizer, checked=not is_first_here))
+        return state
 
     def _choose_best(self, checkpoints: Checkpoints) -> Best | None:
         while (best := checkpoints.best()) is not None and best.step is not None:

@@ -21,18 +21,14 @@ logger = logging.getLogger(__name__)
 class Snapshots(Follower):
     """The folders `step-N` in `folder`, for the steps `steps` and every multiple of `every`.
 
-    `write` makes one: it gets the folder, which has to appear whole or not at all, and what the run has done so far.
-    Ranks that take no part in it have `takes_part` false; where the student is sharded over ranks all do. All then
-    `wait`, as the exchange of the next step has a limit.
+    `write`, which all ranks call, makes one: it gets the folder, which has to appear whole or not at all, and what the
+    run has done so far. It leaves one that is there as it is.
     """
 
     folder: Path
     steps: frozenset[int]
     every: int | None
     write: Callable[[Path, State], None]
-    exists: Callable[[Path], bool] = Path.exists  # the same answer on all ranks that take part
-    takes_part: bool = True
-    wait: Callable[[], None] = lambda: None
 
     def after_step(self, state: State, result: StepResult) -> None:
         """Write the student where there is a snapshot after this step, and none yet from before an interruption.
@@ -41,13 +37,9 @@ class Snapshots(Follower):
         in between comes to this step again.
         """
         due = state.step in self.steps or (self.every is not None and state.step % self.every == 0)
-        folder = self.folder / f"step-{state.step}"
-        if not due or result.diverged:
-            return
-        with phase(CHECKPOINT):
-            if self.takes_part and not self.exists(folder):
-                self.write(folder, state)
-            self.wait()
+        if due and not result.diverged:
+            with phase(CHECKPOINT):
+                self.write(self.folder / f"step-{state.step}", state)
 
     def warn_of_past(self, step: int) -> None:
         """Log the steps of snapshots that a run which goes on from this step will not keep any more."""

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from distill.config.settings import TrackerConfig
+from distill.distributed import Ranks
 from distill.runtime.errors import SettingError, first_line
+from distill.runtime.files import remove
 from distill.runtime.jsonl import LogLine
 
 logger = logging.getLogger(__name__)
@@ -24,11 +26,35 @@ class Tracker:
         """`failed`: whether an error has ended the run. A second call does nothing."""
 
 
-def build(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: str) -> Tracker:
-    """The tracker that `settings.kind` names; its files are in `folder`.
+def check(settings: TrackerConfig) -> None:
+    """Raises SettingError for a package that is not installed, and for wandb online without a key; writes nothing."""
+    if settings.kind == "wandb":
+        try:
+            import wandb
+        except ImportError:
+            raise _not_installed("wandb") from None
+        if settings.mode == "online":
+            problem = "no wandb key on this machine"
+            try:
+                has_key = wandb.login(prompt=False)
+            except wandb.errors.Error as error:
+                has_key, problem = False, f"wandb takes no login ({_one_line(error)})"
+            if not has_key:
+                raise SettingError(
+                    problem, setting="tracker.mode", value="online", cure="run `wandb login`, or use offline"
+                )
+    if settings.kind == "tensorboard":
+        try:
+            import torch.utils.tensorboard  # noqa: F401
+        except ImportError:
+            raise _not_installed("tensorboard") from None
 
-    `config` is the resolved configuration and `name` the run's name, both for display. Raises SettingError for
-    a package that is not installed, and wandb online without a key at hand.
+
+def build(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: str) -> Tracker:
+    """The tracker that `settings.kind` names, after `check`; its files are in `folder`.
+
+    `config` is the resolved configuration and `name` the run's name, both for display. Raises SettingError where wandb
+    does not start, with nothing of it in `folder`.
     """
     makers: dict[str, Callable[[], Tracker]] = {
         "none": Tracker,
@@ -36,6 +62,13 @@ def build(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: s
         "tensorboard": lambda: TensorBoard(folder, config),
     }
     return Dispensable(settings.kind, makers[settings.kind])
+
+
+def open_on_rank_0(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: str, ranks: Ranks) -> Tracker:
+    """`build` on rank 0, whose SettingError all ranks raise; the other ranks track nothing."""
+    made: list[Tracker] = []
+    ranks.decide(lambda: made.append(build(settings, folder, config, name)))
+    return made[0] if made else Tracker()
 
 
 class Dispensable(Tracker):
@@ -74,15 +107,11 @@ class Wandb(Tracker):
     """
 
     def __init__(self, settings: TrackerConfig, folder: Path, config: dict[str, Any], name: str) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise _not_installed("wandb") from None
+        import wandb
+
         online = settings.mode == "online"
-        if online and not wandb.login(prompt=False):
-            raise SettingError("tracker.mode=online: no wandb key on this machine; run `wandb login`, or use offline")
         identity = folder / "wandb" / "id"
-        resumed = identity.exists()
+        resumed, before = identity.exists(), {*identity.parent.glob("*")}
         if not resumed:
             identity.parent.mkdir(parents=True, exist_ok=True)
             identity.write_text(uuid.uuid4().hex[:12] + "\n", encoding="utf-8")
@@ -102,7 +131,14 @@ class Wandb(Tracker):
                 ),
             )
         except wandb.errors.Error as error:
-            raise SettingError(f"tracker.kind=wandb does not start ({_one_line(error)}); set tracker=none") from None
+            for path in {*identity.parent.glob("*")} - before if before else {identity.parent}:
+                remove(path)
+            raise SettingError(
+                f"wandb does not start ({_one_line(error)})",
+                setting="tracker.kind",
+                value="wandb",
+                cure="set tracker=none",
+            ) from None
         if not online:
             logger.info(
                 f"wandb runs offline: tracker.mode=online would send the metrics during training; to send them later, "
@@ -122,10 +158,8 @@ class TensorBoard(Tracker):
     """Event files under `folder`/tensorboard."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise _not_installed("tensorboard") from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self.new_writer = lambda step: SummaryWriter(str(folder / "tensorboard"), purge_step=step)
         self.writer: Any = None
         self.config = config
@@ -153,4 +187,6 @@ def _one_line(error: Exception) -> str:
 
 
 def _not_installed(package: str) -> SettingError:
-    return SettingError(f"tracker.kind={package}: the package is not installed; run `pip install {package}`")
+    return SettingError(
+        "the package is not installed", setting="tracker.kind", value=package, cure=f"run `pip install {package}`"
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from families import CAUSAL, MASKED, make_family, tokenizer_of
-from job import ROOT, Shelf, command, weights
+from job import ROOT, Shelf, command, results, weights
 from own_models import adapted
 from transformers import AutoModelForMaskedLM, BertForMaskedLM, dynamic_module_utils
 
@@ -80,6 +80,10 @@ def test_a_student_learns_by_adapters_alone(shelf: Shelf, tmp_path: Path) -> Non
     small = ["train.epochs=null", "train.steps=2", "train.accumulate=1", "objective=mlm", "optimizer.lr=1e-2"]
     assert shelf.run(tmp_path / "run", *models, *small) == 0
     before, after = weights(shelf.teacher), weights(tmp_path / "run")
+    of_student = results(tmp_path / "run")["student"]
+    tied = after["cls.predictions.decoder.weight"] if "cls.predictions.decoder.weight" in after else torch.empty(0)
+    assert of_student["parameters"] == sum(tensor.numel() for tensor in after.values()) - tied.numel()
+    assert of_student["bytes"] == 4 * of_student["parameters"]
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert before.keys() == after.keys()
     assert changed == {f"bert.encoder.layer.{number}.attention.self.query.weight" for number in range(4)}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from distill.report.chain_report import SnapshotRuns, curves_of, panels_by_step, section
-from distill.report.figures import Sheet, draw
+from distill.report.figures import Line, Panel, Sheet, draw
 from distill.report.words import NONE
 from distill.runs.record import Record
 
@@ -72,3 +72,11 @@ def test_the_figure_has_a_panel_for_each_with_medians_and_ranges(runs: SnapshotR
     assert len({axes.get_xlim() for axes in panels}) == 1
     colours = [axes.lines[0].get_color() for axes in panels]
     assert colours[0] == colours[1] != colours[2]
+
+
+def test_the_legend_names_what_is_drawn_in_any_panel() -> None:
+    """A baseline without a score on the first set is drawn beside the others."""
+    student, baseline = (Line([1.0, 2.0], [3.0, 2.0], "red", name) for name in ("student", "baseline"))
+    sheet = Sheet([Panel("a", "step", [student]), Panel("b", "step", [student, baseline])], "", legend="below")
+    (legend,) = draw(sheet).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["student", "baseline"]

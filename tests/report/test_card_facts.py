@@ -71,6 +71,11 @@ def test_a_card_has_no_absolute_path() -> None:
         ("file:///a/b c/d.csv", "d.csv"),
         ("runs/mine/student", "runs/mine/student"),
         ("/a/b/", "b"),
+        ("see /a/b. Then tokens/s follow.", "see b. Then tokens/s follow."),
+        ("see /a/b: then tokens/second follow", "see b: then tokens/second follow"),
+        ("/a/b/ made 900 tokens/s (in /c/d e/f.txt): fine", "b made 900 tokens/s (in f.txt): fine"),
+        ("/a/b c/de f", "de f"),
+        ("from /a/b to ~/c d/ef, and ~/g", "from b to ef, and g"),
         ("{path:/a/b/c.csv,kind:text}, https://a.org:80/b", "{path:c.csv,kind:text}, https://a.org:80/b"),
     ],
 )

@@ -1,6 +1,7 @@
 """Runs side by side, on run folders made by hand: what is folded, marked, ordered and said."""
 
 import csv
+import fcntl
 import os
 import re
 import signal
@@ -18,8 +19,8 @@ from distill.report.comparison.columns import columns_of
 from distill.report.comparison.comparison import Comparison, compare
 from distill.report.comparison.figures import axis_of, scattered_settings
 from distill.report.comparison.from_python import compare_runs
-from distill.report.comparison.runs import find_runs
-from distill.report.comparison.tables import best_lines, runs_table, scores_table, settings_table, summary
+from distill.report.comparison.runs import find_runs, is_at_work
+from distill.report.comparison.tables import best_lines, costs_table, runs_table, scores_table, settings_table, summary
 from distill.report.comparison.write import aligned, write
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError
@@ -43,11 +44,11 @@ def test_seeds_become_one_line_with_mean_and_range(tmp_path: Path) -> None:
         make_run(tmp_path / f"{temperature}-{seed}", settings_of(seed, temperature), results_of({"heldout": score}))
     comparison = laid_out(tmp_path)
     table = scores_table(comparison)
-    assert table.head == ["objective.temperature", "Seeds", "heldout"] and table.groups == [("", 2), ("Perplexity", 1)]
+    assert table.head == ["objective.temperature", "Runs", "heldout"] and table.groups == [("", 2), ("Perplexity", 1)]
     assert table.rows == [
-        ["1", "0, 1", "11.00 (10.00 to 12.00)"],
-        ["2", "0", "8.000"],
-        ["10", "0", "9.000"],
+        ["1", "seeds 0, 1", "11.00 (10.00 to 12.00)"],
+        ["2", "seed 0", "8.000"],
+        ["10", "seed 0", "9.000"],
         ["teacher", "", "9.000"],
     ]
     assert "mean" in table.note and "Lower is better: Perplexity" in table.note
@@ -86,6 +87,8 @@ def test_who_is_best_is_open_where_the_ranges_overlap(tmp_path: Path) -> None:
             make_run(tmp_path / f"{temperature}-{seed}", settings_of(seed, temperature), results_of({"heldout": score}))
     (line,) = best_lines(laid_out(tmp_path))
     assert "best is 10.25 with objective.temperature=2 (mean of 2 seeds)" in line and "overlap" in line
+    # Differences of 1.0 and 0.5: their mean, and 12.706 standard errors of 0.25 to both sides.
+    assert line.endswith("; over 2 seeds of both the difference is 0.750 (95 % interval -2.426 to 3.926).")
 
 
 def test_runs_of_one_seed_are_no_seeds(tmp_path: Path) -> None:
@@ -129,7 +132,48 @@ def test_a_run_that_is_not_finished_is_listed(tmp_path: Path) -> None:
     assert found["seed=2"] == "failed after step 2: the loss is not finite"
     assert found["seed=3"] == "failed before its first step: optimizer.lr=-1 is no rate"
     assert found["seed=4"].startswith("damaged: ")
-    assert rows_of(comparison)[0][:2] == ["seed=0", "0 (3 not finished)"]
+    assert rows_of(comparison)[0][:2] == ["seed=0", "seed 0, 3 not finished"]
+
+
+def test_a_run_is_at_work_by_the_lock_of_its_own_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / ".lock").open("w") as lock:
+        assert not is_at_work(tmp_path)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert is_at_work(tmp_path)
+        monkeypatch.setattr(os, "minor", lambda device: 255)  # the same inode elsewhere
+        assert not is_at_work(tmp_path)
+
+
+def test_a_failed_attempt_that_was_given_again_leaves_the_page(tmp_path: Path) -> None:
+    """In another folder, with what is no setting of the student changed; another seed is another run."""
+    sweep = SweepIndex(tmp_path)
+    for name, seed in (("first", 0), ("other seed", 1)):
+        make_run(tmp_path / name, settings_of(seed, data={"cache": "full"}), steps=2)
+        sweep.record(name, [f"seed={seed}"], FAILED, "the disk is full")
+    make_run(tmp_path / "again", settings_of(0, data={"cache": "c"}), results_of({"heldout": 3.0}))
+    assert [run.name for run in laid_out(tmp_path).runs] == ["again", "other seed"]
+    sweep.record("refused", ["optimizer.lr=-1"], FAILED, "optimizer.lr=-1 is no rate")
+    assert "refused" in sweep.read()
+    sweep.forget_refused()
+    assert [*sweep.read()] == ["first", "other seed"]
+
+
+def test_one_run_has_the_interval_of_its_gap(tmp_path: Path) -> None:
+    closed = {"fraction": 0.34, "low": 0.29, "high": 0.4}
+    baseline = {"perplexity": {"heldout": 11.0}, "gap_closed": {"perplexity": {"heldout": closed}}}
+    make_run(tmp_path / "0", settings_of(0), results_of({"heldout": 10.0}, baseline=baseline))
+    assert rows_of(laid_out(tmp_path))[0][-1] == "34% (29% to 40%)"
+
+
+def test_speeds_of_one_model_that_differ_are_marked(tmp_path: Path) -> None:
+    """As on a machine with other work: a larger student may well be slower."""
+    sizes = {"a": (1000, 9_405.0), "b": (1000, 18_554.0), "larger": (4000, 2_000.0)}
+    for number, (name, (parameters, speed)) in enumerate(sizes.items()):
+        results = results_of({"heldout": 3.0})
+        results["student"] |= {"name": "Small", "parameters": parameters, "tokens_per_second": speed}
+        make_run(tmp_path / name, settings_of(0, number), results)
+    table = costs_table(laid_out(tmp_path))
+    assert [row[-3] for row in table.rows] == ["9,405 *", "18,554 *", "2,000"] and table.note.startswith("* Speeds")
 
 
 def test_numbers_that_cannot_be_compared_are_marked(tmp_path: Path) -> None:
@@ -323,7 +367,7 @@ def test_tables_for_a_terminal_line_up(tmp_path: Path) -> None:
         make_run(tmp_path / str(temperature), settings_of(0, temperature), results_of(scores))
     lines = aligned(scores_table(laid_out(tmp_path))).splitlines()
     assert lines[0].strip() == "Perplexity" and len({len(line) for line in lines}) == 1
-    assert lines[2].split() == ["1", "0", "100.0", "3.000"]
+    assert lines[2].split() == ["1", "seed", "0", "100.0", "3.000"]
 
 
 def test_the_command_starts_without_torch() -> None:

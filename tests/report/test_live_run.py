@@ -165,20 +165,24 @@ def test_nothing_is_written_where_work_may_be_lost(tmp_path: Path) -> None:
     assert not is_free(tmp_path)  # a finished run, whose report stays until it is known that there is more to do
 
 
-def test_preparation_shows_and_a_refusal_later_is_said(tmp_path: Path) -> None:
-    """Before the folder belongs to the run the page is written where nothing can be lost, and says what ended it."""
-    config = composed("+recipe=smoke", OFTEN)
+@pytest.mark.parametrize("earlier", [None, "the page of an earlier start"])
+def test_preparation_shows_and_a_refusal_leaves_the_folder_as_it_was(tmp_path: Path, earlier: str | None) -> None:
+    """Before the folder belongs to the run the page is written where nothing can be lost, and goes with a refusal."""
+    config, page = composed("+recipe=smoke", OFTEN), tmp_path / "report.html"
+    if earlier:
+        page.write_text(earlier)
+        (tmp_path / ".lock").touch()
     with (
         pytest.raises(SettingError),
         whole_run.make_page(config, tmp_path, "smoke", "the command", single.Single(config.backend)),
     ):
         log("corpus of books")
         wait_until(
-            lambda: (tmp_path / "report.html").exists() and "corpus of books" in (tmp_path / "report.html").read_text()
+            lambda: page.exists() and "corpus of books" in page.read_text() and "the command" in page.read_text()
         )
         raise SettingError("corpus.path=x holds no text")
-    page = (tmp_path / "report.html").read_text()
-    assert "Stopped with status 2: corpus.path=x holds no text" in page and "the command" in page
+    assert {path.name for path in tmp_path.iterdir()} == ({".lock", "report.html"} if earlier else set())
+    assert not earlier or page.read_text() == earlier
 
 
 def test_what_ends_a_run_after_its_report_leaves_the_report(tmp_path: Path) -> None:

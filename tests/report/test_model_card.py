@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from transformers import (
 )
 
 from distill.commands.onnx.write import load
-from distill.models.export_folder import export
+from distill.models.export_folder import export, tokenizer_class
 from distill.report.model_card import model_card, title_of_run
+from distill.report.use import use_of_student
 from distill.runs.describe import origin_of
+from distill.runs.facts import Student
 from distill.runs.record import Record
 
 SQUAD = "87,599 questions of train-v1.1.json (v1.1); 2 left out: no answer in its context"
@@ -137,3 +140,22 @@ def test_the_command_that_publishes_is_there() -> None:
     from importlib.metadata import entry_points
 
     assert any(each.name == "hf" for each in entry_points(group="console_scripts")), sys.version
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
+def test_the_lines_under_use_give_the_students_tokenizer_back(
+    family: str, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AutoTokenizer prefers Qwen 2's own class, which makes other tokens of the same file."""
+    student = make_family(family)
+    origin = replace(origin_of(student, None, True), tokenizer=tokenizer_class(tokenizer, student))
+    assert (origin.tokenizer is None) == (family == "gpt2")
+    use = use_of_student(origin, type(student).__name__)
+    export(student, tokenizer, tmp_path, "", auto_class=use.auto_class)
+    record = Record(student=Student(name=type(student).__name__, origin=origin))
+    assert use.code in model_card(record) and "distill export" in model_card(record)
+    monkeypatch.chdir(tmp_path)
+    loaded: dict[str, Any] = {}
+    exec(use._replace(example="").code, loaded)
+    assert loaded["tokenizer"]("the of and").input_ids == tokenizer("the of and").input_ids
+    assert loaded["tokenizer"].get_vocab() == tokenizer.get_vocab()

@@ -8,6 +8,7 @@ import pytest
 from sample import CONFIG, MEASURES, SETS, objective, parsed
 
 from distill.report import report, run_figures, summary, words
+from distill.report.comparison.columns import scores_of
 from distill.report.history import history_blocks
 from distill.report.model_card import model_card
 from distill.report.page import Table
@@ -159,6 +160,20 @@ def test_report_without_teacher_baseline_and_agreement(tmp_path: Path, results: 
         assert absent not in text, absent
     assert "Masked tokens (MLM)" in text and "Soft targets" not in text
     assert "masked-language-modeling" in model_card(Record.from_json(results))
+
+
+def test_a_run_that_scores_nothing_has_its_page_and_its_card(tmp_path: Path, results: dict, metrics: list) -> None:
+    """Of labelled examples without evaluation sets there is no measure, and none is made up."""
+    results |= {"measures": {}, "evaluation": {}, "agreement": {}}
+    for model in (results["teacher"], results["student"], results["baseline"], *results["history"]):
+        for measure in ("perplexity", "pseudo_perplexity"):
+            model.pop(measure, None)
+    record = Record.from_json(results).redacted()
+    assert record.measures == {} == record.to_json()["measures"]
+    report.write(tmp_path, record, metrics, CONFIG)
+    for text in ("".join(parsed(tmp_path).find("body").itertext()), model_card(record)):
+        assert "parameters" in text and "Perplexity" not in text and "seudo-perplexity" not in text
+    assert [column.name for column in scores_of(record)] == []
 
 
 def test_a_term_and_a_measure_of_the_users_own_are_shown(tmp_path: Path, results: dict, metrics: list) -> None:

@@ -1,5 +1,7 @@
 """Which run may stand beside a student as its baseline without a teacher, and what is said of one that may not."""
 
+import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -13,7 +15,15 @@ from tiny import make_batches
 
 from distill.config.settings import Config
 from distill.objective.build import make_terms
-from distill.runs.baseline import BaselineRun, check_baseline, check_baseline_settings, find_baseline
+from distill.report.summary import against_baseline, setting
+from distill.runs.against_baseline import INHERITED
+from distill.runs.baseline import (
+    BaselineRun,
+    advice,
+    check_baseline,
+    check_baseline_settings,
+    find_baseline,
+)
 from distill.runs.check import check
 from distill.runs.facts import Model, Start, Student
 from distill.runs.identity import run_identity
@@ -132,6 +142,44 @@ def test_what_else_differs_is_said() -> None:
     assert "objective.masking.mlm_probability was 0.15 and is 0.3 here" in line
     (line,) = checked(finished(identity(BASELINE), terms="mlm sop"))
     assert "it learned from mlm, sop, this student from mlm besides its teacher" in line
+
+
+LABELS = {"objective.task": "classes", "student.init": "layers", "corpus.digest": "c"}
+
+
+@pytest.mark.parametrize(("task", "init", "fair"), [("classes", "layers", False), ("spans", "layers", False),
+    ("classes", "pretrained", True), ("mlm", "layers", True)])  # fmt: skip
+def test_layers_of_a_fine_tuned_teacher_make_no_fair_baseline(task: str, init: str, fair: bool, tmp_path: Path) -> None:
+    """It begins with what the teacher knows of the task: numbers without a verdict, and a warning in the conclusion."""
+    kept = {**LABELS, "objective.task": task, "student.init": init}
+    config = composed(MAIN, "evaluate.baseline=runs/x")
+    remarks = check_baseline(config, finished(kept, task), kept, 625, make_terms(config.objective))
+    assert (INHERITED in remarks) != fair
+    start = {"init": init, "from": "MODEL", "layers": [0, 1]}
+    content = {
+        "recipe": "table",
+        "command": "python -m distill +recipe=table corpus.path=a teacher.path=t student=layers student.layers=[0,1] "
+        f"objective=distil_{task} objective.hidden_mse.weight=1 hydra.run.dir=r",
+        "identity": kept,
+        "measures": {"accuracy": {"title": "Accuracy", "lower_is_better": False}},
+        "teacher": {"name": "t", "accuracy": {"dev": 80.0}},
+        "student": {"name": "s", "start": start, "accuracy": {"dev": 76.3}},
+        "training": {"steps": 9},
+    }
+    baseline = {"name": "s", "steps": 9, "accuracy": {"dev": 75.3}, "remarks": remarks}
+    words = against_baseline(Record.from_json({**content, "baseline": baseline}))
+    assert (INHERITED in words) != fair and "Learning from the teacher" not in words
+    alone = Record.from_json({**content, "teacher": None})
+    assert ("fine-tuned for this task" in setting(alone)) != fair
+    assert advice(alone, tmp_path) == advice(Record.from_json({**content, "baseline": baseline}), tmp_path) == ""
+    command, again = re.findall("`(.*?)`", advice(Record.from_json(content), Path("runs/r")))
+    own = [] if fair else ["student=pretrained", "student.path=MODEL"]
+    of_layers = ["student=layers", "student.layers=[0,1]"] if fair else []
+    words = ["python", "-m", "distill", "+recipe=table", "corpus.path=a", "teacher.path=t", *of_layers, *own]
+    assert shlex.split(command) == [*words, f"objective={task}", "hydra.run.dir=runs/r_baseline"]
+    assert shlex.split(again) == [
+        *own, "evaluate.baseline=runs/r_baseline", "hydra.run.dir=runs/r_beside_baseline"
+    ]  # fmt: skip
 
 
 def test_a_learning_rate_of_its_own_is_fair(tmp_path: Path) -> None:

@@ -1,12 +1,19 @@
 """The phases of a step on the host's clock and on that of a GPU, whose events are made up here."""
 
+import gzip
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from distill.config.settings import BackendConfig
+from distill.config.watch import ProfileConfig
+from distill.distributed.single import Single
 from distill.runs.profile import phases as module
+from distill.runs.profile import recorder
 from distill.runs.profile.phases import BACKWARD, DATA, FORWARD, OTHER, PHASES, CudaPhases, Phases
 
 
@@ -83,3 +90,41 @@ def test_on_a_gpu_a_step_is_known_after_the_next_one(monkeypatch: pytest.MonkeyP
     phases.finish()
     first, second = map(by_name, phases.steps)
     assert first == {FORWARD: 2.0, BACKWARD: 3.0} and second == {OTHER: 0.5, FORWARD: 4.0, BACKWARD: 6.0}
+
+
+@pytest.mark.parametrize(("after", "ends", "traced"), [(1, 9, [1, 2]), (4, 9, [4, 5]), (4, 5, [4]), (4, 4, [])])
+def test_a_step_warms_the_profiler_up_before_those_of_the_trace(
+    tmp_path: Path, after: int, ends: int, traced: list[int]
+) -> None:
+    path = tmp_path / "trace.json.gz"
+    trace = recorder.Trace(path, after, 2, 1, torch.device("cpu"))
+    for number in range(ends):
+        trace.before_step(number)
+        with torch.profiler.record_function(f"step-{number}"):
+            torch.ones(3).sum()
+    trace.stop()
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if traced else []
+    assert path.exists() == bool(traced)
+    assert sorted({event["name"] for event in events if event["name"].startswith("step-")}) == [
+        f"step-{number}" for number in traced
+    ]
+
+
+def test_a_step_that_is_never_read_moves_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error a GPU may answer no more: of six steps five are known, the first three and none else untypical."""
+
+    class Late(Phases):
+        """Knows a step when the next one has ended."""
+
+        def end_step(self) -> None:
+            super().end_step()
+            self.later, now = self.steps.pop(), getattr(self, "later", None)
+            self.steps.extend([] if now is None else [now])
+
+    monkeypatch.setattr(recorder, "phases_on", lambda device: Late())
+    settings, ranks = ProfileConfig(enabled=True, trace_steps=0), Single(BackendConfig(device="cpu", threads=1))
+    with pytest.raises(RuntimeError), (record := recorder.Recorder(settings, tmp_path, 1, ranks)):
+        for _ in range(6):
+            record.end_step()
+        raise RuntimeError("the GPU is lost")
+    assert len(record.record().steps) == 5 and record.record().left_out == [0, 1, 2]

@@ -1,15 +1,11 @@
 """Snapshots: the student of chosen steps as model folders, bitwise that of a shorter run, written once."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from job import Shelf, command, distill, results
-from tiny import Fit, new_student, only
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from distill.config.settings import TrainConfig
@@ -145,26 +141,6 @@ def test_one_of_two_ranks_writes(shelf: Shelf, kept: Path) -> None:
     one, two = (AutoModelForMaskedLM.from_pretrained(each / "snapshots" / "step-2") for each in (kept, folder))
     for (name, weight), other in zip(one.named_parameters(), two.parameters(), strict=True):
         torch.testing.assert_close(weight, other, rtol=0, atol=2e-4, msg=name)
-
-
-def test_a_rank_that_takes_no_part_writes_none(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
-    written: list[int] = []
-    waits: list[int] = []
-    snapshots = Snapshots(
-        tmp_path,
-        frozenset([2]),
-        3,
-        lambda folder, state: written.append(state.step),
-        wait=lambda: waits.append(len(written)),
-    )
-    settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=6)
-    fit = Fit(tmp_path / "0", tokenizer, rows, None, new_student(), only(mlm=1.0), settings, snapshots=snapshots)
-    fit.run()
-    assert written == [2, 3, 6]
-    snapshots = replace(snapshots, takes_part=False)
-    other = Fit(tmp_path / "1", tokenizer, rows, None, new_student(), only(mlm=1.0), settings, snapshots=snapshots)
-    other.run()
-    assert written == [2, 3, 6] and waits == [1, 2, 3, 3, 3, 3]  # all ranks wait, behind the rank that writes
 
 
 @pytest.mark.parametrize("setting", ["train.snapshots=[2,9]", "train.snapshot_every=9"])

@@ -34,7 +34,7 @@ def test_bad_settings_give_one_line_with_the_cure(tmp_path: Path, monkeypatch: p
     for name, module in (("wandb", "wandb"), ("tensorboard", "torch.utils.tensorboard")):
         monkeypatch.setitem(sys.modules, module, None)  # what Python does for a package that is not there
         with pytest.raises(SettingError, match=f"tracker.kind={name}: .*pip install {name}"):
-            trackers.build(TrackerConfig(kind=name), tmp_path, {}, "run")
+            trackers.check(TrackerConfig(kind=name))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -67,6 +67,7 @@ from distill.config.settings import TrackerConfig
 from distill.runtime.errors import SettingError
 try:
     settings = TrackerConfig(kind="wandb", mode=sys.argv[2])
+    trackers.check(settings)
     tracker = trackers.build(settings, Path(sys.argv[1]), {"train": {"epochs": 3}}, "run")
 except SettingError as error:
     print(f"SettingError: {error}")
@@ -104,7 +105,7 @@ def test_wandb_runs_offline_quietly_and_keeps_its_id(tmp_path: Path) -> None:
 
 def test_wandb_online_without_a_key_says_so_and_does_not_ask(tmp_path: Path) -> None:
     done = wandb_run(tmp_path / "run", tmp_path / "home", "online")
-    assert done.returncode == 2
+    assert done.returncode == 2 and not (tmp_path / "run").exists()
     assert "SettingError: tracker.mode=online: no wandb key on this machine; run `wandb login`" in done.stdout
 
 

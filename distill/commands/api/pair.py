@@ -35,7 +35,7 @@ from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import MASKING, EvaluationSet
 from distill.models.check import check_positions, check_vocabulary, max_positions
-from distill.models.export_folder import export, foreign_file
+from distill.models.export_folder import export, foreign_file, tokenizer_class
 from distill.models.language_model import LanguageModel
 from distill.models.layer_choice import AUTO
 from distill.models.loaded import LoadedModel, device_of, in_memory, without_bars
@@ -221,6 +221,7 @@ class Pair:
         make_folder(path.parent, f"folder={folder}")
         model = self.student.model
         origin = origin_of(model, None, self.student.kind.causal)
+        origin = replace(origin, tokenizer=tokenizer_class(self.student.tokenizer, model))
         teacher = model_facts(facts.Teacher, self.teacher.path or type(self.teacher.model).__name__, self.teacher.model)
         record = Record(
             teacher=replace(teacher, published=published(self.teacher.path or None)),

@@ -70,6 +70,18 @@ class SweepIndex:
             self._write(entries | {name: Entry(overrides=list(swept), status=RUNNING)})
             return name
 
+    def forget_refused(self) -> None:
+        """Drop the jobs that failed and left no folder: the sweep is given again, and names those that it still has."""
+        with self._locked():
+            entries = self.read()
+            kept = {
+                name: entry
+                for name, entry in entries.items()
+                if entry.get("status") != FAILED or (self.folder / name).exists()
+            }
+            if kept != entries:
+                self._write(kept)
+
     def record(self, name: str, swept: Sequence[str], status: str, problem: str = "") -> None:
         """Keep how the job of a folder is doing."""
         entry = Entry(overrides=list(swept), status=status)

@@ -92,9 +92,7 @@ def scores_of(record: Record) -> list[Column]:
                 columns.append(
                     Column(f"{data}.{key}", title, record.label_of(data), read, key == "kl", form, key, data)
                 )
-    if not record.measures:
-        return columns
-    first, measure = next(iter(record.measures.items()))
+    first, measure = record.first_measure
     for data in record.sets_of(first) if gap.has_gap(record) else ():
         title, label, read = (
             f"{gap.TITLE}, {in_a_sentence(measure.title)}",
@@ -106,7 +104,7 @@ def scores_of(record: Record) -> list[Column]:
 
 
 def _closed(data: str, record: Record) -> float | None:
-    closed = gap.closed_of(record, next(iter(record.measures)), data)
+    closed = gap.closed_of(record, record.first_measure[0], data)
     return closed.fraction if closed else None
 
 

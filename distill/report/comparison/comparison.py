@@ -16,10 +16,10 @@ from distill.report.comparison.columns import (
     columns_of,
     scores_of,
 )
-from distill.report.comparison.groups import Group, group_runs
+from distill.report.comparison.groups import Group, group_runs, without_repeated
 from distill.report.comparison.runs import Run
 from distill.report.summary import AGREEMENT
-from distill.runs.facts import Baseline, EvaluationSet
+from distill.runs.facts import Baseline, EvaluationSet, Student
 from distill.runs.record import Record
 
 MARKS = (
@@ -36,6 +36,8 @@ REASONS = (
     "the baseline",
     "evaluate.stride",
 )
+SPEED = next(column for column in COSTS if column.name == "tokens_per_second")
+UNEVEN, UNEVEN_MARK = 1.25, "*"  # times by which speeds of one model differ, and what marks them
 OF_TEACHERS = re.compile(r"teacher\.(digest|members|members\.\w+\.(digest|weight))")
 KIND = re.compile(r"evaluate\.sources\.\w+\.kind")
 OF_TEXT = ("bits_per_byte", "order_accuracy", GAP_CLOSED)  # measures of a text that no vocabulary changes
@@ -79,6 +81,12 @@ class Comparison:
         ]
         return [value for value in values if value is not None]
 
+    def by_seed(self, group: Group, column: Column) -> dict[Any, float]:
+        """The numbers of a group's runs by seed, of those that can be compared."""
+        marks = self.marks.get(column.name, {})
+        runs = [(run, column.value(run.record)) for run in group.runs if run.record is not None]
+        return {run.seed: value for run, value in runs if value is not None and not marks.get(str(run.folder), "")}
+
     def marks_of(self, group: Group, column: Column) -> list[str]:
         """The marks of a group's numbers; groups have the same settings, and so nearly always one mark."""
         marks = self.marks.get(column.name, {})
@@ -100,6 +108,7 @@ def compare(runs: Sequence[Run], first: str | None = None, setting: str = "by") 
     Raises:
         SettingError: no number has that name.
     """
+    runs = without_repeated(runs)
     records = [run.record for run in runs if run.record is not None]
     columns: dict[str, Column] = {}
     for record in records:
@@ -112,6 +121,7 @@ def compare(runs: Sequence[Run], first: str | None = None, setting: str = "by") 
     comparison = Comparison(list(runs), group_runs(runs), ordered, costs)
     for column in ordered:
         _mark(comparison, column)
+    _mark_speeds(comparison)
     if first is not None and records:
         by_name = {column.name: column for record in records for column in columns_of(record)} | columns
         column = column_named(first, list(by_name.values()), setting)
@@ -138,6 +148,21 @@ def _mark(comparison: Comparison, column: Column) -> None:
     for number, reason in enumerate(REASONS):
         if len({basis[number] for basis in counts}) > 1 and reason not in comparison.reasons:
             comparison.reasons.append(reason)
+
+
+def _mark_speeds(comparison: Comparison) -> None:
+    """Mark the speeds of one model on one kind of machine that differ by more than `UNEVEN`, as a busy machine's do."""
+    by_model: dict[tuple[Any, ...], dict[str, float]] = {}
+    for run in comparison.finished:
+        if run.record is None or (speed := SPEED.value(run.record)) is None:
+            continue
+        student, machine = run.record.student or Student(), run.record.environment
+        where = machine.device, machine.cpu_count, run.record.precision.get("evaluate")
+        key = (student.name, student.parameters, student.bytes, *where)
+        by_model.setdefault(key, {})[str(run.folder)] = speed
+    for speeds in by_model.values():
+        if max(speeds.values()) > UNEVEN * min(speeds.values()):
+            comparison.marks.setdefault(SPEED.name, {}).update(dict.fromkeys(speeds, UNEVEN_MARK))
 
 
 def _basis(run: Run, record: Record, column: Column) -> tuple[str, ...]:

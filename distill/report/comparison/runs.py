@@ -45,6 +45,11 @@ class Run:
     def seed(self) -> Any:
         return self.settings.get("seed")
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error has ended it, by the index of its sweep."""
+        return self.record is None and self.status.startswith(FAILED)
+
 
 def find_runs(arguments: list[str]) -> list[Run]:
     """The runs in these folders: of runs, of sweeps and chains, or any that hold runs; globs stand for what they match.
@@ -152,8 +157,9 @@ def is_at_work(folder: Path) -> bool:
     lock, table = folder / ".lock", Path("/proc/locks")
     if not lock.is_file() or not table.is_file():
         return False
-    inode = lock.stat().st_ino
-    return any("FLOCK" in line and f":{inode} " in line for line in table.read_text().splitlines())
+    of_lock = lock.stat()  # inodes are numbered by each file system anew
+    place = f" {os.major(of_lock.st_dev):02x}:{os.minor(of_lock.st_dev):02x}:{of_lock.st_ino} "
+    return any("FLOCK" in line and place in line for line in table.read_text().splitlines())
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -1,23 +1,27 @@
 """A comparison as tables and sentences: scores and costs of each group of runs, what differs, and every run."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
-from statistics import fmean
+from statistics import fmean, stdev
 from textwrap import shorten
 from typing import Any
 
-from distill.report.comparison.columns import Column
-from distill.report.comparison.comparison import Comparison
+from distill.report import gap
+from distill.report.comparison.columns import GAP_CLOSED, Column
+from distill.report.comparison.comparison import SPEED, UNEVEN, UNEVEN_MARK, Comparison
 from distill.report.comparison.groups import Group, shown
 from distill.report.page import Table, Tiles
-from distill.report.words import NONE, count_of
+from distill.report.words import NONE, count_of, is_number, percent
 from distill.runs.facts import Model
 from distill.runs.record import Record
 from distill.runtime.progress import counted
 
 MAX_SETTINGS = 5  # that are columns of the tables; more have a table of their own
 MAX_BEST = 8  # sentences on the best groups
+# The 97.5 % quantiles of Student's distribution, for 1 to 10 degrees of freedom.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 MAX_TILES, MAX_LABEL = 4, 60  # numbers to see first, and letters of the settings beside each
 
 
@@ -48,8 +52,22 @@ def best_lines(comparison: Comparison) -> list[str]:
         line += f"; next {column.form(fmean(others))} with {second.label}"
         if len(values) > 1 and len(others) > 1 and max(min(values), min(others)) <= min(max(values), max(others)):
             line += ", and the ranges of their seeds overlap"
-        lines.append(f"{line}.")
+        lines.append(f"{line}{_difference(comparison, column, group, second)}.")
     return lines
+
+
+def _difference(comparison: Comparison, column: Column, group: Group, other: Group) -> str:
+    """The mean difference of two groups over the seeds that both have, with its 95 % interval (paired t-test)."""
+    one, two = (comparison.by_seed(part, column) for part in (group, other))
+    differences = [two[seed] - one[seed] for seed in one.keys() & two.keys()]
+    if len(differences) < 2:
+        return ""
+    degrees, mean = len(differences) - 1, fmean(differences)
+    quantile = STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96 + 2.6 / degrees
+    half = quantile * stdev(differences) / math.sqrt(len(differences))
+    low, high = (column.form(mean + sign * half) for sign in (-1, 1))
+    seeds = f"{len(differences)} seeds of both"
+    return f"; over {seeds} the difference is {column.form(mean)} (95 % interval {low} to {high})"
 
 
 def best_tiles(comparison: Comparison) -> Tiles:
@@ -78,6 +96,8 @@ def scores_table(comparison: Comparison) -> Table:
     notes = []
     if any(len(group.finished) > 1 for group in comparison.groups):
         notes.append("With several seeds: the mean (lowest to highest).")
+    if any(column.measure == GAP_CLOSED for column in comparison.columns):
+        notes.append("Of one run the gap closed has the 95 % interval of its bootstrap, where there is one.")
     if comparison.reasons:
         notes.append(
             "Numbers with different marks (†, ‡, §, ¶, none) cannot be compared. What is not the same: "
@@ -96,9 +116,15 @@ def costs_table(comparison: Comparison) -> Table:
     environments = [run.record.environment for run in comparison.finished if run.record]
     parts = ((str(of_run.device), count_of(of_run.cpu_count, "core")) for of_run in environments)
     devices = {", ".join(filter(None, part)) for part in parts}
+    notes = []
     if len(devices) > 1:
-        return replace(table, note=f"Speeds and times come from different devices ({'; '.join(sorted(devices))}).")
-    return table
+        notes.append(f"Speeds and times come from different devices ({'; '.join(sorted(devices))}).")
+    if comparison.marks.get(SPEED.name):
+        notes.append(
+            f"{UNEVEN_MARK} Speeds of one model that differ by more than {percent(UNEVEN - 1)}: the machine had other "
+            "work in some of these runs. The report of a run compares student and teacher, which took turns."
+        )
+    return replace(table, note=" ".join(notes))
 
 
 def settings_table(comparison: Comparison) -> Table:
@@ -120,7 +146,7 @@ def runs_table(comparison: Comparison) -> Table:
 def _table(comparison: Comparison, columns: list[Column]) -> Table:
     names = comparison.names
     of_settings = names if 0 < len(names) <= MAX_SETTINGS else []
-    head = [*(of_settings or ["Run"]), "Seeds", *(column.label or column.group for column in columns)]
+    head = [*(of_settings or ["Run"]), "Runs", *(column.label or column.group for column in columns)]
     groups: list[tuple[str, int]] = []
     if any(column.label for column in columns):
         groups = [("", len(head) - len(columns))]
@@ -133,10 +159,11 @@ def _table(comparison: Comparison, columns: list[Column]) -> Table:
 
 
 def _seeds(group: Group) -> str:
-    """The seeds of the finished runs, and how many more there are."""
+    """The seeds of the finished runs by name, as a bare 0 reads as a number of runs, and how many more there are."""
     seeds = ", ".join(shown(run.seed) for run in group.finished)
     missing = len(group.runs) - len(group.finished)
-    return f"{seeds or NONE} ({missing} not finished)" if missing else seeds
+    parts = [f"seed{'s' * (len(group.finished) > 1)} {seeds}"] if seeds else []
+    return ", ".join([*parts, *([f"{missing} not finished"] if missing else [])])
 
 
 def _cell(comparison: Comparison, group: Group, column: Column) -> str:
@@ -145,7 +172,14 @@ def _cell(comparison: Comparison, group: Group, column: Column) -> str:
     shown = (
         f"{mean_and_range(values, column.form)}{mark and f' {mark}'}" for mark, values in by_mark.items() if values
     )
-    return "; ".join(shown) or NONE
+    text = "; ".join(shown) or NONE
+    runs = [run.record for run in group.finished if run.record is not None]
+    if column.measure != GAP_CLOSED or len(runs) != 1:
+        return text
+    # Of one run there is no range, but the bootstrap of its student and its baseline.
+    closed = gap.closed_of(runs[0], runs[0].first_measure[0], column.data)
+    has_interval = closed is not None and is_number(closed.low) and is_number(closed.high)
+    return f"{text} ({column.form(closed.low)} to {column.form(closed.high)})" if closed and has_interval else text
 
 
 def mean_and_range(values: list[float], form: Callable[[Any], str]) -> str:

@@ -34,21 +34,24 @@ class Trace:
 
     Attributes:
         steps: the numbers of the recorded steps since the start of the run, which take longer by that.
+        warm_up: that of the step before, in which the profiler does its own first allocations.
     """
 
     def __init__(self, path: Path, after: int, steps: int, micro_batches: int, device: torch.device) -> None:
-        """`path`: of the trace, NAME.json.gz; `micro_batches`: of a step."""
+        """`path`: of the trace, NAME.json.gz; `after`: 1 or more; `micro_batches`: of a step."""
         self.path, self._device = path, device
         count = min(steps, max(1, MOST_MICRO_BATCHES // micro_batches))
-        self.steps = range(after, after + count) if steps else range(0)
+        self.steps, self.warm_up = range(after, after + count) if steps else range(0), after - 1
         self._profiler: Any = None
 
     def before_step(self, number: int) -> None:
-        """The step of this number, from 0, is about to begin: start or end where it is time."""
-        if self.steps and number == self.steps.start:
+        """The step of this number, from 0, is about to begin: start, go on or end where it is time."""
+        if self.steps and number == self.warm_up:
             self._start()
         elif self._profiler is not None and number >= self.steps.stop:
             self.stop()
+        elif self._profiler is not None:
+            self._profiler.step()
 
     def stop(self) -> None:
         """Write what has been recorded, if anything is."""
@@ -56,6 +59,8 @@ class Trace:
             return
         profiler, self._profiler = self._profiler, None
         profiler.stop()
+        if not profiler.step_num:  # in the step that warms up, of which nothing is kept
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self.path))
         order = "self_device_time_total" if self._device.type == "cuda" else "self_cpu_time_total"
@@ -67,7 +72,8 @@ class Trace:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profiler = torch.profiler.profile(activities=activities)
+        schedule = torch.profiler.schedule(wait=0, warmup=1, active=len(self.steps), repeat=1)
+        self._profiler = torch.profiler.profile(activities=activities, schedule=schedule)
         self._profiler.start()
 
 
@@ -85,7 +91,7 @@ class Recorder(Watcher):
         self._watched = ExitStack()
         self._loader, self._sampler = LoaderClock(), Sampler(INTERVAL, rank.device)
         self._steps: deque[list[float]] = deque(maxlen=MOST_STEPS)
-        self._totals, self._number = [0.0] * len(PHASES), 0
+        self._totals, self._number, self._taken = [0.0] * len(PHASES), 0, 0
 
     def __enter__(self) -> Self:
         self._sampler.start()
@@ -130,15 +136,14 @@ class Recorder(Watcher):
 
     def record(self) -> RankProfile:
         """What is known by now."""
-        first = self._number - len(self._steps)
-        left_out = {*range(UNTYPICAL_STEPS), *self.trace.steps} | (
-            {self.trace.steps.stop} if self.trace.steps else set()
-        )
+        first = self._taken - len(self._steps)  # after an error the last step of a GPU is never taken
+        traced = range(self.trace.warm_up, self.trace.steps.stop + 1) if self.trace.steps else ()
+        left_out = {*range(UNTYPICAL_STEPS), *traced}
         return RankProfile(
             rank=self._rank.rank,
             host=socket.gethostname(),
             steps=[[round(seconds, 6) for seconds in step] for step in self._steps],
-            left_out=sorted(number - first for number in left_out if first <= number < self._number),
+            left_out=sorted(number - first for number in left_out if first <= number < self._taken),
             totals=dict(zip(PHASES, self._totals, strict=True)),
             num_steps=self._number,
             loader=self._loader.times,
@@ -150,4 +155,5 @@ class Recorder(Watcher):
         while self._phases.steps:
             step = self._phases.steps.popleft()
             self._steps.append(step)
+            self._taken += 1
             self._totals = [total + seconds for total, seconds in zip(self._totals, step, strict=True)]

@@ -1,0 +1,106 @@
+"""What is refused once models and data are there leaves the run's folder byte for byte as it was, on any rank."""
+
+import hashlib
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from job import ROOT, Shelf, command
+
+wandb = pytest.importorskip("wandb")
+
+STEPS = ("schedule=constant", "schedule.warmup=0", "train.epochs=null", "train.save_every=1", "train.keep=9")
+CACHED = ("objective.masking.static=true", "objective.cosine.weight=0", "teacher.cache.top_k=8")
+RUN = (*STEPS, *CACHED, "train.steps=4", "train.snapshots=[1,3]", "evaluate.every_steps=2")
+
+
+def observer(kind: str, **settings: Any) -> str:
+    values = ", ".join(f"{key}: {value}" for key, value in {"_target_": f"own_parts.{kind}", **settings}.items())
+    return f"observers.mine={{{values}}}"
+
+
+def no_wandb(dir: Path, **_: Any) -> None:
+    (dir / "wandb" / "offline-run-1").mkdir(parents=True)
+    raise wandb.errors.UsageError("no wandb today")
+
+
+# By what is wrong: the setting that the line begins with, the overrides, and what makes it so on this machine.
+LATE: dict[str, tuple[str, list[str], dict[str, Any]]] = {
+    "tracker": ("tracker.mode", ["tracker=wandb", "tracker.mode=online"], {}),
+    "goal": ("optimize", ["optimize=no_such_number"], {}),
+    "best": ("train.keep_best", ["train.keep_best=no_such_number"], {}),
+    "observer": ("observers.mine", [observer("Broken")], {}),
+    "memory": ("evaluate.batch_size", [], {"distill.evaluation.memory_check.available": lambda ranks: 1}),
+    "top k": ("teacher.cache.top_k", ["teacher.cache.top_k=100000"], {}),
+    "size of a cache": ("teacher.cache.gigabytes", ["data.cache=elsewhere", "teacher.cache.gigabytes=1e-9"], {}),
+    "room for a cache": (
+        "data.cache",
+        ["data.cache=elsewhere"],
+        {"shutil.disk_usage": lambda path: SimpleNamespace(total=1, used=1, free=0)},
+    ),
+    "start of the tracker": ("tracker.kind", ["tracker=wandb"], {"wandb.init": no_wandb}),
+}
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """The digests of all files, and the folders, by their paths."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.fixture(scope="module")
+def four(shelf: Shelf) -> Path:
+    """A finished run of four steps, with checkpoints, logs, and snapshots after its first and third step."""
+    folder = shelf.root / "four-steps"
+    assert shelf.run(folder, *RUN) == 0
+    return folder
+
+
+@pytest.mark.parametrize("begun", ["new", "named"])
+@pytest.mark.parametrize("case", LATE)
+def test_a_refused_run_leaves_its_folder_byte_for_byte(
+    shelf: Shelf,
+    four: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+    case: str,
+    begun: str,
+) -> None:
+    """Also one that would resume from an earlier checkpoint, whose later ones it would drop."""
+    setting, overrides, patches = LATE[case]
+    folder = tmp_path / "run"
+    if begun != "new":
+        shutil.copytree(four, folder)
+        (folder / "results.json").unlink()
+    from_named = [f"resume={folder / 'checkpoints' / 'step-00000002'}"] if begun == "named" else []
+    before = digest(folder)
+    monkeypatch.setenv("HOME", str(tmp_path))  # where no key of wandb is
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    for name, value in patches.items():
+        monkeypatch.setattr(name, value)
+    assert shelf.run(folder, *RUN, *overrides, *from_named) == 2
+    line = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")][-1]
+    assert setting in line  # also where it is one that a checkpoint was not made with
+    assert digest(folder) == before and folder.exists() == (begun != "new")
+
+
+@pytest.mark.parametrize("case", ["tracker", "observer", "step", "evaluation", "checkpoint"])
+def test_what_rank_0_alone_refuses_ends_all_ranks_alike(
+    shelf: Shelf, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that only lost rank 0 end with 4, which Slurm takes for a lost machine and starts again."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    overrides = LATE[case][1] if case in LATE else [observer("Failing", method=case)]
+    ranks = ("backend=ddp", "backend.processes=2", "train.accumulate=1")
+    process = command(*shelf.arguments(tmp_path / "run", *RUN, *ranks, *overrides), path=ROOT / "tests")
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 2, errors
+    setting = LATE[case][0] if case in LATE else "observers.mine"
+    log = (tmp_path / "run" / "logs" / "rank1.log").read_text()
+    assert f"distill: {setting}" in log and f"distill: {setting}" in errors, log
