@@ -1,4 +1,4 @@
-"""Everything that wants a GPU, in at most nine minutes: what comes out is kept row by row, as lines of JSON.
+r"""Everything that wants a GPU, in at most nine minutes: what comes out is kept row by row, as lines of JSON.
 
     python benchmarks/gpu.py --out rows.jsonl
     python benchmarks/gpu.py --out rows.jsonl --device cpu      # rehearsed without a GPU, in small
