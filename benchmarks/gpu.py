@@ -1,114 +1,136 @@
-"""Everything that wants a GPU, in one go: the tests on it, then the tables of the other scripts, in at most 20 minutes.
+r"""Everything that wants a GPU, in at most nine minutes: what comes out is kept row by row, as lines of JSON.
 
-    python benchmarks/gpu.py --folder runs/gpu
+    python benchmarks/gpu.py --out rows.jsonl
+    python benchmarks/gpu.py --out rows.jsonl --device cpu      # rehearsed without a GPU, in small
 
-The parts run one after the other, the most important ones first; what each prints is kept in a file of the folder. When
-the time is over the rest is left out, and said to be. With two GPUs or more the exchange of gradients is measured
-too. `--device cpu` tries the script itself, in small.
+The parts run one after the other, the most important ones first, each in a process of its own with a limit of its own:
+ceilings of the machine, the tests on a GPU, the objective alone, training steps beside plain ones, and whole runs. What
+an earlier part leaves of its time is the next one's. A part that fails or takes too long leaves the rows that it has
+written, and the next one begins. `rows.log` beside the rows has what was printed.
+
+The checkout is not installed: Python, torch and transformers of the machine are taken as they are. What else it lacks
+for a run can be fetched elsewhere as wheels, and installed there without an index:
+
+    pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 \
+        --platform manylinux_2_28_x86_64 -d wheels hydra-core==1.3.8 omegaconf==2.3.1 pydantic pydantic_core \
+        annotated-types typing-inspection datasets dill multiprocess
+    pip wheel --no-deps -w wheels antlr4-python3-runtime==4.9.3        # which has no wheel
+    pip install --no-index --no-deps --target site wheels/*.whl && export PYTHONPATH=$PWD/site
+
+With trl or liger_kernel among them, these are measured too.
 """
 
 import argparse
+import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
-
-from benchmarks.common import table, title
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+KILL_AFTER = 3.0  # seconds after SIGTERM
 
 
 class Part(NamedTuple):
-    """One command; `minutes` is what it may take at most."""
+    """`seconds` is what it may take, its start included."""
 
     name: str
-    minutes: float
-    command: list[str]
+    seconds: float
 
 
-def script(name: str, *options: str) -> list[str]:
-    return [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *options]
+PARTS = (Part("ceilings", 40), Part("tests", 80), Part("objective", 70), Part("steps", 160), Part("runs", 190))
 
 
-def tests(marker: str) -> list[str]:
-    return [sys.executable, "-m", "pytest", str(ROOT / "tests"), "-m", marker]
+def write(path: Path, row: Mapping[str, Any]) -> None:
+    """Append a row; it is on the disk when this returns."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row, default=str) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def run(folder: Path, *overrides: str) -> list[str]:
-    fixed = ["+recipe=distilbert_gutenberg", f"hydra.run.dir={folder}"]
-    return [sys.executable, "-m", "distill", *fixed, *overrides]
-
-
-def parts(folder: Path, device: str) -> list[Part]:
-    """What runs, in this order."""
-    if device == "cpu":
-        small = run(
-            folder / "run", "corpus.max_sequences=64", "train.steps=2", "evaluate.max_sequences=8", "backend.device=cpu"
+def run_part(part: Part, options: argparse.Namespace, scratch: Path, limit: float) -> bool:
+    """Run a part for at most `limit` seconds, and write how it ended; whether that was well."""
+    command = [sys.executable, "-m", "benchmarks.gpu_parts", part.name, "--device", options.device]
+    command += ["--out", str(options.out), "--scratch", str(scratch)]
+    command += ["--seconds", f"{limit:.1f}", "--times", str(options.times)]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+    environment.pop("DISTILL_DATA", None)  # the books that ship with the package, on every machine
+    log = options.out.with_suffix(".log")
+    began, before = time.monotonic(), log.stat().st_size if log.exists() else 0
+    with log.open("a") as file:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
-        step = script("step/step", "--shapes", "tiny", "--rows", "masked", "--only", "fp32", "--device", "cpu")
-        return [Part("a run", 3, small), Part("the step", 3, step)]
-    found = [
-        Part("tests on the GPU", 4, tests("gpu")),
-        Part("tests on fake CUDA tensors", 2, tests("cuda_build")),
-        Part("the main job", 3, run(folder / "run", "backend.device=cuda")),
-        Part("the step, 16 x 512", 4, script("step/step", "--shapes", "base-512", "--json", str(folder / "step.json"))),
-        Part("the step, 8 x 128, models compiled too", 3, script("step/step", "--shapes", "base", "--compile")),
-        Part("the objective alone", 2, script("step/objective")),
-        Part("pseudo-perplexity", 4, script("step/pppl")),
-    ]
-    if torch.cuda.device_count() > 1:
-        ranks = ["backend=ddp", f"backend.processes={torch.cuda.device_count()}", "evaluate.every_epoch=false"]
-        found.insert(4, Part("the main job on all GPUs", 3, run(folder / "ranks", *ranks)))
-    return found
-
-
-def execute(part: Part, log: Path, seconds: float) -> str:
-    """Run one part, show and keep what it prints; how it ended, in a word or two."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with log.open("w") as file:
         try:
-            done = subprocess.run(
-                part.command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, timeout=seconds
-            )
-            ended = "done" if done.returncode == 0 else f"failed ({done.returncode})"
+            status: int | str = process.wait(limit)
         except subprocess.TimeoutExpired:
-            ended = "took too long"
-    return ended
+            status = "took too long"
+        finally:
+            end_all(process)
+    row = {"part": part.name, "what": "ended", "status": status, "seconds": round(time.monotonic() - began, 1)}
+    if status != 0:
+        row["tail"] = log.read_bytes()[before:].decode(errors="replace")[-1500:]
+    write(options.out, row)
+    return status == 0
 
 
-def main() -> int:
+def end_all(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of a part: its process, and those that it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        try:
+            process.wait(KILL_AFTER)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def show(path: Path, start: int) -> None:
+    """Print the rows that begin at byte `start`, a line each."""
+    with path.open("rb") as file:
+        file.seek(start)
+        for line in file:
+            row = json.loads(line)
+            values = "  ".join(f"{name}={value}" for name, value in row.items() if name not in ("part", "what"))
+            print(f"{row['part']}: {row['what']}  {values}"[:400].replace("\n", " "), flush=True)
+
+
+def main(arguments: list[str] | None = None, parts: tuple[Part, ...] = PARTS) -> int:
+    """0 when all parts have ended well; a row that holds an error is no failure of its part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--minutes", type=float, default=20.0, help="after which nothing more is begun")
-    parser.add_argument("--folder", type=Path, default=Path("runs/gpu"))
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print("There is no GPU here, or torch is a CPU build: --device cpu tries the script itself.", file=sys.stderr)
-        return 2
-    folder = options.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        print(f"{folder} is not empty: give another --folder", file=sys.stderr)
-        return 2
-    print(title(), flush=True)
-    began, lines = time.monotonic(), []
-    for number, part in enumerate(parts(folder, options.device)):
-        left = 60 * options.minutes - (time.monotonic() - began)
-        if left < 10:
-            lines.append([part.name, "left out", "0", "-"])
-            continue
-        log = folder / f"{number}.txt"
-        print(f"\n## {part.name}\n", flush=True)
-        start = time.monotonic()
-        ended = execute(part, log, min(60 * part.minutes, left))
-        lines.append([part.name, ended, f"{time.monotonic() - start:.0f}", str(log)])
-        print(log.read_text(errors="replace"), flush=True)
-    print(f"\n{table(['part', 'ended', 'seconds', 'output'], lines)}")
-    return int(any(ended != "done" for _, ended, _, _ in lines))
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu/rows.jsonl"), help="rows are added to this file")
+    parser.add_argument("--only", default=",".join(part.name for part in parts), help="of the parts")
+    parser.add_argument("--times", type=float, default=1.0, help="multiplies all limits, for a machine that is busy")
+    options = parser.parse_args(arguments)
+    options.out = options.out.resolve()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    names = options.only.split(",")
+    if unknown := set(names) - {part.name for part in parts}:
+        parser.error(
+            f"--only {','.join(sorted(unknown))}: there is no such part; choose from {parser.get_default('only')}"
+        )
+    options.out.touch()
+    began, due, well = time.monotonic(), 0.0, True
+    with tempfile.TemporaryDirectory() as scratch:
+        for part in parts:
+            if part.name not in names:
+                continue
+            due += options.times * part.seconds
+            start = options.out.stat().st_size
+            well &= run_part(part, options, Path(scratch), began + due - time.monotonic())
+            show(options.out, start)
+    print(f"{time.monotonic() - began:.0f} s; rows: {options.out}")
+    return int(not well)
 
 
 if __name__ == "__main__":

@@ -173,7 +173,9 @@ def step(
         if state.loss_scale.factor != 1:
             learner.sync.scale(1 / state.loss_scale.factor)
         gradient_norm = clip_gradients(learner.model, learner.settings.clip)
-        # The one place where a step waits for a GPU: whether all is finite is known from what is read anyway.
+        # The step waits for a GPU here, and takes all numbers at once: whether all is finite is known from what is read
+        # anyway. It waits elsewhere too: where numbers go to the GPU from memory that is not pinned, and where models
+        # of transformers ask whether a mask has holes, once or twice a micro-batch (`benchmarks/gpu.py` counts them).
         *values, norm = torch.cat([summed, gradient_norm.detach().to(summed).reshape(1)]).tolist()
         stats = StepStats.unpack(values, len(objective.names))
         lr = training.peak_lr * rate_fraction(learner.schedule, limits.progress(state.step, stats.clock))

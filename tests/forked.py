@@ -19,11 +19,12 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import undrawn
 from distributed import FORKS, start_server
+
+from distill.runtime import children
 
 RUN = [sys.executable, "-m", "distill"]
 ROOT = str(Path(__file__).resolve().parent.parent)  # where an editable installation finds the package
@@ -128,33 +129,32 @@ def _become(
     from distill.report import figures
 
     # Ranks are forked from their launcher, which has imported the same.
-    processes.subprocess = SimpleNamespace(Popen=start_rank)  # type: ignore[assignment]
+    processes.start = start_rank  # type: ignore[assignment]
     figures.save_figure = undrawn.save_figure
     if change is not None:
         change()
     run(program.arguments, program.environment, script)
 
 
-def start_rank(command: list[str], preexec_fn: Callable[[], None], **more: Any) -> Any:
-    """In place of `subprocess.Popen` in a launcher: its own command as a fork of it, any other as a new program."""
+def start_rank(command: list[str], env: dict[str, str] | None = None) -> Any:
+    """In place of `children.start` in a launcher: its own command as a fork of it, any other as a new program."""
     if command != sys.orig_argv:
-        return subprocess.Popen(command, preexec_fn=preexec_fn, **more)
+        return children.start(command, env)
     script = None if command[: len(RUN)] == RUN else Path(command[1])
-    environment = dict(more.get("env") or os.environ)
-    return Child(partial(run, command[len(RUN) if script is None else 2 :], environment, script), preexec_fn)
+    environment = {**(env or os.environ), children.PARENT: str(os.getpid())}
+    return Child(partial(run, command[len(RUN) if script is None else 2 :], environment, script))
 
 
 class Child:
     """A fork of this process in place of a new program; what launchers use of `subprocess.Popen`."""
 
-    def __init__(self, work: Callable[[], NoReturn], preexec_fn: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], NoReturn]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         self.returncode: int | None = None
         self.pid = os.fork()
         if not self.pid:
             try:
-                preexec_fn()
                 _close_all()
                 work()
             except BaseException as error:
@@ -193,6 +193,7 @@ def run(arguments: list[str], environment: dict[str, str], script: Path | None =
     """The command, or a script, from its first line to the end of the process, as the interpreter would do it."""
     os.environ.clear()
     os.environ.update(environment)
+    children.follow_parent()
     program = RUN if script is None else [sys.executable, str(script)]
     sys.argv, sys.orig_argv = [program[-1], *arguments], [*program, *arguments]
     installed = tuple({sys.prefix, sys.base_prefix})

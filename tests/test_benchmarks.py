@@ -10,6 +10,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -390,11 +392,70 @@ def test_the_distilbert_benchmark(tmp_path: Path) -> None:
     assert (tmp_path / "gain.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.fixture
+def gpu_rows(tmp_path: Path) -> Callable[..., dict[str, dict[str, Any]]]:
+    """Run a part of `gpu.py` on the CPU; what it writes, by the name of a row."""
+
+    def rows(part: str, **arguments: Any) -> dict[str, dict[str, Any]]:
+        out, main = tmp_path / "rows.jsonl", import_module("benchmarks.gpu").main
+        status = main(["--device", "cpu", "--only", part, "--out", str(out), "--times", "10"], **arguments)
+        written = {row["what"]: row for row in map(json.loads, out.read_text().splitlines())}
+        assert status == int(written["ended"]["status"] != 0)
+        return written
+
+    return rows
+
+
+def test_the_ceilings_and_the_objective_of_a_gpu(tmp_path: Path) -> None:
+    for part in ("ceilings", "objective"):
+        options = ["--device", "cpu", "--out", str(tmp_path / "rows"), "--scratch", str(tmp_path), "--seconds", "60"]
+        import_module("benchmarks.gpu_parts").main([part, *options])
+    rows = {row["what"]: row for row in map(json.loads, (tmp_path / "rows").read_text().splitlines())}
+    assert rows["versions"]["torch"] == torch.__version__
+    assert rows["matrix product, fp32"]["tflops"] > 0 and rows["memory"]["gb_per_second"] > 0
+    assert rows["floor"]["seconds"] > 0 and rows["plain"]["seconds"] > 0
+    assert max(rows["chunked"]["differs"].values()) < 1e-4 and rows["chunked"]["of_roofline"] > 0
+
+
+def test_a_part_of_the_gpu_script_that_takes_too_long(gpu_rows: Callable[..., Any]) -> None:
+    part = import_module("benchmarks.gpu").Part
+    rows = gpu_rows("steps", parts=(part("steps", 0.02),))
+    assert rows["ended"]["status"] == "took too long" and rows["ended"]["seconds"] < 10
+
+
+def test_a_row_of_the_gpu_script_keeps_what_it_has_where_it_fails(tmp_path: Path) -> None:
+    parts = import_module("benchmarks.gpu_parts")
+    options = argparse.Namespace(
+        part="steps", device="cpu", out=tmp_path / "rows", scratch=tmp_path, seconds=9.0, times=1.0
+    )
+    part = parts.Part(options)
+    with part.case("fails", 5) as row:
+        row["seconds"] = 1.23456789
+        raise ValueError("no luck")
+    with part.case("late", 0.05) as row:
+        row["seconds"] = 2.0
+        time.sleep(5)
+    fails, late = map(json.loads, (tmp_path / "rows").read_text().splitlines())
+    assert fails["seconds"] == 1.2346 and fails["error"] == "ValueError: no luck" and fails["where"]
+    assert late["seconds"] == 2 and "0 s" in late["error"] and late["took"] < 4
+
+
+def test_steps_of_a_gpu_script_count_where_a_gpu_would_be_waited_for() -> None:
+    pairs, waited = import_module("benchmarks.gpu_pairs"), torch.ones(3)
+    with pairs.Waits(torch.device("cpu")) as waits:
+        waited.sum().item()
+        waited.add(1)
+    ((place, count),) = waits.places.items()
+    assert count == 1 and "tests/test_benchmarks.py:" in place
+
+
 @pytest.mark.slow
-def test_all_gpu_checks_in_small(tmp_path: Path) -> None:
-    command = [sys.executable, str(FOLDER / "gpu.py"), "--device", "cpu", "--folder", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert [line.split("|")[2].strip() for line in done.stdout.splitlines()[-2:]] == ["done", "done"]
-    again = subprocess.run(command, capture_output=True, text=True)
-    assert again.returncode == 2 and "is not empty" in again.stderr
+def test_all_gpu_checks_in_small(gpu_rows: Callable[..., Any]) -> None:
+    steps = gpu_rows("steps")
+    distilled = [row for what, row in steps.items() if what.endswith("distill")]
+    assert len(distilled) == 2 and all(row["waits"] > 0 and row["tokens_per_second"] > 0 for row in distilled)
+    tests = gpu_rows("tests")
+    assert tests["sum"]["outcome"].startswith("6 passed")
+    runs = gpu_rows("runs")
+    assert all(runs[name]["status"] == 0 for name in ("single", "fsdp, one rank", "predict", "evaluate", "resumed"))
+    assert runs["killed"]["status"] == -9 and runs["resumed and not killed"]["same_bits"]

@@ -8,9 +8,7 @@ seeds, and from each snapshot of an earlier stage.
 import hashlib
 import json
 import logging
-import os
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from distill.report.jobs import PAGE, Job, JobsPage
 from distill.report.page import is_written_here
 from distill.runs.record import Record
 from distill.runs.results_file import check_student, read_results
-from distill.runtime.children import dying_with, pass_signals
+from distill.runtime.children import pass_signals, start
 from distill.runtime.errors import SettingError, StageFailed
 from distill.runtime.files import make_folder
 from distill.runtime.redaction import redact
@@ -282,7 +280,7 @@ def _snapshot_runs(path: Path, chain: ChainConfig) -> dict[str, SnapshotRuns]:
 def _run(command: list[str]) -> int:
     """The exit status of a command, to which the signals of this process are forwarded."""
     with handled() as signals, pass_signals(signals) as processes:
-        processes.append(subprocess.Popen(command, preexec_fn=dying_with(os.getpid())))
+        processes.append(start(command))
         status = processes[0].wait()
         # A stage that failed has acted on them; if it succeeded all the same, the chain stops before the next stage.
         signals.received[:] = [number for number in signals.received if number in STOPPING and not status]

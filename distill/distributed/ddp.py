@@ -57,6 +57,11 @@ class Ddp(Ranks):
             try_out(settings.collective, self.rank, device, wire, settings.timeout)
         self._describe()
 
+    @property
+    def stripes(self) -> int:
+        # The channels of NCCL share out each call between them: more calls would only cost their latency.
+        return 1 if self.device.type == "cuda" else self.rings
+
     def _choose_backend(self) -> str:
         """The name of the process-group backend. Raises SettingError for a plug-in that is not there."""
         if self.settings.collective is not None:

@@ -122,11 +122,11 @@ class GradientSync:
         self.ranks.traffic.exchange_seconds += time.perf_counter() - self._began
 
     def _start(self, number: int) -> None:
-        """Begin the exchange of a segment, cut into one stripe per ring."""
+        """Begin the exchange of a segment, cut into the stripes that the ranks send side by side."""
         if not self._under_way:
             self._began = time.perf_counter()
         values = self._bucket.flat[self._bucket.segments[number]]
-        parts = list(values.chunk(self.ranks.rings))
+        parts = list(values.chunk(self.ranks.stripes))
         gradients = wire = None
         dtype, scale = self._wire_format
         if dtype is not None:
@@ -134,7 +134,7 @@ class GradientSync:
             stats = self._bucket.stats if number == len(self._bucket.segments) - 1 else values[:0]
             gradients = values[len(stats) :]
             wire = (gradients if scale == 1 else gradients * scale).to(dtype)
-            parts = [*wire.chunk(self.ranks.rings), *([stats] if len(stats) else [])]
+            parts = [*wire.chunk(self.ranks.stripes), *([stats] if len(stats) else [])]
         for part in parts:
             self.ranks.count(part)
         with naming_lost_rank():

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from distill.runtime.children import dying_with, pass_signals
+from distill.runtime.children import pass_signals, start
 from distill.runtime.errors import Diverged, SettingError, StorageFailed
 from distill.runtime.progress import write_to
 from distill.runtime.signals import ALL, SAVING, Signals, handled, name_of
@@ -50,11 +50,10 @@ def run_ranks(processes: int, command: list[str], timeout: float) -> int:
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    prepare = dying_with(os.getpid())
     with handled() as signals, pass_signals(signals) as ranks:
         for rank in range(processes):
             environment = os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            ranks.append(subprocess.Popen(command, preexec_fn=prepare, env=environment))
+            ranks.append(start(command, environment))
         failed = _wait(ranks, signals, timeout)
         received = list(signals.received)
         signals.received.clear()  # the ranks have acted on them
@@ -106,6 +105,9 @@ def _report_failure(rank: int, status: int) -> None:
         # Rank 0 handles these signals and reports them itself.
         if rank > 0:
             write_to(sys.stderr, f"distill: rank {rank} was stopped by {name}; {log}\n")
+    elif status == 128 + signal.SIGABRT:
+        cause = "as NCCL does where another rank is lost, or by a library that has found a fault"
+        write_to(sys.stderr, f"distill: rank {rank} was aborted (SIGABRT), {cause}; {log}\n")
     elif status > 128:
         write_to(sys.stderr, f"distill: rank {rank} was killed by {signal.Signals(status - 128).name}; {log}\n")
     elif rank > 0:

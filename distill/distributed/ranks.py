@@ -105,6 +105,11 @@ class Ranks:
         self.traffic = Traffic()
 
     @property
+    def stripes(self) -> int:
+        """The parts of a segment that are sent side by side, each on a ring of its own."""
+        return self.rings
+
+    @property
     def shards(self) -> bool:
         """Whether any model is sharded."""
         return self.shards_student or self.shards_teacher

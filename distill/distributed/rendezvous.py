@@ -7,9 +7,9 @@ import re
 import socket
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from datetime import timedelta
-from functools import partial
+from threading import Thread
 
 import torch.distributed as dist
 
@@ -90,12 +90,20 @@ def _problem(address: str, port: int, is_master: bool, timeout: float) -> OSErro
 def _connected(address: str, port: int, is_master: bool, timeout: float) -> dist.Store:
     """The store at this address. Raises RankLost where what answers there is none.
 
-    In a thread of its own: it waits without a limit, and without heeding signals, for a server that is silent.
+    In a thread of its own: it waits without a limit, and without heeding signals, for a server that is silent. The
+    thread is a daemon, so that the end of the process does not wait for it.
     """
-    limit = timedelta(seconds=timeout)
-    call = partial(dist.TCPStore, address, port, is_master=is_master, timeout=limit, wait_for_workers=False)
+    limit, found = timedelta(seconds=timeout), Future[dist.Store]()
+
+    def connect() -> None:
+        try:
+            found.set_result(dist.TCPStore(address, port, is_master=is_master, timeout=limit, wait_for_workers=False))
+        except Exception as error:
+            found.set_exception(error)
+
+    Thread(target=connect, name="rendezvous", daemon=True).start()
     try:
-        return ThreadPoolExecutor(1).submit(call).result(timeout)
+        return found.result(timeout)
     except (dist.DistError, TimeoutError) as error:
         reason = first_line(error) if str(error) else f"no store of ranks answered for {timeout:g} s (backend.timeout)"
         raise RankLost(f"the ranks do not meet at {address}:{port} (MASTER_ADDR, MASTER_PORT): {reason}") from error

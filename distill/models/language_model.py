@@ -12,8 +12,9 @@ logits.
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -169,6 +170,7 @@ class LanguageModel(nn.Module):
         inputs = _without_segments(inputs, self.model)
         with ExitStack() as entered:
             entered.enter_context(autocast(self.precision, inputs["input_ids"].device))
+            entered.enter_context(_without_advice_on_masks())
             record = entered.enter_context(_watched(self.model, spec, self.plain))
             if self.model.training and torch.is_grad_enabled():
                 entered.enter_context(checkpointed(self._checkpointed))
@@ -231,6 +233,24 @@ class LanguageModel(nn.Module):
         if dtype not in self._casts:
             self._casts[dtype] = weight.detach().to(dtype)
         return self._casts[dtype]
+
+
+@contextmanager
+def _without_advice_on_masks() -> Iterator[None]:
+    """While it is open transformers does not warn that a batch without a mask may be padded.
+
+    Models are given no mask where nothing is padding, and the token that fills up may also be the end of a text.
+    """
+    source = logging.getLogger("transformers.modeling_utils")
+    source.addFilter(_is_not_about_masks)
+    try:
+        yield
+    finally:
+        source.removeFilter(_is_not_about_masks)
+
+
+def _is_not_about_masks(record: logging.LogRecord) -> bool:
+    return "passing in an `attention_mask`" not in record.getMessage()
 
 
 @torch.no_grad()
@@ -323,7 +343,7 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
             reduced = until_done.enter_context(last_block_at(model, spec.positions))
         if spec.head:
             handles.append(model.get_output_embeddings().register_forward_pre_hook(before_output_embedding))
-        if depths or spec.qkv:
+        if depths or spec.qkv or _is_compiled(model, depth):
             block_handles, number = _watch_blocks(
                 list(block_list(model.base_model, depth)), depths, record, is_root(model)
             )
@@ -338,6 +358,19 @@ def _watched(model: Any, spec: OutputSpec, plain: bool = False) -> Iterator[dict
 
             until_done.enter_context(record_attention(model, keep))
         yield record
+
+
+def _is_compiled(model: Any, depth: int | None) -> bool:
+    """Whether the forward of a whole encoder goes through torch.compile (`runs.setup.compile_encoder`).
+
+    What it was traced without it goes on without: hooks that come to its blocks later are never called. So they are
+    always there.
+    """
+    if depth is None or "forward" not in vars(model.base_model):
+        return False
+    with suppress(ValueError):  # no list of blocks, which is reported where layers are asked for
+        return len(block_list(model.base_model, depth)) > 0
+    return False
 
 
 def _watch_blocks(

@@ -91,6 +91,8 @@ class Compiled:
             return self.plain(*arguments)
         try:
             return self.function(*map(_whole, arguments))
+        except torch.OutOfMemoryError:
+            raise  # as it is, the block needs more memory, and not less
         except Exception as error:  # a missing compiler and inductor's faults have many faces, before the first write
             Compiled.works = False
             warnings.warn(f"the objective runs without torch.compile: {first_line(error)}", stacklevel=2)

@@ -5,29 +5,48 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from distill.runtime.signals import SAVING, Signals
 
+PARENT = "DISTILL_PARENT"  # the variable by which a child knows whose it is
 PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 
 
-def dying_with(parent: int) -> Callable[[], None]:
-    """For `preexec_fn` of a process that `parent`, this one, starts: kill it when its parent ends, however that ends.
+def start(command: list[str], env: Mapping[str, str] | None = None, **options: Any) -> "subprocess.Popen[Any]":
+    """Start a process that imports this package; it is killed when this one ends, however that ends.
 
-    On Linux; elsewhere it outlives a parent that is killed. It also ignores SIGUSR1 until it handles that itself.
+    On Linux; elsewhere it outlives a parent that is killed. It ignores SIGUSR1 until it handles that itself.
+
+    Args:
+        env: of the process; None: that of this one.
+        options: of `subprocess.Popen`.
     """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    # Its signal is held back until `follow_parent` ignores it. No preexec_fn: where this process has threads that may
+    # deadlock.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [SAVING])
+    try:
+        return subprocess.Popen(
+            command, env={**(os.environ if env is None else env), PARENT: str(os.getpid())}, **options
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def prepare() -> None:
+
+def follow_parent() -> None:
+    """The other side of `start`, the first thing that such a process does; does nothing in any other process."""
+    parent = os.environ.pop(PARENT, None)  # processes that it starts have another one
+    if parent is None:
+        return
+    with suppress(ValueError):  # imported in a thread
         signal.signal(SAVING, signal.SIG_IGN)
-        if libc is not None:
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before
-            os._exit(128 + signal.SIGKILL)
-
-    return prepare
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [SAVING])
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if str(os.getppid()) != parent:  # it ended before
+        os._exit(128 + signal.SIGKILL)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import importlib.util
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -63,6 +64,9 @@ def test_a_port_that_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RankLost, match=r"MASTER_PORT\): no store of ranks answered for 1 s"):
             meet(monkeypatch, "127.0.0.1", port, rank=1)
         assert time.monotonic() - began < 10
+        # It still waits for the silent server, and the end of this process does not wait for it.
+        assert all(thread.daemon for thread in threading.enumerate() if thread.name == "rendezvous")
+        assert not any(thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate())
 
 
 def test_ranks_of_the_same_or_of_other_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

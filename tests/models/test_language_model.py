@@ -1,5 +1,6 @@
 """What is read from a model's forward: its own hidden states and head, or the model is refused."""
 
+import logging
 from copy import deepcopy
 from typing import Any
 
@@ -202,3 +203,8 @@ def test_an_adapter_on_the_output_embedding_is_refused() -> None:
     model = Plain()
     model.output = Adapter(8, VOCAB)
     assert "the output embedding of Plain has an adapter" in refusal(model)
+
+
+def test_reading_a_model_leaves_the_loggers_of_transformers_as_they_are() -> None:
+    LanguageModel(make_model("bert", 1))({"input_ids": torch.ones(1, 4, dtype=torch.long)}, None, OutputSpec())
+    assert not logging.getLogger("transformers.modeling_utils").filters

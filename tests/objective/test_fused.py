@@ -218,6 +218,19 @@ def test_without_a_compiler_it_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
     assert len(tries) == 1, "each try takes seconds"
 
 
+def test_a_compiled_block_that_has_no_memory_is_not_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes more memory, and the whole process would go on without compiling."""
+
+    def full(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(kernel.Compiled, "works", True)
+    monkeypatch.setattr(kernel.compiled_kernel, "function", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        problem().fused(compiled=True)
+    assert kernel.Compiled.works
+
+
 def test_a_weight_that_is_rounded_already_is_not_rounded_again() -> None:
     case = problem(dtype=torch.float32)
     zeros = torch.zeros_like(case.student.weight, dtype=torch.bfloat16).detach()

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +119,20 @@ def test_an_encoder_without_shared_layers_is_compiled_whole() -> None:
     counters.clear()
     torch.testing.assert_close(hidden_and_gradient(model), before, rtol=1e-4, atol=1e-4)
     assert counters["stats"]["unique_graphs"] == 1 and "forward" in vars(model.model.base_model)
+
+
+def test_a_compiled_encoder_gives_layers_that_were_not_asked_for_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LanguageModel(tiny.make_model("bert", 2))
+    inputs = {"input_ids": torch.from_numpy(tiny.make_rows(4)).long()}
+    specs = [OutputSpec(layers=(LAST,)), OutputSpec(layers=(1, LAST)), OutputSpec(layers=(0,))]
+    expected = [model(inputs, None, spec).hidden for spec in specs]
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    setup.compile_encoder(model.model)
+    for spec, hidden in zip(specs, expected, strict=True):
+        found = model(inputs, None, spec).hidden
+        assert found.keys() == hidden.keys()
+        assert all(torch.equal(found[layer], hidden[layer]) for layer in hidden)
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(

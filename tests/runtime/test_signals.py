@@ -126,12 +126,13 @@ def test_a_forked_child_ends_by_a_signal_and_its_parent_does_not_hear_of_it(tmp_
 
 def test_a_child_dies_with_its_parent_and_gets_its_signals(tmp_path: Path) -> None:
     """The parent is killed by -9."""
-    child = "import signal, time; signal.signal(1, lambda *_: open('heard', 'w').close()); open('{}', 'w').close(); "
+    child = "import distill, signal, time; signal.signal(1, lambda *_: open('heard', 'w').close()); "
+    child += "open('{}', 'w').close(); "
     text = (
-        "from distill.runtime.signals import handled\nfrom distill.runtime.children import dying_with, pass_signals\n"
+        "from distill.runtime.signals import handled\nfrom distill.runtime.children import pass_signals, start\n"
         "with handled() as signals, pass_signals(signals) as children:\n"
         f"    code = {child.format('ready') + 'time.sleep(60)'!r}\n"
-        "    new = subprocess.Popen([sys.executable, '-c', code], preexec_fn=dying_with(os.getpid()))\n"
+        "    new = start([sys.executable, '-c', code])\n"
         "    Path('pid').write_text(str(new.pid))\n    children.append(new); new.wait()\n"
     )
     process = program(text, tmp_path)

@@ -121,17 +121,16 @@ def _run_here(job: "ComposedRun") -> "RunResults":
 
 def _run_command(arguments: list[str]) -> None:
     """Run the command as a process without a terminal, and print its output here, line by line."""
-    from distill.runtime.children import dying_with
+    from distill.runtime.children import start
 
     command = [sys.executable, "-m", "distill", *arguments]
-    process = subprocess.Popen(
+    process = start(
         command,
-        env=os.environ | {"PYTHONPATH": _import_path()},
+        os.environ | {"PYTHONPATH": _import_path()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        preexec_fn=dying_with(os.getpid()),
     )
     last, stream = "", sys.stdout if in_notebook(sys.stderr) else sys.stderr
     assert process.stdout is not None

@@ -3,10 +3,10 @@
 #
 #   python -m distill.distributed.cluster slurm > slurm.sh
 #   sbatch slurm.sh                            from the checkout, which lies where all nodes see it
-#   BACKEND=ddp BOOKS=/data/books sbatch slurm.sh seed=1      settings of Distill are handed on
+#   BOOKS=/data/books sbatch slurm.sh seed=1      settings of Distill are handed on
 #   RECIPE=distilbert_gutenberg BOOKS=/data/books sbatch slurm.sh    a small trial that needs no internet
 #
-# Before: `make horovod` on a node like those of the job (for backend=ddp any `make` target). distilbert_paper fetches its
+# Before: any `make` target on a node like those of the job (for BACKEND=horovod `make horovod`). distilbert_paper fetches its
 # teacher from the Hugging Face Hub. Where the nodes have no internet, run once on the login node
 #   HF_HOME=runs/hub .venv/bin/hf download google-bert/bert-base-uncased --include '*.json' '*.txt' '*.safetensors'
 # and submit with HF_HUB_OFFLINE=1 in the environment.
@@ -39,7 +39,8 @@ export HF_HOME="${HF_HOME:-$PWD/runs/hub}"
 status=0
 srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     .venv/bin/python -m distill +recipe="${RECIPE:-distilbert_paper}" \
-    backend="${BACKEND:-horovod}" \
+    backend="${BACKEND:-ddp}" \
+    precision="${PRECISION:-auto}" \
     backend.threads="$SLURM_CPUS_PER_TASK" \
     train.on_usr1=stop \
     ${BOOKS:+"corpus.path=$BOOKS"} \
@@ -47,14 +48,14 @@ srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     data.local="${TMPDIR:-/tmp}/distill-$USER" \
     "$@" || status=$?
 
-# 138: the time is over. 4: a rank lost another one. 137, 143: it was killed, or ended with its node. Slurm may have put
-# the job back itself by then, and then says that it is pending.
+# 138: the time is over. 4: a rank lost another one. 134: it lost another one on GPUs, where NCCL aborts it. 137, 143: it
+# was killed, or ended with its node. Slurm may have put the job back itself by then, and then says that it is pending.
 lost="distill-$SLURM_JOB_ID.lost"
 case "$status" in
-    4 | 137 | 143) echo "$(date) $SLURM_JOB_NODELIST status $status" >>"$lost" ;;
+    4 | 134 | 137 | 143) echo "$(date) $SLURM_JOB_NODELIST status $status" >>"$lost" ;;
     *) rm -f "$lost" ;;
 esac
-case "$status" in 4 | 137 | 138 | 143) ;; *) exit "$status" ;; esac
+case "$status" in 4 | 134 | 137 | 138 | 143) ;; *) exit "$status" ;; esac
 if [ -e "$lost" ] && [ "$(wc -l <"$lost")" -gt "${RESTARTS:-10}" ]; then exit "$status"; fi
 echo "status $status in start $((${SLURM_RESTART_COUNT:-0} + 1)) of job $SLURM_JOB_ID: back into the queue"
 scontrol requeue "$SLURM_JOB_ID"
