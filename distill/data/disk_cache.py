@@ -17,7 +17,7 @@ from typing import Any
 
 from distill.config.settings import DataConfig
 from distill.runtime.errors import SettingError
-from distill.runtime.files import atomic, try_lock
+from distill.runtime.files import atomic, locked
 from distill.runtime.manifest import sha256
 
 logger = logging.getLogger(__name__)
@@ -50,11 +50,14 @@ def once(path: Path, is_made: Callable[[], bool] | None = None, quiet: bool = Fa
     if is_made():
         yield False
         return
-    with open(f"{path}.lock", "w") as lock:
-        if not try_lock(lock):
-            if not quiet:
-                logger.info(f"another process is making {path}; waiting for it")
-            try_lock(lock, wait=True)
+    lock = Path(f"{path}.lock")
+    with locked(lock, wait=False) as held:
+        if held:
+            yield not is_made()
+            return
+    if not quiet:
+        logger.info(f"another process is making {path}; waiting for it")
+    with locked(lock):
         yield not is_made()
 
 
