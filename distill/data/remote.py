@@ -35,8 +35,10 @@ NAP = 0.25  # seconds of a pause between two looks whether the process is to sto
 THREADS = 16  # that request the sizes of files which no listing gives
 # Errors of libraries that need not be installed, which another attempt does not mend.
 NO_ACCESS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "ParamValidationError")
-# What distinguishes one version of a file from another, by the names that services give it, the surest first.
-VERSIONS = ("ETag", "etag", "blob_id", "oid", "md5Hash", "generation", "LastModified", "last_modified", "mtime")
+# What distinguishes one version of a file from another, by the names that services give it, the surest first: what
+# follows from its content alone, and then what is of the place where it lies.
+DIGESTS = ("ETag", "blob_id", "oid", "md5Hash")
+VERSIONS = ("etag", "generation", "LastModified", "last_modified", "mtime")
 
 Result = TypeVar("Result")
 
@@ -160,6 +162,7 @@ class FileState(NamedTuple):
 
     size: int | None  # bytes; None: its server does not report it
     version: str  # changes with its content; empty where the service has no such thing
+    is_digest: bool = False  # whether that is the same for the same content, wherever it lies
 
 
 @dataclass(frozen=True, order=True)
@@ -217,7 +220,13 @@ class RemotePath:
         if self.listed is not None and self.listed.size is not None:
             return self.listed
         system, path = file_system(self.url, self.setting)
-        return _state(retried(lambda: system.info(path), self.url))
+        return self._state(retried(lambda: system.info(path), self.url))
+
+    def _state(self, info: dict[str, Any]) -> FileState:
+        """What a service reports. A web server makes its ETag of a time, or of whatever it likes."""
+        names = [name for name in (*DIGESTS, *VERSIONS) if info.get(name) is not None]
+        version = str(info[names[0]]) if names else ""
+        return FileState(info.get("size"), version, not self.is_web and names[:1] != [] and names[0] in DIGESTS)
 
     def rglob(self, pattern: str = "*") -> "list[RemotePath]":
         """The files below a folder whose names match."""
@@ -237,7 +246,7 @@ class RemotePath:
         if not self.is_web:  # where fsspec has one of several names, as s3 of s3a
             protocol = self.url.partition("://")[0]
             files = [(f"{protocol}://{url.partition('://')[2]}", info) for url, info in files]
-        return [RemotePath(url, self.setting, _state(info)) for url, info in files]
+        return [RemotePath(url, self.setting, self._state(info)) for url, info in files]
 
     def open(self, mode: str = "rb", buffered: bool = True) -> Any:
         """A file object that requests ranges of the content as they are read, and again where storage fails.
@@ -284,21 +293,6 @@ def _with_state(path: Path) -> Path:
 def size_of(path: Path) -> int:
     """Bytes of a file; 0 where its server does not report it."""
     return path.state().size or 0 if isinstance(path, RemotePath) else path.stat().st_size
-
-
-def file_state(path: Path) -> tuple[str, int | None, Any]:
-    """Name, size and time of a file, or its version at a URL: what changes when its content does."""
-    if not isinstance(path, RemotePath):
-        status = path.stat()
-        return str(path.resolve()), status.st_size, status.st_mtime_ns
-    state = path.state()
-    # What follows a question mark may be a signature that is another one every day.
-    return path.url.partition("?")[0] if path.is_web and state.version else path.url, *state
-
-
-def _state(info: dict[str, Any]) -> FileState:
-    version = next((str(info[name]) for name in VERSIONS if info.get(name) is not None), "")
-    return FileState(info.get("size"), version)
 
 
 class _Ranges(io.RawIOBase):
