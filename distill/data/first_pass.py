@@ -1,8 +1,8 @@
 """The pass over a text that finds which documents are to be left out as duplicates, before any of them is packed.
 
-Hosts divide it as they divide the packing: a host takes groups, reads their units with several processes, and publishes
-the digests of a group, so that a pass that was killed resumes. Every host then finds the same duplicates in what all
-have published.
+Hosts divide the reading as they divide the packing: a host takes groups, reads their units with several processes, and
+publishes the digests of a group, so that a pass that was killed resumes. Every host then searches what all have
+published by itself, and finds the same duplicates.
 """
 
 import logging
