@@ -36,6 +36,7 @@ from distill.data.shards.open import open_sequences
 from distill.data.shards.records import META, PARTS, Meta
 from distill.data.sources import Source, find_source
 from distill.data.sources.bundled import Bundled
+from distill.data.sources.tokens import Tokens as StoredTokens
 from distill.data.stale import remove_stale, scratch_name
 from distill.data.token_ids import tokenizer_of_numbers
 from distill.runtime.errors import Damaged, SettingError
@@ -58,14 +59,20 @@ class Text:
     setting: str
     path: str = ""  # as the user gave it
     max_sequences: int | None = None  # that training takes of it, so that no more of it is read; None: all
+    name: str = ""  # of the text that prepared sequences stand for; else as its sources describe themselves
 
     def describe(self) -> str:
-        return " + ".join(source.describe() for source in self.sources)
+        return self.name or " + ".join(source.describe() for source in self.sources)
 
     @property
     def prompts(self) -> bool:
         """Whether some of it may be there to be read only."""
         return any(source.prompts for source in self.sources)
+
+    @property
+    def stored(self) -> StoredTokens | None:
+        """The prepared sequences that stand in for it, if they do."""
+        return next((source for source in self.sources if isinstance(source, StoredTokens)), None)
 
     @property
     def token_ids(self) -> bool:
@@ -200,9 +207,16 @@ def prepare(
     packing = _packing(text, tokenizer, corpus, sequence_format)
     few = part != "all" and data.tokens is None  # what is prepared on purpose is all of a text
     try:
-        folder = _build_sequences(text, packing, data, text.max_sequences if few else None, recheck)
+        if text.stored is not None:
+            text, packing, folder = _found(text, text.stored, packing, data, recheck)
+        else:
+            folder = _build_sequences(text, packing, data, text.max_sequences if few else None, recheck)
         tokens = _load(_copy_to_node(folder, data, recheck), part, text, packing, corpus, data)
     except Damaged as damage:
+        if text.stored is not None:
+            raise SettingError(
+                damage, setting=f"{text.setting}.path", value=text.path, cure="restore that file, or prepare it again"
+            ) from damage
         cure = ", or set resume=auto for that" if recheck and data.tokens is None else ""
         place = f"data.cache={data.cache}" if data.tokens is None else f"data.tokens={data.tokens}"
         raise SettingError(
@@ -276,6 +290,22 @@ def _build_sequences(text: Text, packing: Packing, data: DataConfig, needed: int
         part = larger(part)
 
 
+def _found(
+    text: Text, source: StoredTokens, packing: Packing, data: DataConfig, recheck: bool
+) -> tuple[Text, Packing, Destination]:
+    """The text as it was called when its sequences were made, how they were, and where they are.
+
+    Raises:
+        SettingError: none were made with these settings.
+        Damaged: they are not as they were written.
+    """
+    place, meta = source.made_with(packing.described)
+    folder = destination(place, f"{text.setting}.path")
+    if isinstance(folder, LocalFolder):
+        check_folder(folder, data.changed(tokens=source.path), recheck, remake=False)
+    return replace(text, name=meta["made"]["text"]), replace(packing, prompts=meta["made"]["prompts"]), folder
+
+
 def _build_once(folder: Destination, text: Text, packing: Packing, data: DataConfig) -> None:
     """Builds what is not there; on each host one process does, with a folder of its own in the cache.
 
@@ -341,7 +371,9 @@ def _packing(
         )
     return Packing(
         tokenizer=plain_tokenizer(
-            tokenizer_of_numbers(text.sources, tokenizer) if text.token_ids else backend.to_str()
+            tokenizer_of_numbers(text.sources, tokenizer)
+            if text.token_ids and text.stored is None
+            else backend.to_str()
         ),
         vocabulary=len(tokenizer),
         format=format,

@@ -32,7 +32,7 @@ def test_one_at_a_time_and_no_file_is_left(tmp_path: Path) -> None:
     assert (most, count) == (1, 1600) and not list(tmp_path.iterdir())
 
 
-def test_who_may_not_wait_is_told(tmp_path: Path) -> None:
+def test_a_lock_without_waiting(tmp_path: Path) -> None:
     with locked(tmp_path / "lock"), locked(tmp_path / "lock", wait=False) as held:
         assert not held and (tmp_path / "lock").exists()
     (tmp_path / "lock").touch()  # of a process that was killed

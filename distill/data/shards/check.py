@@ -1,7 +1,7 @@
 """Whether prepared sequences are as they were written.
 
 meta.json has its own digest, and those of the indices and of the counts; an index has those of the blocks of its
-shards. Of what was prepared before meta.json had any, the shards are checked all the same, and the rest by its sizes.
+shards.
 
 On each machine the files of a folder are read in full once. A stamp in `data.cache` then shows that they are the same
 files, by their sizes, times of change and inodes.
@@ -67,7 +67,7 @@ def read_meta(place: str) -> Meta:
         raise Damaged(name, "it is not the JSON that was written") from error
     if lacking:
         raise Damaged(name, f"it has no {', '.join(sorted(lacking))}")
-    if seal != _digest(meta) and (seal is not None or "files" in meta):
+    if seal != _digest(meta):
         raise Damaged(name, "it is not as it was written: its SHA-256 differs")
     checked: Meta = meta
     return checked
@@ -82,16 +82,16 @@ def index_of(place: str, part: Part, meta: Meta) -> ShardIndex:
     return index
 
 
-def index_digest(part: Part, meta: Meta) -> str | None:
-    """SHA-256 of the file of an index; None: it is not on record."""
-    return meta.get("files", {}).get(f"{part}.index")
+def index_digest(part: Part, meta: Meta) -> str:
+    """SHA-256 of the file of an index."""
+    return meta["files"][f"{part}.index"]
 
 
 def read_counts(place: str, part: Part, meta: Meta) -> np.ndarray:
     """How often each token occurs in a part, [V] int64. Raises Damaged, StorageFailed as `read_meta`."""
     file = f"{part}.counts.npy"
     name = f"{place.rstrip('/')}/{file}"
-    content = read_whole(name, meta.get("files", {}).get(file))
+    content = read_whole(name, meta["files"][file])
     counts = array_in(content, name)
     if counts.dtype != np.int64 or counts.ndim != 1 or counts.sum() < meta[part]["tokens"]:
         raise Damaged(name, "it does not hold the counts of the tokens")
