@@ -107,7 +107,7 @@ class FirstPass:
     def _left(self) -> list[Group]:
         """The groups that nobody has read yet; hosts that begin together begin at different ones."""
         names = self.folder.names(WORK)
-        if not names and self.folder.exists(META):
+        if self.folder.exists(META):
             raise FileNotFoundError(META)
         left = [group for group in self.groups if Path(records_name(group.number)).name not in names]
         first = int(self.claims.owner, 16) % max(len(left), 1)
