@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
@@ -66,14 +67,17 @@ def file_system(url: str, setting: str) -> tuple[Any, str]:
     Raises:
         SettingError: the protocol is not known, or needs a package that is not installed.
     """
+    from fsspec import get_filesystem_class
     from fsspec.core import url_to_fs
 
     protocol = url.partition("://")[0]
     if protocol == "hf" and not is_hub_reached():
         raise SettingError(f"{setting}={url} cannot be reached: {why_not_reached()}, or give a local copy")
     try:
-        options = s3_options(protocol)
-        system, path = url_to_fs(url, **options)
+        if options := s3_options(protocol):
+            kind = _one_attempt(get_filesystem_class(protocol))
+            return kind(**options, **kind._get_kwargs_from_urls(url)), kind._strip_protocol(url)
+        system, path = url_to_fs(url)
     except ImportError as error:
         extra = EXTRAS.get(protocol)
         cure = pip_install(extra) if extra else "install it"
@@ -82,9 +86,13 @@ def file_system(url: str, setting: str) -> tuple[Any, str]:
         raise SettingError(
             f"{setting}={url}: {first_line(error)}: give a local path, or s3://, gs://, hf:// or https://"
         ) from error
-    if options:
-        system.retries = 1  # its own attempts, which are no argument of it
     return system, path
+
+
+@cache
+def _one_attempt(kind: Any) -> Any:
+    """The class of a file system whose own attempts, which are no argument of it, are one."""
+    return type(kind.__name__, (kind,), {"retries": 1})
 
 
 @contextmanager
@@ -124,6 +132,7 @@ def retried(
     Raises:
         StorageFailed: every attempt has failed, or the call has raised it.
         OSError: of a kind that does not pass, such as FileNotFoundError and PermissionError.
+        Exception: the call itself is wrong.
         Interrupted: an attempt has failed, and a signal is to stop the process.
     """
     signals = in_force()
@@ -131,9 +140,7 @@ def retried(
         try:
             return call()
         except Exception as error:
-            if isinstance(error, (*PERMANENT, SettingError, StorageFailed)) or type(error).__name__ in NO_ACCESS:
-                raise
-            if isinstance(error, OSError) and error.errno == errno.ENOSYS:  # the service has no such operation
+            if not _may_pass(error):
                 raise
             signals.raise_if_stopped()
             reason = f"{type(error).__name__}: {first_line(error)}"
@@ -147,6 +154,18 @@ def retried(
                 failed(reason)
             pause(random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt)), signals)
     raise AssertionError("no attempt was made")
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether another attempt may succeed: an error of the system or of a library, that is none of a permanent kind.
+
+    Python's own errors, such as a TypeError, are mistakes in a program.
+    """
+    if isinstance(error, PERMANENT) or type(error).__name__ in NO_ACCESS:
+        return False
+    if isinstance(error, OSError):
+        return error.errno != errno.ENOSYS  # the service has no such operation
+    return isinstance(error, EOFError) or type(error).__module__.partition(".")[0] not in ("builtins", "distill")
 
 
 def pause(seconds: float, signals: Signals) -> None:

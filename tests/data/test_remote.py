@@ -267,6 +267,18 @@ def test_names_of_the_hub_go_to_its_own_library(monkeypatch: pytest.MonkeyPatch)
 # --- storage that fails
 
 
+def test_errors_of_libraries_are_of_storage(no_pauses: list[float]) -> None:
+    of_library = type("ServerDisconnected", (Exception,), {"__module__": "aiohttp.client_exceptions"})
+    left: list[Exception] = [of_library("cut"), EOFError("short"), json.JSONDecodeError("no answer", "", 0)]
+
+    def call() -> str:
+        if left:
+            raise left.pop()
+        return "done"
+
+    assert retried(call, "s3://a/b") == "done" and len(no_pauses) == 3
+
+
 def test_what_fails_is_asked_for_again_after_growing_pauses(no_pauses: list[float]) -> None:
     left = [ConnectionResetError("cut"), TimeoutError("slow"), OSError("503")]
 
@@ -287,7 +299,8 @@ def test_what_keeps_failing_ends_the_run_and_what_is_not_there_is_not_asked_for_
         retried(lambda: fail(OSError("503")), "s3://a/b")
     assert len(no_pauses) == remote.ATTEMPTS - 1 and max(no_pauses) <= remote.LONGEST_PAUSE
     no_pauses.clear()
-    for error in (FileNotFoundError("x"), PermissionError("x")):
+    # The last three are mistakes in a program, which said "restore access" a minute and a half later.
+    for error in (FileNotFoundError("x"), PermissionError("x"), TypeError("x"), KeyError("x"), ValueError("x")):
         with pytest.raises(type(error)):
             retried(lambda error=error: fail(error), "s3://a/b")
     assert not no_pauses
