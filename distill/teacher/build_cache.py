@@ -24,7 +24,7 @@ from distill.models.language_model import LanguageModel, OutputSpec, idle_forwar
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic, locked
 from distill.runtime.progress import Progress
-from distill.teacher.cache import Cache, CacheMeta, Positions
+from distill.teacher.cache import Cache, CacheMeta, Positions, check_together
 from distill.teacher.sampling import kept_entries, offsets_of, stored
 
 FORWARD_TOKENS = 4096  # of one forward: the teacher keeps no activations
@@ -59,8 +59,7 @@ def build(
             raise SettingError(
                 f"data.cache: {cache.folder} cannot be written ({error.strerror}); give another folder"
             ) from error
-        cache.check()
-    ranks.barrier()  # other machines may be slower
+    check_together([cache] if is_missing else [], ranks)  # where other machines may be slower
 
 
 @dataclass
