@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
-from typing import Any
 
 from distill.config.settings import DataConfig
 from distill.runtime.errors import SettingError
@@ -95,13 +94,12 @@ def num_processes(data: DataConfig) -> int:
 class _Process(SpawnProcess):
     """A process that does not import the program, which it would run once more without `if __name__ == "__main__"`."""
 
-    @staticmethod
-    def _Popen(process: Any) -> Any:
+    def start(self) -> None:
         program = vars(sys.modules["__main__"])
         hidden = {name: program[name] for name in ("__file__", "__spec__") if program.get(name) is not None}
         program.update(dict.fromkeys(hidden))
         try:
-            return SpawnProcess._Popen(process)
+            super().start()
         finally:
             program.update(hidden)
 

@@ -10,6 +10,7 @@ files, by their sizes, times of change and inodes.
 import json
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +34,7 @@ from distill.runtime.storage import size
 
 READ_BYTES = 1 << 20  # of a block at once
 ANNOUNCED = 4 << 30  # bytes from which on the check takes long enough to be logged
-BEGAN = time.time()  # about when this process and the other ranks of its run began
+BEGAN = time.monotonic()  # about when this process and the other ranks of its run began
 SEAL = "sha256"  # the entry of meta.json that is the digest of all others
 
 logger = logging.getLogger(__name__)
@@ -164,10 +165,16 @@ def _seen(folder: LocalFolder) -> dict[str, list[int]]:
 def _is_stamped(stamp: Path, folder: LocalFolder, again: bool) -> bool:
     try:
         seen = json.loads(stamp.read_bytes())
-        recent = not again or stamp.stat().st_mtime >= BEGAN
+        recent = not again or _age(stamp) <= time.monotonic() - BEGAN
     except (OSError, ValueError):
         return False
     return bool(recent and META in seen and seen == _seen(folder))
+
+
+def _age(file: Path) -> float:
+    """Seconds since a file was written, by the clock of the server that keeps it: that of this machine may differ."""
+    with tempfile.NamedTemporaryFile(dir=file.parent) as now:
+        return os.fstat(now.fileno()).st_mtime - file.stat().st_mtime
 
 
 def check_files(folder: LocalFolder, data: DataConfig, in_full: bool = True) -> None:
