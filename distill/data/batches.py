@@ -125,7 +125,8 @@ class Batches:
         if shape.equal_windows:
             on_rank_0 = -(-len(positions) // shape.size)
             missing = -(-on_rank_0 // shape.batch_size) - len(window)
-            window += [as_dummy(self.batch(np.zeros(1, np.int64), epoch))] * missing
+            near = dealt[:1] if len(dealt) else np.zeros(1, np.int64)  # a sequence that is being read in any case
+            window += [as_dummy(self.batch(numbers[near], passes[near]))] * missing if missing else []
         return window
 
     def batch(self, numbers: np.ndarray, passes: np.ndarray | int) -> Batch:

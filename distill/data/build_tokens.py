@@ -63,7 +63,7 @@ def build(
             Host(folder, groups, packing, plan["compression"], scratch, claims, data).work()
         if packing.duplicates is Duplicates.count:
             duplicates = count_duplicates(folder, len(groups), scratch)
-        meta = finish(folder, len(groups), packing, plan, duplicates)
+        meta = finish(folder, len(groups), packing, plan, duplicates, name)
     except FileNotFoundError:
         if not folder.exists(META):
             raise

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
-from typing import Any
 
 from distill.config.settings import DataConfig
 from distill.runtime.errors import SettingError
-from distill.runtime.files import atomic, try_lock
+from distill.runtime.files import atomic, locked
 from distill.runtime.manifest import sha256
 
 logger = logging.getLogger(__name__)
@@ -50,11 +49,14 @@ def once(path: Path, is_made: Callable[[], bool] | None = None, quiet: bool = Fa
     if is_made():
         yield False
         return
-    with open(f"{path}.lock", "w") as lock:
-        if not try_lock(lock):
-            if not quiet:
-                logger.info(f"another process is making {path}; waiting for it")
-            try_lock(lock, wait=True)
+    lock = Path(f"{path}.lock")
+    with locked(lock, wait=False) as held:
+        if held:
+            yield not is_made()
+            return
+    if not quiet:
+        logger.info(f"another process is making {path}; waiting for it")
+    with locked(lock):
         yield not is_made()
 
 
@@ -92,13 +94,12 @@ def num_processes(data: DataConfig) -> int:
 class _Process(SpawnProcess):
     """A process that does not import the program, which it would run once more without `if __name__ == "__main__"`."""
 
-    @staticmethod
-    def _Popen(process: Any) -> Any:
+    def start(self) -> None:
         program = vars(sys.modules["__main__"])
         hidden = {name: program[name] for name in ("__file__", "__spec__") if program.get(name) is not None}
         program.update(dict.fromkeys(hidden))
         try:
-            return SpawnProcess._Popen(process)
+            super().start()
         finally:
             program.update(hidden)
 

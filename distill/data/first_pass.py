@@ -1,8 +1,8 @@
 """The pass over a text that finds which documents are to be left out as duplicates, before any of them is packed.
 
-Hosts divide it as they divide the packing: a host takes groups, reads their units with several processes, and publishes
-the digests of a group, so that a pass that was killed resumes. Every host then finds the same duplicates in what all
-have published.
+Hosts divide the reading as they divide the packing: a host takes groups, reads their units with several processes, and
+publishes the digests of a group, so that a pass that was killed resumes. Every host then searches what all have
+published by itself, and finds the same duplicates.
 """
 
 import logging
@@ -107,7 +107,7 @@ class FirstPass:
     def _left(self) -> list[Group]:
         """The groups that nobody has read yet; hosts that begin together begin at different ones."""
         names = self.folder.names(WORK)
-        if not names and self.folder.exists(META):
+        if self.folder.exists(META):
             raise FileNotFoundError(META)
         left = [group for group in self.groups if Path(records_name(group.number)).name not in names]
         first = int(self.claims.owner, 16) % max(len(left), 1)

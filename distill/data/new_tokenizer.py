@@ -1,7 +1,6 @@
 """Trains a tokenizer on the documents of a corpus that are not held out, and keeps it in the cache."""
 
 import logging
-import os
 import re
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from distill.data.shards.groups import work_of
 from distill.data.sources import read
 from distill.data.tokens import Text, corpus_texts, key_of
 from distill.runtime.errors import SettingError, first_line
+from distill.runtime.files import locked
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 NO_TEXT = "corpus.path: it holds no text to train a tokenizer on; check corpus.path and corpus.kind"
 BLOCK = 16 << 10  # characters
+TRAINING_TEXT = ".training-text"  # ends the name of a copy of the text, which a killed process leaves to the next one
 _LONG = re.compile(r"\w{1000,}")
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ def train_tokenizer(
         )
     text = Text(tuple(source for text in texts for source in text.sources), texts[0].setting)
     settings = {"vocab_size": corpus.vocab_size, "heldout": corpus.heldout}
-    path = folder_of(data.cache, algorithm, f"{key_of(text, settings)}.json")
+    path = folder_of(data.cache, algorithm, f"{key_of(text, settings, data)}.json")
     with once_with_digest(path) as new:
         if new is not None:
             begun = time.perf_counter()
@@ -101,14 +102,14 @@ def write_tokenizer(
     Raises:
         SettingError: there is no text.
     """
-    plain = path.with_suffix(f".{os.getpid()}.txt")
-    try:
-        counts = write_training_text(texts, plain)
+    for left in path.parent.glob(f"*{TRAINING_TEXT}"):
+        with locked(left, wait=False):  # and so removed, unless another process is at work on it
+            pass
+    with locked(path.with_suffix(TRAINING_TEXT)):
+        counts = write_training_text(texts, path.with_suffix(TRAINING_TEXT))
         if not counts:
             raise SettingError(NO_TEXT)
-        tokenizer = train(plain, counts, vocab_size)
-    finally:
-        plain.unlink(missing_ok=True)
+        tokenizer = train(path.with_suffix(TRAINING_TEXT), counts, vocab_size)
     tokenizer.save(str(path))
 
 

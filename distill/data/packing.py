@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from hashlib import sha256 as sha256_of
 from itertools import groupby, islice
 from pathlib import Path
 from typing import IO, Any
@@ -64,6 +65,25 @@ class Packing:
         if self.prompts:
             identity["marks_beginnings"] = True
         return identity
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a run has to have in common with prepared sequences to train on them, as JSON, by setting."""
+        drops = self.duplicates in (Duplicates.drop, Duplicates.near)
+        return {
+            "tokenizer": sha256_of(self.tokenizer.encode()).hexdigest(),
+            "vocabulary": self.vocabulary,
+            "format": asdict(self.format),
+            "corpus.sequence_length": self.sequence_length,
+            "corpus.cross_documents": self.cross_documents,
+            "corpus.heldout": self.held_out.share,
+            "corpus.duplicates": self.duplicates.value if drops else Duplicates.keep.value,
+            **{
+                f"corpus.near.{name}": value
+                for name, value in dict(self.near).items()
+                if self.duplicates is Duplicates.near
+            },
+        }
 
     @property
     def dtype(self) -> np.dtype:

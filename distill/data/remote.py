@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
@@ -35,8 +36,10 @@ NAP = 0.25  # seconds of a pause between two looks whether the process is to sto
 THREADS = 16  # that request the sizes of files which no listing gives
 # Errors of libraries that need not be installed, which another attempt does not mend.
 NO_ACCESS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "ParamValidationError")
-# What distinguishes one version of a file from another, by the names that services give it, the surest first.
-VERSIONS = ("ETag", "etag", "blob_id", "oid", "md5Hash", "generation", "LastModified", "last_modified", "mtime")
+# What distinguishes one version of a file from another, by the names that services give it, the surest first: what
+# follows from its content alone, and then what is of the place where it lies.
+DIGESTS = ("ETag", "blob_id", "oid", "md5Hash")
+VERSIONS = ("etag", "generation", "LastModified", "last_modified", "mtime")
 
 Result = TypeVar("Result")
 
@@ -64,14 +67,17 @@ def file_system(url: str, setting: str) -> tuple[Any, str]:
     Raises:
         SettingError: the protocol is not known, or needs a package that is not installed.
     """
+    from fsspec import get_filesystem_class
     from fsspec.core import url_to_fs
 
     protocol = url.partition("://")[0]
     if protocol == "hf" and not is_hub_reached():
         raise SettingError(f"{setting}={url} cannot be reached: {why_not_reached()}, or give a local copy")
     try:
-        options = s3_options(protocol)
-        system, path = url_to_fs(url, **options)
+        if options := s3_options(protocol):
+            kind = _one_attempt(get_filesystem_class(protocol))
+            return kind(**options, **kind._get_kwargs_from_urls(url)), kind._strip_protocol(url)
+        system, path = url_to_fs(url)
     except ImportError as error:
         extra = EXTRAS.get(protocol)
         cure = pip_install(extra) if extra else "install it"
@@ -80,9 +86,13 @@ def file_system(url: str, setting: str) -> tuple[Any, str]:
         raise SettingError(
             f"{setting}={url}: {first_line(error)}: give a local path, or s3://, gs://, hf:// or https://"
         ) from error
-    if options:
-        system.retries = 1  # its own attempts, which are no argument of it
     return system, path
+
+
+@cache
+def _one_attempt(kind: Any) -> Any:
+    """The class of a file system whose own attempts, which are no argument of it, are one."""
+    return type(kind.__name__, (kind,), {"retries": 1})
 
 
 @contextmanager
@@ -122,6 +132,7 @@ def retried(
     Raises:
         StorageFailed: every attempt has failed, or the call has raised it.
         OSError: of a kind that does not pass, such as FileNotFoundError and PermissionError.
+        Exception: the call itself is wrong.
         Interrupted: an attempt has failed, and a signal is to stop the process.
     """
     signals = in_force()
@@ -129,9 +140,7 @@ def retried(
         try:
             return call()
         except Exception as error:
-            if isinstance(error, (*PERMANENT, SettingError, StorageFailed)) or type(error).__name__ in NO_ACCESS:
-                raise
-            if isinstance(error, OSError) and error.errno == errno.ENOSYS:  # the service has no such operation
+            if not _may_pass(error):
                 raise
             signals.raise_if_stopped()
             reason = f"{type(error).__name__}: {first_line(error)}"
@@ -147,6 +156,18 @@ def retried(
     raise AssertionError("no attempt was made")
 
 
+def _may_pass(error: Exception) -> bool:
+    """Whether another attempt may succeed: an error of the system or of a library, that is none of a permanent kind.
+
+    Python's own errors, such as a TypeError, are mistakes in a program.
+    """
+    if isinstance(error, PERMANENT) or type(error).__name__ in NO_ACCESS:
+        return False
+    if isinstance(error, OSError):
+        return error.errno != errno.ENOSYS  # the service has no such operation
+    return isinstance(error, EOFError) or type(error).__module__.partition(".")[0] not in ("builtins", "distill")
+
+
 def pause(seconds: float, signals: Signals) -> None:
     """Wait for so long. Raises Interrupted soon after a signal to stop the process, in any thread."""
     until = time.monotonic() + seconds
@@ -160,6 +181,7 @@ class FileState(NamedTuple):
 
     size: int | None  # bytes; None: its server does not report it
     version: str  # changes with its content; empty where the service has no such thing
+    is_digest: bool = False  # whether that is the same for the same content, wherever it lies
 
 
 @dataclass(frozen=True, order=True)
@@ -217,7 +239,13 @@ class RemotePath:
         if self.listed is not None and self.listed.size is not None:
             return self.listed
         system, path = file_system(self.url, self.setting)
-        return _state(retried(lambda: system.info(path), self.url))
+        return self._state(retried(lambda: system.info(path), self.url))
+
+    def _state(self, info: dict[str, Any]) -> FileState:
+        """What a service reports. A web server makes its ETag of a time, or of whatever it likes."""
+        names = [name for name in (*DIGESTS, *VERSIONS) if info.get(name) is not None]
+        version = str(info[names[0]]) if names else ""
+        return FileState(info.get("size"), version, not self.is_web and names[:1] != [] and names[0] in DIGESTS)
 
     def rglob(self, pattern: str = "*") -> "list[RemotePath]":
         """The files below a folder whose names match."""
@@ -237,7 +265,7 @@ class RemotePath:
         if not self.is_web:  # where fsspec has one of several names, as s3 of s3a
             protocol = self.url.partition("://")[0]
             files = [(f"{protocol}://{url.partition('://')[2]}", info) for url, info in files]
-        return [RemotePath(url, self.setting, _state(info)) for url, info in files]
+        return [RemotePath(url, self.setting, self._state(info)) for url, info in files]
 
     def open(self, mode: str = "rb", buffered: bool = True) -> Any:
         """A file object that requests ranges of the content as they are read, and again where storage fails.
@@ -284,21 +312,6 @@ def _with_state(path: Path) -> Path:
 def size_of(path: Path) -> int:
     """Bytes of a file; 0 where its server does not report it."""
     return path.state().size or 0 if isinstance(path, RemotePath) else path.stat().st_size
-
-
-def file_state(path: Path) -> tuple[str, int | None, Any]:
-    """Name, size and time of a file, or its version at a URL: what changes when its content does."""
-    if not isinstance(path, RemotePath):
-        status = path.stat()
-        return str(path.resolve()), status.st_size, status.st_mtime_ns
-    state = path.state()
-    # What follows a question mark may be a signature that is another one every day.
-    return path.url.partition("?")[0] if path.is_web and state.version else path.url, *state
-
-
-def _state(info: dict[str, Any]) -> FileState:
-    version = next((str(info[name]) for name in VERSIONS if info.get(name) is not None), "")
-    return FileState(info.get("size"), version)
 
 
 class _Ranges(io.RawIOBase):

@@ -3,12 +3,11 @@
 N sequences, S positions.
 """
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 
-from distill.runtime.file_in_use import FileInUse
+from distill.runtime.file_in_use import FileInUse, FilesInUse
 
 
 class SequenceStore(Protocol):
@@ -33,7 +32,9 @@ class SequenceStore(Protocol):
         ...
 
 
-def gather(files: Mapping[int, FileInUse], file: np.ndarray, within: np.ndarray, like: SequenceStore) -> np.ndarray:
+def gather(
+    files: FilesInUse | dict[int, FileInUse], file: np.ndarray, within: np.ndarray, like: SequenceStore
+) -> np.ndarray:
     """Sequences from several files: of each sequence, [n], the number of its file and its own in that; [n, S].
 
     Raises:

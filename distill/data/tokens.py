@@ -17,6 +17,7 @@ from distill.config.corpus import Duplicates
 from distill.config.rules import no_prompts
 from distill.config.settings import CorpusConfig, DataConfig, SourceConfig
 from distill.data.build_tokens import build, rate
+from distill.data.contents import contents_of
 from distill.data.disk_cache import folder_of, once
 from distill.data.duplicates import describe_duplicates
 from distill.data.heldout import HeldOut
@@ -25,7 +26,7 @@ from distill.data.local_copy import local_copy
 from distill.data.mixture import quotas
 from distill.data.packing import Packing, plain_tokenizer
 from distill.data.part_of_text import PartOfText, larger, part_needed
-from distill.data.remote import reachable
+from distill.data.remote import path_of, reachable
 from distill.data.sequence_format import SequenceFormatOf, masked_format
 from distill.data.sequence_store import SequenceStore
 from distill.data.shards.check import check_folder, index_digest, read_counts, read_meta
@@ -35,6 +36,7 @@ from distill.data.shards.open import open_sequences
 from distill.data.shards.records import META, PARTS, Meta
 from distill.data.sources import Source, find_source
 from distill.data.sources.bundled import Bundled
+from distill.data.sources.tokens import Tokens as StoredTokens
 from distill.data.stale import remove_stale, scratch_name
 from distill.data.token_ids import tokenizer_of_numbers
 from distill.runtime.errors import Damaged, SettingError
@@ -44,7 +46,7 @@ from distill.runtime.progress import counted
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 6  # raise it when the same inputs and settings would give other sequences
+FORMAT = 7  # raise it when the same inputs and settings would give other sequences
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +59,10 @@ class Text:
     setting: str
     path: str = ""  # as the user gave it
     max_sequences: int | None = None  # that training takes of it, so that no more of it is read; None: all
+    name: str = ""  # of the text that prepared sequences stand for; else as its sources describe themselves
 
     def describe(self) -> str:
-        return " + ".join(source.describe() for source in self.sources)
+        return self.name or " + ".join(source.describe() for source in self.sources)
 
     @property
     def prompts(self) -> bool:
@@ -67,17 +70,18 @@ class Text:
         return any(source.prompts for source in self.sources)
 
     @property
+    def stored(self) -> StoredTokens | None:
+        """The prepared sequences that stand in for it, if they do."""
+        return next((source for source in self.sources if isinstance(source, StoredTokens)), None)
+
+    @property
     def token_ids(self) -> bool:
         """Whether it is token ids already."""
         return any(source.token_ids for source in self.sources)
 
-    @property
-    def identity(self) -> list[Any]:
-        identity: list[Any] = [
-            source.identity if source.made_from is None else [source.made_from, source.identity]
-            for source in self.sources
-        ]
-        return [*identity, "held out by source"] if len(identity) > 1 else identity  # once by what both held together
+    def identity(self, cache: str) -> list[Any]:
+        """What decides the text, wherever it lies; `cache`: the folder with the record of the digests of files."""
+        return [_identity_of(source, cache) for source in self.sources]
 
 
 @dataclass(frozen=True)
@@ -203,9 +207,16 @@ def prepare(
     packing = _packing(text, tokenizer, corpus, sequence_format)
     few = part != "all" and data.tokens is None  # what is prepared on purpose is all of a text
     try:
-        folder = _build_sequences(text, packing, data, text.max_sequences if few else None, recheck)
+        if text.stored is not None:
+            text, packing, folder = _found(text, text.stored, packing, data, recheck)
+        else:
+            folder = _build_sequences(text, packing, data, text.max_sequences if few else None, recheck)
         tokens = _load(_copy_to_node(folder, data, recheck), part, text, packing, corpus, data)
     except Damaged as damage:
+        if text.stored is not None:
+            raise SettingError(
+                damage, setting=f"{text.setting}.path", value=text.path, cure="restore that file, or prepare it again"
+            ) from damage
         cure = ", or set resume=auto for that" if recheck and data.tokens is None else ""
         place = f"data.cache={data.cache}" if data.tokens is None else f"data.tokens={data.tokens}"
         raise SettingError(
@@ -221,9 +232,31 @@ def prepare(
     return tokens
 
 
-def key_of(text: Text, settings: dict[str, Any]) -> str:
-    """The name of what is made from a text with these settings."""
-    return hashlib.sha256(repr((FORMAT, text.identity, sorted(settings.items()))).encode()).hexdigest()[:32]
+def key_of(text: Text, settings: dict[str, Any], data: DataConfig) -> str:
+    """The name of what is made from a text with these settings: that of a copy of the text, too."""
+    return _key_of(text.identity(data.cache), settings)
+
+
+def _key_of(identity: list[Any], settings: dict[str, Any]) -> str:
+    return hashlib.sha256(repr((FORMAT, identity, sorted(settings.items()))).encode()).hexdigest()[:32]
+
+
+def _identity_of(source: Source, cache: str) -> list[Any]:
+    """The contents of a source's files, and its settings but for those of a user's class that say where these lie."""
+    files = source.text_files
+    identity = [contents_of(files, cache), source.identity]
+    if source.made_from is None:
+        return identity
+    name, arguments, *code = source.made_from
+    arguments = [(of, ("place",) if _is_place(value, files) else value) for of, value in arguments]
+    return [name, arguments, code, *identity]
+
+
+def _is_place(value: Any, files: list[Path]) -> bool:
+    """Whether a setting names a folder of all files, or the only one."""
+    if not isinstance(value, str) or not files or (place := str(path_of(value)).rstrip("/")) in ("", "."):
+        return False
+    return all(str(path) == place or str(path).startswith(f"{place}/") for path in files)
 
 
 def _folder_of(key: str, data: DataConfig) -> Destination:
@@ -243,9 +276,10 @@ def _folder_of(key: str, data: DataConfig) -> Destination:
 def _build_sequences(text: Text, packing: Packing, data: DataConfig, needed: int | None, recheck: bool) -> Destination:
     """The sequences of a part of the text that gives so many of training, if the text has them; None: of all of it."""
     part = PartOfText() if needed is None else part_needed(needed, packing.sequence_length, work_of(text.sources))
+    identity = text.identity(data.cache)
     while True:
         packing = replace(packing, part=part)
-        folder = _folder_of(key_of(text, packing.identity), data)
+        folder = _folder_of(_key_of(identity, packing.identity), data)
         remake = data.tokens is None and not recheck  # once: what is damaged then is not mended by a third time
         _build_once(folder, text, packing, data)
         while isinstance(folder, LocalFolder) and not check_folder(folder, data, recheck, remake):
@@ -254,6 +288,22 @@ def _build_sequences(text: Text, packing: Packing, data: DataConfig, needed: int
         if needed is None or part.whole or read_meta(folder.place)["train"]["rows"] >= needed:
             return folder
         part = larger(part)
+
+
+def _found(
+    text: Text, source: StoredTokens, packing: Packing, data: DataConfig, recheck: bool
+) -> tuple[Text, Packing, Destination]:
+    """The text as it was called when its sequences were made, how they were, and where they are.
+
+    Raises:
+        SettingError: none were made with these settings.
+        Damaged: they are not as they were written.
+    """
+    place, meta = source.made_with(packing.described)
+    folder = destination(place, f"{text.setting}.path")
+    if isinstance(folder, LocalFolder):
+        check_folder(folder, data.changed(tokens=source.path), recheck, remake=False)
+    return replace(text, name=meta["made"]["text"]), replace(packing, prompts=meta["made"]["prompts"]), folder
 
 
 def _build_once(folder: Destination, text: Text, packing: Packing, data: DataConfig) -> None:
@@ -321,7 +371,9 @@ def _packing(
         )
     return Packing(
         tokenizer=plain_tokenizer(
-            tokenizer_of_numbers(text.sources, tokenizer) if text.token_ids else backend.to_str()
+            tokenizer_of_numbers(text.sources, tokenizer)
+            if text.token_ids and text.stored is None
+            else backend.to_str()
         ),
         vocabulary=len(tokenizer),
         format=format,

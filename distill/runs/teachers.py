@@ -15,7 +15,7 @@ from distill.models.language_model import LanguageModel
 from distill.objective.objective import Objective
 from distill.runs.setup import setup_teacher
 from distill.teacher import build_cache
-from distill.teacher.cache import Cache, CachedTeacher, find
+from distill.teacher.cache import Cache, CachedTeacher, check_together, find
 from distill.teacher.live import LiveTeacher
 from distill.teacher.mean import MeanTeacher
 from distill.teacher.members import Member, TeacherSettings, settings_by_member
@@ -26,7 +26,12 @@ logger = logging.getLogger(__name__)
 
 
 def find_caches(
-    config: Config, digests: dict[str, str | None], content: dict[str, Any], batches: Batches, objective: Objective
+    config: Config,
+    digests: dict[str, str | None],
+    content: dict[str, Any],
+    batches: Batches,
+    objective: Objective,
+    ranks: Ranks,
 ) -> dict[str, Cache]:
     """The caches that the settings request, by the name of the teacher, each checked or still to be made.
 
@@ -44,6 +49,7 @@ def find_caches(
             identity |= {"code": member.code} if member.code is not None else {}
             folder, setting = config.data.cache, f"{member.setting}.cache"
             caches[name] = find(member.cache, identity, batches, objective.positions, folder, setting)
+    check_together([cache for cache in caches.values() if cache.ready], ranks)
     return caches
 
 

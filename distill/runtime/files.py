@@ -32,13 +32,47 @@ def try_lock(file: IO[str], wait: bool = False) -> bool:
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except (BlockingIOError, PermissionError):
-        return False
     except OSError as error:
+        if not wait and isinstance(error, BlockingIOError | PermissionError):
+            return False
         raise SettingError(
             f"{file.name} cannot be locked ({error.strerror}): mount its file system with flock, or name another place"
         ) from error
     return True
+
+
+@contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """A context in which one process of all holds the lock `path`; the file is gone when the last of them has left.
+
+    The lock goes with the process that holds it, so that a killed one blocks nobody.
+
+    Args:
+        wait: until others have left; else the context begins at once, with False where another process is in its own.
+
+    Raises:
+        SettingError: the file system has no locks.
+    """
+    while True:
+        with path.open("a") as file:
+            if not try_lock(file, wait):
+                yield False
+                return
+            if not _is_at(file, path):  # another process has left, and removed what this one has locked
+                continue
+            try:
+                yield True
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Whether an open file is the one that has this name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

@@ -9,8 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +22,9 @@ from distill.distributed import Ranks
 from distill.distributed.shard import is_sharded
 from distill.models.language_model import LanguageModel, OutputSpec, idle_forward
 from distill.runtime.errors import SettingError
-from distill.runtime.files import atomic, try_lock
+from distill.runtime.files import atomic, locked
 from distill.runtime.progress import Progress
-from distill.teacher.cache import Cache, CacheMeta, Positions
+from distill.teacher.cache import Cache, CacheMeta, Positions, check_together
 from distill.teacher.sampling import kept_entries, offsets_of, stored
 
 FORWARD_TOKENS = 4096  # of one forward: the teacher keeps no activations
@@ -60,8 +59,7 @@ def build(
             raise SettingError(
                 f"data.cache: {cache.folder} cannot be written ({error.strerror}); give another folder"
             ) from error
-        cache.check()
-    ranks.barrier()  # other machines may be slower
+    check_together([cache] if is_missing else [], ranks)  # where other machines may be slower
 
 
 @dataclass
@@ -201,8 +199,6 @@ def _record_of(cache: Cache, part: int) -> Path:
     return cache.folder / "parts" / f"{part:06d}.json"
 
 
-@contextmanager
-def _claim(path: Path) -> Iterator[bool]:
+def _claim(path: Path) -> AbstractContextManager[bool]:
     """Whether what is recorded at `path` is this process's to make; never waits."""
-    with path.with_suffix(".lock").open("w") as lock:
-        yield try_lock(lock)
+    return locked(path.with_suffix(".lock"), wait=False)

@@ -21,7 +21,7 @@ which gives other probabilities), so that the folder can be copied to another ma
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,7 @@ from distill.config.settings import TeacherCacheConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.data.disk_cache import folder_of
+from distill.distributed import Ranks
 from distill.models.language_model import NO_OUTPUTS
 from distill.runtime.errors import SettingError
 from distill.runtime.file_in_use import FileInUse
@@ -66,7 +67,7 @@ class Cache:
     identity: dict[str, Any]  # what it is made from
     offsets: np.ndarray  # [R + 1] int64
     layout: Layout  # what is kept of a position
-    ready: bool  # complete and checked; else still to be made
+    ready: bool  # complete; else still to be made
     setting: str = "teacher.cache"  # what error lines call its settings
 
     @property
@@ -106,6 +107,13 @@ class Cache:
             values = np.frombuffer(data, column.dtype).reshape(-1, column.width)
             columns[name] = values if values.dtype == np.float16 else values.astype(np.int32)
         return columns
+
+    def open(self) -> None:
+        """Raises SettingError where a file is missing."""
+        try:
+            _ = self._files
+        except OSError as error:
+            raise self.refusal(f"damaged ({error})") from error
 
     def check(self) -> None:
         """Raises SettingError where the finished files do not match their checksums and `identity`."""
@@ -203,7 +211,7 @@ def find(
     folder: str,
     setting: str = "teacher.cache",
 ) -> Cache:
-    """The cache of these settings: checked if it is there, else to be made by `build_cache.build`.
+    """The cache of these settings: `check_together` checks one that is there, `build_cache.build` makes it else.
 
     Args:
         identity: everything that decides what the cache holds; what it is computed on, and how many at once, is no
@@ -214,7 +222,7 @@ def find(
 
     Raises:
         SettingError: `top_k` does not fit the vocabulary, or the cache would be larger than `teacher.cache.gigabytes`,
-            or the one that is there is wrong or damaged.
+            or the offsets of the one that is there are damaged.
     """
     layout = layout_of(settings, identity["vocabulary"])
     if layout.top_k >= layout.vocabulary:
@@ -225,14 +233,33 @@ def find(
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     path = folder_of(folder, "teacher", key)
     if (path / "meta.json").exists():
-        return _open_checked(path, identity, layout, len(batches.sequences), setting)
+        return _opened(path, identity, layout, len(batches.sequences), setting)
     cache = Cache(path, identity, _offsets(batches, positions), layout, False, setting)
     _check_size(cache, settings.gigabytes)
     return cache
 
 
-def _open_checked(path: Path, identity: dict[str, Any], layout: Layout, num_sequences: int, setting: str) -> Cache:
-    """The finished cache at `path`. Raises SettingError where it is damaged."""
+def check_together(caches: Sequence[Cache], ranks: Ranks) -> None:
+    """Check finished caches: one rank of each machine reads them, and all learn of damage. All ranks call this.
+
+    Raises:
+        SettingError: a file does not match its checksum or the settings.
+    """
+    damage = ""
+    try:
+        for cache in caches:
+            cache.open()  # before they are read: what is written to them from now on is noticed by all ranks
+            if ranks.local_rank == 0:
+                cache.check()
+    except SettingError as error:
+        damage = str(error)
+    ranks.barrier()  # reading may take longer than ranks wait in an exchange
+    if found := next(filter(None, ranks.gather(damage)), None):
+        raise SettingError(found)
+
+
+def _opened(path: Path, identity: dict[str, Any], layout: Layout, num_sequences: int, setting: str) -> Cache:
+    """The finished cache at `path`. Raises SettingError where its offsets are damaged."""
     cache = Cache(path, identity, np.zeros(1, np.int64), layout, True, setting)
     try:
         offsets = np.load(path / "offsets.npy")
@@ -240,9 +267,7 @@ def _open_checked(path: Path, identity: dict[str, Any], layout: Layout, num_sequ
         raise cache.refusal(f"damaged ({error})") from error
     if offsets.shape != (num_sequences + 1,):
         raise cache.refusal("damaged (offsets.npy has the wrong size)")
-    cache = Cache(path, identity, offsets, layout, True, setting)
-    cache.check()
-    return cache
+    return Cache(path, identity, offsets, layout, True, setting)
 
 
 def _check_size(cache: Cache, gigabytes: float) -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -48,6 +49,19 @@ def originals(window: list[Batch]) -> Counter[tuple[int, ...]]:
         targets = targets_of(batch)
         rows += torch.where(targets == IGNORE, batch.ids, targets).tolist()
     return Counter(map(tuple, rows))
+
+
+def test_a_dummy_reads_nothing_that_its_rank_does_not_read(tokenizer: Any) -> None:
+    """Sequence 0 may lie in a block that would be fetched for it alone."""
+    made = make(tokenizer, 1, 4, 2, 3, equal_windows=True)
+    last = made.steps_per_epoch - 1
+    read = Mock(wraps=made.sequences, shape=made.sequences.shape)
+    read.__getitem__ = Mock(side_effect=made.sequences.__getitem__)
+    made = replace(made, sequences=read)
+    window = made.window(last)
+    dealt = {int(row) for batch in window if not batch.is_dummy for row in batch.row_ids}
+    assert any(batch.is_dummy for batch in window)
+    assert {int(row) for call in read.__getitem__.call_args_list for row in call.args[0]} <= dealt
 
 
 SPLITS = [(size, rows) for size in (1, 2, 3, 6, 12) for rows in (1, 2, 4, 12) if 12 % (size * rows) == 0]

@@ -217,7 +217,7 @@ def test_strict_reads_again_in_each_run_and_stops_at_damage(
 
     tokens_of(reviews, words)
     assert len(reads) == 1
-    monkeypatch.setattr(check, "BEGAN", time.time() + 0.01)  # as in a later process
+    monkeypatch.setattr(check, "BEGAN", time.monotonic() + 0.01)  # as in a later process
     time.sleep(0.05)
     tokens_of(reviews, words)
     assert len(reads) == 1
@@ -229,7 +229,7 @@ def test_strict_reads_again_in_each_run_and_stops_at_damage(
     damage(path, "a flipped bit")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # as of a disk that fails
     tokens_of(reviews, words)  # the price of a stamp
-    monkeypatch.setattr(check, "BEGAN", time.time() + 0.01)
+    monkeypatch.setattr(check, "BEGAN", time.monotonic() + 0.01)
     refused = rf"^data\.cache=.*{re.escape(str(path))} is damaged \(its .* bytes from 0 on.*or set resume=auto"
     with pytest.raises(SettingError, match=refused):
         strict("train")

@@ -19,10 +19,11 @@ from object_store import serving
 from shards import assert_same_rows, prepare, source_of, start, write_text
 
 from distill.data import readers, remote
+from distill.data.contents import contents_of
 from distill.data.find_files import find_files
 from distill.data.lines import lines as lines_of
 from distill.data.lines import sound_lines
-from distill.data.remote import RemotePath, file_state, file_system, path_of, retried
+from distill.data.remote import RemotePath, file_system, path_of, retried
 from distill.data.shards.destination import RemoteFolder
 from distill.data.sources import InvalidFile, _files
 from distill.data.sources.gutenberg import books
@@ -177,13 +178,19 @@ def test_files_keep_the_protocol_of_their_folder(bucket: str) -> None:
     assert [str(file) for file in source_of(folder).files] == [f"{folder}train.jsonl"]  # type: ignore[attr-defined]
 
 
+def contents(url: str) -> list[Any]:
+    return contents_of(source_of(url).text_files, "nowhere")
+
+
 def test_the_identity_follows_the_content(bucket: str) -> None:
     url = f"{bucket}/identity/a.jsonl"
     put(url, b'{"text": "one"}')
-    before = source_of(url).identity
-    assert source_of(f"{bucket}/identity").identity == before == source_of(url).identity
+    before = contents(url)
+    assert contents(f"{bucket}/identity") == before == contents(url)
+    put(f"{bucket}/elsewhere/b/a.jsonl", b'{"text": "one"}')
+    assert contents(f"{bucket}/elsewhere") == before
     put(url, b'{"text": "two"}')  # of the same size
-    assert source_of(url).identity != before
+    assert contents(url) != before
 
 
 def test_http_reads_ranges_and_needs_no_listing(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +200,7 @@ def test_http_reads_ranges_and_needs_no_listing(bucket: str, tmp_path: Path, mon
     put(f"{bucket}/web/0.jsonl", text)
     url = f"{os.environ['AWS_ENDPOINT_URL']}/bucket/web/0.jsonl"
     source = source_of(f"{url}?X-Amz-Signature=abc")
-    assert len(source.shards()) > 2 and file_state(source.files[0])[0] == url  # type: ignore[attr-defined]
+    assert len(source.shards()) > 2 and contents(f"{url}?X-Amz-Signature=abc")[0][0] == url
     texts = [each.text for shard in source.shards() for each in source.documents(shard)]
     assert texts == [json.loads(line)["text"] for line in text.splitlines()]
 
@@ -260,6 +267,18 @@ def test_names_of_the_hub_go_to_its_own_library(monkeypatch: pytest.MonkeyPatch)
 # --- storage that fails
 
 
+def test_errors_of_libraries_are_of_storage(no_pauses: list[float]) -> None:
+    of_library = type("ServerDisconnected", (Exception,), {"__module__": "aiohttp.client_exceptions"})
+    left: list[Exception] = [of_library("cut"), EOFError("short"), json.JSONDecodeError("no answer", "", 0)]
+
+    def call() -> str:
+        if left:
+            raise left.pop()
+        return "done"
+
+    assert retried(call, "s3://a/b") == "done" and len(no_pauses) == 3
+
+
 def test_what_fails_is_asked_for_again_after_growing_pauses(no_pauses: list[float]) -> None:
     left = [ConnectionResetError("cut"), TimeoutError("slow"), OSError("503")]
 
@@ -280,7 +299,8 @@ def test_what_keeps_failing_ends_the_run_and_what_is_not_there_is_not_asked_for_
         retried(lambda: fail(OSError("503")), "s3://a/b")
     assert len(no_pauses) == remote.ATTEMPTS - 1 and max(no_pauses) <= remote.LONGEST_PAUSE
     no_pauses.clear()
-    for error in (FileNotFoundError("x"), PermissionError("x")):
+    # The last three are mistakes in a program, which said "restore access" a minute and a half later.
+    for error in (FileNotFoundError("x"), PermissionError("x"), TypeError("x"), KeyError("x"), ValueError("x")):
         with pytest.raises(type(error)):
             retried(lambda error=error: fail(error), "s3://a/b")
     assert not no_pauses

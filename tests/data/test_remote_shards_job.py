@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from job import Shelf, assert_same, results
-from object_store import serving
+from object_store import forget_servers, serving
 from stored import Answer, Faulty, forwarded
 
 from distill.data import remote
@@ -47,9 +47,9 @@ def proxy(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
     server = Faulty(forwarded(host, int(port)))
     with server.serving() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        s3fs.S3FileSystem.clear_instance_cache()
+        forget_servers()
         yield server
-    s3fs.S3FileSystem.clear_instance_cache()
+    forget_servers()
 
 
 def stored(shelf: Shelf, bucket: str) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from object_store import ACCESS
+from object_store import ACCESS, forget_servers
 from stored import Answer, Faulty
 
 from distill.data.remote import file_system
@@ -22,9 +22,9 @@ def untouched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setattr("fsspec.config.conf", {})
-    s3fs.S3FileSystem.clear_instance_cache()
+    forget_servers()
     yield
-    s3fs.S3FileSystem.clear_instance_cache()
+    forget_servers()
 
 
 def requests(monkeypatch: pytest.MonkeyPatch, call: Any) -> int:
@@ -43,6 +43,13 @@ def test_a_request_that_fails_is_made_once(monkeypatch: pytest.MonkeyPatch) -> N
     begun = time.monotonic()
     assert requests(monkeypatch, lambda system, path: system.cat_file(path, start=0, end=9)) == 1
     assert time.monotonic() - begun < 5
+
+
+def test_file_systems_of_others_keep_their_attempts() -> None:
+    s3fs.S3FileSystem(**s3_options("s3"))
+    system, path = file_system("s3://bucket/a/b", "corpus.path")
+    assert (system.retries, path) == (1, "bucket/a/b")
+    assert s3fs.S3FileSystem(**s3_options("s3")).retries == s3fs.S3FileSystem.retries > 1
 
 
 @pytest.mark.slow

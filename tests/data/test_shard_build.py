@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import signal
 import subprocess
 import threading
@@ -26,13 +27,15 @@ from shards import (
     write_text,
 )
 
+from distill.config.settings import DataConfig
 from distill.data import build_tokens
 from distill.data.heldout import HeldOut
 from distill.data.sequence_format import IDS
 from distill.data.shards import claims, host, publish
 from distill.data.shards.claims import Claims
-from distill.data.shards.destination import LocalFolder
+from distill.data.shards.destination import LocalFolder, destination
 from distill.data.shards.groups import Work, divide, work_of
+from distill.data.shards.host import Host
 from distill.data.shards.index import ShardIndex
 from distill.data.shards.records import PARTS
 from distill.data.sources import Shard, _files
@@ -255,6 +258,20 @@ def test_a_host_that_was_killed_goes_on_with_what_it_had(
     assert_same_rows(place, plain)
     kept = [name for name, changed in before.items() if (place / name).stat().st_mtime_ns == changed]
     assert len(kept) >= 2
+
+
+def test_a_claim_behind_a_finished_preparation_is_no_work(
+    text: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a host leaves it that was late by a minute: others saw all groups as free, and packed them again."""
+    place = tmp_path / "place"
+    shutil.copytree(plain, place)
+    folder = destination(str(place), "data.tokens")
+    folder.write("parts/00000.claim", b"{}")
+    monkeypatch.setattr(host, "pack", lambda *_: pytest.fail("it is packed again"))
+    with Claims(folder, owner := "aa") as claims:
+        work = divide(work_of([source_of(text)]), np.dtype(np.uint16), 4000)
+        Host(folder, work, packing(), None, tmp_path / owner, claims, DataConfig(workers=1)).work()
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import corpus_config
@@ -24,6 +25,10 @@ from distill.runtime.errors import SettingError
 
 def find(settings: SourceConfig | Component, setting: str = "corpus") -> Source | None:
     return find_source(settings, setting, DataConfig())
+
+
+def identity_of(settings: SourceConfig | Component, tmp_path: Path) -> list[Any]:
+    return tokens.Text((located(settings),), "corpus").identity(str(tmp_path / "cache"))
 
 
 def located(settings: SourceConfig | Component) -> Source:
@@ -107,10 +112,10 @@ def test_describe(tmp_path: Path) -> None:
 def test_the_identity_follows_the_files(tmp_path: Path) -> None:
     source = SourceConfig(kind="text", path=str(tmp_path))
     (tmp_path / "a.txt").write_text("one")
-    before = located(source).identity
-    assert located(source).identity == before
+    before = identity_of(source, tmp_path)
+    assert identity_of(source, tmp_path) == before
     (tmp_path / "b.txt").write_text("two")
-    assert located(source).identity != before
+    assert identity_of(source, tmp_path) != before
 
 
 def test_other_processes_do_not_get_the_list_of_all_files(tmp_path: Path) -> None:
@@ -249,7 +254,7 @@ def test_hub_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamin
     source = SourceConfig(kind="hub", hub=str(tmp_path), streaming=streaming)
     assert texts(source) == [f"Row {i}.<br />" for i in range(10)]
     assert texts(source.changed(kind="imdb")) == [f"Row {i}." for i in range(10)]
-    assert located(source).identity == located(source).identity
+    assert identity_of(source, tmp_path) == identity_of(source, tmp_path)
     with pytest.raises(SettingError, match=r"corpus\.hub=.*split=nosuch\) cannot be loaded"):
         texts(source.changed(split="nosuch", streaming=False))
 
@@ -347,14 +352,14 @@ def test_a_source_of_ones_own(tmp_path: Path) -> None:
 
     def identity(**arguments: str) -> object:
         given = Component("corpus", f"{__name__}.Verses", {"path": str(tmp_path / "verses"), **arguments})
-        return tokens.Text((located(given),), "corpus").identity
+        return identity_of(given, tmp_path)
 
     assert identity() == identity() != identity(mark="+")  # the settings decide the text, too
     half = located(Component("corpus", f"{__name__}.Verses", {"path": "x", "fraction": 0.5}, optional=("fraction",)))
     assert half.fraction == 0.5  # a setting of every source
-    before = located(settings).identity
+    before = identity_of(settings, tmp_path)
     (tmp_path / "verses").write_text("Roses")
-    assert located(settings).identity != before
+    assert identity_of(settings, tmp_path) != before
     with pytest.raises(SettingError, match=r"corpus\.colour: no setting of"):
         find(Component("corpus", f"{__name__}.Verses", {"path": "x", "colour": "red"}))
     with pytest.raises(SettingError, match=r"corpus\._target_=pathlib\.Path gives no distill\.data\.sources\.Source"):

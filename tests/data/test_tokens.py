@@ -15,6 +15,7 @@ from tiny import all_of, changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config, Missing, SourceConfig
+from distill.data import contents
 from distill.data.heldout import HeldOut, fraction
 from distill.data.packing import Packing
 from distill.data.sequence_format import SequenceFormat
@@ -128,12 +129,50 @@ def test_the_digest_follows_content_alone(
     monkeypatch.setattr(_files, "RANGE_BYTES", 5000)
     monkeypatch.setattr(host, "FEW_BYTES", 0)
     again = tokens_of(changed(reviews, path=str(elsewhere), workers=2), tokenizer)
-    assert again.digest == before.digest and again.sequences.folder != before.sequences.folder
+    assert again.digest == before.digest
     assert again.digest == hashlib.sha256(b"uint16 32\n" + all_of(again.sequences).tobytes()).hexdigest()
     assert tokens_of(reviews, tokenizer, "heldout").digest != before.digest
     with (elsewhere / "b.jsonl").open("a") as file_:
         file_.write("\n" + json.dumps({"text": some_text(99, 200)}))
     assert tokens_of(changed(reviews, path=str(elsewhere), workers=1, heldout=0.0), tokenizer).digest != before.digest
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "glob"])
+def test_a_copy_of_the_text_is_not_prepared_again(
+    reviews: Config, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, lines: list[str], kind: str
+) -> None:
+    """Nor is one that is mounted elsewhere, or was written at another time."""
+    place, copied = Path(str(reviews.corpus.source.path)), tmp_path / "a" / "copy"
+    shutil.copytree(place, copied, copy_function=shutil.copyfile)
+    name = {"folder": "", "file": "a.jsonl", "glob": "*.jsonl"}[kind]
+    first = tokens_of(changed(reviews, path=str(place / name)), tokenizer)
+    count = len(lines)
+    again = tokens_of(changed(reviews, path=str(copied / name)), tokenizer)
+    assert again.sequences.folder == first.sequences.folder and len(lines) == count
+
+
+@pytest.mark.parametrize("change", ["content", "content and time", "name"])
+def test_another_text_of_the_same_size_is_prepared(
+    reviews: Config, tokenizer: PreTrainedTokenizerFast, change: str
+) -> None:
+    file = Path(str(reviews.corpus.source.path)) / "a.jsonl"
+    before, times = tokens_of(reviews, tokenizer), file.stat()
+    if change == "name":  # after that of b.jsonl
+        file.rename(file.with_name("c.jsonl"))
+    else:
+        text = file.read_text()
+        file.write_text(text[:-40] + text[-40:].replace("a", "e"))
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns + (change == "content")))
+    after = tokens_of(reviews, tokenizer)
+    assert after.digest != before.digest and after.sequences.folder != before.sequences.folder
+
+
+def test_text_is_read_once_for_its_digest(reviews: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, cache = sorted(Path(str(reviews.corpus.source.path)).iterdir()), str(tmp_path / "cache")
+    first = contents.contents_of(paths, cache)
+    assert [name for name, *_ in first] == ["a.jsonl", "b.jsonl"]
+    monkeypatch.setattr(contents, "READ_BYTES", "no file is read again")
+    assert contents.contents_of(paths, cache) == first and len(list(Path(cache, "contents").iterdir())) == 1
 
 
 def test_the_second_time_comes_from_the_cache(

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ from job import Shelf, assert_same, save_model
 from stored import write_shards
 
 from distill.config.settings import DataConfig
+from distill.data.shards import block_cache, block_store
 from distill.data.shards import open as shards
 from distill.models.kind import CAUSAL
 from distill.models.load import load_pretrained
 from distill.runs.metrics import Metrics
+from distill.runtime import file_in_use
 from distill.runtime.errors import StorageFailed
-from distill.runtime.file_in_use import FileInUse
+from distill.runtime.file_in_use import FileInUse, FilesInUse
 
 ROWS = np.random.default_rng(0).integers(1, 300, (200, 16)).astype(np.uint16)
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -41,6 +44,37 @@ def test_stored_sequences(compression: str | None, damage: str, tmp_path: Path) 
         DAMAGES[damage](path)
     with pytest.raises(StorageFailed, match=rf"^{files[0].parent}/\S+ was changed while this run read it: the same co"):
         store[numbers]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_few_files_are_open_at_a_time(compression: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 GiB of blocks, or of shards, were more files than a process may have open."""
+    monkeypatch.setattr(file_in_use, "MOST", 4)
+    monkeypatch.setattr(block_store, "AT_ONCE", 4)
+    write_shards(tmp_path / "shards", ROWS, 5, 5, compression)
+    settings = DataConfig(cache=str(tmp_path / "cache"), shuffle_bytes=1000)
+    store = shards.open_sequences(str(tmp_path / "shards"), "train", settings)
+    checked = Mock(wraps=block_cache._is_whole)
+    monkeypatch.setattr(block_cache, "_is_whole", checked)
+    for seed in range(3):
+        numbers = np.random.default_rng(seed).integers(0, len(ROWS), 300)
+        np.testing.assert_array_equal(store[numbers], ROWS[numbers])
+        opened = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+        assert 1 <= sum(name.startswith(f"{tmp_path}/") for name in opened) <= 4
+    assert not checked.called  # once, when they came
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "removed"])
+def test_a_file_that_was_closed_is_the_same_or_gone(damage: str, tmp_path: Path) -> None:
+    files = FilesInUse(limit=1)
+    for number in (0, 1):
+        (tmp_path / str(number)).write_bytes(b"content" * 100)
+        files[number] = FileInUse(tmp_path / str(number))
+    assert files[0].read(0, 7) == b"content" and files.numbers() == [0, 1]
+    (tmp_path / "1").unlink() if damage == "removed" else DAMAGES[damage](tmp_path / "1")
+    with pytest.raises(StorageFailed, match="was changed while this run read it"):
+        files[1]
+    assert 1 not in files
 
 
 @pytest.mark.parametrize("replace", [True, False])

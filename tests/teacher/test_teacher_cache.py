@@ -4,9 +4,11 @@ import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -29,13 +31,16 @@ from distill.runs.describe import cache_facts
 from distill.runtime.errors import SettingError
 from distill.teacher import build_cache
 from distill.teacher import cache as cache_module
-from distill.teacher.cache import Cache, CachedTeacher, find
+from distill.teacher.cache import Cache, CachedTeacher, check_together, find
 from distill.teacher.distributions import TopK
 from distill.teacher.live import LiveTeacher
 from distill.teacher.output import Teacher
 
 ROWS = make_rows(40, shortest=5)
 KINDS = pytest.mark.parametrize("soft_positions", ["all", "masked"])
+
+
+SINGLE = Single(conf.BackendConfig(device="cpu"))
 
 
 class Desk:
@@ -74,13 +79,14 @@ class Desk:
             "vocabulary": self.vocab,
         }
         folder = self.config.data.cache
-        return find(self.config.teacher.cache, origin, batches, objective.positions, folder)
+        cache = find(self.config.teacher.cache, origin, batches, objective.positions, folder)
+        check_together([cache] if cache.ready else [], SINGLE)
+        return cache
 
     def build(self, teacher: Any | None = None) -> Cache:
         cache = self.find()
         model = LanguageModel(teacher or self.teacher, self.config.precision.teacher)
-        ranks = Single(conf.BackendConfig(device="cpu"))
-        build_cache.build(cache, model, self.batches(), self.objective().positions, self.temperature, ranks)
+        build_cache.build(cache, model, self.batches(), self.objective().positions, self.temperature, SINGLE)
         return cache
 
 
@@ -320,6 +326,20 @@ def counting(monkeypatch: pytest.MonkeyPatch, most: int = 10**9) -> list[int]:
 
     monkeypatch.setattr(build_cache.CacheBuilder, "entries", ask)
     return questions
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+@pytest.mark.parametrize("damage", ["", "a file is damaged"])
+def test_one_rank_of_a_machine_reads_it_and_all_learn_of_damage(
+    desk: Desk, local_rank: int, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = desk.build()
+    digest = Mock(wraps=cache.digest)
+    monkeypatch.setattr(Cache, "digest", lambda self, part: digest(part))
+    ranks = Mock(local_rank=local_rank, gather=lambda found: [found, damage])
+    with pytest.raises(SettingError, match=damage) if damage else nullcontext():
+        check_together([cache], ranks)
+    assert digest.called is (local_rank == 0)
 
 
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from distill.data.shards.in_flight import InFlight, bytes_in_flight
 from distill.data.shards.index import DIGEST_BYTES, Block, Layout
 from distill.runtime.errors import StorageFailed
 from distill.runtime.file_in_use import FileInUse
-from distill.runtime.files import atomic, try_lock
+from distill.runtime.files import atomic, locked
 from distill.runtime.storage import RESERVE, size
 
 SUFFIX = ".block"
@@ -124,12 +124,9 @@ class BlockCache:
                 status = entry.stat()
                 yield _File(status.st_atime_ns, status.st_size, entry.path)
 
-    @contextmanager
-    def _lock(self, name: str) -> Iterator[None]:
+    def _lock(self, name: str) -> AbstractContextManager[bool]:
         """Held by one thread of one process of the node; it goes with a process that is killed."""
-        with open(self.folder.parent / "locks" / name, "w") as lock:
-            try_lock(lock, wait=True)
-            yield
+        return locked(self.folder.parent / "locks" / name)
 
 
 def _is_whole(file: FileInUse, num_bytes: int) -> bool:

@@ -3,6 +3,7 @@
 import logging
 import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from threading import Lock
 
 import numpy as np
@@ -14,10 +15,11 @@ from distill.data.shards.fetch import Blocks
 from distill.data.shards.index import Block, ShardIndex
 from distill.data.shards.store import ShardStore
 from distill.runtime.errors import SettingError, StorageFailed
-from distill.runtime.file_in_use import FileInUse
+from distill.runtime.file_in_use import FileInUse, FilesInUse, Gone
 from distill.runtime.signals import Signals, in_force
 
 FETCHING = 8  # blocks at once that somebody waits for, where memory allows (`distill.data.shards.in_flight`)
+AT_ONCE = 16  # blocks that one call holds open until it has read them
 AHEAD = 4  # and that are fetched ahead
 ATTEMPTS_AHEAD = 2  # to fetch such a block; the thread that needs it tries more often
 LOG_EVERY = 10.0  # seconds between two lines about a block that somebody waits for
@@ -34,7 +36,7 @@ class BlockStore(ShardStore):
     def __init__(self, index: ShardIndex, blocks: Blocks, cache: BlockCache) -> None:
         super().__init__(index)
         self.blocks, self.cache = blocks, cache
-        self._open: dict[int, FileInUse] = {}  # by block
+        self._files = FilesInUse()  # by block
         self._waited: dict[int, Future[FileInUse]] = {}  # that somebody waits for
         self._expected: dict[int, Future[FileInUse]] = {}  # that are fetched ahead
         self._last_expected: np.ndarray | None = None  # the argument of the last `expect`, until a part of it fails
@@ -49,9 +51,9 @@ class BlockStore(ShardStore):
         blocks = self.index.block_of(numbers)
         within = numbers - self.index.first[blocks]
         try:
-            return gather(self._open, blocks, within, self)
-        except KeyError:
-            return gather(self._views(np.unique(blocks).tolist()), blocks, within, self)
+            return gather(self._files, blocks, within, self)
+        except (KeyError, Gone):  # not here, or evicted
+            return self._waited_for(blocks, within)
 
     def expect(self, numbers: np.ndarray) -> None:
         """Fetch the blocks of these sequences in the background, in this order; earlier calls are forgotten."""
@@ -73,12 +75,25 @@ class BlockStore(ShardStore):
             pool.shutdown(cancel_futures=True)
 
     def _is_coming(self, block: int) -> bool:
-        return block in self._open or block in self._waited or block in self._expected
+        return block in self._files or block in self._waited or block in self._expected
+
+    def _waited_for(self, blocks: np.ndarray, within: np.ndarray) -> np.ndarray:
+        """The sequences of these blocks, of which few are open at a time, each until it is read."""
+        found = np.empty((len(blocks), self.shape[1]), self.dtype)
+        different = np.unique(blocks)
+        for start in range(0, len(different), AT_ONCE):
+            some = different[start : start + AT_ONCE]
+            rows = np.flatnonzero(np.isin(blocks, some))
+            found[rows] = gather(self._views(some.tolist()), blocks[rows], within[rows], self)
+        return found
 
     def _views(self, blocks: list[int]) -> dict[int, FileInUse]:
         """The sequences of these blocks, once all are there."""
         with self._lock:
-            views = {block: self._open[block] for block in blocks if block in self._open}
+            views = dict[int, FileInUse]()
+            for block in blocks:
+                with suppress(KeyError, Gone):
+                    views[block] = self._files[block]
             waited = {block: self._need(block) for block in blocks if block not in views}
         return views | {block: self._wait(block, future) for block, future in waited.items()}
 
@@ -127,7 +142,7 @@ class BlockStore(ShardStore):
         try:
             view = self.cache.get(self.index.block(block), self.index.layout, fetch, ahead)
             with self._lock:
-                self._open[block] = view
+                self._files[block] = view
                 coming.pop(block, None)
             self._let_go_of_evicted()
         except BaseException as error:
@@ -140,11 +155,11 @@ class BlockStore(ShardStore):
 
         The block that has just come may be among them, as other threads evict; no later look need come.
         """
-        before = list(self._open)  # blocks that come while others are listed are none that have gone
+        before = self._files.numbers()  # blocks that come while others are listed are none that have gone
         cached = self.cache.digests()
         with self._lock:
             for gone in [block for block in before if self._digest(block) not in cached]:
-                self._open.pop(gone, None)
+                self._files.pop(gone)
 
     def _give_up(self, block: int, coming: dict[int, "Future[FileInUse]"], error: BaseException, failures: int) -> None:
         """A block cannot be fetched. That ends the run if a thread waits for it, and then no other is needed."""

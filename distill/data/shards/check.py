@@ -1,7 +1,7 @@
 """Whether prepared sequences are as they were written.
 
 meta.json has its own digest, and those of the indices and of the counts; an index has those of the blocks of its
-shards. Of what was prepared before meta.json had any, the shards are checked all the same, and the rest by its sizes.
+shards.
 
 On each machine the files of a folder are read in full once. A stamp in `data.cache` then shows that they are the same
 files, by their sizes, times of change and inodes.
@@ -10,6 +10,7 @@ files, by their sizes, times of change and inodes.
 import json
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +34,7 @@ from distill.runtime.storage import size
 
 READ_BYTES = 1 << 20  # of a block at once
 ANNOUNCED = 4 << 30  # bytes from which on the check takes long enough to be logged
-BEGAN = time.time()  # about when this process and the other ranks of its run began
+BEGAN = time.monotonic()  # about when this process and the other ranks of its run began
 SEAL = "sha256"  # the entry of meta.json that is the digest of all others
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def read_meta(place: str) -> Meta:
         raise Damaged(name, "it is not the JSON that was written") from error
     if lacking:
         raise Damaged(name, f"it has no {', '.join(sorted(lacking))}")
-    if seal != _digest(meta) and (seal is not None or "files" in meta):
+    if seal != _digest(meta):
         raise Damaged(name, "it is not as it was written: its SHA-256 differs")
     checked: Meta = meta
     return checked
@@ -82,16 +83,16 @@ def index_of(place: str, part: Part, meta: Meta) -> ShardIndex:
     return index
 
 
-def index_digest(part: Part, meta: Meta) -> str | None:
-    """SHA-256 of the file of an index; None: it is not on record."""
-    return meta.get("files", {}).get(f"{part}.index")
+def index_digest(part: Part, meta: Meta) -> str:
+    """SHA-256 of the file of an index."""
+    return meta["files"][f"{part}.index"]
 
 
 def read_counts(place: str, part: Part, meta: Meta) -> np.ndarray:
     """How often each token occurs in a part, [V] int64. Raises Damaged, StorageFailed as `read_meta`."""
     file = f"{part}.counts.npy"
     name = f"{place.rstrip('/')}/{file}"
-    content = read_whole(name, meta.get("files", {}).get(file))
+    content = read_whole(name, meta["files"][file])
     counts = array_in(content, name)
     if counts.dtype != np.int64 or counts.ndim != 1 or counts.sum() < meta[part]["tokens"]:
         raise Damaged(name, "it does not hold the counts of the tokens")
@@ -164,10 +165,16 @@ def _seen(folder: LocalFolder) -> dict[str, list[int]]:
 def _is_stamped(stamp: Path, folder: LocalFolder, again: bool) -> bool:
     try:
         seen = json.loads(stamp.read_bytes())
-        recent = not again or stamp.stat().st_mtime >= BEGAN
+        recent = not again or _age(stamp) <= time.monotonic() - BEGAN
     except (OSError, ValueError):
         return False
     return bool(recent and META in seen and seen == _seen(folder))
+
+
+def _age(file: Path) -> float:
+    """Seconds since a file was written, by the clock of the server that keeps it: that of this machine may differ."""
+    with tempfile.NamedTemporaryFile(dir=file.parent) as now:
+        return os.fstat(now.fileno()).st_mtime - file.stat().st_mtime
 
 
 def check_files(folder: LocalFolder, data: DataConfig, in_full: bool = True) -> None:

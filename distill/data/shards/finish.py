@@ -17,6 +17,7 @@ from distill.data.shards.records import (
     META,
     PARTS,
     GroupRecord,
+    Made,
     Meta,
     PartMeta,
     Plan,
@@ -35,12 +36,14 @@ def finish(
     packing: Packing,
     plan: Plan,
     duplicates: dict[str, int] | None = None,
+    text: str = "a text",
 ) -> Meta:
     """Writes what makes the shards of all groups one text, meta.json last, and gives its content.
 
     Args:
         plan: the settings by which the groups were made, which meta.json repeats.
         duplicates: counts of duplicate documents, where they were counted.
+        text: what it is, in a few words.
 
     Raises:
         SettingError: a setting names a field that no record of a source has.
@@ -66,7 +69,14 @@ def finish(
     seconds = sum(record["seconds"] for record in records)
     digests = {name: sha256(content).hexdigest() for name, content in files.items()}
     meta = Meta(
-        **invalid, **plan, train=parts[0], heldout=parts[1], duplicates=duplicates, seconds=seconds, files=digests
+        **invalid,
+        **plan,
+        made=Made(text=text, settings=packing.described, prompts=packing.prompts),
+        train=parts[0],
+        heldout=parts[1],
+        duplicates=duplicates,
+        seconds=seconds,
+        files=digests,
     )
     folder.write(META, sealed(meta))
     folder.remove(WORK)

@@ -116,7 +116,7 @@ class Host:
             return
         names = self.folder.names(WORK)  # of many thousand groups in object storage it takes seconds
         self._next_look = time.monotonic() + max(POLL, (time.monotonic() - began) / LOOKING)
-        if not names and self.folder.exists(META):
+        if self.folder.exists(META):  # a host that was late may have put a claim behind it
             self._done |= self.groups.keys()
         self._done |= {number for number in self.groups if record_name(number).rpartition("/")[2] in names}
         left = [number for number in self.groups if number not in self._done and number not in self._left]

@@ -39,7 +39,7 @@ class Layout:
     compression: str | None = None  # null or zstd; each block is compressed by itself
 
     def shard_name(self, number: int) -> str:
-        """The file of a shard, beside the index; prepared text of earlier releases has the same names."""
+        """The file of a shard, beside the index."""
         return f"{self.part}-{number:05d}.rows" + (".zst" if self.compression else "")
 
     @property

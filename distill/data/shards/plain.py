@@ -8,18 +8,18 @@ from distill.data.sequence_store import gather
 from distill.data.shards.index import ShardIndex
 from distill.data.shards.store import ShardStore
 from distill.runtime.errors import StorageFailed
-from distill.runtime.file_in_use import FileInUse
+from distill.runtime.file_in_use import FileInUse, FilesInUse
 
 
 class PlainShards(ShardStore):
-    """The sequences of shards that are not compressed. Each file is opened when a sequence of it is first read."""
+    """The sequences of shards that are not compressed. A file is opened when a sequence of it is first read."""
 
     def __init__(self, folder: Path, index: ShardIndex) -> None:
         super().__init__(index)
         self.folder = folder
         blocks = np.searchsorted(index.shard, np.arange(index.num_shards + 1))
         self._first = index.first[blocks]  # [K + 1] the first sequence of each shard
-        self._files: dict[int, FileInUse] = {}
+        self._files = FilesInUse()
 
     def __getitem__(self, numbers: np.ndarray, /) -> np.ndarray:
         """Raises StorageFailed where a file is missing, has another size, or is changed since it was opened."""

@@ -1,7 +1,7 @@
 """What a preparation of sequences writes down about them, as JSON: of a unit of work, of a group, and of the text."""
 
 from collections.abc import Sequence
-from typing import Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 Part = Literal["train", "heldout"]
 PARTS: tuple[Part, Part] = ("train", "heldout")
@@ -78,14 +78,24 @@ class PartMeta(Counts):
     compress_seconds: float  # of one process
 
 
+class Made(TypedDict):
+    """What sequences were made from, and how: who has them needs neither the text nor the settings of then."""
+
+    text: str  # in a few words
+    settings: dict[str, Any]  # `Packing.described`
+    prompts: bool  # whether ids carry the flags of `sequence_format`
+
+
 class Meta(ReadCounts, Plan):
     """The text: the content of meta.json."""
+
+    made: Made
 
     train: PartMeta
     heldout: PartMeta
     duplicates: NotRequired[dict[str, int] | None]  # counts of duplicate documents, where anybody has counted them
     seconds: float  # that its preparation took, over all hosts
-    files: NotRequired[dict[str, str]]  # SHA-256 of the indices and the counts; what was prepared earlier has none
+    files: dict[str, str]  # SHA-256 of the indices and the counts
 
 
 def counts_of(parts: Sequence[Counts]) -> Counts:

@@ -4,6 +4,7 @@ import copy
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from distill.config.component import Component, class_name
@@ -14,7 +15,7 @@ from distill.data.heldout import fraction
 from distill.data.lines import InvalidFile as InvalidFile
 from distill.data.lines import InvalidRecord as InvalidRecord
 from distill.data.readers import has_utf8
-from distill.data.remote import file_state, path_of
+from distill.data.remote import path_of
 from distill.runtime.errors import SettingError
 from distill.runtime.users_code import naming_mistakes
 
@@ -98,10 +99,15 @@ class Source(ABC):
         return type(self).__name__
 
     @property
+    def text_files(self) -> list[Path]:
+        """The files whose contents decide the text; tokens in the cache are identified by their digests and names."""
+        paths = dict.fromkeys(path_of(path) for shard in shards_of(self) for path in shard.paths)
+        return [path for path in paths if path.is_file()]
+
+    @property
     def identity(self) -> Any:
-        """What changes when the text changes; tokens in the cache are identified by it. Any value with a `repr`."""
-        paths = [path_of(path) for shard in shards_of(self) for path in shard.paths]
-        return type(self).__qualname__, [file_state(path) for path in paths if path.is_file()]
+        """What else changes when the text changes. Any value with a `repr`, without the place where the files lie."""
+        return type(self).__qualname__
 
 
 def shards_of(source: Source) -> list[Shard]:

@@ -13,7 +13,7 @@ from distill.data import readers
 from distill.data.encodings import check_encoding
 from distill.data.find_files import data_folder, files_below, find_files, without_other_splits
 from distill.data.lines import InvalidFile, InvalidRecord, Record
-from distill.data.remote import file_state, for_each, path_of, size_of
+from distill.data.remote import for_each, path_of, size_of
 from distill.data.separated import is_table, separated_rows
 from distill.data.sources import Document, Part, Shard, Source
 from distill.runtime.errors import SettingError
@@ -272,24 +272,29 @@ class FileSource(Source):
         return (single if count == 1 else f"{count:,} {self.word} files in {settings.path}") + more
 
     @property
+    def text_files(self) -> list[Path]:
+        if self.settings.path is not None or self.settings.hub is None:
+            return self.files
+        return [] if self.settings.streaming else [Path(file["filename"]) for file in self._hub_rows().cache_files]
+
+    @property
     def identity(self) -> Any:
-        """Names, sizes and times of the files, and the settings that decide which text they give.
+        """The settings that decide which text the files give.
 
         A streamed Hub data set is identified by its revision, or by its name alone where the Hub cannot be reached.
         """
         settings = self.settings
-        how = [settings.kind, self.field, settings.hub, settings.subset, settings.split, settings.fraction]
+        hub = None if settings.hub is not None and readers.is_saved(settings.hub) else settings.hub  # a folder's path
+        how: list[Any] = [settings.kind, self.field, hub, settings.subset, settings.split, settings.fraction]
         if settings.document is not None:
             how.append(settings.document.value)
         if settings.encoding is not None:
             how.append(settings.encoding)
         if self.prompts:
             how += self.written
-        if settings.path is not None or settings.hub is None:
-            return [[file_state(path) for path in self.files], *how]
-        if settings.streaming:
-            return [[("stream", readers.hub_revision(settings.hub))], *how]
-        return [[file_state(Path(file["filename"])) for file in self._hub_rows().cache_files], *how]
+        if settings.path is None and settings.hub is not None and settings.streaming:
+            how.append(("stream", readers.hub_revision(settings.hub)))
+        return how
 
     def shards(self) -> list[Shard]:
         if self.settings.path is None:

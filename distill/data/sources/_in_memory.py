@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from distill.config.component import Component
@@ -35,6 +36,10 @@ class RowsInMemory(FileSource):
 
     def describe(self) -> str:
         return f"{self.settings.hub}{self.counted}"
+
+    @property
+    def text_files(self) -> list[Path]:
+        return []
 
     @property
     def identity(self) -> Any:
