@@ -44,7 +44,7 @@ from distill.runtime.progress import counted
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 6  # raise it when the same inputs and settings would give other sequences
+FORMAT = 7  # raise it when the same inputs and settings would give other sequences
 
 logger = logging.getLogger(__name__)
 
