@@ -1,13 +1,16 @@
 """Where files lie: the folder $DISTILL_DATA, and the files behind a path or URL that is a file, a folder or a glob."""
 
 import glob
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
 from distill.data.remote import RemotePath, is_url, reachable, with_states
 from distill.runtime.errors import SettingError
+
+logger = logging.getLogger(__name__)
 
 # What the files of a split are usually called, before a dot, a dash or an underscore.
 SPLITS = {
@@ -53,20 +56,57 @@ def find_files(pattern: str, setting: str, below: Callable[[Path], list[Path]]) 
         return [path]
     if path.is_dir():
         return sorted(below(path))
-    files = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name))
-    if not files:
-        raise SettingError(f"{setting}={pattern}: no such file or folder; correct the path")
+    if not (files := _matching(str(path))):
+        problem = f"a link to {os.readlink(path)}, where nothing is" if path.is_symlink() else "no such file or folder"
+        raise SettingError(problem, setting=setting, value=pattern, cure="correct the path")
     return files
 
 
+def _matching(pattern: str) -> list[Path]:
+    """The files behind a glob; one that links make reachable by several names, as in circles, is there once."""
+    files: dict[str, Path] = {}
+    for path in sorted(map(Path, glob.glob(pattern, recursive=True)), key=lambda path: (len(path.parts), path)):
+        if path.is_file():
+            files.setdefault(os.path.join(os.path.realpath(path.parent), path.name), path)
+        else:
+            _report_broken(path)
+    return sorted(files.values())
+
+
 def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files of a folder and the folders in it whose names end so, without hidden ones."""
+    """The files of a folder and the folders in it whose names end so, without hidden ones; links are followed.
+
+    A folder that is linked twice is read once, by the first of its names; a link to nothing is named in the log.
+    """
     start = "" if str(folder) == "." else str(folder)
+    paths = folder.rglob("*") if isinstance(folder, RemotePath) else _walked(folder)
     return [
         path
-        for path in folder.rglob("*")
+        for path in paths
         if path.name.lower().endswith(suffixes) and not is_hidden(str(path)[len(start) :]) and path.is_file()
     ]
+
+
+def _walked(root: Path) -> Iterator[Path]:
+    """The files below a folder, also in linked folders, each of which is entered once."""
+    entered = {(root.stat().st_dev, root.stat().st_ino)}
+    for name, folders, files in os.walk(root, followlinks=True):
+        folders.sort()  # which of two names of a folder is the first does not depend on the disk
+        folder = Path(name)
+        for path in [folder / each for each in folders if not is_hidden(each)]:
+            status = path.stat()
+            if (status.st_dev, status.st_ino) in entered:
+                folders.remove(path.name)
+            entered.add((status.st_dev, status.st_ino))
+        folders[:] = [each for each in folders if not is_hidden(each)]
+        for path in sorted(folder / each for each in files):
+            _report_broken(path)
+            yield path
+
+
+def _report_broken(path: Path) -> None:
+    if path.is_symlink() and not path.exists() and not is_hidden(path.name):
+        logger.warning(f"{path} is a link to {os.readlink(path)}, where nothing is: it is left out")
 
 
 def files_of_split(folder: Path, split: str, suffixes: tuple[str, ...]) -> list[Path]:

@@ -1,11 +1,12 @@
 """What of a text is invalid, counted, and the line that ends a run where that is too much."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from distill.config.settings import CorpusConfig, Missing
 from distill.data.document import Document
-from distill.data.lines import InvalidFile, InvalidRecord
+from distill.data.lines import InvalidFile, InvalidRecord, LeftOut
 from distill.data.shards.records import ReadCounts
 from distill.data.sources import Source
 from distill.runtime.errors import SettingError
@@ -22,11 +23,15 @@ class Invalid:
     records: int = 0  # or lines, of plain text; good and bad ones
     bad: int = 0  # invalid ones, left out
     first_bad: list[str] = field(default_factory=list)  # `name: reason` of the first of them
+    left_out: Counter[str] = field(default_factory=Counter)  # sound records, or parts of them, by why they are not used
     blame: str = ""  # the first reason that a setting causes, unless other records are fine
 
-    def __call__(self, error: InvalidFile | InvalidRecord) -> None:
+    def __call__(self, error: InvalidFile | InvalidRecord | LeftOut) -> None:
         if isinstance(error, InvalidFile):
             self.skipped.append(str(error))
+            return
+        if isinstance(error, LeftOut):
+            self.left_out[error.reason] += 1
             return
         self.records += 1
         self.bad += 1
@@ -40,12 +45,16 @@ class Invalid:
 
     def counts(self) -> ReadCounts:
         """All but `blame`, which is settled once every part is read."""
-        return ReadCounts(skipped=self.skipped, records=self.records, bad=self.bad, first_bad=self.first_bad)
+        counts = ReadCounts(skipped=self.skipped, records=self.records, bad=self.bad, first_bad=self.first_bad)
+        if self.left_out:
+            counts["left_out"] = dict(self.left_out)
+        return counts
 
     @classmethod
     def of(cls, counts: ReadCounts, blame: str = "") -> "Invalid":
         """What `counts` gave, which may have further entries."""
-        return cls(counts["skipped"], counts["records"], counts["bad"], counts["first_bad"], blame)
+        left_out = Counter(counts.get("left_out", {}))
+        return cls(counts["skipped"], counts["records"], counts["bad"], counts["first_bad"], left_out, blame)
 
     @classmethod
     def together(cls, parts: Iterable["Invalid"]) -> "Invalid":
@@ -56,6 +65,7 @@ class Invalid:
             records=sum(part.records for part in parts),
             bad=sum(part.bad for part in parts),
             first_bad=[line for part in parts for line in part.first_bad][:MAX_NAMED],
+            left_out=sum((part.left_out for part in parts), Counter[str]()),
             blame=next((part.blame for part in parts if part.blame), ""),
         )
 
@@ -69,7 +79,12 @@ class Invalid:
         report = [f"skipped {line}" for line in self.skipped[:MAX_NAMED]]
         if self.skipped:
             report.append(f"skipped {len(self.skipped):,} of the files: they could not be read")
+        report += [f"left out: {line}" for line in self.left_out_lines()]
         return report + ([self.bad_line()] if self.bad else [])
+
+    def left_out_lines(self) -> list[str]:
+        """Why sound records, or parts of them, are not used, and of how many that is so."""
+        return [f"{counted(count, 'record')}: {reason}" for reason, count in self.left_out.items()]
 
     def bad_line(self) -> str:
         """How many records were left out, and why the first one was."""

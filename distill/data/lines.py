@@ -39,6 +39,13 @@ class InvalidRecord(NamedTuple):
         return f"{self.name}: {self.reason}"
 
 
+class LeftOut(NamedTuple):
+    """A record, or a part of one, that can be read and is not used; that is counted and no fault."""
+
+    name: str
+    reason: str
+
+
 def lines(path: Path, limit: int = PART, whole_lines: bool = False) -> Iterator[str]:
     """The lines as `sound_lines` gives them, of a UTF-8 file that has to be right as a whole.
 

@@ -61,9 +61,16 @@ def _joined(lines: Iterator[str | InvalidRecord], ends: Callable[[str, int], boo
         text.append(line)
         size += len(line)
         if ends(line, size):
-            yield "".join(text).strip()
+            yield without_blank_ends("".join(text))
             text, size = [], 0
-    yield "".join(text).strip()
+    yield without_blank_ends("".join(text))
+
+
+def without_blank_ends(text: str) -> str:
+    """`text` without blank lines, and the end of a line, at its ends; the blanks in front of code stay."""
+    end = text.rstrip()
+    begin = text.rfind("\n", 0, len(text) - len(text.lstrip())) + 1 if end else 0
+    return (end + text[len(end) :].partition("\n")[0])[begin:] if end else ""
 
 
 _BLANK = re.compile(r"\s")

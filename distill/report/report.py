@@ -253,6 +253,7 @@ def _data(record: Record) -> list[Block]:
         ("Preparation", ", ".join(filter(None, prepared))),
         ("Files skipped", skipped if corpus.skipped else None),
         ("Invalid records", f"{number(corpus.invalid)} of {number(corpus.records)}" if corpus.invalid else None),
+        ("Left out", "; ".join(f"{number(count)}: {reason}" for reason, count in corpus.left_out.items()) or None),
         ("Duplicates", describe_duplicates(corpus.duplicates) if corpus.duplicates else None),
     ]
     return [*facts_table("Corpus", facts), *_sources(record), *_sets(record)]

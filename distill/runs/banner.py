@@ -67,6 +67,7 @@ def _notes(config: Config, tokens: Tokens, needs_teacher: bool) -> list[str]:
         lines.append(f"Skipped {counted(len(skipped), 'file')} that could not be read: {', '.join(skipped[:5])}.")
     if tokens.invalid.bad:
         lines.append(f"The preparation of the corpus {tokens.invalid.bad_line()}.")
+    lines += [f"Left out of the corpus: {line}." for line in tokens.invalid.left_out_lines()]
     if tokens.duplicates and (tokens.duplicates["exact"] or tokens.duplicates.get("near")):
         lines.append(f"Duplicates: {describe_duplicates(tokens.duplicates)}.")
     return lines

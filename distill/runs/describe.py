@@ -198,6 +198,7 @@ def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
         records=invalid.records,
         invalid=invalid.bad,
         first_invalid=invalid.first_bad,
+        left_out=dict(invalid.left_out),
         duplicates=tokens.duplicates or {},
         sources=_sources(tokens, order) if isinstance(order, Mixture) else {},
         preparation=facts.Preparation(tokens.seconds, tokens.tokens / tokens.seconds if tokens.seconds else None),

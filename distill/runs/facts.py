@@ -44,6 +44,8 @@ class Corpus:
     records: int | None = None
     invalid: int | None = None
     first_invalid: list[str] = field(default_factory=list)
+    # Sound records, or parts of them, by why they are not used.
+    left_out: dict[str, int] = field(default_factory=dict, metadata=stored(sparse=True))
     duplicates: dict[str, int] = field(default_factory=dict, metadata=stored(sparse=True))
     sources: dict[str, Source] = field(default_factory=dict, metadata=stored(sparse=True))
     hub: list[str] = field(default_factory=list, metadata=stored(sparse=True))  # names of data sets on the Hub

@@ -55,3 +55,33 @@ def test_a_packed_file_in_upper_case_is_unpacked_and_not_entered_in_the_middle(
     (shard,) = source.shards()
     (document,) = source.documents(shard)
     assert isinstance(document, Document) and document.text == "The ship was old."
+
+
+@pytest.mark.parametrize("pattern", ["corpus", "corpus/**/*.txt"])
+def test_links_are_followed_once(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where they lead in a circle; one that leads nowhere is named."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("corpus/a", "elsewhere/inner"):
+        Path(folder).mkdir(parents=True)
+    for name in ("corpus/a/one.txt", "elsewhere/two.txt", "elsewhere/inner/three.txt", "four"):
+        Path(name).write_text(name)
+    for link, target in (
+        ("corpus/b", "../elsewhere"),
+        ("corpus/a/back", ".."),
+        ("elsewhere/inner/up", "../../corpus"),
+        ("corpus/c", "../elsewhere"),
+        ("corpus/four.txt", "../four"),
+        ("corpus/gone.txt", "../nowhere"),
+        (".link.txt", "nowhere"),
+    ):
+        Path(link).symlink_to(target)
+    source = find_source(SourceConfig(kind="text", path=pattern), "corpus", DataConfig())
+    assert source is not None
+    texts = [document.text for shard in source.shards() for document in source.documents(shard)]  # type: ignore[union-attr]
+    assert sorted(texts) == ["corpus/a/one.txt", "elsewhere/inner/three.txt", "elsewhere/two.txt", "four"]
+    assert "gone.txt" in caplog.text and ".link" not in caplog.text
+    with pytest.raises(SettingError, match="a link to") as caught:
+        find_source(SourceConfig(kind="text", path="corpus/gone.txt"), "corpus", DataConfig())
+    assert caught.value.setting == "corpus.path"

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from tiny import corpus_config
 
 from distill.config.component import Component
+from distill.config.corpus import DocumentUnit
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers, tokens
 from distill.data.heldout import HeldOut, fraction, held_out
 from distill.data.readers import InvalidFile, blocks
 from distill.data.sources import Document, InvalidRecord, Shard, Source, _files, find_source, read
+from distill.data.sources._in_memory import source_in_memory
 from distill.data.sources.imdb import review
 from distill.data.sources.text import Text
 from distill.data.sources.wikitext import articles
@@ -402,3 +405,50 @@ def test_a_new_source_is_one_new_file(tmp_path: Path, monkeypatch: pytest.Monkey
     source = find_source(corpus_config(kind="verses").source, "corpus", DataConfig())
     assert source is not None and source.describe().startswith("verse file")
     assert [document.text for shard in source.shards() for document in read(source, shard)] == ["one", "two"]
+
+
+BLANKS = ["    the red house\n        a dog\n\n", "\ta cat \n", "no blanks"]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet", "saved", "hub", "memory"])
+def test_blanks_at_the_ends_of_records_stay(form: str, tmp_path: Path) -> None:
+    """As of code; a text of blanks alone is none."""
+    rows = datasets.Dataset.from_dict({"text": [*BLANKS, " \n"]})
+    path = str(tmp_path / f"a.{form}")
+    if form == "memory":
+        source = source_in_memory(rows, "", "rows", SourceConfig(kind="hub"), "corpus")
+        assert [document.text for document in source.documents(source.shards()[0])] == BLANKS
+        return
+    match form:
+        case "jsonl":
+            rows.to_json(path)
+        case "csv":
+            rows.to_csv(path)
+        case "parquet":
+            rows.to_parquet(path)
+        case "hub":
+            rows.to_parquet(f"{path}/train.parquet")
+        case "saved":
+            rows.save_to_disk(path)
+    place = {"hub": path} if form == "hub" else {"path": path}
+    kind = "hub" if form in ("hub", "saved") else form
+    assert texts(SourceConfig(kind=kind, **place)) == BLANKS
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        ("line", ["  def f(a):  ", "\treturn a", "b"]),
+        ("blank", ["  def f(a):  \n\treturn a", "b"]),
+        ("file", ["  def f(a):  \n\treturn a\n\n \nb"]),
+        (None, ["  def f(a):  \n\treturn a\n\n \nb"]),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_indentation_of_plain_text_stays(unit: str | None, expected: list[str], end: str, tmp_path: Path) -> None:
+    """Blank lines at its ends do not."""
+    text = "\n   \n  def f(a):  \n\treturn a\n\n \nb\n \n\n"
+    (tmp_path / "a.txt").write_bytes(text.replace("\n", end).encode())
+    document = None if unit is None else DocumentUnit(unit)
+    settings = SourceConfig(kind="text", path=str(tmp_path / "a.txt"), document=document)
+    assert texts(settings) == expected

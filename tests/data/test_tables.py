@@ -110,6 +110,8 @@ def test_the_files_of_a_split_are_taken_from_a_folder(tmp_path: Path) -> None:
     [
         ([10, 9, 2, 2], ("2", "9", "10")),
         ([1.0, 0.0, 1.0, 1.0], ("0", "1")),
+        ([-1.0, 10.0, 2.0, 2.0], ("-1", "2", "10")),
+        (["1.", "0.00", "b", "b"], ("0", "1", "b")),
         ([True, False, True, True], ("False", "True")),
         (["b", " a ", "b", "10"], ("10", "a", "b")),
     ],
@@ -120,8 +122,12 @@ def test_classes_are_sorted_and_the_same_in_every_form(tmp_path: Path, labels: l
     found = read(tmp_path / "a.jsonl", USUAL)
     assert found.classes == classes
     write_csv(tmp_path / "a.csv", [{"text": "x", "label": str(label)} for label in labels])
-    if not isinstance(labels[0], float):
-        assert read(tmp_path / "a.csv", USUAL).labels.tolist() == found.labels.tolist()
+    assert read(tmp_path / "a.csv", USUAL).labels.tolist() == found.labels.tolist()
+    like = SimpleNamespace(classes=tuple(f"{name}.0" if name.isdigit() else name for name in classes))
+    assert read(tmp_path / "a.csv", USUAL).classes == classes
+    assert len(Table(path=str(tmp_path / "a.csv")).read("data", False, found)) == len(labels)
+    if isinstance(labels[0], float):  # a data set of the Hub may call its classes so
+        assert Table(path=str(tmp_path / "a.csv")).read("data", False, like).labels.tolist() == found.labels.tolist()
 
 
 def test_bad_rows_are_counted_in_training_and_named_in_evaluation(tmp_path: Path) -> None:

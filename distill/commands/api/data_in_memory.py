@@ -14,7 +14,7 @@ from distill.data.shards.host import FEW_BYTES
 from distill.data.sources import Source
 from distill.data.sources._in_memory import IDS, source_in_memory
 from distill.data.tables.table import TableInMemory
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, first_line
 
 if TYPE_CHECKING:
     import datasets
@@ -86,12 +86,28 @@ def _no_order(name: str) -> str:
 def _from_rows(rows: Iterable[Any], setting: str) -> "datasets.Dataset":
     """A data set of texts, of mappings, or of token ids."""
     import datasets
+    import pyarrow
 
     held = [_row(row, setting) for row in rows]
     if not held:
         raise SettingError(f"{setting} is empty: {TAKEN}")
     names = dict.fromkeys(name for row in held for name in row)  # `datasets` would take those of the first row alone
-    return datasets.Dataset.from_list([{name: row.get(name) for name in names} for row in held])
+    held = [{name: row.get(name) for name in names} for row in held]
+    try:
+        return datasets.Dataset.from_list(held)
+    except (pyarrow.ArrowException, TypeError):  # as of contents that are texts and parts: no column has both
+        texts = [{name: _as_text(value) for name, value in row.items()} for row in held]
+    try:
+        return datasets.Dataset.from_list(texts)
+    except (pyarrow.ArrowException, TypeError) as error:
+        reason = f"its rows make no columns ({first_line(error)})"
+        raise SettingError(reason, setting=setting, cure="give every column values of one type") from error
+
+
+def _as_text(value: Any) -> Any:
+    """A list of mappings, such as messages and tools, as JSON text, as which sources read them too."""
+    is_list = isinstance(value, list) and any(isinstance(item, Mapping) for item in value)
+    return json.dumps(value) if is_list else value
 
 
 def _row(row: Any, setting: str) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 
 from distill.commands.prediction.batches import check_length, in_batches
 from distill.commands.prediction.settings import PredictConfig
-from distill.data.chat_template import ASSISTANT, COLUMNS, ChatTemplate, message_of
+from distill.data.chat_template import ASSISTANT, COLUMNS, REWRITE, ChatTemplate, conversation_of
 from distill.data.lines import Record
 from distill.models.loaded import LoadedModel
 from distill.runtime.errors import SettingError
@@ -107,18 +107,17 @@ def conversation_texts(model: LoadedModel, records: Sequence[Record]) -> dict[in
     texts = {}
     for number in numbers:
         column = next(column for column in COLUMNS if column in records[number])
-        items = records[number][column]
-        messages = [message_of(item) for item in items] if isinstance(items, list) else []
-        if not messages or None in messages:
-            raise SettingError(
-                f'text {number + 1}: {column} is no list of messages such as {{"role": ..., "content": ...}}'
-            )
-        read = [message for message in messages if message is not None]
-        if read[-1]["role"] == ASSISTANT:
+        try:
+            conversation = conversation_of(records[number], column)
+        except ValueError as error:
+            raise SettingError(f"text {number + 1}: in column {error}") from error
+        if not conversation.messages:
+            raise SettingError(f"text {number + 1}: {column} has no message: {REWRITE}")
+        if conversation.messages[-1]["role"] == ASSISTANT:
             raise SettingError(
                 f"text {number + 1}: its last message is the assistant's: leave that out, to have it predicted"
             )
-        texts[number] = template.prompt(read)
+        texts[number] = template.prompt(conversation)
     return texts
 
 

@@ -15,6 +15,7 @@ class ReadCounts(TypedDict):
     records: int  # or lines, of plain text; good and bad ones
     bad: int  # of these, left out
     first_bad: list[str]  # `name: reason` of the first of them
+    left_out: NotRequired[dict[str, int]]  # sound records, or parts of them, by why they are not used
 
 
 class Counts(TypedDict):

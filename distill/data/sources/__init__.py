@@ -14,6 +14,7 @@ from distill.data.document import Part as Part
 from distill.data.heldout import fraction
 from distill.data.lines import InvalidFile as InvalidFile
 from distill.data.lines import InvalidRecord as InvalidRecord
+from distill.data.lines import LeftOut as LeftOut
 from distill.data.readers import has_utf8
 from distill.data.remote import path_of
 from distill.runtime.errors import SettingError
@@ -83,8 +84,10 @@ class Source(ABC):
         """The units of work that the source falls into, in the order of its documents."""
 
     @abstractmethod
-    def documents(self, shard: Shard) -> Iterator[Document | InvalidRecord]:
+    def documents(self, shard: Shard) -> Iterator[Document | InvalidRecord | LeftOut]:
         """The documents of a shard, in order and in bounded memory; in place of one that is damaged, what is wrong.
+
+        In place of one that is sound and of no use, such as a conversation without an answer, why that is so.
 
         Raises:
             InvalidFile: the file cannot be used; what came before stays.
@@ -117,12 +120,12 @@ def shards_of(source: Source) -> list[Shard]:
 
 
 def read(
-    source: Source, shard: Shard, invalid: Callable[[InvalidFile | InvalidRecord], None] = lambda error: None
+    source: Source, shard: Shard, invalid: Callable[[InvalidFile | InvalidRecord | LeftOut], None] = lambda error: None
 ) -> Iterator[Document]:
     """The documents of a shard, of them the seeded fraction `source.fraction`.
 
     A file that cannot be read goes to `invalid`, and the next one is read; so does an invalid record, and a text with
-    half a surrogate pair, which has no UTF-8. Of invalid records, too, only that fraction counts.
+    half a surrogate pair, which has no UTF-8, and what is left out. Of these, too, only that fraction counts.
     """
 
     def counts(text: str) -> bool:
@@ -132,8 +135,8 @@ def read(
         try:
             with naming_mistakes(f"{type(source).__name__}, a source of yours,", source):
                 for document in source.documents(part):
-                    if isinstance(document, InvalidRecord):
-                        if counts(str(document)):
+                    if isinstance(document, InvalidRecord | LeftOut):
+                        if counts(f"{document.name}: {document.reason}"):
                             invalid(document)
                     elif counts(document.text):
                         if has_utf8(document.text):

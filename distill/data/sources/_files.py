@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Self
 
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
+from distill.data.chat_template import holds_messages
 from distill.data.encodings import check_encoding
 from distill.data.find_files import data_folder, files_below, find_files, without_other_splits
-from distill.data.lines import InvalidFile, InvalidRecord, Record
+from distill.data.lines import InvalidFile, InvalidRecord, LeftOut, Record
 from distill.data.remote import for_each, path_of, size_of
 from distill.data.separated import is_table, separated_rows
 from distill.data.sources import Document, Part, Shard, Source
@@ -30,6 +31,7 @@ NO_TEXT = (".json", ".xml", ".html", ".htm", ".pdf", ".doc", ".docx", ".odt", ".
 MAX_WRONG = 1000  # records without a field, before the first that has it
 
 Content = str | tuple[Part, ...]  # a text, or its parts where not all of it counts
+Found = Content | InvalidRecord | LeftOut  # in the place of a record
 
 
 def is_jsonl(path: Path) -> bool:
@@ -104,7 +106,7 @@ class FileSource(Source):
             )
         return kept
 
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
+    def read(self, path: Path, start: int, stop: int | None) -> Iterator[Found]:
         """The texts of a file, or of the lines that begin in its bytes [start, stop)."""
         raise NotImplementedError
 
@@ -114,13 +116,21 @@ class FileSource(Source):
 
     def content(self, record: Record, name: str) -> Content:
         """The text of a record of a file or data set of this name, after its prompt where it has one; may be empty."""
+        for setting, field in (("field", self.field), ("prompt", self.settings.prompt)):
+            if field is not None and holds_messages(record.get(field)):
+                raise SettingError(
+                    f"in {name} it holds conversations, not text",
+                    setting=f"{self.setting}.{setting}",
+                    value=field,
+                    cure=f"set {self.setting}.kind=chat",
+                )
         text = self.clean(readers.value_of(record, self.field, name, f"{self.setting}.field", str))
         if self.settings.prompt is None:
             return text
         prompt = readers.value_of(record, self.settings.prompt, name, f"{self.setting}.prompt", str)
         return (Part(prompt, counts=False), Part(text)) if text else ()
 
-    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Content | InvalidRecord]]:
+    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Found]]:
         """Name and content of everything in a file or a range of it."""
         for number, content in enumerate(self._from_file(path, start, stop)):
             yield f"{path.name}#{number}", content
@@ -163,24 +173,26 @@ class FileSource(Source):
         """The columns that it reads of a Parquet file, by the setting that names each."""
         return self.columns
 
-    def from_jsonl(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
+    def of_columns(self, row: Record | InvalidRecord) -> Record | InvalidRecord:
+        """A row of a Parquet file or a data set of `datasets` as the record that it stands for."""
+        return row
+
+    def from_jsonl(self, path: Path, start: int, stop: int | None) -> Iterator[Found]:
         behind = f", after byte {start:,}" if start else ""
         records = readers.records(path, start, stop, self.settings.encoding)
         return self.contents(records, f"{path.name}{behind}, record", start)
 
-    def from_parquet(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
+    def from_parquet(self, path: Path, start: int, stop: int | None) -> Iterator[Found]:
         behind = f", from row group {start:,} on" if start else ""
         rows = readers.columns(path, self.parquet_columns(path), start, stop, not self.several)
-        return self.contents(rows, f"{path.name}{behind}, row", start)
+        return self.contents(map(self.of_columns, rows), f"{path.name}{behind}, row", start)
 
-    def from_table(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
+    def from_table(self, path: Path, start: int, stop: int | None) -> Iterator[Found]:
         """The rows of a CSV or TSV file, which is always read as a whole."""
         needed = {} if self.several else self.columns
         return self.contents(separated_rows(path, needed, self.settings.encoding), f"{path.name}, row")
 
-    def contents(
-        self, records: Iterable[Record | InvalidRecord], place: str, start: int = 0
-    ) -> Iterator[Content | InvalidRecord]:
+    def contents(self, records: Iterable[Record | InvalidRecord], place: str, start: int = 0) -> Iterator[Found]:
         """The texts of records, and in their places the invalid ones: damaged, without the field, or of another type.
 
         Args:
@@ -335,21 +347,30 @@ class FileSource(Source):
         cuts = [*range(0, rows, SHARD_ROWS), rows]
         return [Shard((), a, b, b - a) for a, b in pairwise(cuts)]
 
-    def documents(self, shard: Shard) -> Iterator[Document | InvalidRecord]:
+    def documents(self, shard: Shard) -> Iterator[Document | InvalidRecord | LeftOut]:
         if not shard.paths:
-            contents = enumerate(self._from_hub(shard))
-            yield from (_document(f"{self.settings.hub}#{number}", text) for number, text in contents if text)
+            for number, content in enumerate(self._from_hub(shard)):
+                yield from self._documents(f"{self.settings.hub}#{number}", content)
             return
         for name in shard.paths:
             path, empty = path_of(name, f"{self.setting}.path"), True
             for document_name, content in self.named(path, shard.start, shard.stop):
-                if content and (not isinstance(content, str) or content.strip()):
-                    empty = False
-                    yield _document(document_name, content)
+                for document in self._documents(document_name, content):
+                    empty = empty and isinstance(document, LeftOut)
+                    yield document
             if empty and shard.stop is None:
                 raise InvalidFile(path.name, self.nothing)
 
-    def _from_file(self, path: Path, start: int, stop: int | None) -> Iterator[Content | InvalidRecord]:
+    def _documents(self, name: str, content: Found) -> Iterator[Document | InvalidRecord | LeftOut]:
+        """The document of a content; none of a text of blanks alone."""
+        if isinstance(content, InvalidRecord | LeftOut):
+            yield content
+        elif isinstance(content, str):
+            yield from [Document(name, content)] if content.strip() else []
+        else:
+            yield Document.of_parts(name, content) if content else LeftOut(name, self.nothing)
+
+    def _from_file(self, path: Path, start: int, stop: int | None) -> Iterator[Found]:
         """Parquet, JSONL, CSV and TSV files are read as such, whatever the kind."""
         if is_parquet(path):
             return self.from_parquet(path, start, stop)
@@ -359,22 +380,15 @@ class FileSource(Source):
             return self.from_table(path, start, stop)
         return self.read(path, start, stop)
 
-    def _from_hub(self, shard: Shard) -> Iterator[Content | InvalidRecord]:
+    def _from_hub(self, shard: Shard) -> Iterator[Found]:
         rows = self._hub_rows()
         if self.settings.streaming:
             rows = readers.streamed_rows(rows, f"{self.setting}.hub={self.settings.hub}")
         else:
             rows = readers.sound_rows(rows, shard.start, len(rows) if shard.stop is None else shard.stop)
-        for content in self.contents(rows, f"{self.settings.hub}, row", shard.start):
-            yield content.strip() if isinstance(content, str) else content
+        return self.contents(map(self.of_columns, rows), f"{self.settings.hub}, row", shard.start)
 
     def _hub_rows(self) -> Any:
         settings = self.settings
         assert settings.hub is not None
         return readers.load_hub(settings.hub, settings.subset, settings.split, settings.streaming, self.setting)
-
-
-def _document(name: str, content: Content | InvalidRecord) -> Document | InvalidRecord:
-    if isinstance(content, InvalidRecord):
-        return content
-    return Document(name, content) if isinstance(content, str) else Document.of_parts(name, content)

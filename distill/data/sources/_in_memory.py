@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from distill.config.component import Component
 from distill.config.settings import SourceConfig
-from distill.data.chat_template import COLUMNS
+from distill.data.chat_template import COLUMNS, LIST, holds_messages
 from distill.data.lines import Record
 from distill.data.sources import Part, Source
 from distill.data.sources._files import Content, FileSource
@@ -79,6 +79,10 @@ class IdsInMemory(RowsInMemory, Hub):
     @property
     def prompts(self) -> bool:  # type: ignore[override]
         return self.has_prompts
+
+    @property
+    def nothing(self) -> str:
+        return "no token in it counts as a target"
 
     def for_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> Self:
         """Raises SettingError where `labels` are other ids than the tokens themselves."""
@@ -171,9 +175,9 @@ def source_in_memory(rows: Any, digest: str, name: str, settings: SourceConfig, 
             f"{setting}.field, and one of prompts as {setting}.prompt"
         )
     first: Any = next((row[field] for row in rows.select_columns([field]) if row[field]), "")
-    if not isinstance(first, list):
+    if isinstance(first, str) and not (holds_messages(first) or (field in COLUMNS and LIST.match(first))):
         return TextsInMemory(settings.changed(field=field), setting, rows=rows, digest=digest)
-    if isinstance(first[0], int):
+    if isinstance(first, list) and isinstance(first[0], int):
         return IdsInMemory(settings.changed(field=field), setting, rows=rows, digest=digest)
     return ChatsInMemory(settings.changed(field=field, kind="chat"), setting, rows=rows, digest=digest)
 

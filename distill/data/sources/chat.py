@@ -1,7 +1,7 @@
 """Conversations: lists of messages, each with a role and a content, of which those of one role are to be predicted."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any, Self
 from distill.config.component import Component
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
-from distill.data.chat_template import ASSISTANT, COLUMNS, ChatTemplate, Message, is_jinja, message_of
-from distill.data.lines import Record
+from distill.data.chat_template import (
+    ASSISTANT,
+    COLUMNS,
+    TOOLS,
+    ChatTemplate,
+    Conversation,
+    conversation_of,
+    is_jinja,
+    without_nulls,
+)
+from distill.data.lines import InvalidRecord, LeftOut, Record
 from distill.data.sources import Part
-from distill.data.sources._files import Content, FileSource
+from distill.data.sources._files import Content, FileSource, Found
 from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
@@ -30,7 +39,8 @@ class Chat(FileSource):
 
     What such a `template` puts before a content is read only, and so are other roles. What it puts behind the content
     of a message that counts, counts too: by it a model marks that it has finished. The names of special tokens stand
-    for these tokens in the template, and for nothing but text in a content.
+    for these tokens in the template, and for nothing but text in a content. A column `tools` goes to the template of
+    the tokenizer; where `prompt` names a column of messages, none of these counts.
     """
 
     jinja: ChatTemplate | None = None  # of the tokenizer, or of `template` for it; None: {role} and {content}
@@ -38,7 +48,7 @@ class Chat(FileSource):
     word = "conversation"
     suffixes = (".jsonl", ".jsonl.gz", ".parquet")
     by_split = True
-    takes = ("template", "target_role", "encoding")
+    takes = ("prompt", "template", "target_role", "encoding")
     usual_field = COLUMNS[0]
     prompts = True
     read = FileSource.from_jsonl
@@ -64,29 +74,62 @@ class Chat(FileSource):
     @property
     def written(self) -> list[Any]:
         if self.jinja is None:
-            return [None, template_of(self.settings, self.setting), self.settings.target_role]
-        return [self.jinja.text, sorted(self.jinja.variables.items()), self.jinja.special]
+            how: list[Any] = [None, template_of(self.settings, self.setting), self.settings.target_role]
+        else:
+            how = [self.jinja.text, sorted(self.jinja.variables.items()), self.jinja.special]
+        return how if self.settings.prompt is None else [*how, self.settings.prompt]
 
     @property
     def nothing(self) -> str:
         return f"no message in it is of {self.setting}.target_role={self.target_role}"
 
+    @property
+    def columns(self) -> dict[str, str]:
+        """Those that the settings name; others are looked for in each file, or record."""
+        named = {"field": self.settings.field, "prompt": self.settings.prompt}
+        return {f"{self.setting}.{name}": column for name, column in named.items() if column is not None}
+
     def parquet_columns(self, path: Path) -> dict[str, str]:
-        return {f"{self.setting}.field": self._column(readers.column_names(path))}
+        names = readers.column_names(path)
+        columns = {f"{self.setting}.field": self._column(names), **self.columns}
+        return columns | ({"column": TOOLS} if TOOLS in names else {})
+
+    def of_columns(self, row: Record | InvalidRecord) -> Record | InvalidRecord:
+        return row if isinstance(row, InvalidRecord) else {name: without_nulls(value) for name, value in row.items()}
+
+    def contents(self, records: Iterable[Record | InvalidRecord], place: str, start: int = 0) -> Iterator[Found]:
+        """As of all sources; tools that the template has no place for are named as left out."""
+        lost = 0
+
+        def watched() -> Iterator[Record | InvalidRecord]:
+            nonlocal lost
+            for record in records:
+                lost += not isinstance(record, InvalidRecord) and bool(record.get(TOOLS))
+                yield record
+
+        writes_tools = self.jinja is not None and self.jinja.writes_tools
+        for content in super().contents(records if writes_tools else watched(), place, start):
+            yield content
+            for _ in range(lost):
+                yield LeftOut(place, f"the column {TOOLS} of conversations, for which their template has no place")
+            lost = 0
 
     def content(self, record: Record, name: str) -> Content:
-        """The parts of a conversation; none where no message is of the role."""
-        messages = readers.value_of(record, self._column(record), name, f"{self.setting}.field", list)
-        read = [self._message(message, name) for message in messages]
-        if not any(message["role"] == self.target_role for message in read):
+        """The parts of a conversation; none where nothing in it counts."""
+        conversation = self._conversation(record, name)
+        answers = conversation.messages[conversation.given :]
+        if not any(message["role"] == self.target_role for message in answers):
             return ()
-        if self.jinja is not None:
-            return self.jinja.parts(read)
+        parts = self._parts(conversation) if self.jinja is None else self.jinja.parts(conversation)
+        return parts if any(part.counts for part in parts) else ()
+
+    def _parts(self, conversation: Conversation) -> tuple[Part, ...]:
+        """Its messages by a template with {role} and {content}."""
         template = template_of(self.settings, self.setting)
         parts: list[Part] = []
-        for message in read:
+        for number, message in enumerate(conversation.messages):
             before, after = _around_content(template, message["role"])
-            counts = message["role"] == self.target_role
+            counts = message["role"] == self.target_role and number >= conversation.given
             parts += [Part(before, False, True), Part(message["content"], counts), Part(after, counts, True)]
         return tuple(parts)
 
@@ -95,13 +138,15 @@ class Chat(FileSource):
         columns = [*columns]
         return self.settings.field or next((column for column in COLUMNS if column in columns), self.field)
 
-    def _message(self, item: Any, name: str) -> Message:
-        if (message := message_of(item)) is None:
-            raise SettingError(
-                f"{self.setting}.field={self.field}: a message in {name} is {str(item)[:80]!r}, not a role and a "
-                'content: rewrite it to {"role": "user", "content": "..."}'
-            )
-        return message
+    def _conversation(self, record: Record, name: str) -> Conversation:
+        column, prompt = self._column(record), self.settings.prompt
+        for setting, field in (("field", column), ("prompt", prompt)):
+            if field is not None and field not in record:
+                raise readers.no_field(field, list(record), name, f"{self.setting}.{setting}")
+        try:
+            return conversation_of(record, column, prompt)
+        except ValueError as error:
+            raise SettingError(f"in {name}, column {error}", setting=f"{self.setting}.field", value=column) from error
 
 
 def _around_content(template: str, role: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from distill.data.encodings import guess
 from distill.data.find_files import is_hidden
 from distill.data.lines import LONGEST, SAMPLE, InvalidFile, InvalidRecord, open_bytes
-from distill.data.sources._files import Content, FileSource, is_records
+from distill.data.sources._files import FileSource, Found, is_records
 from distill.runtime.errors import StorageFailed
 
 _NAME = r"PROJECT\s+GUTENB[EU]RG"
@@ -52,7 +52,7 @@ class Gutenberg(FileSource):
     def usual_paths(cls, data: Path, split: str) -> list[Path]:
         return [data / "gutenberg" / split]
 
-    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Content | InvalidRecord]]:
+    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Found]]:
         return super().named(path, start, stop) if is_records(path) else books(path)
 
     def clean(self, text: str) -> str:

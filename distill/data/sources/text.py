@@ -32,7 +32,7 @@ class Text(FileSource):
         match self.settings.document:
             case DocumentUnit.line:
                 lines = sound_lines(path, start, stop, encoding=encoding)
-                return (line if isinstance(line, InvalidRecord) else line.strip() for line in lines)
+                return (line if isinstance(line, InvalidRecord) else line.removesuffix("\n") for line in lines)
             case DocumentUnit.blank:
                 return readers.paragraphs(path, start, stop, encoding)
             case DocumentUnit.file:

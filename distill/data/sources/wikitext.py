@@ -8,7 +8,7 @@ from typing import Any
 
 from distill.data.lines import InvalidRecord, Record, sound_lines
 from distill.data.readers import PIECE
-from distill.data.sources._files import Content, FileSource, is_records
+from distill.data.sources._files import FileSource, Found, is_records
 
 _FILES = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
 _HEADING = re.compile(r"\s*((?:= )+)(.*?)((?: =)+)\s*$")
@@ -32,9 +32,7 @@ class Wikitext(FileSource):
         """The articles; one that crosses `stop` is cut there."""
         return _sound_articles(sound_lines(path, start, stop, encoding=self.settings.encoding))
 
-    def contents(
-        self, records: Iterable[Record | InvalidRecord], place: str, start: int = 0
-    ) -> Iterator[Content | InvalidRecord]:
+    def contents(self, records: Iterable[Record | InvalidRecord], place: str, start: int = 0) -> Iterator[Found]:
         """The articles in the records of a file or data set, of which each is a line, or lines of its own."""
         return _sound_articles(chain.from_iterable(map(_lines, super().contents(records, place, start))))
 

@@ -52,6 +52,6 @@ def _lines(path: Path, setting: str, column: str) -> Iterator[Row]:
     try:
         for number, line in enumerate(readers.lines(path, limit=LONGEST, whole_lines=True), 1):
             if line.strip():
-                yield Row(f"{path.name}, line {number}", {column: line.strip()})
+                yield Row(f"{path.name}, line {number}", {column: line.removesuffix("\n")})
     except InvalidFile as error:
         raise SettingError(f"{setting}={path}: {error}; mend or remove that") from error

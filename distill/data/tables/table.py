@@ -13,6 +13,7 @@ from distill.data.tables._rows import SUFFIXES, Columns, collect, read_rows
 from distill.data.tables._unlabelled import TEXT_SUFFIXES, unlabelled_texts
 from distill.runtime.errors import SettingError
 
+WHOLE = re.compile(r"-?\d+\.0*")  # a whole number as programs write one among floats
 LARGEST = 1e15  # of a value: the squared error of a batch has to be a number in fp32
 
 
@@ -64,6 +65,8 @@ class Table(Split):
         """The label in a field. Raises ValueError with the reason where it is none, or none of these classes."""
         if self.regression:
             return number(value)
+        if classes is not None and isinstance(value, str) and value.strip() in classes:
+            return value.strip()
         name = class_of(value)
         if classes is None or name in classes:
             return name
@@ -106,7 +109,10 @@ def number(value: Any) -> float:
 
 
 def class_of(value: Any) -> str:
-    """The name of the class in a field, the same for 1, 1.0 and "1". Raises ValueError where there is none."""
+    """The name of the class in a field, the same for 1, 1.0, "1" and "1.0". Raises ValueError where there is none.
+
+    A column of whole numbers in which one is missing is one of floats in pandas, and so are its CSV files.
+    """
     if isinstance(value, list | dict):
         raise ValueError("several labels, where one class is learnt")
     if isinstance(value, float) and value.is_integer():
@@ -114,6 +120,8 @@ def class_of(value: Any) -> str:
     name = "" if value is None or value != value else str(value).strip()
     if not name:
         raise ValueError("no label")
+    if WHOLE.fullmatch(name):
+        name = str(int(name.partition(".")[0]))
     if not has_utf8(name):
         raise ValueError("half a surrogate pair in its label")
     return name
