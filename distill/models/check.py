@@ -213,8 +213,8 @@ def set_padding(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
 
     It reads the class at the last token that is none; encoders, which read the first, and other models are left alone.
     """
-    kind, config = kind_in_memory(model), getattr(model, "config", None)
-    if kind is CLASSES and CAUSAL.classes(config.model_type) and not MASKED.classes(config.model_type):
+    config: Any = getattr(model, "config", None)
+    if kind_in_memory(model) is CLASSES and CAUSAL.classes(config.model_type) and not MASKED.classes(config.model_type):
         config.update({"pad_token_id": padding_of(tokenizer)})
 
 

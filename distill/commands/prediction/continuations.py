@@ -43,7 +43,7 @@ def continue_texts(model: LoadedModel, records: Sequence[Record], settings: Pred
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     chats = conversation_texts(model, records)
     ends = ends_of(model, bool(chats))
-    texts = [chats.get(number, record.get("text", "")) for number, record in enumerate(records)]
+    texts = [str(chats.get(number) or record.get("text", "")) for number, record in enumerate(records)]
     prompts = [
         # A chat template writes the beginning of a text, too.
         (tokens_of(tokenizer, text) if number in chats else beginning_of(tokenizer, text)) or [first]
