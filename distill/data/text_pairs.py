@@ -44,8 +44,12 @@ class TextEncoder:
 
         # The tokenizer of a decoder has a rule of its own, or none, and often no token for padding.
         is_decoders = tokenizer.mask_token_id is None and tokenizer.cls_token_id is None
-        self._usual = None if is_decoders else masked_format(tokenizer)
-        self.pad_id: int = padding_of(tokenizer) if self._usual is None else self._usual.pad
+        pad = padding_of(tokenizer) if is_decoders else None
+        self._usual: SequenceFormat | None = None
+        if pad is None:
+            self._usual = masked_format(tokenizer)
+            pad = self._usual.pad
+        self.pad_id: int = pad
         self.dtype = np.dtype(np.uint16 if max(len(tokenizer), self.pad_id + 1) <= 1 << 16 else np.uint32)
         # A copy of the tokenizer's own, which may still have the padding or truncation of its last use.
         self._tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
