@@ -269,12 +269,12 @@ def by_hydra(line: CommandLine, run: Callable[[Composition], float | None]) -> N
     register()
     name_sweep_folders(line)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through, which get one line
-    given = sys.argv
-    sys.argv = [given[0], *line.arguments]  # which is what Hydra reads
+    given = sys.argv[1:]
+    sys.argv[1:] = line.arguments  # which is what Hydra reads
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=line.primary)(task)()
     finally:
-        sys.argv = given
+        sys.argv[1:] = given
 
 
 def fixed_overrides(line: CommandLine, hydra: Any) -> set[str]:

@@ -60,15 +60,7 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
                 cure="choose a teacher, or objective=mlm",
             )
     if task.kind.causal:
-        refuse_first_position(terms)
-        of_sequences = [name for name, term in terms.items() if term.across_tokenizers]
-        if config.corpus.cross_documents and of_sequences:
-            raise SettingError(
-                f"objective.{of_sequences[0]} learns from one vector a sequence, which then holds several documents",
-                setting="corpus.cross_documents",
-                value="true",
-                cure="set it to false",
-            )
+        _check_causal(config, terms)
     if task.labels == ("mlm", "sop") and config.corpus.cross_documents:
         raise SettingError(
             f"a sequence of objective.task={objective.task} has one document",
@@ -88,15 +80,32 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
             value=objective.task,
             cure=f"leave it out, or choose a recipe for that task (+recipe={recipes})",
         )
-    if task.kind.causal:
-        if isinstance(config.student, NewStudentConfig) and config.student.init == "neighbours":
-            raise SettingError(
-                f"for masked words, not for objective.task={objective.task}",
-                setting="student.init",
-                value="neighbours",
-                cure="set student.init=random",
-            )
-        return
+    if not task.kind.causal:
+        _refuse_causal_settings(config)
+
+
+def _check_causal(config: Config, terms: Terms) -> None:
+    """What a causal model cannot have."""
+    refuse_first_position(terms)
+    of_sequences = [name for name, term in terms.items() if term.across_tokenizers]
+    if config.corpus.cross_documents and of_sequences:
+        raise SettingError(
+            f"objective.{of_sequences[0]} learns from one vector a sequence, which then holds several documents",
+            setting="corpus.cross_documents",
+            value="true",
+            cure="set it to false",
+        )
+    if isinstance(config.student, NewStudentConfig) and config.student.init == "neighbours":
+        raise SettingError(
+            f"for masked words, not for objective.task={config.objective.task}",
+            setting="student.init",
+            value="neighbours",
+            cure="set student.init=random",
+        )
+
+
+def _refuse_causal_settings(config: Config) -> None:
+    """What causal models alone read."""
     _refuse_prompts(config)
     if config.evaluate.stride is not None:
         raise SettingError(
