@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
+from distill.data.lines import plain_name
 from distill.data.remote import RemotePath, is_url, reachable, with_states
 from distill.runtime.errors import SettingError
 
@@ -83,7 +84,9 @@ def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return [
         path
         for path in paths
-        if path.name.lower().endswith(suffixes) and not is_hidden(str(path)[len(start) :]) and path.is_file()
+        if (path.name.lower().endswith(suffixes) or plain_name(path.name).endswith(suffixes))
+        and not is_hidden(str(path)[len(start) :])
+        and path.is_file()
     ]
 
 

@@ -1,17 +1,33 @@
-"""The lines of a file, plain or gzip, in bounded memory; one that is damaged is left out and named."""
+"""The lines of a file, plain or compressed, in bounded memory; one that is damaged is left out and named."""
 
+import bz2
 import codecs
 import gzip
+import io
+import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from distill.data.encodings import guess
-
 PART = 1 << 20  # bytes; a longer line comes in parts where that is wanted
 LONGEST = 16 << 20  # bytes of one record, or of one document, that are held in memory
-SAMPLE = 64 << 10  # bytes from which an encoding is guessed
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zstd", ".lz4")  # suffixes of files that are unpacked as they are read
+ARCHIVES = ("a ZIP archive", "a 7z archive")
+# How files begin that are compressed, and those that hold others.
+MARKS = {
+    b"\x1f\x8b": "gzip",
+    **{b"BZh%d1AY&SY" % level: "bzip2" for level in range(1, 10)},
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    **{bytes([0x50 + number, 0x2A, 0x4D, 0x18]): "zstd" for number in range(16)},  # a frame of notes is first
+    b"\x04\x22\x4d\x18": "lz4",
+    b"PK\3\4": ARCHIVES[0],
+    b"7z\xbc\xaf\x27\x1c": ARCHIVES[1],
+}
+LONGEST_MARK = max(map(len, MARKS))
+UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what reading raises of a file that is damaged, or cut
+WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how texts in UTF-16 begin
 
 
 class InvalidFile(Exception):
@@ -82,16 +98,42 @@ def sound_lines(
                 file.seek(start - 1)
                 start += _skip_line(file) - 1
             yield from _decoded(_Place(path, start, stop), file, limit, encoding or "utf-8", whole_lines)
-    except (OSError, EOFError, zlib.error) as error:
+    except UNREADABLE as error:
         raise InvalidFile(path.name, f"{type(error).__name__}: {error}") from error
 
 
+def plain_name(name: str) -> str:
+    """The name of a file in small letters, without the suffix of a compression: `A.TXT.gz` -> `a.txt`."""
+    name = name.lower()
+    return next((name.removesuffix(suffix) for suffix in COMPRESSED if name.endswith(suffix)), name)
+
+
+def compression_of(path: Path) -> str | None:
+    """By what a file is compressed, by its first bytes, whatever its name is; None: by nothing that is known."""
+    with path.open("rb") as file:
+        head = file.read(LONGEST_MARK)
+    return next((name for mark, name in MARKS.items() if head.startswith(mark)), None)
+
+
 def open_bytes(path: Path) -> IO[bytes]:
-    """The content of a file, unpacked where its name ends in .gz."""
-    if not path.name.lower().endswith(".gz"):
-        return path.open("rb")
+    """The content of a file, unpacked where it is compressed. Raises InvalidFile for an archive of several files."""
+    compression = compression_of(path)
+    if compression in ARCHIVES:
+        raise InvalidFile(path.name, f"{compression}, which holds files: unpack it")
     # A path is given as such, so that the file is closed with what unpacks it.
-    return gzip.open(path if isinstance(path, Path) else path.open("rb"), "rb")  # type: ignore[return-value]
+    file: Any = path if isinstance(path, Path) else path.open("rb")
+    match compression:
+        case None:
+            return path.open("rb")
+        case "gzip":
+            return gzip.open(file, "rb")  # type: ignore[return-value]
+        case "bzip2":
+            return bz2.open(file, "rb")
+        case "xz":
+            return lzma.open(file, "rb")
+    import pyarrow
+
+    return io.BufferedReader(pyarrow.input_stream(str(path) if isinstance(path, Path) else file, compression))
 
 
 class _Place(NamedTuple):
@@ -112,7 +154,6 @@ def _decoded(
 ) -> Iterator[str | InvalidRecord]:
     decoder = codecs.getincrementaldecoder(encoding)()
     lenient = codecs.getincrementaldecoder(encoding)(errors="replace")
-    hint: str | None = None
     at, number, ends = place.start, 1, True
     while (not ends or place.stop is None or at < place.stop) and (raw := file.readline(limit)):
         ends = raw.endswith(b"\n")
@@ -131,9 +172,10 @@ def _decoded(
                 lenient.setstate(before)
                 lenient.decode(raw, final)
                 decoder.setstate(lenient.getstate())
-                hint = _hint(place.path, at, encoding) if hint is None else hint
+                if at == 0 and raw.startswith(WIDE):
+                    raise InvalidFile(place.path.name, "UTF-16: convert it to UTF-8") from error
                 name = "UTF-8" if encoding == "utf-8" else encoding
-                reason = f"not {name} near byte {at + error.start:,} ({error.reason}){hint}"
+                reason = f"not {name} near byte {at + error.start:,} ({error.reason})"
                 yield InvalidRecord(place.line(number), reason)
             else:
                 yield _checked(place, line, at, number)
@@ -147,7 +189,7 @@ def _checked(place: _Place, line: str, at: int, number: int) -> str | InvalidRec
     """The line as it is used; a file that begins with zero bytes is no text at all."""
     if "\0" in line:
         if at == 0:
-            raise InvalidFile(place.path.name, "not text (it has zero bytes)" + _hint(place.path, 0, "utf-8"))
+            raise InvalidFile(place.path.name, "not text (it has zero bytes)")
         return InvalidRecord(place.line(number), "zero bytes")
     return (line.removeprefix("\ufeff") if at == 0 else line).replace("\r\n", "\n")
 
@@ -161,11 +203,3 @@ def _skip_line(file: IO[bytes]) -> int:
         if raw.endswith(b"\n"):
             break
     return count
-
-
-def _hint(path: Path, at: int, encoding: str) -> str:
-    """What the encoding may be instead, as the end of a reason; nothing where no other one fits."""
-    with open_bytes(path) as file:
-        file.seek(at)
-        names = [name for name in guess(file.read(SAMPLE)) if name != encoding]
-    return f"; it reads like {' or '.join(names)}" if names else ""

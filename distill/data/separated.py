@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from distill.data.lines import LONGEST, InvalidFile, InvalidRecord, Record, sound_lines
+from distill.data.lines import LONGEST, InvalidFile, InvalidRecord, Record, plain_name, sound_lines
 from distill.data.readers import unfit_field
 
 _PLAIN = (".csv", ".tsv")
@@ -15,7 +15,7 @@ SPAN = LONGEST  # characters; a row that has not ended by then was begun by a st
 
 def is_table(path: Path) -> bool:
     """Whether the name of a file is that of a CSV or TSV file."""
-    return path.name.lower().endswith(SUFFIXES)
+    return plain_name(path.name).endswith(_PLAIN)
 
 
 def separated_rows(path: Path, fields: dict[str, str], encoding: str | None = None) -> Iterator[Record | InvalidRecord]:
@@ -34,7 +34,7 @@ def separated_rows(path: Path, fields: dict[str, str], encoding: str | None = No
     """
     csv.field_size_limit(LONGEST)
     names: list[str] = []
-    split = _unquoted if ".tsv" in path.name.lower() else _quoted
+    split = _unquoted if plain_name(path.name).endswith(".tsv") else _quoted
     for row in split(path, encoding, names):
         if isinstance(row, InvalidRecord):
             if not names:

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from distill.data.heldout import HeldOut
+from distill.data.lines import COMPRESSED
 from distill.data.sources import Shard, Source, shards_of
 
 # Bytes of a text for each of its tokens, and of an unpacked text for each of its packed ones: about what English has.
 BYTES_PER_TOKEN = 4.3
 UNPACKED = 2.7
-PACKED = (".gz", ".zip", ".parquet")
+PACKED = (*COMPRESSED, ".zip", ".parquet")
 BYTES_PER_ROW = 2000  # of text, of a row of a Hub data set
 UNKNOWN = 64 << 20  # bytes of text that a unit of a user's own source is taken to have where its size is unknown
 

@@ -13,7 +13,7 @@ from distill.data import readers
 from distill.data.chat_template import holds_messages
 from distill.data.encodings import check_encoding
 from distill.data.find_files import data_folder, files_below, find_files, without_other_splits
-from distill.data.lines import InvalidFile, InvalidRecord, LeftOut, Record
+from distill.data.lines import InvalidFile, InvalidRecord, LeftOut, Record, compression_of, plain_name
 from distill.data.remote import for_each, path_of, size_of
 from distill.data.separated import is_table, separated_rows
 from distill.data.sources import Document, Part, Shard, Source
@@ -261,7 +261,7 @@ class FileSource(Source):
                 f"{self.setting}.path={self.settings.path}: no file of kind {self.settings.kind}{split} in this folder "
                 f"({names}); give another folder{cure} or {self.setting}.kind"
             )
-        if self.text_only and (other := [path for path in files if path.suffix.lower() in NO_TEXT]):
+        if self.text_only and (other := [path for path in files if plain_name(path.name).endswith(NO_TEXT)]):
             raise SettingError(
                 f"{self.setting}.path={self.settings.path}: {other[0].name} is by its name no plain text, and its "
                 "marks would be trained on: write the text of it into a .txt, .jsonl, .csv or .parquet file"
@@ -335,7 +335,7 @@ class FileSource(Source):
             step = max(1, count * RANGE_BYTES // size)
             cuts = [*range(0, count, step), count]
             return [Shard((str(path),), a, b, size * (b - a) // count) for a, b in pairwise(cuts)]
-        if not self.ranges or path.suffix.lower() in (".gz", ".zip") or is_table(path):
+        if not self.ranges or is_table(path) or compression_of(path) is not None:
             return []
         cuts = [*range(0, size, RANGE_BYTES), size]
         return [Shard((str(path),), a, b, b - a) for a, b in pairwise(cuts)]

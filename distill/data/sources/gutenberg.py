@@ -3,13 +3,11 @@
 import codecs
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from distill.data.encodings import guess
 from distill.data.find_files import is_hidden
-from distill.data.lines import LONGEST, SAMPLE, InvalidFile, InvalidRecord, open_bytes
+from distill.data.lines import LONGEST, UNREADABLE, InvalidFile, InvalidRecord, open_bytes
 from distill.data.sources._files import FileSource, Found, is_records
 from distill.runtime.errors import StorageFailed
 
@@ -38,6 +36,7 @@ _CREDIT_PARAGRAPHS = 6  # credits are in the first paragraphs after the header, 
 _ILLUSTRATION = re.compile(r"\[\s*(?:Illustrations?|Frontispiece)\b[^\]]{0,1000}\]", re.I)
 _ITALICS = re.compile(r"(?<!\w)_([^_]+)_(?!_)")
 _DECLARED = re.compile(rb"Character set encoding:\s*([\w-]+)", re.I)
+_NO_ASCII_LETTERS = [byte for byte in range(256) if not (byte < 128 and chr(byte).isalpha())]
 _WORD = re.compile(r"[^\W_]")
 
 
@@ -77,7 +76,7 @@ def books(path: Path) -> Iterator[tuple[str, str | InvalidRecord]]:
                 yield name, InvalidRecord(name, error.reason)
     except StorageFailed:
         raise
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+    except (*UNREADABLE, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise InvalidFile(path.name, f"{type(error).__name__}: {error}") from error
 
 
@@ -111,7 +110,7 @@ def decode(data: bytes, name: str) -> str:
     """UTF-8 (a byte order mark is dropped), else the encoding that the header declares, else Windows Latin-1.
 
     Raises:
-        InvalidFile: the bytes are no text, or read like another encoding that no header declares.
+        InvalidFile: the bytes are no text, or mostly no Latin letters, in an encoding that no header declares.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", errors="replace")
@@ -123,9 +122,12 @@ def decode(data: bytes, name: str) -> str:
         pass
     declared = _DECLARED.search(data[:4096])
     encodings = [declared[1].decode()] if declared and declared[1].lower() not in (b"utf-8", b"ascii") else []
-    if not encodings and (likely := guess(data[:SAMPLE])) and "cp1252" not in likely:
+    letters, ascii_letters = (len(data.translate(None, bytes(others))) for others in (range(128), _NO_ASCII_LETTERS))
+    if not encodings and letters > ascii_letters:
         raise InvalidFile(
-            name, f"not UTF-8; it reads like {' or '.join(likely)}, which corpus=text corpus.encoding={likely[0]} reads"
+            name,
+            "not UTF-8, nor in Latin letters, and its header declares no encoding; read it by corpus=text "
+            "corpus.encoding=NAME",
         )
     for encoding in [*encodings, "cp1252"]:
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distill.data import readers
-from distill.data.lines import LONGEST, InvalidFile, InvalidRecord, Record
+from distill.data.lines import LONGEST, InvalidFile, InvalidRecord, Record, plain_name
 from distill.data.tables import TableConfig
 from distill.runtime.errors import SettingError
 
@@ -111,7 +111,7 @@ def read_files(
 
 def kind_of(path: Path) -> str:
     """The last suffix of a file's name, that of compression aside: `dev.tsv.gz` -> `tsv`."""
-    return path.name.lower().removesuffix(".gz").rpartition(".")[2]
+    return plain_name(path.name).rpartition(".")[2]
 
 
 def collect(

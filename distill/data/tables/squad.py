@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from distill.data import readers
-from distill.data.lines import Record
+from distill.data.lines import Record, plain_name
 from distill.data.readers import InvalidFile
 from distill.data.tables import Split, TableConfig, describe, find_split, find_unlabelled, reasons_listed
 from distill.data.tables._rows import Row, kind_of, read_files, read_rows
@@ -159,7 +159,7 @@ def read_unlabelled(path: str, version: str, setting: str) -> Questions:
         SettingError: there are none.
     """
     files = find_unlabelled(path, setting, SUFFIXES)
-    if others := [file for file in files if not file.name.lower().endswith(SUFFIXES)]:
+    if others := [file for file in files if not plain_name(file.name).endswith(SUFFIXES)]:
         raise SettingError(
             f"{setting}={others[0]}: questions with contexts come as {', '.join(SUFFIXES[::2])} files; give one"
         )
