@@ -64,7 +64,7 @@ def once(path: Path, is_made: Callable[[], bool] | None = None, quiet: bool = Fa
 def once_with_digest(path: Path, quiet: bool = False) -> Iterator[Path | None]:
     """A path to write a file to, which becomes `path` with its digest beside it; None where both are there and agree.
 
-    While one process makes it, others wait. A file of an earlier release, which has no digest, is made again.
+    While one process makes it, others wait.
     """
     digest = path.with_name(f"{path.name}.sha256")
 
@@ -75,10 +75,8 @@ def once_with_digest(path: Path, quiet: bool = False) -> Iterator[Path | None]:
         if not missing:
             yield None
             return
-        if path.exists() and digest.exists():
-            logger.warning(f"{path} is damaged (its SHA-256 differs): making it again")
-        elif path.exists():
-            logger.info(f"{path} has no SHA-256 beside it, like files of earlier releases: making it again")
+        if path.exists():
+            logger.warning(f"{path} is damaged (its SHA-256 differs, or is not there): making it again")
         with atomic(path) as new:
             yield new
             with atomic(digest) as written:

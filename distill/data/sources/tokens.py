@@ -100,7 +100,9 @@ class Tokens(Source):
             )  # fmt: skip
         name = next(iter(differing))
         changes = " ".join(f"{each}={value}" for each, value in differing.items())
-        return SettingError(f"{what} were made with others", setting=name, value=wanted[name], cure=f"give {changes}")
+        return SettingError(
+            f"{what} were made with other settings", setting=name, value=wanted[name], cure=f"give {changes}"
+        )
 
     @cached_property
     def metas(self) -> dict[str, Meta]:
