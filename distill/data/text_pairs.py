@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill.data.sequence_format import masked_format, padding_of
+from distill.data.sequence_format import SequenceFormat, masked_format, padding_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
