@@ -107,7 +107,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         announce(config, recipe, pair, data, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, data.batches, objective, ranks, pair.tokenizers)
         record = replace(describe_once(run, caches, evaluator, recipe, command, notes), best=best)
-        tracker = trackers.open_on_rank_0(config.tracker, path, config.written, recipe, ranks)
+        tracker = trackers.open_on_rank_0(config.tracker, path, config.written, path.name, ranks)
         folder.begin(state, resolved, found_layers(config, models, pair))
         page.describe(record)
         # Train.
@@ -305,7 +305,7 @@ def make_followers(
     return Followers(
         log,
         Metrics(run.objective, data.batches, config.train.log_every, log, state),
-        Curve(config.evaluate.curve, folder, evaluator, (pair.student, teacher), data.sets, steps),
+        Curve(config.evaluate.curve, folder, evaluator, (pair.student, teacher), data.sets, steps, log.tracker),
         snapshots,
         UserObservers({*config.observers}, observers, run.objective, data.batches, run.ranks),
         StudentHistory(points, examination, pair.student, steps, data.batches.steps_per_epoch, folder, log.tracker),
@@ -321,7 +321,7 @@ def train_profiled(run: Run, training: Training, followers: Followers, record: R
         with phase(EVALUATION):
             followers.curve.begin(training.state)
         ended_by = train(training, run.objective, followers.in_order, followers.history)
-    followers.log.close()
+    followers.log.end_training()
     profile = profiling.gather_profile(recorder, config, batches, ranks, record.identity)
     record = replace(record, training=replace(record.training, ended_by=ended_by), profile=profile)
     return record if ended_by == TRIAL else replace(record, best=load_best(run, training, followers))

@@ -13,6 +13,8 @@ class TrackerConfig(Settings):
 
     kind: Literal["none", "wandb", "tensorboard"] = setting("none", "The tracker.")
     project: str = setting("distill", "Name of the project at the tracker.")
+    name: str | None = setting(None, "Name of the run at wandb; null: that of its folder.")
+    tags: list[str] = setting(None, "Labels of the run at wandb.", factory=list)
     mode: Literal["offline", "online"] = setting("offline", "Mode of wandb.")
 
 

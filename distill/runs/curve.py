@@ -14,6 +14,7 @@ from distill.runs.parts import from_json
 from distill.runs.profile.phases import EVALUATION, phase
 from distill.runs.run_folder import RunFolder
 from distill.runs.step import Follower, StepResult
+from distill.runs.trackers import Tracker
 from distill.runtime.jsonl import read_lines
 from distill.runtime.progress import counted, duration, in_a_sentence
 
@@ -31,13 +32,14 @@ class Curve(Follower):
         models: tuple[Any, Any | None],
         sets: list[EvaluationSet],
         steps: int,
+        tracker: Tracker,
     ) -> None:
         """
         Args:
             models: the student, and the teacher where it has a score on the same sequences.
             steps: after which the run ends; a run of so many minutes has no points on the way.
         """
-        self.folder, self.evaluator = folder, evaluator
+        self.folder, self.evaluator, self.tracker = folder, evaluator, tracker
         self.measure = next(iter(evaluator.measures), None)  # labelled examples have none without a set
         self.student, self.teacher = models
         self.data = _first_sequences(sets[0], settings.sequences) if sets else None
@@ -68,10 +70,11 @@ class Curve(Follower):
         if ranks.broadcast(any(line["step"] == state.step for line in self.lines())):
             return
         score = self._scored(self.student)
-        if ranks.rank == 0 and score is not None:
+        if ranks.rank == 0 and score is not None and self.measure is not None:
             self.folder.curve.append(
                 {"step": state.step, "tokens": state.tokens, "seconds": state.seconds, "score": score}
             )
+            self.tracker.log_metrics({f"curve/{self.measure.name}": score}, state.step)
             logger.info(self._said(state, score))
 
     def lines(self) -> list[dict[str, float]]:

@@ -9,6 +9,7 @@ from distill.objective.objective import Objective
 from distill.objective.running_mean import TOKENS, RunningMean
 from distill.optim.schedule import ENDLESS, Limits
 from distill.runs.checkpoint import State
+from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
 from distill.runs.step import Follower, StepResult
 from distill.runs.trackers import Tracker
@@ -62,8 +63,22 @@ class RunLog:
             rate, end = metrics["tokens_per_second"], time.strftime("%H:%M", time.localtime(time.time() + left))
             logger.info(f"at {rate:,.0f} tokens a second the training ends in about {duration(left)}, at {end}")
 
+    def log_scores(self, record: Record, step: int) -> None:
+        """The scores of teacher and baseline, which have none on the way, beside the student's; on rank 0."""
+        models = {name: model for name, model in record.models().items() if name != "student"}
+        scores = {
+            f"{name}/{measure}": values for name, model in models.items() for measure, values in model.scores.items()
+        }
+        self.tracker.log_metrics(
+            {f"{key}/{data}": value for key, of in scores.items() for data, value in of.items()}, step
+        )
+
+    def end_training(self) -> None:
+        """The training has ended, and scoring begins."""
+        self.progress.close()
+
     def close(self, failed: bool = False) -> None:
-        """The training has ended; `failed`: by an error. A second call does nothing."""
+        """The run has ended; `failed`: by an error. A second call does nothing."""
         self.progress.close()
         self.tracker.close(failed)
 

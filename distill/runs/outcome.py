@@ -39,8 +39,10 @@ def complete_record(
     """
     lines, batches = followers.history.lines(), run.data.batches
     trained = training_facts(state, batches, lines)
+    scored = score_models(begun, run, state, followers.history, baseline)
+    followers.log.log_scores(scored, state.step)
     return replace(
-        score_models(begun, run, state, followers.history, baseline),
+        scored,
         finished=True,
         training=replace(
             trained,

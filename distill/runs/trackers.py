@@ -118,7 +118,8 @@ class Wandb(Tracker):
         try:
             self.run = wandb.init(
                 project=settings.project,
-                name=name,
+                name=settings.name or name,
+                tags=settings.tags or None,
                 id=identity.read_text(encoding="utf-8").strip(),
                 dir=folder,
                 mode="online" if online else "offline",

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from job import Shelf, results
 
 from distill.config.errors import parse
 from distill.config.settings import TrackerConfig
@@ -58,6 +59,24 @@ def test_tensorboard_events_read_back_across_a_resume(tmp_path: Path) -> None:
     assert '"seed": 7' in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
 
 
+def test_a_run_sends_its_losses_its_curve_and_the_scores_of_all_models(shelf: Shelf) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = shelf.root / "tracked"
+    assert (
+        shelf.run(folder, "tracker=tensorboard", "train.steps=4", "train.epochs=null", "evaluate.curve.points=2") == 0
+    )
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    record = results(folder)
+    last = {tag: events.Scalars(tag)[-1] for tag in events.Tags()["scalars"]}
+    for model, before in (("student", ""), ("teacher", "teacher/")):
+        assert last[f"{before}perplexity/heldout"].value == pytest.approx(record[model]["perplexity"]["heldout"])
+    assert last["teacher/perplexity/heldout"].step == last["loss/total"].step == 4
+    assert [event.step for event in events.Scalars("curve/perplexity")] == [0, 2, 4]
+
+
 SECRET = "sk-77Kd01Zq95"
 WANDB = """
 import sys
@@ -66,7 +85,7 @@ from distill.runs import trackers
 from distill.config.settings import TrackerConfig
 from distill.runtime.errors import SettingError
 try:
-    settings = TrackerConfig(kind="wandb", mode=sys.argv[2])
+    settings = TrackerConfig(kind="wandb", mode=sys.argv[2], name="mine", tags=["books", "3-layers"])
     trackers.check(settings)
     tracker = trackers.build(settings, Path(sys.argv[1]), {"train": {"epochs": 3}}, "run")
 except SettingError as error:
@@ -96,7 +115,8 @@ def test_wandb_runs_offline_quietly_and_keeps_its_id(tmp_path: Path) -> None:
     identity = (folder / "wandb" / "id").read_text().strip()
     records = list((folder / "wandb").glob(f"offline-run-*-{identity}/run-{identity}.wandb"))
     assert records and all(record.stat().st_size > 0 for record in records)
-    assert any(b"loss/total" in record.read_bytes() for record in records)
+    for written in (b"loss/total", b"mine", b"3-layers"):
+        assert any(written in record.read_bytes() for record in records)
     # The command line, which wandb would keep as metadata, is in none of its files.
     assert not [path for path in folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
     assert [entry.name for entry in folder.iterdir()] == ["wandb"]
