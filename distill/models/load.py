@@ -158,15 +158,23 @@ def load_pretrained(
 def _refuse_missing(
     setting: str, path: str, kind: ModelKind, model: Any, report: dict[str, Any], new_heads: bool
 ) -> None:
-    """Raises SettingError for weights that the files lack, but for those of heads that may be new."""
-    missing = sorted(report["missing_keys"])  # transformers has filled them with random numbers
+    """Raises SettingError for weights that the files lack, but for heads that may be new, or that only they have."""
+    missing, names = sorted(report["missing_keys"]), word_embeddings(model)  # filled with random numbers
+    head = "" if names is None else names[0].removesuffix("weight")
+    if left_out := next((name for name in sorted(report["unexpected_keys"]) if head and name.startswith(head)), None):
+        raise SettingError(
+            f"its files have {left_out}, which a {type(model).__name__} leaves out of its logits",
+            setting=setting,
+            value=path,
+            cure="choose another, or correct its config.json where that can say that the head has it",
+        )
     encoder = f"{model.base_model_prefix}."
     others = [name for name in missing if name.startswith(encoder) and not name.startswith(f"{encoder}pooler")]
     if not others and (new_heads or not missing):
         if missing:
             logger.info(f"{setting}={path}: its head for this task is new ({', '.join(missing)})")
         return
-    besides, names = sorted(report["unexpected_keys"]), word_embeddings(model)
+    besides = sorted(report["unexpected_keys"])
     problem, cure = f"it lacks weights of a {kind.noun}, such as {(others or missing)[0]}", "choose another"
     if besides and others:
         problem += f", and has others, such as {besides[0]}"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from families import CAUSAL, FAMILIES, make_family, tokenizer_of
 from safetensors.torch import load_file, save_file
+from tiny import VOCAB
 from torch import nn
 
 from distill.commands.api.pair import load_pair
@@ -111,6 +112,18 @@ def test_no_setting_ties_a_head_of_its_own(saved: bool, tmp_path: Path) -> None:
     with pytest.raises(SettingError) as raised:
         make_student(settings, teacher, tokenizer_of("llama"), 12, CAUSAL_KIND)
     assert raised.value.setting == "student.config.tie_word_embeddings"
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "lm_head.bias"])
+def test_a_head_of_which_file_and_configuration_disagree(name: str, tmp_path: Path) -> None:
+    """Its weight is in neither place, or it has a bias that its class does not add."""
+    folder = written(make_family("llama", tie_word_embeddings=name.endswith("bias")), "llama", tmp_path / "teacher")
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {**tensors, name: torch.ones(VOCAB)} if tensors.pop(name, None) is None else tensors
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(SettingError, match=name) as raised:
+        load_pretrained("teacher.path", str(folder), CAUSAL_KIND)
+    assert raised.value.setting == "teacher.path" and raised.value.cure
 
 
 def test_an_adapter_of_the_embeddings_alone_unties_what_is_exported(tmp_path: Path) -> None:

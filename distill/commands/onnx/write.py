@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from distill.commands.onnx import convert, measure
-from distill.models.check import check_vocabulary, max_positions
+from distill.models.adapters import holds_adapters
+from distill.models.check import check_vocabulary, max_positions, set_padding
 from distill.models.kind import CLASSES, SPANS, ModelKind
 from distill.models.load import load_pretrained, load_tokenizer, model_folder, size
 from distill.models.loaded import SETTING, kind_of
@@ -36,7 +37,10 @@ def load(path: str) -> tuple[Any, ModelKind]:
     if not (Path(model_folder(path)) / "config.json").is_file():
         raise SettingError(f"{path} is neither a run folder with a student nor a model folder: config.json is missing")
     kind = kind_of(SETTING, path)
-    return load_pretrained(SETTING, path, kind).eval(), kind
+    model = load_pretrained(SETTING, path, kind).eval()
+    if kind is CLASSES:
+        set_padding(model, load_tokenizer(SETTING, path, kind))
+    return model, kind
 
 
 class Format(TypedDict):
@@ -72,7 +76,9 @@ def write(path: str, text: Path | None, max_sequences: int, overwrite: bool = Fa
         SettingError: a package, a model or a text that is missing or does not load, or a folder in the way.
     """
     convert.need_packages()
-    target = Path(model_folder(path)) / "onnx"
+    place = Path(model_folder(path))
+    is_merged = place.is_dir() and holds_adapters(Path(path).expanduser())  # then the model lies in a cache
+    target = (Path(path).expanduser() if is_merged else place) / "onnx"
     names = {file.name for file in target.iterdir()} if target.is_dir() else set()
     is_export = {FP32, INT8, REPORT} <= names <= {FP32, INT8, REPORT, *BESIDE}
     refuse_overwriting(target, f"model={path}", [] if text is None else [text], overwrite or is_export)
