@@ -1,5 +1,7 @@
 """The bytes of a text are those of its tokens, for every kind of vocabulary."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,9 +57,9 @@ def word_level(pre_tokenizer: Any) -> PreTrainedTokenizerFast:
 WORDS_AND_SIGNS = pre_tokenizers.Sequence(  # as CLIP's, which drops blanks before it writes bytes
     [pre_tokenizers.Split(Regex(r"\w+|[^\s\w]+"), "removed", invert=True), pre_tokenizers.ByteLevel(False)]
 )
-ALPHABET = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
-KINDS = {
-    **{name: lambda name=name: vocabulary_of(name) for name in ("gpt2", "qwen2", "gpt_neox", "gemma", "mistral")},
+ALPHABET: dict[str, Any] = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+KINDS: dict[str, Callable[[], Any]] = {
+    **{name: partial(vocabulary_of, name) for name in ("gpt2", "qwen2", "gpt_neox", "gemma", "mistral")},
     "byte-level with a blank before": lambda: trained(
         models.BPE(), lambda **others: trainers.BpeTrainer(**ALPHABET, **others), None, pre_tokenizers.ByteLevel(True)
     ),

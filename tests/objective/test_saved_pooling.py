@@ -36,7 +36,8 @@ def bound(teacher: Any, **settings: Any) -> Any:
 @pytest.mark.parametrize("kind", SAVED_AS)
 def test_the_kind_is_the_folders(kind: str, tmp_path: Path) -> None:
     flags = {f"pooling_mode_{name}": other == kind for other, name in SAVED_AS.items()}
-    for number, fields in enumerate((flags, {"pooling_mode": kind}, {"pooling_mode": [SAVED_AS[kind]]})):
+    forms: list[dict[str, Any]] = [flags, {"pooling_mode": kind}, {"pooling_mode": [SAVED_AS[kind]]}]
+    for number, fields in enumerate(forms):
         term = bound(encoder(tmp_path / str(number), {"word_embedding_dimension": 32, **fields}, "Normalize"))
         assert term.student_reads.pooled == term.teacher_reads.pooled == (kind,)
 
