@@ -4,16 +4,23 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from distill.config.settings import Config
     from distill.data.tokens import Tokens
+    from distill.tasks import Task
+
+MOST_SHOWN = 1000  # sequences
 
 HELP = """
-usage: distill prepare [+recipe=NAME] [SETTING=VALUE ...] [--config-dir FOLDER]
+usage: distill prepare [+recipe=NAME] [show=N] [SETTING=VALUE ...] [--config-dir FOLDER]
 
 Tokenize and pack a recipe's corpus and evaluation sets, without training. Any number of hosts may run the same command
 at the same time: each takes a part of the rest, and one that was killed resumes. A run of the recipe with the same
 settings then reads the sequences from data.tokens.
 
+  show=3           print the first sequences of training too, with what the student is to predict in [[ ]]; also of
+                   labelled examples, which need no preparation
   SETTING=VALUE    as of a run; it reads corpus, data, evaluate and the tokenizer of the teacher
 
   distill prepare +recipe=distilbert_gutenberg corpus.path=s3://BUCKET/books data.tokens=s3://BUCKET/tokens
@@ -23,14 +30,29 @@ logger = logging.getLogger(__name__)
 
 
 def run(arguments: list[str]) -> None:
-    """Prepare the corpus and the sets of a command line."""
+    """Prepare the corpus and the sets of a command line; with `show=N`, print the first sequences of training."""
     from distill.config.composition import composed
 
-    prepare(composed(arguments))
+    asked = [argument.partition("=")[2] for argument in arguments if argument.startswith("show=")]
+    count = _count(asked[-1]) if asked else 0
+    prepare(composed([argument for argument in arguments if not argument.startswith("show=")]), count)
 
 
-def prepare(config: "Config") -> "dict[str, Tokens]":
+def _count(value: str) -> int:
+    from distill.runtime.errors import SettingError
+
+    if not value.isdecimal() or not 1 <= int(value) <= MOST_SHOWN:
+        raise SettingError(
+            "no number of sequences", setting="show", value=value, cure=f"give 1 to {MOST_SHOWN}, as in show=3"
+        )
+    return int(value)
+
+
+def prepare(config: "Config", show: int = 0) -> "dict[str, Tokens]":
     """Prepares the corpus and the evaluation sets of a run, and logs their sizes.
+
+    Args:
+        show: print so many of the sequences that training begins with, their targets marked.
 
     Returns:
         The sequences by `corpus`, or by each source of a mixture, and by the names of the sets; a set that is not
@@ -54,6 +76,10 @@ def prepare(config: "Config") -> "dict[str, Tokens]":
     configure_logging(0)
     check(config)
     task = find_task(config.objective.task, make_terms(config.objective).values())
+    if show and not isinstance(task, TextTask):
+        task = task.read(config)
+        print_shown(config, task, tokenizer_of_run(config, task), show)
+        return {}
     if not isinstance(task, TextTask):
         raise SettingError(f"objective.task={config.objective.task} reads labelled examples, which need no preparation")
     tokenizer, corpus, data = tokenizer_of_run(config, task), config.corpus, config.data
@@ -68,7 +94,22 @@ def prepare(config: "Config") -> "dict[str, Tokens]":
             raise SettingError(f"evaluate.sets: {name} is not available; give evaluate.sources.{name}.path")
     for name, tokens in tokens_by_name.items():
         logger.info(f"{name}: {describe(tokens)}")
+    if show:
+        print_shown(config, task, tokenizer, show)
     return tokens_by_name
+
+
+def print_shown(config: "Config", task: "Task", tokenizer: "PreTrainedTokenizerBase", count: int) -> None:
+    """Prints so many of the sequences that training begins with as text, their targets in [[ ]]."""
+    from distill.data.shown import LEGEND, shown
+    from distill.distributed.single import Single
+
+    batches = task.prepare(config, tokenizer, Single(config.backend)).batches
+    examples = getattr(getattr(task, "data", None), "examples", None)
+    print(LEGEND)
+    for batch in batches.first(count):
+        for number, text in zip(batch.row_ids, shown(batch, tokenizer, getattr(examples, "classes", ())), strict=True):
+            print(f"--- sequence {number}\n{text}")
 
 
 def describe(tokens: "Tokens") -> str:

@@ -100,6 +100,8 @@ def mix_sources(sources: dict[str, Tokens], order: Mixture) -> Tokens:
         duplicates=_sum([tokens.duplicates for tokens in all_tokens]),
         sources=sources,
         stored=None,  # each has its own
+        held_out=sum(tokens.held_out for tokens in all_tokens),
+        used=float(np.average([tokens.used for tokens in all_tokens], weights=fractions)),
     )
 
 

@@ -114,6 +114,8 @@ class Tokens:
     sources: dict[str, "Tokens"] = field(default_factory=dict)  # of a mixture, by name
     stored: Stored | None = None  # where they are in files
     unit: str = "document"  # what `documents` counts
+    held_out: int = 0  # sequences of the same text that are held out
+    used: float = 1.0  # about what fraction of the text that is not held out became sequences, as few are needed
 
 
 def corpus_text(corpus: CorpusConfig, data: DataConfig) -> Text:
@@ -210,7 +212,7 @@ def prepare(
         if text.stored is not None:
             text, packing, folder = _found(text, text.stored, packing, data, recheck)
         else:
-            folder = _build_sequences(text, packing, data, text.max_sequences if few else None, recheck)
+            folder, packing = _build_sequences(text, packing, data, text.max_sequences if few else None, recheck)
         tokens = _load(_copy_to_node(folder, data, recheck), part, text, packing, corpus, data)
     except Damaged as damage:
         if text.stored is not None:
@@ -273,8 +275,13 @@ def _folder_of(key: str, data: DataConfig) -> Destination:
     return folder
 
 
-def _build_sequences(text: Text, packing: Packing, data: DataConfig, needed: int | None, recheck: bool) -> Destination:
-    """The sequences of a part of the text that gives so many of training, if the text has them; None: of all of it."""
+def _build_sequences(
+    text: Text, packing: Packing, data: DataConfig, needed: int | None, recheck: bool
+) -> tuple[Destination, Packing]:
+    """The sequences of a part of the text that gives so many of training, if the text has them, and how it was packed.
+
+    None: of all of it.
+    """
     part = PartOfText() if needed is None else part_needed(needed, packing.sequence_length, work_of(text.sources))
     identity = text.identity(data.cache)
     while True:
@@ -286,7 +293,7 @@ def _build_sequences(text: Text, packing: Packing, data: DataConfig, needed: int
             remake = False
             _build_once(folder, text, packing, data)
         if needed is None or part.whole or read_meta(folder.place)["train"]["rows"] >= needed:
-            return folder
+            return folder, packing
         part = larger(part)
 
 
@@ -414,6 +421,8 @@ def _load(
         invalid=invalid,
         prompts=packing.prompts,
         duplicates=meta.get("duplicates"),
+        held_out=meta["heldout"]["rows"] if part == "train" else 0,
+        used=packing.part.share,
         stored=Stored(
             place=folder.place,
             compression=meta["compression"],

@@ -250,6 +250,8 @@ def _data(record: Record) -> list[Block]:
         ("Documents", number(corpus.documents)),
         ("Tokens", number(corpus.tokens)),
         ("Sequences", with_unit(corpus.sequences, f"of {number(corpus.sequence_length)} tokens")),
+        ("Held out", with_unit(corpus.held_out, "sequences, on which nothing trains")),
+        ("Of the rest", None if corpus.fraction_used is None else f"about {corpus.fraction_used:.2g} is trained on"),
         ("Preparation", ", ".join(filter(None, prepared))),
         ("Files skipped", skipped if corpus.skipped else None),
         ("Invalid records", f"{number(corpus.invalid)} of {number(corpus.records)}" if corpus.invalid else None),

@@ -7,7 +7,7 @@ from typing import Any
 
 from distill.config.flat_settings import flatten
 from distill.config.in_memory import PREFIX
-from distill.config.settings import Config, OptimizerConfig
+from distill.config.settings import Config, CorpusConfig, OptimizerConfig
 from distill.config.teacher import FrozenModelConfig
 from distill.data.batches import Batches, StepShape
 from distill.data.duplicates import describe_duplicates
@@ -147,6 +147,7 @@ def banner(
             f"  models   {sizes}",
             f"  data     {counted(len(batches.order), 'sequence')} of {length} tokens from "
             f"{counted(tokens.documents, tokens.unit)}",
+            *_left_out(config.corpus, tokens, len(batches.order)),
             f"  steps    {_sequences_of_a_step(batches.step_shape)} = "
             f"{counted(batches.sequences_per_step * length, 'token')} a step; "
             f"{counted(batches.steps_per_epoch, 'step')} an epoch; {end}",
@@ -154,6 +155,27 @@ def banner(
             *(f"  {note}" for note in notes),
         ]
     )
+
+
+def _left_out(corpus: CorpusConfig, tokens: Tokens, taken: int) -> list[str]:
+    """What of the text no step trains on, and by which settings, where some of it is left out."""
+    parts = []
+    if tokens.held_out:
+        parts.append(
+            f"{counted(tokens.held_out, 'sequence')} held out for `heldout` (corpus.heldout={corpus.heldout:g} of the "
+            "text, chosen by its content)"
+        )
+    if (used := fraction_used(tokens, taken)) is not None:
+        parts.append(f"about {used:.2g} of the rest is trained on (corpus.max_sequences={corpus.max_sequences})")
+    return [f"  without  {'; '.join(parts)}"] if parts else []
+
+
+def fraction_used(tokens: Tokens, taken: int) -> float | None:
+    """About what fraction of the text that is not held out is in so many sequences; None: all of it, or not known."""
+    if tokens.sources or tokens.unit != "document":
+        return None
+    used = tokens.used * taken / len(tokens.sequences)
+    return used if used < 1 else None
 
 
 def _sequences_of_a_step(shape: StepShape) -> str:

@@ -44,7 +44,7 @@ from distill.models.teacher import AnyTeacher
 from distill.objective.objective import Objective
 from distill.optim.updates import peak_lr
 from distill.runs import facts
-from distill.runs.banner import cache_note
+from distill.runs.banner import cache_note, fraction_used
 from distill.runs.checkpoint import State
 from distill.runs.pair import Pair
 from distill.runs.parts import from_json
@@ -194,6 +194,8 @@ def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
         tokens=tokens.tokens,
         sequences=len(batches.sequences),
         sequence_length=batches.sequences.shape[1],
+        held_out=tokens.held_out or None,
+        fraction_used=fraction_used(tokens, len(batches.order)),
         skipped=invalid.skipped,
         records=invalid.records,
         invalid=invalid.bad,

@@ -40,6 +40,9 @@ class Corpus:
     tokens: int | None = None
     sequences: int | None = None
     sequence_length: int | None = None
+    held_out: int | None = field(default=None, metadata=stored(sparse=True))  # sequences of it that no step reads
+    # About what of the rest `corpus.max_sequences` takes; None: all of it.
+    fraction_used: float | None = field(default=None, metadata=stored(sparse=True))
     skipped: list[str] = field(default_factory=list)  # `name: reason` of every file that could not be read
     records: int | None = None
     invalid: int | None = None
