@@ -106,7 +106,7 @@ def run_command(name: str, arguments: list[str], wants_help: bool = False) -> in
 
 def config_dir(arguments: list[str]) -> str | None:
     """The folder of options of the user's that a command line names, if it names one."""
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, separator, value = argument.partition("=")
         if name in ("--config-dir", "-cd"):
             return os.path.expanduser(value if separator else following)

@@ -67,7 +67,8 @@ def explained(line: CommandLine) -> tuple[ComposedRun, list[Setting]]:
 def _is_read(config: Config, name: str) -> bool:
     """Whether a run reads a setting: what a recipe has set for another kind of its group is not read."""
     group, _, rest = name.partition(".")
-    section, part = getattr(config, group, None), rest.partition(".")[0]
+    section: Any = getattr(config, group, None)
+    part = rest.partition(".")[0]
     make: Component | None = getattr(section, "make", None) or getattr(section, "custom", None)
     if isinstance(section, Component):
         make = section

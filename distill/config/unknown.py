@@ -65,7 +65,7 @@ def _by_its_first_line(error: Exception, inner: BaseException, key: str) -> Sett
         problem = f"the environment variable {variable[1]} is not set"
         return SettingError(problem, setting=key, cure=f"set it, or give {key}=VALUE")
     if missing := re.match(r"Missing mandatory value: (\S+)", what):
-        return SettingError("missing", setting=missing[1], cure="give it a value")
+        return SettingError("missing", setting=key or missing[1], cure="give it a value")
     if absent := re.match(r"Could not delete from config\. '(\S+)' does not exist", what):
         return SettingError(
             "a setting keeps a value", setting=f"~{absent[1]}", cure=f"leave it out, or give {absent[1]}=VALUE"

@@ -61,6 +61,7 @@ def test_files_of_the_users_are_named_and_what_a_path_means_is_the_command_lines
     }.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text)
+    Path("x").mkdir()
     lines = printed(capsys, "--config-dir", "my", "+recipe=mine", "optimizer=mine", "teacher.path=./x")
     assert origin(lines, "keep") == ("9", "recipe mine (my/recipe/mine.yaml)")
     assert origin(lines, "epochs") == ("2", "recipe smoke")

@@ -46,11 +46,11 @@ def ends_soon() -> Any:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("corpus.path=" + "a" * 30_000, "corpus.path has 30,012 characters"),
-        ("corpus.path=" + "a " * 1_500_000, "corpus.path has 3,000,012 characters"),
+        ("corpus.path=" + "a" * 30_000, "corpus.path: has 30,012 characters"),
+        ("corpus.path=" + "a " * 1_500_000, "corpus.path: has 3,000,012 characters"),
         ("+" + "a" * 3_000_000 + "=1", "a... is no setting, as its name has 3,000,001 characters"),
-        ("+objective." + "a." * 1000 + "weight=1", "is no setting: its name has"),
-        ("student.layers=[" + ",".join(["1"] * 4000) + "]", "student.layers has more than 1,000 entries"),
+        ("+objective." + "a." * 1000 + "weight=1", "is no setting, as its name has"),
+        ("student.layers=[" + ",".join(["1"] * 4000) + "]", "student.layers: has more than 1,000 entries"),
     ],
     ids=["30 kB", "3 MB", "name", "deep name", "list"],
 )
@@ -112,7 +112,7 @@ def test_references_to_references(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "recipe" / "mine.yaml").write_text(text)
     for command in ([], ["settings"]):
         line = refused_line(capsys, *command, "--config-dir", str(tmp_path), "+recipe=mine")
-        assert "objective.mine.a15 refers to settings that refer to others" in line, line
+        assert "objective.mine.a15: refers to settings that refer to others" in line, line
 
 
 def test_a_limit_on_memory_below_what_torch_takes() -> None:

@@ -19,14 +19,14 @@ from distill.config.settings import (
 from distill.runtime.errors import SettingError
 
 NOT_READ = {
-    "student.path=x": (["student=layers"], "student.init=layers: choose student.init=pretrained"),
-    "student.num_layers=2": (["student=bert"], "student.init=neighbours: choose student.init=layers"),
-    "student.architecture=bert": (["student=pretrained", "student.path=x"], "student.init=pretrained: choose student"),
-    "teacher.path=x": (["teacher=bundled_small"], "teacher.kind=bundled_small: choose teacher.kind=pretrained"),
-    "teacher.tokenizer=x": (["teacher=none", "objective=mlm"], "teacher.kind=none: choose teacher.kind=pretrained"),
+    "student.path=x": (["student=layers"], "student.init=layers; choose student.init=pretrained"),
+    "student.num_layers=2": (["student=bert"], "student.init=neighbours; choose student.init=layers"),
+    "student.architecture=bert": (["student=pretrained", "student.path=x"], "student.init=pretrained; choose student"),
+    "teacher.path=x": (["teacher=bundled_small"], "teacher.kind=bundled_small; choose teacher.kind=pretrained"),
+    "teacher.tokenizer=x": (["teacher=none", "objective=mlm"], "teacher.kind=none; choose teacher.kind=pretrained"),
     "teacher.revision=main": (["teacher=several"], "teacher.kind=several; set teacher.members.NAME.revision"),
-    "teacher.members.a.path=x": ([], "teacher.kind=bundled_small: choose teacher.kind=several"),
-    "teacher.cache.top_k=8": (["teacher=none", "objective=mlm"], "teacher.kind=none: choose teacher.kind=bundled_deep"),
+    "teacher.members.a.path=x": ([], "teacher.kind=bundled_small; choose teacher.kind=several"),
+    "teacher.cache.top_k=8": (["teacher=none", "objective=mlm"], "teacher.kind=none; choose teacher.kind=bundled_deep"),
 }
 
 
