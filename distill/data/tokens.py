@@ -15,7 +15,7 @@ import numpy as np
 
 from distill.config.corpus import Duplicates
 from distill.config.rules import no_prompts
-from distill.config.settings import CorpusConfig, DataConfig, SourceConfig
+from distill.config.settings import CorpusConfig, DataConfig, Missing, SourceConfig
 from distill.data.build_tokens import build, rate
 from distill.data.disk_cache import folder_of, once
 from distill.data.duplicates import describe_duplicates
@@ -338,6 +338,7 @@ def _packing(
         prompts=text.prompts,
         duplicates=corpus.duplicates,
         near=corpus.near,
+        strict=corpus.invalid_files is Missing.stop,
     )
 
 
