@@ -12,6 +12,7 @@ from distill.data.sources import Source
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
 
+MEND = "mend or remove it, or set corpus.invalid_files=skip"
 MAX_NAMED = 10  # of files, and of invalid records
 
 
@@ -24,9 +25,12 @@ class Invalid:
     bad: int = 0  # invalid ones, left out
     first_bad: list[str] = field(default_factory=list)  # `name: reason` of the first of them
     left_out: Counter[str] = field(default_factory=Counter)  # sound records, or parts of them, by why they are not used
+    strict: bool = False  # whether the first of them ends the run
     blame: str = ""  # the first reason that a setting causes, unless other records are fine
 
     def __call__(self, error: InvalidFile | InvalidRecord | LeftOut) -> None:
+        if self.strict and not isinstance(error, LeftOut):
+            raise SettingError(str(error), cure=MEND)
         if isinstance(error, InvalidFile):
             self.skipped.append(str(error))
             return
@@ -54,7 +58,9 @@ class Invalid:
     def of(cls, counts: ReadCounts, blame: str = "") -> "Invalid":
         """What `counts` gave, which may have further entries."""
         left_out = Counter(counts.get("left_out", {}))
-        return cls(counts["skipped"], counts["records"], counts["bad"], counts["first_bad"], left_out, blame)
+        return cls(
+            counts["skipped"], counts["records"], counts["bad"], counts["first_bad"], left_out=left_out, blame=blame
+        )
 
     @classmethod
     def together(cls, parts: Iterable["Invalid"]) -> "Invalid":
@@ -107,9 +113,9 @@ class Invalid:
         prefix = f"{setting}.path={path}"
         strict = corpus.invalid_files is Missing.stop
         if self.skipped and strict:
-            raise SettingError(f"{prefix}: {self.skipped[0]}; mend or remove it, or set corpus.invalid_files=skip")
+            raise SettingError(self.skipped[0], setting=f"{setting}.path", value=path, cure=MEND)
         if self.bad and strict:
-            raise SettingError(f"{prefix}: {self.first_bad[0]}; mend or remove it, or set corpus.invalid_files=skip")
+            raise SettingError(self.first_bad[0], setting=f"{setting}.path", value=path, cure=MEND)
         if self.skipped and self.records == self.bad:
             raise SettingError(
                 f"{prefix}: none of its files can be read, first {self.skipped[0]}; mend them, set {setting}.kind, or "

@@ -116,10 +116,16 @@ def compression_of(path: Path) -> str | None:
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """The content of a file, unpacked where it is compressed. Raises InvalidFile for an archive of several files."""
+    """The content of a file, unpacked where it is compressed.
+
+    Raises:
+        InvalidFile: an archive of several files, or one that only its name calls compressed.
+    """
     compression = compression_of(path)
     if compression in ARCHIVES:
         raise InvalidFile(path.name, f"{compression}, which holds files: unpack it")
+    if compression is None and plain_name(path.name) != path.name.lower():
+        raise InvalidFile(path.name, f"not compressed, though its name ends in {path.suffix}: mend or rename it")
     # A path is given as such, so that the file is closed with what unpacks it.
     file: Any = path if isinstance(path, Path) else path.open("rb")
     match compression:

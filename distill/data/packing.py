@@ -49,11 +49,13 @@ class Packing:
     duplicates: Duplicates = Duplicates.keep
     near: NearConfig = field(default_factory=NearConfig)
     part: PartOfText = field(default_factory=PartOfText)  # what of the text that is not held out becomes sequences
+    strict: bool = False  # whether what cannot be read ends the preparation at once
 
     @property
     def identity(self) -> dict[str, Any]:
         """Everything here that decides the sequences, by name; that duplicates are counted does not."""
         identity = asdict(self) | {"duplicates": self.duplicates.value, "near": dict(self.near)}
+        del identity["strict"]
         if self.duplicates in (Duplicates.keep, Duplicates.count):
             del identity["duplicates"]
         if self.duplicates is not Duplicates.near:
@@ -175,16 +177,20 @@ class SequenceWriter:
         self.tokens += count * (length + self.format.body)
 
 
-@lru_cache(maxsize=2)
-def load_tokenizer(text: str) -> Any:
-    """The `tokenizers.Tokenizer` of a tokenizer.json; a special token's name in a text is text, not the token."""
+@lru_cache(maxsize=4)
+def load_tokenizer(text: str, special: bool = False) -> Any:
+    """The `tokenizers.Tokenizer` of a tokenizer.json.
+
+    Args:
+        special: whether a special token's name in a text stands for that token; else it is text.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one process per core is enough
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(text)
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    tokenizer.encode_special_tokens = True
+    tokenizer.encode_special_tokens = not special
     return tokenizer
 
 
@@ -222,7 +228,7 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> UnitRecor
     Each file appears whole or not at all, so a build that was killed resumes from the shards that are done.
     """
     begun = time.perf_counter()
-    invalid, left_out, digests = Invalid(), read_dropped(stem), list[bytes]()
+    invalid, left_out, digests = Invalid(strict=packing.strict), read_dropped(stem), list[bytes]()
     with ExitStack() as files:
         new = [files.enter_context(atomic(Path(f"{stem}.{part}"))) for part in PARTS]
         writers = [_writer(files.enter_context(path.open("wb")), packing) for path in new]
@@ -318,8 +324,7 @@ def _rendered(parts: Sequence[Part], packing: Packing) -> tuple[Iterable[Piece],
     A token counts where one of its characters does. The end of the document is the end-of-text token that the template
     has put last; else it is added, and counts where the text before it does, which is the second value.
     """
-    tokenizer = load_tokenizer(packing.tokenizer)
-    tokenizer.encode_special_tokens = False
+    tokenizer = load_tokenizer(packing.tokenizer, special=True)
     encoding = tokenizer.encode("".join(part.text for part in parts), add_special_tokens=False)
     counting = np.repeat([part.counts for part in parts], [len(part.text) for part in parts])
     # Some tokenizers trim blanks from offsets: a token of blanks alone has none of its own, and ends before `end`.
@@ -339,7 +344,6 @@ def _sentences(text: str, packing: Packing) -> Iterator[list[int]]:
     begins = list(islice(coming, 1))  # a text, so that some tokenizers put a space before it
     while chunk := begins or list(islice(coming, SENTENCES)):
         tokenizer = load_tokenizer(packing.tokenizer if begins else without_first_space(packing.tokenizer))
-        tokenizer.encode_special_tokens = True
         yield from (
             encoding.ids for encoding in tokenizer.encode_batch_fast(chunk, add_special_tokens=False) if encoding.ids
         )
@@ -350,6 +354,5 @@ def _pieces(part: Part, goes_on: bool, packing: Packing) -> Iterator[Piece]:
     """Parts are tokenized one by one: who completes a prompt later has tokenized it without its completion, too."""
     for number, block in enumerate(blocks(part.text, BLOCK)):
         text = packing.tokenizer
-        tokenizer = load_tokenizer(without_first_space(text) if goes_on or number else text)
-        tokenizer.encode_special_tokens = not part.special
+        tokenizer = load_tokenizer(without_first_space(text) if goes_on or number else text, part.special)
         yield tokenizer.encode_batch_fast([block], add_special_tokens=False)[0].ids, part.counts

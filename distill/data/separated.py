@@ -10,7 +10,13 @@ from distill.data.readers import unfit_field
 
 _PLAIN = (".csv", ".tsv")
 SUFFIXES = (*_PLAIN, *(f"{suffix}.gz" for suffix in _PLAIN))
+LONGEST_FIELD = 1 << 30  # characters; Python's own limit is 131,072
 SPAN = LONGEST  # characters; a row that has not ended by then was begun by a stray quotation mark
+
+
+def allow_long_fields() -> None:
+    """Raises the limit of the process for fields, which another reader or a program may have raised further."""
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
 
 
 def is_table(path: Path) -> bool:
@@ -32,7 +38,7 @@ def separated_rows(path: Path, fields: dict[str, str], encoding: str | None = No
         SettingError: the header lacks one of them.
         InvalidFile: the file cannot be read (further).
     """
-    csv.field_size_limit(LONGEST)
+    allow_long_fields()
     names: list[str] = []
     split = _unquoted if plain_name(path.name).endswith(".tsv") else _quoted
     for row in split(path, encoding, names):

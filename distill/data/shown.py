@@ -59,7 +59,7 @@ def shown(batch: Batch, tokenizer: "PreTrainedTokenizerBase", classes: Sequence[
 def _marked(
     ids: np.ndarray, seen: np.ndarray, target: np.ndarray, tokenizer: "PreTrainedTokenizerBase"
 ) -> Iterator[str]:
-    """The text of a sequence in pieces. What is seen in place of a token is told where that is not [MASK]."""
+    """The text of a sequence in pieces. What is seen in place of a token stands behind it where that is not [MASK]."""
     other = target & (seen != tokenizer.mask_token_id) if (seen != ids).any() else np.zeros_like(target)
     keys = [(bool(is_target), place if other[place] else -1) for place, is_target in enumerate(target)]
     begin, before = 0, ""

@@ -15,7 +15,7 @@ import numpy as np
 
 from distill.config.corpus import Duplicates
 from distill.config.rules import no_prompts
-from distill.config.settings import CorpusConfig, DataConfig, SourceConfig
+from distill.config.settings import CorpusConfig, DataConfig, Missing, SourceConfig
 from distill.data.build_tokens import build, rate
 from distill.data.contents import contents_of
 from distill.data.disk_cache import folder_of, once
@@ -390,6 +390,7 @@ def _packing(
         prompts=text.prompts,
         duplicates=corpus.duplicates,
         near=corpus.near,
+        strict=corpus.invalid_files is Missing.stop,
     )
 
 

@@ -251,7 +251,7 @@ def _data(record: Record) -> list[Block]:
         ("Tokens", number(corpus.tokens)),
         ("Sequences", with_unit(corpus.sequences, f"of {number(corpus.sequence_length)} tokens")),
         ("Held out", with_unit(corpus.held_out, "sequences, on which nothing trains")),
-        ("Of the rest", None if corpus.fraction_used is None else f"about {corpus.fraction_used:.2g} is trained on"),
+        ("Of the rest", f"about {100 * taken:.2g} % is trained on" if (taken := corpus.fraction_used) else None),
         ("Preparation", ", ".join(filter(None, prepared))),
         ("Files skipped", skipped if corpus.skipped else None),
         ("Invalid records", f"{number(corpus.invalid)} of {number(corpus.records)}" if corpus.invalid else None),

@@ -166,7 +166,7 @@ def _left_out(corpus: CorpusConfig, tokens: Tokens, taken: int) -> list[str]:
             "text, chosen by its content)"
         )
     if (used := fraction_used(tokens, taken)) is not None:
-        parts.append(f"about {used:.2g} of the rest is trained on (corpus.max_sequences={corpus.max_sequences})")
+        parts.append(f"about {100 * used:.2g} % of the rest is taken (corpus.max_sequences={corpus.max_sequences})")
     return [f"  without  {'; '.join(parts)}"] if parts else []
 
 

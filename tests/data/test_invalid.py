@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from text import some_text, tokens_of
-from tiny import parts, text_config
+from tiny import changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config
@@ -83,3 +83,21 @@ def test_where_no_file_can_be_read_the_first_reason_is_given(
     config = corpus_of(folder, "parquet")
     with pytest.raises(SettingError, match=r"corpus\.path=.*none of its files can be read, first a\.parquet: Arrow"):
         corpus_tokenizer(*parts(config)) if train else tokens_of(config, words)
+
+
+@pytest.mark.parametrize("bad", ["record", "file"])
+def test_stop_ends_a_preparation_before_anything_is_published(
+    bad: str, tmp_path: Path, words: PreTrainedTokenizerFast
+) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    write_records(folder, "jsonl", "text", [some_text(seed, 30) for seed in range(90)], "a")
+    (folder / "b.jsonl").write_bytes(b"{no\n" if bad == "record" else b"\0\0")
+    strict = changed(corpus_of(folder, "jsonl"), invalid_files="stop")
+    with pytest.raises(SettingError, match=r"b\.jsonl") as caught:
+        tokens_of(strict, words)
+    assert "corpus.invalid_files=skip" in caught.value.cure
+    assert not list((tmp_path / "cache").rglob("meta.json"))
+    tokens_of(corpus_of(folder, "jsonl"), words)
+    with pytest.raises(SettingError, match=r"b\.jsonl"):  # though it is prepared now
+        tokens_of(strict, words)

@@ -9,13 +9,14 @@ from text import some_text, tokens_of
 from tiny import all_of, changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.settings import Config
+from distill.config.settings import Config, DataConfig, SourceConfig
 from distill.data import part_of_text
 from distill.data.document import Document, Part
 from distill.data.part_of_text import PartOfText, larger, part_needed
 from distill.data.shards.groups import Work, expected_tokens
 from distill.data.sources import Shard, find_source
 from distill.data.tokens import corpus_text
+from distill.runs.banner import fraction_used
 
 LENGTH = 16
 
@@ -120,3 +121,25 @@ def test_where_nobody_knows_the_size_all_is_read(config: Config) -> None:
     assert part_needed(10, LENGTH, [Work(Shard(("a.jsonl",), size=1 << 30), source)]).share < 0.01
     assert part_needed(10, LENGTH, [Work(Shard(("a.jsonl",)), source)]).whole
     assert larger(PartOfText(0.5)).whole
+
+
+def test_how_much_of_the_text_is_used_is_known(config: Config, words: PreTrainedTokenizerFast) -> None:
+    few, everything = (tokens_of(changed(config, max_sequences=count), words) for count in (40, None))
+    assert few.used < 1 and everything.used == 1
+    assert few.held_out == everything.held_out == len(tokens_of(config, words, "heldout").sequences) > 0
+    assert fraction_used(few, 40) == pytest.approx(few.used * 40 / len(few.sequences))
+    assert fraction_used(few, 40) == pytest.approx(40 / len(everything.sequences), rel=0.5)
+    assert fraction_used(everything, len(everything.sequences)) is None
+
+
+def test_an_empty_file_at_the_end_does_not_hide_the_size(
+    config: Config, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distill.data.sources._files.SHARD_BYTES", 1)
+    source = config.corpus.source
+    assert isinstance(source, SourceConfig)
+    before = tokens_of(changed(config, max_sequences=40), words).used
+    (Path(str(source.path)) / "z.jsonl").write_text("")
+    assert tokens_of(changed(config, max_sequences=40), words).used == before
+    found = find_source(SourceConfig(kind="jsonl", path=str(source.path)), "corpus", DataConfig())
+    assert found is not None and all(shard.size for shard in found.shards())

@@ -14,7 +14,7 @@ from distill.data.chat_template import holds_messages
 from distill.data.encodings import check_encoding
 from distill.data.find_files import data_folder, files_below, find_files, without_other_splits
 from distill.data.lines import InvalidFile, InvalidRecord, LeftOut, Record, compression_of, plain_name
-from distill.data.remote import for_each, path_of, size_of
+from distill.data.remote import for_each, is_url, path_of, size_of
 from distill.data.separated import is_table, separated_rows
 from distill.data.sources import Document, Part, Shard, Source
 from distill.runtime.errors import SettingError
@@ -326,6 +326,8 @@ class FileSource(Source):
             else:
                 group.append(str(path))
                 size += bytes_
+        # 0 stands for a size that is not known; that of empty files is known.
+        size = size or int(not any(map(is_url, group)))
         return [*shards, Shard(tuple(group), size=size)] if group else shards
 
     def _ranges(self, path: Path, size: int) -> list[Shard]:

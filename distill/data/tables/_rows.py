@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from distill.data import readers
 from distill.data.lines import LONGEST, InvalidFile, InvalidRecord, Record, plain_name
+from distill.data.separated import allow_long_fields
 from distill.data.tables import TableConfig
 from distill.runtime.errors import SettingError
 
 PLAIN = (".csv", ".tsv", ".jsonl")
 SUFFIXES = (*PLAIN, *(f"{suffix}.gz" for suffix in PLAIN), ".parquet")
-LONGEST_FIELD = 1 << 30  # characters; Python's own limit is 131,072
 
 
 class Row(NamedTuple):
@@ -206,7 +206,7 @@ def _separated(
 
 def _quoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Line number and fields of every row; a field in quotation marks may hold delimiters and ends of lines."""
-    csv.field_size_limit(LONGEST_FIELD)
+    allow_long_fields()
     table = csv.reader(readers.lines(path, limit=LONGEST, whole_lines=True), delimiter=delimiter, strict=True)
     try:
         yield from ((table.line_num, values) for values in table if values)
