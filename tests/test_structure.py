@@ -132,7 +132,6 @@ ASSIGNED = {
         "graph_optimization_level", "optimized_model_filepath", "intra_op_num_threads", "inter_op_num_threads",
     },
     "hydra": {"hydra", "cfg"},
-    "fsspec": {"retries"},
     "Python": {"stdout", "stderr", "filename", "propagate", "handlers"},
     "of a thread or of all": {"keys", "calls", "works"},
 }  # fmt: skip
