@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill.data.sequence_format import masked_format, padding_of
+from distill.data.sequence_format import SequenceFormat, masked_format, padding_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,8 +45,11 @@ class TextEncoder:
         # The tokenizer of a decoder has a rule of its own, or none, and often no token for padding.
         is_decoders = tokenizer.mask_token_id is None and tokenizer.cls_token_id is None
         pad = padding_of(tokenizer) if is_decoders else None
-        self._usual = masked_format(tokenizer) if pad is None else None
-        self.pad_id: int = self._usual.pad if pad is None else pad
+        self._usual: SequenceFormat | None = None
+        if pad is None:
+            self._usual = masked_format(tokenizer)
+            pad = self._usual.pad
+        self.pad_id = pad
         self.dtype = np.dtype(np.uint16 if max(len(tokenizer), self.pad_id + 1) <= 1 << 16 else np.uint32)
         # A copy of the tokenizer's own, which may still have the padding or truncation of its last use.
         self._tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
