@@ -49,7 +49,7 @@ class TextEncoder:
         if pad is None:
             self._usual = masked_format(tokenizer)
             pad = self._usual.pad
-        self.pad_id: int = pad
+        self.pad_id = pad
         self.dtype = np.dtype(np.uint16 if max(len(tokenizer), self.pad_id + 1) <= 1 << 16 else np.uint32)
         # A copy of the tokenizer's own, which may still have the padding or truncation of its last use.
         self._tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())

@@ -213,9 +213,11 @@ def set_padding(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
 
     It reads the class at the last token that is none; encoders, which read the first, and other models are left alone.
     """
-    config: Any = getattr(model, "config", None)
-    if kind_in_memory(model) is CLASSES and CAUSAL.classes(config.model_type) and not MASKED.classes(config.model_type):
-        config.update({"pad_token_id": padding_of(tokenizer)})
+    if kind_in_memory(model) is not CLASSES:
+        return
+    family = model.config.model_type
+    if CAUSAL.classes(family) and not MASKED.classes(family):
+        model.config.update({"pad_token_id": padding_of(tokenizer)})
 
 
 def check_vocabulary_size(size: int, setting: str, tokenizer: PreTrainedTokenizerBase) -> None:
