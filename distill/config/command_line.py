@@ -183,8 +183,8 @@ def options_of(group: str, config_dir: str | None = None) -> list[str]:
     return sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
 
 
-def check_one_run(line: CommandLine) -> None:
-    """Raises SettingError for what only sweeps act on."""
+def check_one_run(line: CommandLine, may_sweep: bool = True) -> None:
+    """Raises SettingError for what only sweeps act on; `may_sweep`: whether this command can be a sweep."""
     for override in line.overrides:
         name = override.lstrip("+~").partition("=")[0]
         if name.startswith(HYDRA) and name not in READ_BY_ONE_RUN and override != "hydra.mode=RUN":
@@ -195,14 +195,14 @@ def check_one_run(line: CommandLine) -> None:
             )
     for parsed in line.parsed():
         if parsed.is_sweep_override():
-            raise several_values(parsed.input_line)
+            raise _several_values(parsed.input_line, may_sweep)
 
 
-def several_values(override: str) -> SettingError:
+def _several_values(override: str, may_sweep: bool) -> SettingError:
     """For one that names a run for each of its values, where there is one run."""
     name, _, value = redact(override).partition("=")
     other = f"give one text such as {in_shell(name, value)}" if is_text(name) else f"write a list as {name}=[A,B]"
-    cure = f"add --multirun for a run of each, or {other}"
+    cure = f"add --multirun for a run of each, or {other}" if may_sweep else f"give one value, or {other}"
     return SettingError("several values", setting=name.lstrip("+"), value=value, cure=cure)
 
 

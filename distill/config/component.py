@@ -63,8 +63,7 @@ class Component:
                 raise
             begin = ARGUMENT.match(str(error))
             if begin is None or begin[1] not in inspect.signature(target).parameters:
-                problem, _, cure = str(error).rpartition(": ")
-                raise SettingError(problem or cure, setting=self.setting, cure=cure if problem else "") from error
+                raise SettingError(error, setting=self.setting) from error
             problem, _, cure = begin[3].removeprefix("is ").rpartition(": ")
             problem = problem or "out of range"
             raise SettingError(problem, setting=f"{self.setting}.{begin[1]}", value=begin[2], cure=cure) from error

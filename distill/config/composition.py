@@ -126,7 +126,7 @@ def _one_run(line: CommandLine) -> Composition:
     composition = compose(line)
     if "--multirun" in line.options or composition.sweeps:
         raise SettingError("this command is about one run", cure="leave --multirun and recipes of sweeps out")
-    check_one_run(line)
+    check_one_run(line, may_sweep=False)
     if composition.settings.get("chain") is not None:
         raise SettingError("this recipe is a chain, which is several runs", cure="name the recipe of one of its stages")
     return composition

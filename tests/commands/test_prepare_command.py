@@ -53,12 +53,12 @@ def test_compression_and_shards_are_said_and_change_no_run(
     ("arguments", "line"),
     [
         (["data.compression=gzip"], "data.compression=gzip: not known; choose one of zstd"),
-        (["data.shard_bytes=0"], "data.shard_bytes=0 is too small"),
-        (["data.tokens="], "data.tokens= is empty"),
+        (["data.shard_bytes=0"], "data.shard_bytes=0: too small"),
+        (["data.tokens="], "data.tokens=: empty"),
         (["data.tokens=nowhere://a"], "data.tokens=nowhere://a"),
         (["corpus.shard_byte=1"], "corpus.shard_byte"),
-        (["corpus.heldout=0.1,0.2"], "this command is about one run"),
-        (["corpus.heldout"], "corpus.heldout is not understood: write NAME=VALUE"),
+        (["corpus.heldout=0.1,0.2"], "corpus.heldout=0.1,0.2: several values; give one value"),
+        (["corpus.heldout"], "corpus.heldout is not understood; write NAME=VALUE"),
         (["--multirun"], "this command is about one run"),
     ],
 )

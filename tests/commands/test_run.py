@@ -106,7 +106,7 @@ def test_a_finished_run_is_given_again_and_opened(ran: RunResults, shelf: Shelf)
         ("+recipe=smoke", r"^overrides=\+recipe=smoke is one string: give a list"),
         (["+recipe=smok"], "smok"),
         (["+recipe=smoke", "optimizer.lr=fast"], r"^optimizer\.lr"),
-        (["+recipe=smoke", "seed=1,2"], r"about one run: leave --multirun"),
+        (["+recipe=smoke", "seed=1,2"], r"^seed=1,2: several values; give one value, or write a list"),
         (["--multirun", "+recipe=smoke"], r"^this command is about one run; leave --multirun"),
         (
             ["+recipe=smoke", "hydra.job.chdir=true"],
