@@ -92,8 +92,10 @@ def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 def _walked(root: Path) -> Iterator[Path]:
     """The files below a folder, also in linked folders, each of which is entered once."""
-    entered = {(root.stat().st_dev, root.stat().st_ino)}
+    entered = set[tuple[int, int]]()
     for name, folders, files in os.walk(root, followlinks=True):
+        if not entered:  # a folder that is not there has no files, and is none of those
+            entered.add((root.stat().st_dev, root.stat().st_ino))
         folders.sort()  # which of two names of a folder is the first does not depend on the disk
         folder = Path(name)
         for path in [folder / each for each in folders if not is_hidden(each)]:

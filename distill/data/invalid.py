@@ -26,11 +26,12 @@ class Invalid:
     first_bad: list[str] = field(default_factory=list)  # `name: reason` of the first of them
     left_out: Counter[str] = field(default_factory=Counter)  # sound records, or parts of them, by why they are not used
     strict: bool = False  # whether the first of them ends the run
+    setting: str = "corpus"  # what error lines call the text then
     blame: str = ""  # the first reason that a setting causes, unless other records are fine
 
     def __call__(self, error: InvalidFile | InvalidRecord | LeftOut) -> None:
         if self.strict and not isinstance(error, LeftOut):
-            raise SettingError(str(error), cure=MEND)
+            raise SettingError(error, setting=f"{self.setting}.path", cure=MEND)
         if isinstance(error, InvalidFile):
             self.skipped.append(str(error))
             return

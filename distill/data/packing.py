@@ -228,7 +228,8 @@ def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> UnitRecor
     Each file appears whole or not at all, so a build that was killed resumes from the shards that are done.
     """
     begun = time.perf_counter()
-    invalid, left_out, digests = Invalid(strict=packing.strict), read_dropped(stem), list[bytes]()
+    invalid = Invalid(strict=packing.strict, setting=getattr(source, "setting", "corpus"))
+    left_out, digests = read_dropped(stem), list[bytes]()
     with ExitStack() as files:
         new = [files.enter_context(atomic(Path(f"{stem}.{part}"))) for part in PARTS]
         writers = [_writer(files.enter_context(path.open("wb")), packing) for path in new]
