@@ -44,7 +44,7 @@ def test_what_the_path_stands_for_is_the_command_lines_to_say(tmp_path: Path) ->
     assert composed(main, f"student.path={tmp_path}").student.init == "pretrained"
     with pytest.raises(SettingError, match=r"choose student\.init=pretrained"):  # layers may be meant as well
         composed(main, "student=distilbert", f"student.path={tmp_path}")
-    with pytest.raises(SettingError, match=r"^student\.layers=\[0\] is not read .* or leave it out$"):
+    with pytest.raises(SettingError, match=r"^student\.layers=\[0\]: not read .* or leave it out$"):
         composed(main, "student.layers=[0]", f"student.path={tmp_path}")
 
 

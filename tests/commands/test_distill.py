@@ -174,7 +174,7 @@ def test_functions_and_classes_are_losses_metrics_and_schedules(job: dict[str, A
     assert {"right", "confidence"} <= set(run.scores["student"])
     assert run.settings["schedule"]["_target_"].endswith("test_distill.Triangle")
     assert run.settings["objective"]["variation"]["_target_"].startswith("in memory: total_variation, sha256 ")
-    line = r"^evaluate\.measures\.right\.higher_is_better is missing"
+    line = r"^evaluate\.measures\.right\.higher_is_better: missing"
     with pytest.raises(SettingError, match=line):
         distill.distill(**job | {"evaluate": {"measures": {"right": is_right}}})
     with pytest.raises(SettingError, match=r"^objective\.variation\.scales: no setting of in memory"):
@@ -227,7 +227,7 @@ class Stream(IterableDataset[Any]):
         ({"train": {"steps": 1}, "eval_dataset": TEXTS}, r"eval_dataset is no argument .*: give evaluation="),
         ({"observers": [Counted()]}, r"observers is a list: give each a name, as observers=\{'mine'"),
         ({"observers": Counted()}, r"observers is a Counted: give each a name"),
-        ({"lr": 1e-3}, r"lr is .*optimizer\.lr"),
+        ({"lr": 1e-3}, r"^lr: .*optimizer\.lr"),
         ({"teacher": torch.nn.Linear(1, 1)}, r"teacher is a Linear in memory, without its tokenizer"),
         ({"backend": {"name": "ddp", "processes": 2}}, r"backend\.processes=2 .*\(teacher, corpus\): .*`torchrun "),
         ({"backend": {"name": "horovod", "processes": 2}}, r"backend\.processes=2 .*`horovodrun -np 2 "),

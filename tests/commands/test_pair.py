@@ -249,7 +249,7 @@ def test_what_a_causal_pair_does_not_allow(causal: Path) -> None:
     """The same that a run refuses: a first position that has seen nothing of its sequence."""
     pair = load_pair(causal, LayersStudentConfig(layers=[1], dropout=0.0), sequence_length=24, device="cpu")
     for term in ({"pooled": {"weight": 1.0, "pooling": "cls"}}, {"patient": 1.0}):
-        with pytest.raises(SettingError, match=r"^objective\.(pooled|patient) reads the first position of a sequence"):
+        with pytest.raises(SettingError, match=r"^objective\.(pooled|patient): reads the first position of a sequence"):
             pair.objective(term)
     assert pair.objective({"pooled": 1.0})(TEXTS).counts == {"pooled": len(TEXTS)}
 

@@ -183,7 +183,7 @@ def custom(path: str, **arguments: Any) -> StudentConfig:
 def test_student_from_ones_own_function(teacher: Any) -> None:
     path = f"{__name__}.make_custom"
     assert make(custom(path, layers=3), teacher).config.num_hidden_layers == 3
-    assert "student.layers is missing" in refused(custom(path), teacher)
+    assert "student.layers: missing" in refused(custom(path), teacher)
     text = refused(custom(path, layers=3, width=8), teacher)
     assert "student.width" in text and "it takes layers" in text
 

@@ -242,7 +242,7 @@ def test_members_belong_to_several(shelf: Shelf, kind: str, tmp_path: Path, capf
         given = shelf.arguments(tmp_path / "run", "+teacher.members.a.path=x")
     assert distill(*given) == 2
     words = {
-        "several": "teacher.kind=several with teacher.members=",
+        "several": "teacher.kind=several has no teacher",
         "pretrained": "teacher.members.a.path=x: not read with teacher.kind=pretrained; choose teacher.kind=several",
     }
     assert words[kind] in capfd.readouterr().err.splitlines()[-1]
