@@ -132,7 +132,7 @@ def open_bytes(path: Path) -> IO[bytes]:
         case None:
             return path.open("rb")
         case "gzip":
-            return gzip.open(file, "rb")  # type: ignore[return-value]
+            return gzip.open(file, "rb")
         case "bzip2":
             return bz2.open(file, "rb")
         case "xz":
