@@ -25,6 +25,7 @@ from distill.commands.evaluate import EvaluateArguments
 from distill.commands.export import ExportArguments
 from distill.commands.predict import Request as PredictRequest
 from distill.commands.prediction.settings import PredictConfig
+from distill.commands.prepare import Request as PrepareRequest
 from distill.commands.profile import Request as ProfileRequest
 from distill.commands.push import PushArguments
 from distill.commands.report import ReportArguments
@@ -78,7 +79,8 @@ def check(words: tuple[str, ...]) -> None:
     elif name == "settings":
         check_settings([word for word in rest if "=" in word or word.startswith("-")])
     else:
-        check_settings(split(ProfileRequest, rest, name)[1] if name == "profile" else rest)
+        requests: dict[str, type] = {"profile": ProfileRequest, "prepare": PrepareRequest}
+        check_settings(split(requests[name], rest, name)[1] if name in requests else rest)
 
 
 def check_settings(words: list[str]) -> None:

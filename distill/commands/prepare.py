@@ -1,7 +1,11 @@
 """The command `distill prepare`: the sequences of a recipe's corpus and evaluation sets, without training."""
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from distill.commands.arguments import parse
+from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,23 +33,21 @@ settings then reads the sequences from data.tokens.
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Request:
+    """What the command takes besides the settings of a run."""
+
+    show: int = 0  # sequences to print
+
+
 def run(arguments: list[str]) -> None:
     """Prepare the corpus and the sets of a command line; with `show=N`, print the first sequences of training."""
     from distill.config.composition import composed
 
-    asked = [argument.partition("=")[2] for argument in arguments if argument.startswith("show=")]
-    count = _count(asked[-1]) if asked else 0
-    prepare(composed([argument for argument in arguments if not argument.startswith("show=")]), count)
-
-
-def _count(value: str) -> int:
-    from distill.runtime.errors import SettingError
-
-    if not value.isdecimal() or not 1 <= int(value) <= MOST_SHOWN:
-        raise SettingError(
-            "no number of sequences", setting="show", value=value, cure=f"give 1 to {MOST_SHOWN}, as in show=3"
-        )
-    return int(value)
+    request = parse(Request, [argument for argument in arguments if argument.startswith("show=")], "prepare")
+    if not 0 <= request.show <= MOST_SHOWN:
+        raise SettingError("no number of sequences", setting="show", value=request.show, cure=f"give 1 to {MOST_SHOWN}")
+    prepare(composed([argument for argument in arguments if not argument.startswith("show=")]), request.show)
 
 
 def prepare(config: "Config", show: int = 0) -> "dict[str, Tokens]":
@@ -68,7 +70,6 @@ def prepare(config: "Config", show: int = 0) -> "dict[str, Tokens]":
     from distill.objective.build import make_terms
     from distill.runs.check import check
     from distill.runs.tokenizers import tokenizer_of_run
-    from distill.runtime.errors import SettingError
     from distill.runtime.progress import configure_logging
     from distill.tasks import find_task
     from distill.tasks._text import TextTask

@@ -41,13 +41,11 @@ class Corpus:
     sequences: int | None = None
     sequence_length: int | None = None
     held_out: int | None = field(default=None, metadata=stored(sparse=True))  # sequences of it that no step reads
-    # About what of the rest `corpus.max_sequences` takes; None: all of it.
     fraction_used: float | None = field(default=None, metadata=stored(sparse=True))
     skipped: list[str] = field(default_factory=list)  # `name: reason` of every file that could not be read
     records: int | None = None
     invalid: int | None = None
     first_invalid: list[str] = field(default_factory=list)
-    # Sound records, or parts of them, by why they are not used.
     left_out: dict[str, int] = field(default_factory=dict, metadata=stored(sparse=True))
     duplicates: dict[str, int] = field(default_factory=dict, metadata=stored(sparse=True))
     sources: dict[str, Source] = field(default_factory=dict, metadata=stored(sparse=True))

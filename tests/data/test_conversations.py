@@ -145,8 +145,8 @@ def test_the_template_of_the_teacher(
     assert same["continuation"] == first["continuation"] != raw["continuation"]
     for wrong, words in (
         ({"messages": [*MESSAGES, {"role": "assistant", "content": "red"}]}, "its last message is the assistant's"),
-        ({"messages": "Repeat red"}, "messages is no list of messages"),
-        ({"messages": []}, "messages is no list of messages"),
+        ({"messages": "Repeat red"}, "in column messages: no JSON"),
+        ({"messages": []}, "messages has no message"),
     ):
         with pytest.raises(SettingError, match=words):
             predict(model, wrong)

@@ -63,6 +63,6 @@ def test_the_command_prints_them(shelf: Shelf, tmp_path: Path, capfd: pytest.Cap
     assert main(["prepare", "show=2", *arguments]) == 0
     said = capfd.readouterr().out
     assert said.startswith(LEGEND) and said.count("--- sequence") == 2 and said.count("[[") > 3
-    for value in ("0", "x", "", "-1"):
+    for value in ("1001", "x", "", "-1"):
         assert main(["prepare", f"show={value}", *arguments]) == 2
         assert f"show={value}" in capfd.readouterr().err
