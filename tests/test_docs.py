@@ -183,7 +183,7 @@ def test_scripts_that_pages_name_exist_and_the_index_has_all() -> None:
     index = (DOCS / "explanation/benchmarks/index.md").read_text()
     mains = [path for path in folder.rglob("*.py") if "__main__" in path.read_text() and "attacks" not in path.parts]
     parts = {"albert/host.py", "data/prepare_host.py", "reliability/slurm_cluster.py", "tools/bill_of_materials.py"}
-    parts |= {"tools/report_picture.py", "tools/gallery.py"}
+    parts |= {"tools/report_picture.py", "tools/gallery.py", "gpu_parts.py"}
     names = {str(path.relative_to(folder)) for path in mains} - parts
     assert len(names) > 25 and not [name for name in names if f"`{name}`" not in index]
 

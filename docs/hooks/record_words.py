@@ -38,7 +38,7 @@ WORDS = {
     "Record.snapshots": "The steps whose students are kept in `snapshots/`.",
     "Record.profile": "Where the time went, with `profile=on`.",
     "Corpus.sequence_length": "Tokens of a sequence.",
-    "Corpus.fraction_used": "About what of the text that is not held out `corpus.max_sequences` takes; null: all of it.",
+    "Corpus.fraction_used": "About what of the text not held out `corpus.max_sequences` takes; null: all of it.",
     "Corpus.left_out": "Sound records, or parts of them, by why they are not used.",
     "Corpus.records": "Records, or lines of plain text, that were read.",
     "Corpus.invalid": "Of these, how many could not be used.",
