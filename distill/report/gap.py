@@ -14,7 +14,7 @@ NOTE = (
 
 
 def has_gap(record: Record) -> bool:
-    """Whether a baseline shows how much of the gap the student closes; those of earlier releases do not."""
+    """Whether a baseline shows how much of the gap the student closes."""
     return record.baseline is not None and bool(record.baseline.gap_closed)
 
 

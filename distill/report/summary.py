@@ -418,8 +418,7 @@ def _signed(change: float) -> str:
 def sequences_of_step(backend: Backend) -> str | None:
     """How many sequences a step has, and how they are made up; None where the record does not have it."""
     size, accumulate, ranks = backend.batch_size, backend.accumulate, backend.ranks
-    if size is None or accumulate is None or ranks is None:
+    if size is None or accumulate is None or ranks is None or backend.sequences_per_step is None:
         return None
-    # Results of older releases have no such number.
-    in_all = size * accumulate * ranks if backend.sequences_per_step is None else backend.sequences_per_step
+    in_all = backend.sequences_per_step
     return f"{number(in_all)} ({size} in a micro-batch, {accumulate} accumulated, {counted(ranks, 'rank')})"

@@ -17,7 +17,7 @@ from distill.models.layer_choice import AUTO
 from distill.objective.terms import Term
 from distill.runs.against_baseline import FAIR_START, INHERITED, GapClosed, Resampled, starts_fine_tuned
 from distill.runs.facts import Baseline, Model
-from distill.runs.identity import CODE, FROZEN, LATER
+from distill.runs.identity import CODE, FROZEN
 from distill.runs.record import Record
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
@@ -202,12 +202,12 @@ def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         now.get("student.layers"),
     ):  # `check_baseline_settings` compares what was found
         names = [name for name in names if name not in ("student.layers", "student.num_layers")]
-    # A setting that one of two releases does not have is not compared; fields of a configuration are.
+    # A setting that one of two kinds of student does not have is not compared; fields of a configuration are.
     differing = [
         name
         for name in names
         if before.get(name) != now.get(name)
-        if name.startswith("student.config") or name in LATER or (name in before and name in now)
+        if name.startswith("student.config") or (name in before and name in now)
     ]
     differences = [
         "other parameters of its student were frozen"

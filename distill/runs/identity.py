@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from distill.config.component import Component
-from distill.config.compose import default_settings
 from distill.config.flat_settings import flatten
 from distill.config.in_memory import IN_MEMORY, PREFIX
 from distill.config.settings import (
@@ -63,11 +62,9 @@ SETTINGS_IGNORED = {
     "student.path",
     "student.trust_remote_code",
 }
-# Settings that a run of before they were there does not name: they count where they are set.
-LATER = ("student.frozen", "train.keep_best")
 CODE = "code."  # before the name of a setting: a digest of the user's code behind its `_target_`
 FROZEN = "student.frozen.digest"  # of the names of frozen parameters
-# What earlier releases did not keep: it counts where both runs have it.
+# What counts where both runs have it: what only code of the user's, frozen parameters or a best evaluation leave.
 SOMETIMES = (CODE, FROZEN, "evaluate.")
 CONSTANT = "distill.optim.schedules.constant.Constant"
 LENGTH = ("train.epochs", "train.steps", "train.minutes")
@@ -101,7 +98,6 @@ def run_identity(
         name: value
         for name, value in flatten(config.compared).items()
         if name.split(".")[0] not in RESUME_IGNORES and name not in SETTINGS_IGNORED
-        if value or name not in LATER
         if name != "student._target_" or not str(value).startswith(PREFIX)  # its digest is there
         if not (name.startswith("objective.") and name.split(".")[1] in weightless)
     }
@@ -206,7 +202,6 @@ def refuse_other_settings(
         finished: its folder, where it has a student that another run may begin from.
         resumes: whether it trains on. Then edited code of the user's is logged: it may be the fix that the run needs.
     """
-    before = _with_later_settings(before, now)
     names = [
         name
         for name in sorted({*before, *now})
@@ -229,17 +224,6 @@ def refuse_other_settings(
         f"{earlier_run} was made with other settings ({'; '.join(differing[:3])}{more}): {cure}, or start another "
         f"run with hydra.run.dir=DIR{again}"
     )
-
-
-def _with_later_settings(before: Identity, now: Identity) -> Identity:
-    """An earlier run's identity with the settings that Distill did not have then, at their defaults.
-
-    A release that adds a setting gives it a default with which runs go as before, so a run of an earlier release has
-    that value, whatever it is.
-    """
-    defaults = default_settings()
-    later = {name for name in now if name not in before and not name.startswith(SOMETIMES)}
-    return {name: defaults[name] for name in later if name in defaults} | before
 
 
 def _made_for_one_length(identity: Identity) -> str:

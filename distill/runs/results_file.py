@@ -26,8 +26,6 @@ def write_results(path: Path, record: Record) -> None:
 def read_results(path: Path) -> Record:
     """The record in results.json.
 
-    One of an older release has no digest, nor digests of the student, and is read as it is.
-
     Raises:
         FileNotFoundError: there is none.
         Damaged: it is not as it was written.
@@ -42,8 +40,7 @@ def read_results(path: Path) -> Record:
         raise Damaged(path, f"{type(error).__name__}: {error}") from None
     if not isinstance(content, dict):
         raise Damaged(path, "it holds no JSON object")
-    digest = content.pop(DIGEST, None)
-    if (digest is not None or "student_files" in content) and digest != _digest(content):
+    if content.pop(DIGEST, None) != _digest(content):
         raise Damaged(path, "its content is not as it was written: its SHA-256 differs")
     try:
         return Record.from_json(content)
