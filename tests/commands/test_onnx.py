@@ -192,7 +192,10 @@ def test_what_is_refused(run: Path, tmp_path: Path, text: Path, capsys: pytest.C
     (tmp_path / "short.txt").write_text("the of and")
     assert "fewer than 64 tokens" in refused(capsys, f"model={run}", f"input={tmp_path / 'short.txt'}")
     (tmp_path / "no.txt").write_bytes(b"\xff\xfe\xfa" * 99)
-    assert "not UTF-8" in refused(capsys, f"model={run}", f"input={tmp_path / 'no.txt'}")
+    given = f"input={tmp_path / 'no.txt'}"
+    assert f"{given}: UTF-16: convert" in refused(capsys, f"model={run}", given)
+    (tmp_path / "no.txt").write_bytes(b"the\n\xfa\n")
+    assert f"{given}: line 2: not UTF-8 near byte 4" in refused(capsys, f"model={run}", given)
     assert "`distill export` takes NAME=VALUE" in refused(capsys, f"model={run}", "--text", "a.txt")
     assert "choose one of onnx" in refused(capsys, f"model={run}", "format=tflite")
     broken = saved(tmp_path / "broken", "distilbert") / "student" / "model.safetensors"

@@ -335,5 +335,5 @@ def test_an_index_that_is_none(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(SettingError, match=r"data\.tokens=gs://.*pip install 'distill\[gcs\]'"):
+    with pytest.raises(SettingError, match=r"data\.tokens=gs://.*pip install 'distill-kd\[gcs\]'"):
         open_sequences("gs://bucket/tokens", "train", settings(tmp_path))

@@ -80,9 +80,25 @@ def test_rows_without_room_are_refused() -> None:
         class_sequences(made(), vocabulary_of("bert"), 4, "glue.max_length")
 
 
-def test_a_tokenizer_without_padding_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"\[PAD\]"):
-        class_sequences(made(), vocabulary_of("gpt2"), 32, "glue.max_length")
+@pytest.mark.parametrize(
+    ("family", "lacking"), [("bert", "pad_token"), ("roberta", "pad_token"), ("gpt2", "eos_token")]
+)
+def test_a_tokenizer_without_padding_is_refused(family: str, lacking: str) -> None:
+    tokenizer = vocabulary_of(family)
+    setattr(tokenizer, lacking, None)
+    assert tokenizer.pad_token_id is None
+    with pytest.raises(SettingError, match=r"^teacher\.path=.*\[PAD\]"):
+        class_sequences(made(), tokenizer, 32, "glue.max_length")
+
+
+def test_a_decoder_without_padding_fills_up_with_its_end_of_text() -> None:
+    tokenizer, texts = vocabulary_of("gpt2"), made(pairs=False)
+    assert tokenizer.pad_token_id is None
+    rows = class_sequences(texts, tokenizer, 128, "glue.max_length")
+    assert rows.pad_id == tokenizer.eos_token_id and rows.cut == 0
+    for row, text in zip(rows.sequences.tolist(), texts.first, strict=True):
+        ids = tokenizer(text).input_ids
+        assert row == [*ids, *[tokenizer.eos_token_id] * (128 - len(ids))]
 
 
 @pytest.mark.parametrize("values", [True, False])

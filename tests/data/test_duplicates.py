@@ -270,7 +270,7 @@ def test_near_without_datasketch_or_memory_is_one_line(
     with monkeypatch.context() as patch:
         patch.setitem(__import__("sys").modules, "datasketch", None)
         with pytest.raises(
-            SettingError, match=r"corpus.duplicates=near needs datasketch.*pip install 'distill\[near\]'"
+            SettingError, match=r"corpus.duplicates=near needs datasketch.*pip install 'distill-kd\[near\]'"
         ):
             tokens_of(given, tokenizer)
     pytest.importorskip("datasketch")

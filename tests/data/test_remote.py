@@ -255,7 +255,7 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError("Please install gcsfs to access Google Storage")
 
     monkeypatch.setattr("fsspec.core.url_to_fs", missing)
-    with pytest.raises(SettingError, match=r"^data\.tokens=gs://a/b: .*gcsfs.*pip install 'distill\[gcs\]'"):
+    with pytest.raises(SettingError, match=r"^data\.tokens=gs://a/b: .*gcsfs.*pip install 'distill-kd\[gcs\]'"):
         file_system("gs://a/b", "data.tokens")
 
 

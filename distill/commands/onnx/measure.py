@@ -49,7 +49,8 @@ def sequences_of(path: Path, tokenizer: Any, length: int, max_sequences: int) ->
     try:
         text = "".join(readers.lines(path))
     except InvalidFile as error:
-        raise SettingError(f"input={path} cannot be read: {error}") from error
+        reason = str(error).removeprefix(path.name).lstrip(":, ")  # the setting has the name
+        raise SettingError(reason, setting="input", value=path) from error
     encoded = tokenizer(text, truncation=True, max_length=length, return_overflowing_tokens=True, verbose=False)
     rows = [row for row in encoded["input_ids"] if len(row) == length]
     if not rows:
