@@ -114,7 +114,7 @@ def tiles(record: Record) -> list[tuple[str, str]]:
         if is_number(beside := student.score(other, first)):
             shown.append((number(beside), f"{in_a_sentence(record.measures[other].title)}, the same text"))
     for name, model in ((whose, teacher), ("baseline's (no teacher)", record.baseline)):
-        if model and (change := _against(record.measures[measure], value, model.score(measure, first))):
+        if model and (change := _against(described, value, model.score(measure, first))):
             shown.append((change, f"{title} against the {name}"))
     agreement = (record.agreement or {}).get(first)
     if agreement and is_number(agreement.top1) and record.is_scored(first):

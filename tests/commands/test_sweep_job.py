@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from job import Shelf, check_sweep, composition, composition_of, distill, metrics, results
+from job import Shelf, check_sweep, composition, composition_of, distill, results
 
 from distill.commands.sweep import _run
 from distill.config.settings import BackendConfig

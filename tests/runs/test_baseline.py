@@ -95,7 +95,7 @@ def test_a_run_that_had_a_teacher_is_none() -> None:
         (("seed=1",), "its seed is 1, and here 0"),
         (("train.sequences_per_step=16",), "its sequences a step are 16, and here 8"),
         (("student.dropout=0.1",), "student.dropout was 0.1 and is 0.0 here"),
-        (("student.frozen=[embeddings]",), "student.frozen was ['embeddings'] and is None here"),
+        (("student.frozen=[embeddings]",), "student.frozen was ['embeddings'] and is [] here"),
         (("student=bert",), "student.config.hidden_size was 192 and is None here"),
     ],
 )

@@ -146,17 +146,6 @@ def test_a_term_without_a_weight_has_no_schedule() -> None:
     assert identity(*off, "train.epochs=3", steps=30) == identity(*off, "train.epochs=5", steps=50)
 
 
-def test_a_setting_that_an_earlier_release_did_not_have_counts_by_its_default() -> None:
-    now = identity()
-    assert now["optimizer.clip_each_rank"] is False and now["optimizer.scale_lr"] == "none"
-    earlier = {
-        name: value for name, value in now.items() if name not in ("optimizer.clip_each_rank", "optimizer.scale_lr")
-    }
-    refuse_other_settings(earlier, now, "hydra.run.dir=x")
-    with pytest.raises(SettingError, match=r"optimizer\.scale_lr was none and is now sqrt"):
-        refuse_other_settings(earlier, identity("optimizer.scale_lr=sqrt"), "hydra.run.dir=x")
-
-
 # --- as a user meets it
 
 
