@@ -228,7 +228,9 @@ def corpus_config(values: dict[str, Any]) -> CorpusConfig:
         return parse(CorpusConfig, settings | parts, "corpus")
     if sources:
         raise SettingError(
-            f"for a mixture, and corpus.kind={values.get('kind')}", setting="corpus.sources", cure="set corpus=mixture"
+            f"is for a mixture, but corpus.kind={values.get('kind')}",
+            setting="corpus.sources",
+            cure="set corpus=mixture",
         )
     return parse(CorpusConfig, settings | {"source": _source("corpus", source)}, "corpus")
 

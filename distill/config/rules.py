@@ -165,7 +165,7 @@ def _refuse_text_settings(config: Config) -> None:
     corpus, task = config.corpus, config.objective.task
     if corpus.sources:
         raise SettingError(
-            f"for text, and objective.task={task} learns from labelled examples",
+            f"is for text, but objective.task={task} learns from labelled examples",
             setting="corpus",
             value="mixture",
             cure="name the corpus of these",
@@ -177,7 +177,7 @@ def _refuse_text_settings(config: Config) -> None:
     ):
         if value:
             raise SettingError(
-                f"for text, and objective.task={task} learns from labelled examples",
+                f"is for text, but objective.task={task} learns from labelled examples",
                 setting=f"corpus.{name}",
                 value=value,
                 cure=f"set it to {'0' if name == 'heldout' else 'false'}",

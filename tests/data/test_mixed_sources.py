@@ -254,7 +254,7 @@ def test_corpus_rows_are_shared_by_weight(config: Config, words: PreTrainedToken
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (["corpus.sources={a: {kind: text, path: T, weight: 1}}"], "corpus.sources: for a mixture, and corpus.kind"),
+        (["corpus.sources={a: {kind: text, path: T, weight: 1}}"], "corpus.sources: is for a mixture, but corpus.kind"),
         (["corpus=mixture", "corpus.path=T"], "corpus.path=T: each source of a mixture has its own"),
         (["corpus=mixture"], "corpus=mixture: needs two sources or more; give corpus.sources='{wiki: {kind: wikitext"),
         (["corpus=mixture", "corpus.sources={a: {kind: text}}"], "corpus.sources.a.weight=null: no weight"),
