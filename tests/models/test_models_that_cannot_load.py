@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from job import distill, library
+from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from tiny import make_model, make_tokenizer
 
@@ -23,6 +24,7 @@ from distill.models.teacher import load_teacher
 from distill.runs.located import locate
 from distill.runtime.errors import SettingError
 
+NOBODY = "~nobody-here/model"  # of a user that no machine has
 LONGEST = 700  # characters of a line, with the name of the folder twice
 DEEP = "[" * 100_000
 Damage = Callable[[Path], object]
@@ -248,16 +250,28 @@ def test_every_command_ends_with_status_2(
         assert "Traceback" not in shown.err and "[transformers]" not in shown.err
 
 
-@pytest.mark.parametrize("path", ["x" * 5000, "~nobody-here/model"])
-def test_a_path_that_no_folder_can_have(path: str) -> None:
-    for door in (
-        lambda: load_teacher(SavedTeacherConfig(path=path)),
-        lambda: make_student(SavedStudentConfig(path=path), None, make_tokenizer(), 8),
-        lambda: load_model(path, "cpu"),
-        lambda: load_tokenizer("teacher.tokenizer", path),
-        lambda: locate([path]),
-    ):
+def test_a_path_that_no_folder_can_have() -> None:
+    long = "x" * 5000
+    doors: list[tuple[str, Callable[[], object]]] = [
+        (long, lambda: load_teacher(SavedTeacherConfig(path=long))),
+        (long, lambda: make_student(SavedStudentConfig(path=long), None, make_tokenizer(), 8)),
+    ]
+    for path in (long, NOBODY):
+        doors += [
+            (path, lambda path=path: load_model(path, "cpu")),
+            (path, lambda path=path: load_tokenizer("teacher.tokenizer", path)),
+            (path, lambda path=path: locate([path])),
+        ]
+    for path, door in doors:
         assert "is the path of no folder" in refusal(door, path[:100])
+
+
+@pytest.mark.parametrize("section", [SavedTeacherConfig, SavedStudentConfig])
+def test_settings_read_the_home_of_a_user(section: Callable[..., object]) -> None:
+    with pytest.raises(ValidationError) as raised:
+        section(path=NOBODY)
+    (error,) = raised.value.errors()
+    assert (error["type"], error["loc"]) == ("refused", ("path",)) and f"give ./{NOBODY}" in error["msg"]
 
 
 def test_a_file_in_place_of_its_folder(folder: Path) -> None:
