@@ -13,6 +13,8 @@ from distill.report import live
 from distill.report.jobs import Job, JobsPage, row_of
 from distill.report.page import Link
 from distill.report.words import NONE
+from distill.runs.record import Record
+from distill.runs.results_file import write_results
 from distill.runtime.errors import StageFailed
 
 
@@ -23,7 +25,10 @@ def folder_of(path: Path, **files: Any) -> Path:
         file = (
             path / {"results": "results.json", "state": live.STATE, "metrics": "metrics.jsonl", "page": live.PAGE}[name]
         )
-        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        if name == "results" and not isinstance(content, str):
+            write_results(file, Record.from_json(content))
+        else:
+            file.write_text(content if isinstance(content, str) else json.dumps(content))
     return path
 
 
