@@ -145,7 +145,7 @@ def test_the_sequences_of_an_edited_source_are_others(tmp_path: Path, monkeypatc
         (tmp_path / "edited_source.py").write_text(text)
         source = find_source(Component("corpus", "edited_source.Mine"), "corpus", DataConfig())
         assert source is not None
-        return key_of(Text((source,), "corpus"), {})
+        return key_of(Text((source,), "corpus"), {}, DataConfig(cache=str(tmp_path / "cache")))
 
     assert key(SOURCE) == key(SOURCE + "\n\n# a remark\n") != key(SOURCE.replace("()", '("text",)'))
 

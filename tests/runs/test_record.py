@@ -1,5 +1,6 @@
 """The record of a run: it is read as it was written, and anything else is refused in one line."""
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -59,12 +60,20 @@ def test_a_value_of_another_kind_is_refused_in_one_line(content: dict[str, Any],
     with pytest.raises(SettingError) as error:
         Record.from_json(content)
     assert str(error.value) == line
-    (tmp_path / "results.json").write_text(json.dumps(content))
-    with pytest.raises(Damaged, match=r"results\.json is damaged"):
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    (tmp_path / "results.json").write_text(json.dumps(content | {"sha256": digest}))
+    with pytest.raises(Damaged, match=r"results\.json is damaged") as damaged:
         read_results(tmp_path / "results.json")
+    assert damaged.value.reason == line
     with pytest.raises(SettingError, match=f"^RUN={tmp_path} is no finished run: ") as error:
         read_run(tmp_path, "RUN")
     assert error.value.status == 2 and "\n" not in str(error.value)
+
+
+def test_without_its_digest_it_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps(Record().to_json()))
+    with pytest.raises(Damaged, match="its SHA-256 differs"):
+        read_results(tmp_path / "results.json")
 
 
 def test_a_change_behind_its_back_is_damage(tmp_path: Path) -> None:

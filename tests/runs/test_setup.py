@@ -164,7 +164,7 @@ def test_one_switch_turns_all_kernels_off(dropout: float, formats: str, shelf: S
 def test_ranks_meet_before_they_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts may be minutes apart in loading their models."""
     calls: list[str] = []
-    for name in ("return_large_tensors", "check_model"):
+    for name in ("return_large_tensors", "check_model", "check_finite"):
         monkeypatch.setattr(setup, name, lambda *_: None)
     ranks: Any = SimpleNamespace(shards=True, shards_teacher=True, shards_student=False)
     ranks.barrier, ranks.shard = lambda: calls.append("barrier"), lambda *_, **__: calls.append("shard")
