@@ -105,7 +105,7 @@ def test_an_albert_learns_words_from_a_bert_and_the_order_by_itself(shelf: Shelf
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["corpus.cross_documents=true"], "corpus.cross_documents=true, but a sequence"),
+        (["corpus.cross_documents=true"], "corpus.cross_documents=true: a sequence"),
         (["precision.student=fp16", "backend.compression=fp16"], "would scale gradients twice"),
         (
             ["teacher=several", "+teacher.members.a.path=A", "+teacher.members.b.path=B", "teacher.path=null"],

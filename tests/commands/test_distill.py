@@ -10,7 +10,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from job import assert_alike, assert_same, book, environment, refused_line, results, save_model
+from job import assert_alike, assert_same, book, composed_run, environment, refused_line, results, save_model
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from torchmetrics import MeanMetric
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
@@ -20,7 +20,6 @@ from distill.commands.api.callables import target_of
 from distill.commands.api.data_in_memory import in_memory
 from distill.commands.api.distill import _Job as Job
 from distill.commands.api.overrides import Overrides
-from distill.config.composition import composed_run
 from distill.config.in_memory import InMemory
 from distill.models.identity import model_digest
 from distill.runtime.errors import SettingError
