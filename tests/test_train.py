@@ -241,9 +241,12 @@ def test_two_processes_drop_as_one(
 
 
 def test_one_collective_call_a_step(two_ranks: list[Any]) -> None:
-    """Gradients, losses, the next counts and wishes to stop together; the first counts, and a barrier at the end."""
+    """Gradients, losses, the next counts and wishes to stop together; the first counts, and a barrier at the end.
+
+    At the one checkpoint, which is at the end, rank 0 says whether it was written: the length of that, and it.
+    """
     for rank in two_ranks:
-        assert rank["collectives"] == len(rank["losses"]) + 2
+        assert rank["collectives"] == len(rank["losses"]) + 2 + 2
 
 
 def test_no_rank_goes_on_to_score_while_the_first_still_saves(two_ranks: list[Any]) -> None:

@@ -113,7 +113,8 @@ def test_a_run_that_diverges_saves_nothing_more_and_goes_on_from_the_good_checkp
         fit.run()
     text = str(error.value)
     assert error.value.status == 3 and fit.state.step == first + 2
-    assert "\n" not in text and "train.max_nonfinite=3" in text and "optimizer.lr" in text
+    assert "\n" not in text and "train.max_nonfinite=3" in text
+    assert "the teacher's own" in text and "optimizer.lr" not in text
     assert [newest_step(path) for path in fit.checkpoints.saved()] == kept
     if not kept:
         assert "There is no good checkpoint" in text
