@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from job import Shelf, composed_chain, distill, environment, results, wait_for
@@ -16,6 +17,8 @@ from distill.commands import chain as chain_module
 from distill.commands.chain import STAGE, Run, _inputs, _is_finished, check_chain, run_chain, runs_of
 from distill.config.settings import ChainConfig, StageConfig
 from distill.report.words import NONE, number
+from distill.runs.record import Record
+from distill.runs.results_file import write_results
 from distill.runtime.errors import SettingError
 
 RECIPE = """# @package _global_
@@ -44,6 +47,11 @@ SIZE = (
     '"student.config={embedding_size:16,hidden_size:32,num_hidden_layers:2,num_attention_heads:2,intermediate_size:64}"'
 )
 ACCURACY = "Accuracy, validation.csv"
+
+
+def finish(folder: Path, record: dict[str, Any]) -> None:
+    """Leave the record of a finished run."""
+    write_results(folder / "results.json", Record.from_json(record))
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +165,7 @@ def test_a_stage_with_other_inputs_is_run_again(tmp_path: Path) -> None:
     chain = ChainConfig(stages=stages)
     (one,), (two,) = runs_of(tmp_path, chain, "one"), runs_of(tmp_path, chain, "two")
     one.folder.mkdir()
-    (one.folder / "results.json").write_text('{"snapshots": [5]}')
+    finish(one.folder, {"snapshots": [5]})
     (three,) = runs_of(tmp_path, chain, "three")
     weights = one.folder / "snapshots" / "step-5" / "model.safetensors"
     weights.parent.mkdir(parents=True)
@@ -171,7 +179,7 @@ def test_a_stage_with_other_inputs_is_run_again(tmp_path: Path) -> None:
 
     for job in (two, three):
         job.folder.mkdir(parents=True)
-        (job.folder / "results.json").write_text('{"snapshots": []}')
+        finish(job.folder, {"snapshots": []})
         (job.folder / STAGE).write_text(json.dumps(known(job)))
         assert _is_finished(job.folder, known(job))
     for damaged in (STAGE, "results.json"):
@@ -179,7 +187,7 @@ def test_a_stage_with_other_inputs_is_run_again(tmp_path: Path) -> None:
         (two.folder / damaged).write_text(whole[:-2])
         assert not _is_finished(two.folder, known(two))
         (two.folder / damaged).write_text(whole)
-    (one.folder / "results.json").write_text('{"snapshots": [5], "other": 1}')
+    finish(one.folder, {"snapshots": [5], "recipe": "r"})
     assert not _is_finished(two.folder, known(two)) and _is_finished(three.folder, known(three))
     weights.write_text("3")
     assert not _is_finished(three.folder, known(three))
@@ -197,7 +205,7 @@ def test_a_run_from_a_snapshot_refers_to_those_from_the_same_one(tmp_path: Path)
     chain = ChainConfig(stages=stages)
     check_chain(chain)
     (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "results.json").write_text('{"snapshots": [3, 9]}')
+    finish(tmp_path / "one", {"snapshots": [3, 9]})
     for stage, path in (("two", "two/step-{}/seed-{}"), ("three", "three/step-{}/seed-{}")):
         found = [each.folder for each in runs_of(tmp_path, chain, stage)]
         assert found == [tmp_path / path.format(step, seed) for step in (3, 9) for seed in stages[stage].seeds]
@@ -205,7 +213,7 @@ def test_a_run_from_a_snapshot_refers_to_those_from_the_same_one(tmp_path: Path)
         seed = 1 if job.seed == 1 else 0  # the first, where none is the same
         folder = chain_module._folder_of(tmp_path, chain, stages["three"], job, "two")
         assert folder == tmp_path / "two" / f"step-{job.step}" / f"seed-{seed}"
-    (tmp_path / "one" / "results.json").write_text('{"snapshots": []}')
+    finish(tmp_path / "one", {"snapshots": []})
     with pytest.raises(SettingError, match=r"chain.stages.two.snapshots_of=one finished without snapshots"):
         runs_of(tmp_path, chain, "two")
 
