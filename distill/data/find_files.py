@@ -3,6 +3,7 @@
 import glob
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -66,12 +67,34 @@ def find_files(pattern: str, setting: str, below: Callable[[Path], list[Path]]) 
 def _matching(pattern: str) -> list[Path]:
     """The files behind a glob; one that links make reachable by several names, as in circles, is there once."""
     files: dict[str, Path] = {}
-    for path in sorted(map(Path, glob.glob(pattern, recursive=True)), key=lambda path: (len(path.parts), path)):
+    for path in sorted(map(Path, _globbed(pattern)), key=lambda path: (len(path.parts), path)):
         if path.is_file():
             files.setdefault(os.path.join(os.path.realpath(path.parent), path.name), path)
         else:
             _report_broken(path)
     return sorted(files.values())
+
+
+def _globbed(pattern: str) -> Iterator[str]:
+    """The paths behind a glob; `glob.glob` itself follows links that lead in a circle some forty folders deep."""
+    folders, stars, rest = re.sub(r"(^|/)\*\*$", r"\1**/*", pattern).partition("**/")
+    if not stars or (folders and not folders.endswith("/")):
+        yield from glob.iglob(pattern)
+        return
+    for start in glob.glob(folders) if folders else [""]:
+        for folder in _folders(start, frozenset()):
+            yield from _globbed(os.path.join(glob.escape(folder), rest))
+
+
+def _folders(folder: str, around: frozenset[str]) -> Iterator[str]:
+    """A folder and those in it, also linked ones, but for hidden ones and those that lie around it."""
+    around |= {os.path.realpath(folder or ".")}
+    yield folder
+    with os.scandir(folder or ".") as entries:
+        inner = [entry.name for entry in entries if entry.is_dir() and not is_hidden(entry.name)]
+    for path in (os.path.join(folder, name) for name in sorted(inner)):
+        if os.path.realpath(path) not in around:
+            yield from _folders(path, around)
 
 
 def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

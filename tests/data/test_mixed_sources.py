@@ -267,7 +267,7 @@ def test_corpus_rows_are_shared_by_weight(config: Config, words: PreTrainedToken
         (["+recipe=mixture", "evaluate.sets=[heldout,heldout_wiki]", "+evaluate.sources.heldout_wiki={kind: bundled}"],
          "evaluate.sets: names heldout_wiki, the held-out set of a source of the mixture"),
         (["+recipe=mixture", "objective=classes", "teacher=none", "corpus.heldout=0", "corpus.fallback=false"],
-         "corpus=mixture: for text"),
+         "corpus=mixture: is for text"),
         (["+recipe=mixture", "corpus.sources.wiki={kind: chat, weight: 1}"], "corpus.sources.wiki: has prompts"),
     ],
 )  # fmt: skip
