@@ -66,7 +66,7 @@ class Evaluator:
     def score_by_sequence(
         self, model: Any, label: str, sets: list[EvaluationSet], keep: str | None = None
     ) -> tuple[Scores, dict[tuple[str, str], SequenceLosses]]:
-        """`score`, and what each sequence contributes to every perplexity, by measure and set."""
+        """`score`, and what each sequence contributes to every perplexity and accuracy, by measure and set."""
         losses: dict[tuple[str, str], SequenceLosses] = {}
         return self._score(model, label, sets, keep, losses), losses
 
@@ -133,7 +133,8 @@ class Evaluator:
                 for scoring_pass in self.passes:
                     if not scoring_pass.applies_to(data) or not scoring_pass.measures:
                         continue
-                    by_sequence = self._sequence_sums(data) if scoring_pass.by_sequence and losses is not None else None
+                    summed = scoring_pass.by_sequence(data) if losses is not None else None
+                    by_sequence = self._sequence_sums(data) if summed else None
                     title = in_a_sentence(scoring_pass.measures[0].title)
                     with self._progress(
                         f"{label}, {title} on {data.name}", scoring_pass.size(data), scoring_pass.unit
@@ -144,8 +145,8 @@ class Evaluator:
                             on_progress,
                             Byproducts(by_sequence, head_rows if scoring_pass.keeps_head_rows else None),
                         )
-                    if by_sequence is not None and losses is not None:
-                        losses[scoring_pass.measures[0].name, data.name] = by_sequence.result()
+                    if summed and by_sequence is not None and losses is not None:
+                        losses[summed, data.name] = by_sequence.result()
                     for name, value in values.items():
                         scores[name][data.name] = value
         if keep is not None and head_rows is not None:

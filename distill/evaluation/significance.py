@@ -1,8 +1,8 @@
-"""Whether one model is better than another on a text, or only on this sample of it: paired bootstrap resampling.
+"""Whether one model is better than another on a text or on examples, or only on this sample of them: paired bootstrap.
 
 As Koehn (2004, "Statistical significance tests for machine translation evaluation") compares systems: the text is drawn
 anew many times, with replacement, unit by unit; both models are scored on the same draw, and it is counted how often
-one is better. A unit is a document, since tokens of one document depend on each other.
+one is better. A unit is a document, since tokens of one document depend on each other, or a labelled example.
 
 Shapes: U units, R sequences, D draws.
 """
@@ -19,6 +19,7 @@ from distill.data.sample import LARGE
 from distill.data.sequence_format import PROMPT
 from distill.data.sequence_store import sequence_bytes
 from distill.evaluation.measures import Scoring
+from distill.evaluation.measures.classes import ACCURACY, ClassSet
 from distill.evaluation.sets import EvaluationSet
 
 RESAMPLES = 10_000
@@ -34,10 +35,10 @@ READ_SEQUENCES = 1 << 16  # sequences that are looked at together
 
 @dataclass(frozen=True)
 class SequenceLosses:
-    """What each sequence of a set contributes to a perplexity, which is exp(losses.sum() / counts.sum())."""
+    """What each sequence contributes to a perplexity, exp(losses.sum() / counts.sum()), or to a fraction of errors."""
 
-    losses: np.ndarray  # [R] float64, nats of the sequence's scored tokens
-    counts: np.ndarray  # [R] float64, how many these are
+    losses: np.ndarray  # [R] float64, nats of the sequence's scored tokens; or 1 where its class is wrong, else 0
+    counts: np.ndarray  # [R] float64, how many tokens these are; or 1
 
 
 ModelLosses = Mapping[tuple[str, str], SequenceLosses]  # of one model, by measure and set
@@ -53,21 +54,22 @@ class Units:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """The resampled ratio of a perplexity to another one."""
+    """The resampled ratio of two perplexities, or the resampled difference of two accuracies."""
 
-    ratio: float  # of the whole set; below 1 the first model is better
-    low: float  # of the interval that holds the ratios of `confidence` of all draws
+    ratio: float | None  # of perplexities on the whole set; below 1 the first model is better
+    low: float  # of the interval that holds the ratios or the differences of `confidence` of all draws
     high: float
-    better: float  # fraction of the draws in which the first model has the lower perplexity; a tie counts half
+    better: float  # fraction of the draws in which the first model is better; a tie counts half
     confidence: float
     resamples: int
     units: str  # what was drawn
     num_units: int
+    points: float | None = None  # of accuracy, in percent; above 0 the first model is better
 
 
 @dataclass(frozen=True)
 class GapInterval:
-    """The resampled fraction of the gap between a baseline and a teacher that a student closes, in log perplexity."""
+    """The resampled fraction of the gap between a baseline and a teacher that a student closes."""
 
     low: float | None  # of the interval that holds the fractions of `CONFIDENCE` of all draws; None: some have no gap
     high: float | None
@@ -79,15 +81,17 @@ def paired_bootstrap(
     second: np.ndarray,
     counts: np.ndarray,
     units: str = "documents",
+    *,
+    in_points: bool = False,
     resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> Bootstrap:
     """The ratio of two perplexities, exp(sum of losses / sum of counts), over draws of U units out of U.
 
     Args:
-        first, second: [U] sums of the losses of each unit's tokens by either model, in nats.
-        counts: [U] how many tokens these are; units without one are left out.
+        first, second: [U] sums of the losses of each unit's tokens by either model, in nats; or of its errors.
+        counts: [U] how many tokens or examples these are; units without one are left out.
+        in_points: whether the losses are errors, and their difference is one of accuracies, in points.
 
     Raises:
         ValueError: fewer than two units have tokens, or a loss is not finite.
@@ -98,30 +102,26 @@ def paired_bootstrap(
         raise ValueError(f"{len(counts)} units with finite losses: two are needed to draw from")
     draws = _draws(len(counts), resamples, seed)
     drawn = np.concatenate([difference[numbers].sum(1) / counts[numbers].sum(1) for numbers in draws])
-    tail = (1 - confidence) / 2
-    low, high = np.exp(np.quantile(drawn, [tail, 1 - tail]))
-    return Bootstrap(
-        float(np.exp(difference.sum() / counts.sum())),
-        float(low),
-        float(high),
-        float((drawn < 0).mean() + (drawn == 0).mean() / 2),
-        confidence,
-        resamples,
-        units,
-        len(counts),
-    )
+    tail, whole = (1 - CONFIDENCE) / 2, difference.sum() / counts.sum()
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    better = float((drawn < 0).mean() + (drawn == 0).mean() / 2)
+    shared = (better, CONFIDENCE, resamples, units, len(counts))
+    if in_points:
+        return Bootstrap(None, float(-100 * high), float(-100 * low), *shared, points=float(-100 * whole))
+    return Bootstrap(float(np.exp(whole)), float(np.exp(low)), float(np.exp(high)), *shared)
 
 
 def bootstrap_gap(
     student: np.ndarray, baseline: np.ndarray, teacher: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
 ) -> GapInterval:
-    """(baseline - student) / (baseline - teacher) in log perplexity, over the draws of `paired_bootstrap`.
+    """(baseline - student) / (baseline - teacher) in log perplexity or errors, over the draws of `paired_bootstrap`.
 
     All three models are scored on the same draw, whose count of tokens cancels. A draw without a gap has no fraction,
     and one with hardly any has a huge one of either sign: quantiles over such draws would be no interval.
 
     Args:
-        student, baseline, teacher: [U] finite sums of the losses of each unit's tokens, in nats; each unit has tokens.
+        student, baseline, teacher: [U] finite sums of the losses of each unit's tokens, in nats, or of its errors; each
+            unit has tokens.
     """
     closed, gap = (baseline - student).astype(np.float64), (baseline - teacher).astype(np.float64)
     drawn = [(closed[numbers].sum(1), gap[numbers].sum(1)) for numbers in _draws(len(gap), resamples, seed)]
@@ -170,7 +170,8 @@ def compare_models(
     for measure, name, models, units in _shared([first, second], sets, scoring):
         if (sums := _unit_sums(models, units)) is not None:  # else it proves nothing
             one, other, counts = sums
-            by_measure.setdefault(measure, {})[name] = paired_bootstrap(one, other, counts, units.name)
+            drawn = paired_bootstrap(one, other, counts, units.name, in_points=measure == ACCURACY)
+            by_measure.setdefault(measure, {})[name] = drawn
     return by_measure
 
 
@@ -204,15 +205,18 @@ def _shared(
 
 
 def units_of(data: EvaluationSet, collator: Collator) -> Units:
-    """The documents of a set's sequences; stretches where there are fewer than 20, single sequences of a short text.
+    """The labelled examples of a set, or the documents of its sequences.
 
-    An interval over stretches shows how much hangs on the choice of passages, and nothing of other documents. Where a
-    document ends follows from the sequences: after one that is not full, or, of causal models, that ends in the mark of
-    a document's end. Two documents count as one where the first fills its last sequence or ends in fewer tokens than
-    make a sequence, so that intervals are wider rather than narrower than they should be. Sequences of pairs of
-    segments, and sequences that run over the end of a document or hold several, do not show where it is. Of sequences
-    that are a sample of the text a stretch may have few or one.
+    Of fewer than 20 documents stretches of sequences are the units, of a short text single sequences. An interval over
+    stretches shows how much hangs on the choice of passages, and nothing of other documents. Where a document ends
+    follows from the sequences: after one that is not full, or, of causal models, that ends in the mark of a document's
+    end. Two documents count as one where the first fills its last sequence or ends in fewer tokens than make a
+    sequence, so that intervals are wider rather than narrower than they should be. Sequences of pairs of segments, and
+    sequences that run over the end of a document or hold several, do not show where it is. Of sequences that are a
+    sample of the text a stretch may have few or one.
     """
+    if isinstance(data, ClassSet):
+        return Units("examples", np.arange(data.num_sequences))
     documents = _documents(data, collator) if data.documents >= FEWEST else None
     if documents is not None and len(np.unique(documents)) >= FEWEST:
         return Units("documents", np.unique(documents, return_inverse=True)[1])

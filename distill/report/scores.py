@@ -9,7 +9,7 @@ from typing import Any
 
 from distill.evaluation.significance import Bootstrap
 from distill.report.page import Code, escaped
-from distill.report.summary import AGREEMENT, explained, interval
+from distill.report.summary import AGREEMENT, explained, in_points, interval
 from distill.report.words import NONE, number, percent
 from distill.runs import facts
 from distill.runtime.errors import SettingError
@@ -150,14 +150,14 @@ class Scores:
                     yield [f"{title}, {name}", *(NONE if value is None else form(value) for value in values)]
 
     def _compared(self) -> Iterator[list[str]]:
-        yield ["", "against", "measure and set", "ratio", "95 % interval", "better in", "drawn"]
+        yield ["", "against", "measure and set", "difference", "95 % interval", "better in", "drawn"]
         for comparison in self.comparisons:
             bootstrap = comparison.bootstrap
             title = self.measures[comparison.measure].title
             cells = [
                 f"{title}, {comparison.set}",
-                f"{bootstrap.ratio:.3f}",
-                interval(bootstrap.low, bootstrap.high),
+                f"{bootstrap.ratio:.3f} times" if bootstrap.points is None else in_points(bootstrap.points),
+                interval(bootstrap.low, bootstrap.high, bootstrap.points is not None),
                 percent(bootstrap.better, 1),
             ]
             yield [comparison.model, comparison.against, *cells, f"{number(bootstrap.num_units)} {bootstrap.units}"]
@@ -188,9 +188,10 @@ def check_folder(output: str | Path) -> None:
 
 
 COMPARED = (
-    "A ratio of perplexities below 1 is in favour of the model in the first column. Both models were scored on the "
-    "same 10,000 draws of the set, unit by unit and with replacement (Koehn 2004): the interval holds 95 % of the "
-    "ratios, and the next column says in how many draws the model is the better one; a tie counts half."
+    "A ratio of perplexities below 1, or a difference of accuracies above 0, is in favour of the model in the first "
+    "column. Both models were scored on the same 10,000 draws of the set, unit by unit and with replacement (Koehn "
+    "2004): the interval holds 95 % of these, and the next column says in how many draws the model is the better one; "
+    "a tie counts half."
 )
 
 

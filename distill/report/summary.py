@@ -273,10 +273,10 @@ def _kept(record: Record) -> str:
 def against_baseline(record: Record) -> str:
     """The first measure against the baseline's, with a verdict on the teacher where nothing else differs.
 
-    Differences that round to nothing count as none, and so do those of a set whose interval of the bootstrap holds 1:
-    other text of its kind might give the opposite. Where a set has no interval (labelled examples, fewer than ten
-    sequences), with other steps, or with settings of its own besides the learning rate (`remarks`), a baseline shows
-    numbers and no verdict.
+    Differences that round to nothing count as none, and so do those of a set whose interval of the bootstrap holds 1,
+    or 0 points: other text of its kind might give the opposite. Where a set has no interval (questions, values, fewer
+    than ten sequences), with other steps, or with settings of its own besides the learning rate (`remarks`), a
+    baseline shows numbers and no verdict.
     """
     measure, described = record.first_measure
     student, baseline = record.student, record.baseline
@@ -288,10 +288,10 @@ def against_baseline(record: Record) -> str:
         return ""
     ratios = [ratio(one, other) for one, other in pairs.values()]
     changes = [change for change in ratios if change is not None]
-    in_points = IN_PERCENT in described.explanation
+    is_percent = IN_PERCENT in described.explanation
     words = (
         listed([_points(one, other) for one, other in pairs.values()])
-        if in_points
+        if is_percent
         else _changes(changes)
         if len(changes) == len(pairs)
         else listed([f"{number(one)} instead of {number(other)}" for one, other in pairs.values()])
@@ -317,8 +317,7 @@ def _steps_beside(steps: int | None, baseline: Baseline) -> tuple[bool, str]:
 
 def _is_unclear(baseline: Baseline, measure: str, key: str) -> bool:
     """Whether the bootstrap of student and baseline on a set leaves open which is better."""
-    drawn = baseline.bootstrap.get(measure, {}).get(key) or Resampled()
-    return is_number(drawn.low) and is_number(drawn.high) and drawn.low <= 1 <= drawn.high
+    return (baseline.bootstrap.get(measure, {}).get(key) or Resampled()).is_unclear
 
 
 def _verdict(
@@ -347,21 +346,25 @@ def _resampled(record: Record) -> str:
             parts = [_resampled_set(record.label_of(key), drawn) for key, drawn in by_set.items()]
             resamples = number(next(iter(by_set.values())).resamples)
             title = in_a_sentence(measure.title)
-            words = f"the student's {title} is lower than the baseline's {listed(parts)}"
+            better = "lower" if measure.lower_is_better else "higher"
+            words = f"the student's {title} is {better} than the baseline's {listed(parts)}"
             return f"In {resamples} paired resamples of each set {words}."
     return ""
 
 
 def _resampled_set(label: str, drawn: Resampled) -> str:
     units = f"{number(drawn.num_units)} {drawn.units}"
-    return (
-        f"in {percent(drawn.better, 1)} of them on {label} ({units}; {percent(drawn.confidence)} interval of the "
-        f"ratio {interval(drawn.low, drawn.high)})"
+    of = "ratio" if drawn.points is None else "difference"
+    held = (
+        f"{percent(drawn.confidence)} interval of the {of} {interval(drawn.low, drawn.high, drawn.points is not None)}"
     )
+    return f"in {percent(drawn.better, 1)} of them on {label} ({units}; {held})"
 
 
-def interval(low: float | None, high: float | None) -> str:
-    """`0.812 to 0.845`, the ratios between which the middle of the resamples lies."""
+def interval(low: float | None, high: float | None, are_points: bool) -> str:
+    """`0.812 to 0.845`, the ratios between which the middle of the resamples lies, or `-0.4 to +2.1 points`."""
+    if are_points:
+        return f"{_signed_tenths(low or 0)} to {_signed_tenths(high or 0)} points"
     return f"{low or 0:.3f} to {high or 0:.3f}"
 
 
@@ -384,9 +387,18 @@ def _few(record: Record) -> str:
 def _against(measure: Measure, one: float | None, other: float | None) -> str | None:
     """How a score differs from another: `+1.2 points` of what is in percent, else `+1.2%`; None where it has none."""
     if IN_PERCENT in measure.explanation and is_number(one) and is_number(other):
-        return f"{(one or 0) - (other or 0):+.1f} points".replace("-", MINUS)
+        return in_points((one or 0) - (other or 0))
     change = ratio(one, other)
     return None if change is None else _signed(change)
+
+
+def _signed_tenths(number: float) -> str:
+    return f"{round(number, 1) or 0:+.1f}".replace("-", MINUS)
+
+
+def in_points(difference: float) -> str:
+    """`+1.2 points`."""
+    return f"{_signed_tenths(difference)} points"
 
 
 def _points(one: float, other: float) -> str:

@@ -22,7 +22,7 @@ INHERITED = (
 
 @dataclass(frozen=True)
 class Resampled:
-    """The paired bootstrap of the student's perplexity over the baseline's (`distill.evaluation.significance`)."""
+    """The paired bootstrap of student and baseline (`distill.evaluation.significance`)."""
 
     ratio: float | None = None
     low: float | None = None
@@ -32,6 +32,13 @@ class Resampled:
     resamples: int | None = None
     units: str = ""
     num_units: int | None = None
+    points: float | None = field(default=None, metadata=stored(sparse=True))
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether the interval holds what equal models have: a ratio of 1, or 0 points."""
+        equal = 1 if self.points is None else 0
+        return self.low is not None and self.high is not None and self.low <= equal <= self.high
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConf
 from distill.data.collate.clm import CausalLM
 from distill.data.sequence_format import causal_format
 from distill.distributed.single import Single
+from distill.evaluation.measures.classes import ClassSet
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.significance import (
     FEWEST,
+    RESAMPLES,
     SAMPLED,
     STRETCH,
     SequenceLosses,
@@ -243,3 +246,27 @@ def test_a_row_gets_its_own_losses(tokenizer: Any) -> None:
         alone = evaluator.score_by_sequence(model, "model", [one])[1]["pseudo_perplexity", "one"]
         assert whole.counts[number] == alone.counts[0] > 0
         assert whole.losses[number] == pytest.approx(alone.losses[0], rel=1e-5)
+
+
+def test_accuracies_differ_by_points_as_in_a_plain_loop() -> None:
+    """Wrong answers of two classifiers on 200 examples, drawn example by example."""
+    draw = np.random.default_rng(0)
+    first, second = (draw.random(200) < rate for rate in (0.1, 0.3))
+    data = ClassSet(
+        "dev",
+        "",
+        np.zeros((200, 4), np.uint16),
+        200,
+        labels=np.zeros(200, np.int64),
+        classes=("a", "b"),
+        measures=("accuracy",),
+    )
+    models = [{("accuracy", "dev"): SequenceLosses(each.astype(float), np.ones(200))} for each in (first, second)]
+    scoring = SimpleNamespace(collator_of=lambda data: None)
+    found = compare_models(*models, [data], scoring)["accuracy"]["dev"]  # type: ignore[arg-type]
+    numbers = np.random.default_rng(0).integers(200, size=(RESAMPLES, 200))
+    points = [100 * (np.mean(~first[drawn]) - np.mean(~second[drawn])) for drawn in numbers]
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(points, [0.025, 0.975])), rel=1e-9)
+    assert found.points == pytest.approx(100 * (second.mean() - first.mean())) and found.low < found.points < found.high
+    assert found.ratio is None and found.better == pytest.approx(np.mean(np.array(points) > 0), abs=1e-9)
+    assert (found.units, found.num_units) == ("examples", 200)

@@ -66,8 +66,28 @@ def test_a_difference_that_hangs_on_the_sample_is_no_verdict(
     assert summary.against_baseline(Record.from_json(results)).startswith(verdict)
 
 
+@pytest.mark.parametrize(
+    ("low", "verdict"),
+    [
+        (-0.4, "Learning from the teacher made no clear difference: against its baseline"),
+        (0.4, "Learning from the teacher helped: against its baseline"),
+    ],
+)
+def test_accuracy_differs_by_points(results: dict[str, Any], low: float, verdict: str) -> None:
+    results["measures"] = {"accuracy": {"title": "Accuracy", "explanation": "in percent", "lower_is_better": False}}
+    for model, score in (("student", 76.5), ("teacher", 80.0), ("baseline", 75.3)):
+        results[model] = {**results[model], "accuracy": dict.fromkeys(SETS, score)}
+    drawn = {**interval(1.0), "low": low, "high": 2.8, "points": 1.2, "better": 0.9, "units": "examples"}
+    results["baseline"]["bootstrap"] = {"accuracy": {name: drawn for name in SETS}}
+    words = summary.findings(Record.from_json(results))
+    assert verdict in words and "1.2 points higher (76.50 instead of 75.30)" in words
+    held = f"{low:+.1f}".replace("-", "\u2212")
+    assert "accuracy is higher than the baseline's in 90.0% of them on heldout test" in words
+    assert f"interval of the difference {held} to +2.8 points" in words
+
+
 def test_what_was_not_tested_is_no_verdict(results: dict[str, Any]) -> None:
-    """Labelled examples have no bootstrap, and a set of fewer than ten sequences has none either."""
+    """Answers to questions have no bootstrap, and a set of fewer than ten sequences has none either."""
     baseline_scores(results, 1000.0, 1000.0)
     del results["baseline"]["bootstrap"]["perplexity"]["wikitext2"]
     results["baseline"]["gap_closed"] = {"perplexity": {"heldout": CLOSED, "wikitext2": {"fraction": 0.5}}}

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from job import NOUNS, Shelf, assert_alike, assert_same, command, distill, metrics, results, weights
 
+from distill import evaluate
+
 SMALL = ["corpus.sequence_length=32", "train.batch_size=8", "train.accumulate=2", "train.save_every=2"]
 SMALL += ["train.log_every=1", "precision=fp32", "optimizer.lr=5e-3"]
 PAIR = ["objective=distil_classes", "teacher=pretrained", "objective.temperature=2"]
@@ -85,6 +87,27 @@ def test_few_labels_and_many_texts(desk: Desk, student: Path) -> None:
     assert all(line["loss/total"] is not None and line["grad_norm"] > 0 for line in lines)
     assert content["training"]["final_loss"].keys() == {"total", "classes", "soft_classes", "hidden_mse"}
     assert lines[-1]["loss/soft_classes"] < lines[0]["loss/soft_classes"]
+
+
+def test_accuracy_against_the_baseline_has_an_interval_in_points(desk: Desk, tmp_path: Path) -> None:
+    """The baseline learns from the same labels, without a teacher; each of the 40 examples is drawn by itself."""
+    baseline, run, few = tmp_path / "baseline", tmp_path / "run", ["corpus.max_sequences=48", "train.epochs=6"]
+    student = [*PAIR, f"student.path={desk.shelf.teacher}", "student.dropout=0"]
+    assert (
+        distill(*desk.common(baseline), *student, *few, "teacher=none", "objective=classes", "optimizer.lr=1e-5") == 0
+    )
+    pair = [*student, f"teacher.path={desk.teacher}", f"evaluate.baseline={baseline}"]
+    assert distill(*desk.common(run), *pair, *few) == 0
+    content = results(run)
+    drawn = content["baseline"]["bootstrap"]["accuracy"]["dev"]
+    points = content["student"]["accuracy"]["dev"] - content["baseline"]["accuracy"]["dev"]
+    assert drawn["points"] == pytest.approx(points) and drawn["ratio"] is None
+    assert points and drawn["low"] <= drawn["points"] <= drawn["high"] and drawn["num_units"] == 40
+    assert "interval of the difference" in (run / "report.md").read_text()
+    scores = evaluate([run, baseline])
+    (compared,) = scores.comparisons
+    assert compared.measure == "accuracy" and compared.bootstrap.points == pytest.approx(-points)
+    assert " points" in scores.markdown()
 
 
 def test_labels_of_such_a_file_are_ignored(desk: Desk, student: Path, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class KeptRows:
 class Byproducts:
     """What a pass hands over besides its values, where requested."""
 
-    sequence_losses: "Metric | None" = None  # a `SequenceLossSums`, which gets the loss of every token
+    sequence_losses: "Metric | None" = None  # a `SequenceLossSums`: gets the loss of every token, 1 for a wrong class
     head_rows: KeptRows | None = None  # gets what the head is given
 
 
@@ -143,14 +143,12 @@ class Pass(ABC):
         measures: what it gives a value of; none where no set has such a value.
         user_measures: those of `evaluate.measures` that read it too.
         unit: of what `size` counts.
-        by_sequence: whether each sequence has losses of its own in its first measure.
         keeps_head_rows: whether its head rows are those that agreement reads.
     """
 
     measures: tuple[Measure, ...]
     user_measures: tuple[Measure, ...] = ()
     unit = "sequences"
-    by_sequence = False
     keeps_head_rows = False
 
     def size(self, data: EvaluationSet) -> int:
@@ -168,6 +166,10 @@ class Pass(ABC):
     def has_positions(self, data: EvaluationSet) -> bool:
         """Whether a set has any position to score; every rank gets the same by itself."""
         return True
+
+    def by_sequence(self, data: EvaluationSet) -> str | None:
+        """The measure of a set that is a mean over what its sequences contribute; None where no measure is."""
+        return None
 
     def trial(self, data: EvaluationSet) -> Trial | None:
         """Its largest batch, unless that is the largest of sequences; all ranks get one, or none does."""
@@ -187,7 +189,7 @@ class Pass(ABC):
 
         Args:
             on_progress: gets how much of the set was scored since its last call, in `unit`.
-            byproducts: `sequence_losses` of a pass that is `by_sequence`, `head_rows` of one that `keeps_head_rows`.
+            byproducts: `sequence_losses` where a measure is `by_sequence`, `head_rows` of one that `keeps_head_rows`.
         """
 
 

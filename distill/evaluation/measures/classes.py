@@ -13,8 +13,9 @@ from distill.data.class_sequences import ClassSequences
 from distill.data.tables import LabelledTexts
 from distill.evaluation.sets import EvaluationSet, NotFinite
 
+ACCURACY = "accuracy"
 CORRELATIONS = ("matthews", "pearson", "spearman")
-OF_TABLES = {True: ("accuracy", "macro_f1"), False: ("pearson", "spearman")}  # whether it has classes -> its measures
+OF_TABLES = {True: (ACCURACY, "macro_f1"), False: ("pearson", "spearman")}  # whether it has classes -> its measures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +140,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 
 MEASURES = {
-    "accuracy": accuracy,
+    ACCURACY: accuracy,
     "f1": f1,
     "macro_f1": macro_f1,
     "matthews": matthews,

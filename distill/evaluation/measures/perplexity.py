@@ -73,7 +73,7 @@ class SequenceLossSums(Metric):
         self.add_state("sums", torch.zeros(2, num_sequences, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, losses: Tensor, sequences: Tensor) -> None:
-        """losses [N] float64, and the number in the set of the sequence of each token, sequences [N] int64"""
+        """losses [N] float64, and the number in the set of the sequence of each, sequences [N] int64"""
         self.sums[0].index_add_(0, sequences, losses)
         self.sums[1].index_add_(0, sequences, torch.ones_like(losses))
 
@@ -101,7 +101,6 @@ class Part(NamedTuple):
 class TokenPass(Pass):
     """A pass whose measures read the losses of tokens; those of the user's get their logits."""
 
-    by_sequence = True
     chunked = False  # whether logits are computed in chunks also where those of a part fit into memory
 
     def __init__(
@@ -112,6 +111,9 @@ class TokenPass(Pass):
         self.metric = metric.to(scoring.ranks.device)
         self.users = UserMeasures(components, scoring.vocab, scoring.ranks)
         self.user_measures = self.users.measures
+
+    def by_sequence(self, data: EvaluationSet) -> str | None:
+        return self.measures[0].name
 
     @abstractmethod
     def parts(self, model: LanguageModel, data: EvaluationSet, on_progress: ProgressCallback) -> Iterator[Part]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from distill.evaluation.measures import NO_BYPRODUCTS, Byproducts, Measure, Pass, ProgressCallback, Scoring
-from distill.evaluation.measures.classes import ClassSet
+from distill.evaluation.measures.classes import ACCURACY, ClassSet
 from distill.evaluation.measures.over_ranks import compute_metric, sum_exchange
 from distill.evaluation.measures.squad import SquadSet
 from distill.evaluation.measures.users import UserMeasures, refuse_measures
@@ -75,6 +75,9 @@ class TablePass(Pass):
         self.users = _user_measures(scoring)
         self.user_measures = self.users.measures
 
+    def by_sequence(self, data: EvaluationSet) -> str | None:
+        return ACCURACY if isinstance(data, ClassSet) and ACCURACY in data.measures else None
+
     def num_positions(self, data: EvaluationSet) -> int:
         return len(data.questions.questions) if isinstance(data, SquadSet) else data.num_sequences
 
@@ -91,7 +94,11 @@ class TablePass(Pass):
         self.users.reset()
         for batch in self.scoring.batches(data, on_progress):
             logits = model(batch.inputs, batch.documents, OutputSpec(extra=(self.head,))).extra[self.head]
-            metric.update(logits, self.scoring.tensor(batch.row_ids))
+            numbers = self.scoring.tensor(batch.row_ids)
+            metric.update(logits, numbers)
+            if byproducts.sequence_losses is not None and isinstance(data, ClassSet):
+                is_wrong = logits.argmax(1) != self.scoring.tensor(data.labels[batch.row_ids])
+                byproducts.sequence_losses.update(is_wrong.double(), numbers)
             if self.head in batch.labels:
                 sequences, targets = batch.labels[self.head]
                 self.users.update(logits[sequences], targets)
