@@ -27,6 +27,8 @@ from safetensors.torch import save_model
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from distill.models.export_check import check_export, trust_of
+from distill.models.pooling import OF_EXPORT as OF_POOLING
+from distill.models.pooling import SavedPooling, save_pooling
 from distill.models.ties import TIED, declared_ties, word_embeddings
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
@@ -63,12 +65,19 @@ FILES = (  # that a student's folder may have beside its card, by the form of it
     "merges.txt",
     "spiece.model",
     "sentencepiece.bpe.model",
+    *OF_POOLING,
 )
 GLOBAL, WINDOW = "full_attention", "sliding_attention"
 
 
 def export(
-    student: Any, tokenizer: Any, folder: Path, card: str, durable: bool = False, auto_class: str | None = None
+    student: Any,
+    tokenizer: Any,
+    folder: Path,
+    card: str,
+    durable: bool = False,
+    auto_class: str | None = None,
+    vectors: SavedPooling | None = None,
 ) -> None:
     """Write the student so that the Auto classes of transformers 5 and 4.57 load it, model card inside.
 
@@ -79,6 +88,7 @@ def export(
         card: the content of its README.md.
         durable: also flush everything to the disk, for what is not written again after a crash of the machine.
         auto_class: of transformers, by which the card loads the student; None: its own class.
+        vectors: how a sentence encoder makes them, which its folder says too; None: it is none.
 
     Raises:
         SettingError: what loads from the folder is another model; then there is no folder.
@@ -89,6 +99,8 @@ def export(
         if (new / "tokenizer.json").is_file():
             _rewrite(new / "tokenizer_config.json", lambda fields: _generic_tokenizer(fields, tokenizer, student))
         (new / "README.md").write_text(card, encoding="utf-8")
+        if vectors is not None:
+            save_pooling(new, vectors, student.config.hidden_size)
         check_export(new, student, weights, auto_class)
     _check_tokenizer(tokenizer, folder, trust_of(student))
 
@@ -121,7 +133,7 @@ def foreign_file(folder: Path) -> Path | None:
 
 def is_of_export(place: str) -> bool:
     """Whether a file of this name may be of a student, its card aside; `place` is relative to the student's folder."""
-    return "/" not in place and any(fnmatch(place, pattern) for pattern in FILES)
+    return place in FILES or ("/" not in place and any(fnmatch(place, pattern) for pattern in FILES))
 
 
 def _write_weights(student: Any, folder: Path) -> dict[str, torch.Tensor]:

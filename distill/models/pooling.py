@@ -15,7 +15,8 @@ from distill.models.kernels.precision import at_least_fp32
 from distill.runtime.hub import is_hub_reached
 
 MEAN, CLS = "mean", "cls"
-POOLING_FILE = "config.json"
+POOLING_FILE, MODULES = "config.json", "modules.json"
+OF_EXPORT = (MODULES, "1_Pooling", f"1_Pooling/{POOLING_FILE}")  # what `save_pooling` writes
 # By name: what sentence-transformers calls it in 1_Pooling/config.json, there behind `pooling_mode_` or on its own.
 SAVED_AS = {
     "mean": "mean_tokens",
@@ -66,7 +67,7 @@ class SavedPooling(NamedTuple):
 def saved_pooling(model: Any) -> SavedPooling | None:
     """What modules.json beside a model of transformers says; None where it has no such file."""
     place = getattr(getattr(model, "config", None), "name_or_path", "") or ""
-    modules = _json(model, place, "modules.json")
+    modules = _json(model, place, MODULES)
     if not isinstance(modules, list):
         return None
     kind, unsupported, normalizes = None, "", False
@@ -80,6 +81,26 @@ def saved_pooling(model: Any) -> SavedPooling | None:
         elif name != "Transformer":
             unsupported = unsupported or f"{path or name} ({name})"
     return SavedPooling(place, kind, unsupported or ("" if kind else "no 1_Pooling"), normalizes)
+
+
+def save_pooling(folder: Path, saved: SavedPooling, width: int) -> None:
+    """Write beside a model of transformers how its vectors are made, for sentence-transformers of any version.
+
+    Args:
+        saved: of one kind, and without `unsupported`.
+        width: of the vectors.
+    """
+    modules = ["Transformer", "Pooling", *["Normalize"] * saved.normalizes]
+    paths = ["", *(f"{number}_{name}" for number, name in enumerate(modules[1:], 1))]
+    listed = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for number, (name, path) in enumerate(zip(modules, paths, strict=True))
+    ]
+    (folder / MODULES).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
+    (folder / paths[1]).mkdir()
+    fields = {f"pooling_mode_{name}": kind == saved.kind for kind, name in SAVED_AS.items()}
+    text = json.dumps({"word_embedding_dimension": width, **fields}, indent=2) + "\n"
+    (folder / paths[1] / POOLING_FILE).write_text(text, encoding="utf-8")
 
 
 def _kind_of(fields: Any) -> str | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.models.export_folder import export
+from distill.models.pooling import SAVED_AS, SavedPooling
 from distill.report import report, summary
 from distill.report.model_card import model_card, use_of_run
 from distill.runs.baseline import advice
@@ -84,4 +85,8 @@ def _export(run: Run, student: Any, path: Path, record: Record, durable: bool = 
     if record.corpus.chat_template is not None:  # that of the teacher's tokenizer may be another one
         tokenizer = copy.copy(tokenizer)
         tokenizer.chat_template = record.corpus.chat_template
-    export(student, tokenizer, path, model_card(record), durable, auto_class)
+    origin = None if record.student is None else record.student.origin
+    vectors = None
+    if origin is not None and origin.encodes in SAVED_AS and not use.custom_code:
+        vectors = SavedPooling("", origin.encodes, normalizes=bool(origin.normalizes))
+    export(student, tokenizer, path, model_card(record), durable, auto_class, vectors)

@@ -42,6 +42,7 @@ from distill.models.layer_choice import AUTO, choose_layers
 from distill.models.load import bundled_folder, size
 from distill.models.teacher import AnyTeacher
 from distill.objective.objective import Objective
+from distill.objective.terms.pooled import Pooled
 from distill.optim.updates import peak_lr
 from distill.runs import facts
 from distill.runs.banner import cache_note, fraction_used
@@ -130,7 +131,8 @@ def student_facts(config: Config, pair: Pair, objective: Objective) -> facts.Stu
     encodes, tokenizer = None if pair.trained_head else encoded_by(objective), None
     if make is None:  # else the card names the tokenizer's own class anyway
         tokenizer = tokenizer_class(pair.tokenizer, pair.student)
-    origin = replace(origin, encodes=encodes, tokenizer=tokenizer)
+    normalizes = any(isinstance(term, Pooled) and term.normalizes for term in objective.terms.values()) or None
+    origin = replace(origin, encodes=encodes, normalizes=normalizes, tokenizer=tokenizer)
     return replace(student, origin=origin, start=_start(config, pair))
 
 

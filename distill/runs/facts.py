@@ -114,6 +114,7 @@ class Origin:
     tokenizer: str | None = field(default=None, metadata=stored(sparse=True))  # its class, where AutoTokenizer fails
     # What of a text was trained where no head was: `states` of its tokens, or one vector by a kind of pooling.
     encodes: str | None = field(default=None, metadata=stored(sparse=True))
+    normalizes: bool | None = field(default=None, metadata=stored(sparse=True))
 
 
 @dataclass(frozen=True)

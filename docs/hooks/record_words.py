@@ -140,6 +140,7 @@ WORDS = {
     "TeacherCache.seconds": "How long the teacher ran for it.",
     "TeacherCache.precision": "The number format that the teacher ran in.",
     "Origin.encodes": "What an encoder without a head gives.",
+    "Origin.normalizes": "Whether its vectors get the length 1, as the teacher's do.",
     "Origin.tokenizer": "The class that gives its tokenizer back, where AutoTokenizer does not.",
     "Origin.causal": "Whether it is a causal model.",
     "Start.init": "As `student.init`.",

@@ -9,7 +9,8 @@ import pytest
 import torch
 from tiny import make_model, make_objective, objective_config
 
-from distill.models.pooling import SAVED_AS, pooled, saved_pooling
+from distill.models.export_folder import is_of_export
+from distill.models.pooling import OF_EXPORT, SAVED_AS, SavedPooling, pooled, save_pooling, saved_pooling
 from distill.report.use import VECTORS
 from distill.runtime.errors import SettingError
 
@@ -68,6 +69,15 @@ def test_each_model_is_pooled_as_its_own_folder_says(tmp_path: Path) -> None:
     assert saved is not None and saved.kind == "max"
     term = make_objective(objective_config(0.0, 0.0, 0.0, pooled={"weight": 1.0}), student, teacher).terms["pooled"]
     assert (term.student_reads.pooled, term.teacher_reads.pooled) == (("max",), ("cls",))
+
+
+@pytest.mark.parametrize("kind", SAVED_AS)
+def test_an_export_says_how_its_vectors_are_made(kind: str, tmp_path: Path) -> None:
+    model = encoder(tmp_path / "student", None)
+    save_pooling(tmp_path / "student", SavedPooling("", kind, normalizes=kind == "cls"), 32)
+    assert saved_pooling(model) == SavedPooling(str(tmp_path / "student"), kind, normalizes=kind == "cls")
+    written = {path.relative_to(tmp_path / "student").as_posix() for path in (tmp_path / "student").rglob("*")}
+    assert all(is_of_export(place) for place in written) and set(OF_EXPORT) <= written
 
 
 @pytest.mark.parametrize("kind", SAVED_AS)

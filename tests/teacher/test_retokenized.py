@@ -12,12 +12,14 @@ import torch
 from families import make_family
 from job import Shelf, distill, results
 from tiny import HIDDEN, make_model, make_rows, make_tokenizer, only, text_config
+from transformers import AutoModel
 
 from distill.config.settings import BackendConfig, NewStudentConfig, SavedTeacherConfig
 from distill.data.batch import Batch
 from distill.data.sequence_format import INNER, PROMPT
 from distill.distributed.single import Single
 from distill.models.language_model import LanguageModel, OutputSpec
+from distill.models.pooling import saved_pooling
 from distill.objective.build import make_terms
 from distill.report.comparison.columns import columns_of
 from distill.report.summary import findings, tiles
@@ -120,6 +122,8 @@ def test_the_headline_of_vectors_alone_is_their_loss(done_alone: Path, monkeypat
     assert "heldout.pooled_loss" in names and not any("perplexity" in name for name in names)
     card = (done_alone / "student" / "README.md").read_text()
     assert "pipeline_tag: feature-extraction" in card and "fill-mask" not in card and "metrics:" not in card
+    saved = saved_pooling(AutoModel.from_pretrained(done_alone / "student"))  # as sentence-transformers reads it
+    assert saved is not None and saved.kind == "mean" and not saved.unsupported
     (code,) = re.findall(r"## Use\n\n```python\n(.*?)```", card, flags=re.DOTALL)
     monkeypatch.chdir(done_alone / "student")
     exec(code.replace("print(", "vector = ("), defined := dict[str, Any]())

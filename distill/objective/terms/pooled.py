@@ -54,6 +54,7 @@ class Pooled(Term):
         one, or 1 - cos.
         """
         self.pooling, self.distance = pooling, distance
+        self.normalizes = False  # whether the teacher's folder gives its vectors the length 1 behind what is compared
         self.reads_first_position = pooling is Pooling.cls
         self._read(*(2 * [MEAN if pooling is Pooling.auto else pooling.value]))
 
@@ -63,6 +64,7 @@ class Pooled(Term):
 
     def build(self, student: Any, teacher: Any | None) -> None:
         saved = None if teacher is None else saved_pooling(teacher)
+        self.normalizes = saved is not None and saved.normalizes
         if self.pooling is not Pooling.auto:
             if saved is not None and (saved.unsupported or saved.kind != self.pooling.value):
                 says = saved.unsupported or f"1_Pooling={saved.kind}"
