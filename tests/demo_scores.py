@@ -22,4 +22,6 @@ def shortcomings(results: dict[str, Any]) -> list[str]:
 
 if __name__ == "__main__":
     file = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/distilbert_gutenberg") / "results.json"
+    if not file.is_file():
+        sys.exit(f"{file}: there is no such file: the run has not ended, or is in another folder")
     sys.exit("\n".join(f"{file}: {line}" for line in shortcomings(json.loads(file.read_text()))) or 0)

@@ -94,8 +94,7 @@ class Signals:
             Interrupted: a signal that stops has come, also where the main thread has put off acting on it.
         """
         if self.stopping is not None:
-            message = f"stopped by {signal.Signals(self.stopping).name}, nothing is lost; the same command resumes"
-            raise Interrupted(message, self.stopping)
+            raise Interrupted(_stopped_by(self.stopping), self.stopping)
 
     def handle(self, number: int, frame: object) -> None:
         """The handler of all signals."""
@@ -120,8 +119,12 @@ class Signals:
         if self._is_deferred:
             return
         self.received.clear()  # raised once: what cleans up on the way out is not interrupted again
-        name = signal.Signals(stop).name
-        raise Interrupted(f"stopped by {name} between steps, nothing is lost; the same command resumes", stop)
+        raise Interrupted(_stopped_by(stop), stop)
+
+
+def _stopped_by(number: int) -> str:
+    """Holds before a run has saved anything too, and for commands that have nothing to save."""
+    return f"stopped by {signal.Signals(number).name}; the same command resumes from what was saved before"
 
 
 _in_force: Signals | None = None
