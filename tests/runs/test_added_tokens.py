@@ -10,6 +10,7 @@ from tiny import make_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vocabularies import vocabulary_of
 
+from distill import load_pair
 from distill.data.collate.clm import causal_lm
 from distill.evaluation.sets import EvaluationSet
 from distill.models.kind import CAUSAL, MASKED
@@ -64,6 +65,7 @@ def test_such_a_pair_trains_either_way_round(shelf: Shelf, tmp_path: Path) -> No
     model.save_pretrained(padded)
     tokenizer.save_pretrained(padded)
     recipe = ["+recipe=distilgpt2_gutenberg", *shelf.corpus, *SMALL, "student=pretrained", "objective.clm.weight=0"]
+    of_way = list[dict[str, float]]()
     for teacher, student in ((plain, padded), (padded, plain)):
         run = tmp_path / f"{teacher.name}-{student.name}"
         pair = [f"teacher.path={teacher}", f"student.path={student}", f"hydra.run.dir={run}"]
@@ -71,3 +73,10 @@ def test_such_a_pair_trains_either_way_round(shelf: Shelf, tmp_path: Path) -> No
         found = results(run)
         assert found["agreement"]["heldout"]["top1"] > 0.5, "they were one model"
         assert len(AutoTokenizer.from_pretrained(run / "student")) == len(AutoTokenizer.from_pretrained(student))
+        pair = load_pair(teacher, student, sequence_length=24, device="cpu")
+        losses = pair.objective({"soft": 1.0, "clm": 1.0})(["the quiet ship", "a stranger and the captain of the ship"])
+        losses.total.backward()
+        agreement = pair.evaluate({"mine": ["the quiet ship"]})["agreement"]["mine"]
+        assert agreement["top1"] == 1 and agreement["kl"] == pytest.approx(0, abs=1e-6)
+        of_way.append(losses.terms)
+    assert of_way[0] == pytest.approx(of_way[1], rel=1e-6), "over the tokens that both have"

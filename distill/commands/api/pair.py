@@ -30,6 +30,7 @@ from distill.config.settings import (
 )
 from distill.config.weight_schedule import WeightSchedule
 from distill.data.batch import Batch
+from distill.data.sequence_format import IDS
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.measures import Scoring
@@ -48,7 +49,7 @@ from distill.runs import facts
 from distill.runs.describe import environment, model_facts, origin_of
 from distill.runs.published import published
 from distill.runs.record import Record
-from distill.runs.tokenizers import how_they_differ, refuse_pairs_of_tokens
+from distill.runs.tokenizers import how_they_differ, reads_same_tokens, refuse_pairs_of_tokens
 from distill.runtime.errors import SettingError, raising_at_the_call
 from distill.runtime.files import make_folder
 from distill.runtime.seed import key
@@ -105,11 +106,28 @@ class Pair:
 
     @property
     def shares_tokenizer(self) -> bool:
-        """Whether both read the same tokens."""
-        return self.student.tokenizer.get_vocab() == self.teacher.tokenizer.get_vocab()
+        """Whether both read the same tokens; one may have a few special tokens more, such as [PAD]."""
+        return reads_same_tokens(self.student.tokenizer, self.teacher.tokenizer, self.student.kind)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the losses are over: the first ones, which both have, or the student's."""
+        own = len(self.student.tokenizer)
+        return min(own, len(self.teacher.tokenizer)) if self.shares_tokenizer else own
 
     def _sequences(self, texts: Sequence[str]) -> np.ndarray:
-        return text_sequences(texts, self.student.tokenizer, self.student.kind, self.sequence_length)
+        """Raises SettingError for a token that only one of the two models has."""
+        tokenizer = self.student.tokenizer
+        sequences = text_sequences(texts, tokenizer, self.student.kind, self.sequence_length)
+        ids, pad = np.unique(sequences & IDS), text_collator(tokenizer, self.student.kind, MASKING).pad_id
+        if len(beyond := ids[(ids >= self.vocabulary) & (ids != pad)]):
+            raise SettingError(
+                f"a text has the token {tokenizer.convert_ids_to_tokens(int(beyond[0]))}, which one of the two models "
+                f"lacks: they share the first {self.vocabulary} tokens",
+                setting="texts",
+                cure="take it out of the texts, or load models with one tokenizer",
+            )
+        return sequences
 
     def _collated(self, sequences: np.ndarray, step: int, masking: MaskingConfig | None) -> Batch:
         tokenizer, kind = self.student.tokenizer, self.student.kind
@@ -158,7 +176,7 @@ class Pair:
             refuse_pairs_of_tokens(made, how_they_differ("the student", *tokenizers))
         made = bind_terms(made, self.student.model, self.teacher.model)
         weights = {name: term.weight for name, term in settings.terms.items()}
-        objective = PairObjective(self, Objective(made, weights, len(self.student.tokenizer)), masking)
+        objective = PairObjective(self, Objective(made, weights, self.vocabulary), masking)
         check_losses(objective.objective, settings, self.student.device)
         return objective
 
@@ -343,7 +361,7 @@ def load_pair(
     model, kind = frozen.model, frozen.kind
     length = sequence_length or min(USUAL_LENGTH, max_positions(model) or USUAL_LENGTH)
     tokenizer = student_tokenizer(start, frozen)
-    if tokenizer.get_vocab() == frozen.tokenizer.get_vocab():
+    if reads_same_tokens(tokenizer, frozen.tokenizer, kind):
         check_positions(model, "teacher", length)
     if isinstance(start, LoadedModel):
         made, path = trainable_student(start, model, length, kind)
