@@ -14,7 +14,7 @@ class InMemory:
 
     Attributes:
         name: of its class or function, for people.
-        digest: sha256 of what it is: weights, texts or source code. A resumed run has to have the same.
+        digest: of what it is: weights, texts, or code and values. A resumed run has to have the same; "" for observers.
         make: gives it; the settings beside it are the arguments.
         tokenizer: of a model.
         code: a digest of the user's code behind it that `digest` has no part of; None where that is not known.
@@ -27,7 +27,7 @@ class InMemory:
         self.name, self.digest, self.make, self.tokenizer, self.code = name, digest, make, tokenizer, code
 
     def __str__(self) -> str:
-        return f"{PREFIX}{self.name}, sha256 {self.digest[:16]}"
+        return f"{PREFIX}{self.name}" + (f", digest {self.digest[:16]}" if self.digest else "")
 
 
 def refuse_text_of_object(setting: str, path: str) -> None:

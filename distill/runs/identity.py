@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from distill.config.component import Component
 from distill.config.flat_settings import flatten
-from distill.config.in_memory import IN_MEMORY, PREFIX
+from distill.config.in_memory import PREFIX
 from distill.config.settings import (
     Config,
     CustomStudentConfig,
@@ -136,7 +135,7 @@ def _teachers(config: Config) -> Identity:
 
 
 def _code(config: Config, weightless: set[str]) -> dict[str, str]:
-    """Digests of the user's code that the student depends on; compiled code has one of its own in each Python."""
+    """Digests of the user's code that the student depends on."""
     parts = [term.make for name, term in config.objective.terms.items() if name not in weightless]
     parts += [config.optimizer.make, config.schedule]
     parts += [config.student.custom] if isinstance(config.student, CustomStudentConfig) else []
@@ -146,11 +145,8 @@ def _code(config: Config, weightless: set[str]) -> dict[str, str]:
     for member in settings_by_member(config).values():
         custom = getattr(member.model, "custom", None)
         codes[member.setting] = (custom.title if isinstance(custom, Component) else "", member.code)
-    python = f".python{sys.version_info[0]}.{sys.version_info[1]}"
     return {
-        f"{CODE}{setting}{python if title.endswith(IN_MEMORY) else ''}": f"{title}, sha256 {code}"
-        for setting, (title, code) in codes.items()
-        if code is not None
+        f"{CODE}{setting}": f"{title}, sha256 {code}" for setting, (title, code) in codes.items() if code is not None
     }
 
 

@@ -36,11 +36,6 @@ def source_digest(path: str) -> str | None:
     return hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest() if texts else None
 
 
-def is_users_module(module: str) -> bool:
-    """Whether a module, or the program or notebook itself, is none of a library."""
-    return module == "__main__" or _users_file(module) is not None
-
-
 def _users_file(module: str) -> Path | None:
     """The file of a module that is none of a library, found without importing anything; None for any other."""
     top, *parts = module.split(".")

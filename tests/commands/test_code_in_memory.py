@@ -1,20 +1,20 @@
-"""Another function, or another part of a student that is frozen, is another run, where both are held by a program."""
+"""Another function, object or frozen part of a student is another run, where a program holds it."""
 
 import importlib
 import linecache
+import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from job import book, save_model
+from job import book, environment, save_model
 
 import distill
-from distill.commands.api.callables import target_of
-from distill.commands.api.digest import code_digest, digest_of
+from distill.commands.api.callables import digest_of, target_of
 from distill.config.in_memory import InMemory
 from distill.runtime.errors import SettingError
 
@@ -22,67 +22,94 @@ CELL = """
 SCALE = {scale}
 
 def helper(value):
-    '''{remark}'''
     return value {sign} 1
 
-def loss(student, teacher, targets):
-    return SCALE * helper(student - teacher)
+def loss(student, teacher, targets, default={default}):
+    return SCALE * helper(student - teacher) + default
+
+class Loss:
+    def losses(self, a, b):
+        return SCALE * helper(a) if b in {{'p', 'q'}} else {default}
 """
+SAME: dict[str, Any] = {"scale": 1.0, "sign": "+", "default": 1}
+OTHERS = ({"scale": 2.0}, {"sign": "-"}, {"default": 2})
 
 
-def of_cell(scale: float = 1.0, sign: str = "+", remark: str = "x", more: str = "") -> str:
+def digest_in_cell(name: str, more: str = "", **changed: Any) -> str:
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(more + CELL.format(scale=scale, sign=sign, remark=remark), names)
-    return code_digest(names["loss"])
+    exec(more + CELL.format(**{**SAME, **changed}), names)
+    return digest_of(names[name], "objective.mine")
 
 
-def test_lambdas_of_one_line_are_others() -> None:
-    one, other = (lambda s, t, y: (s - t).sum(-1)), (lambda s, t, y: (s + t).sum(-1))
-    assert digest_of(one) == digest_of(other), "by the source of their line"
-    assert code_digest(one) != code_digest(other)
+@pytest.mark.parametrize("name", ["loss", "Loss"])
+def test_what_a_function_or_class_of_a_cell_reads_counts(name: str) -> None:
+    assert digest_in_cell(name) == digest_in_cell(name, more="\n\n# further down\nunused = 3\n")
+    assert len({digest_in_cell(name), *(digest_in_cell(name, **other) for other in OTHERS)}) == 4
 
 
-def test_what_a_function_reads_counts() -> None:
-    assert of_cell() == of_cell(more="\n\n# further down\nunused = 3\n")
-    assert len({of_cell(), of_cell(scale=2.0), of_cell(sign="-")}) == 3
+def test_digests_are_those_of_any_other_process() -> None:
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+    code += "from test_code_in_memory import digest_in_cell\nprint(digest_in_cell('loss'), digest_in_cell('Loss'))"
+    env = environment() | {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [digest_in_cell("loss"), digest_in_cell("Loss")]
 
-    def made(weight: Any, default: float = 1.0) -> Callable[..., Any]:
-        return lambda s, t, y, factor=default: factor * weight * s
 
-    digests = [code_digest(made(*arguments)) for arguments in ((1.0,), (2.0,), (1.0, 2.0), (torch.ones(2),))]
-    assert len({*digests}) == 4 and digests[3] == code_digest(made(torch.ones(2)))
-    assert code_digest(made([1])) == code_digest(made([2])), "a list may change while a program runs"
-    held = target_of("objective.mine", made(1.0))
-    assert isinstance(held, InMemory) and held.code == digests[0]
+class Held:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def scaled(weight: Any) -> Any:
+    return lambda student, teacher, targets: weight * student
+
+
+@pytest.mark.parametrize("make", [Held, scaled])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1.0, 2.0),
+        (np.arange(3), np.arange(1, 4)),
+        (torch.ones(2), torch.zeros(2)),
+        (torch.ones(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bfloat16)),
+        ({("a", 1): 2}, {("a", 1): 3}),
+        (Path("a"), Path("b")),
+        ({1, 2}, {1, 3}),
+        ([Held([np.ones(2)])], [Held([np.zeros(2)])]),
+    ],
+)
+def test_other_values_are_another_object(make: Any, one: Any, other: Any) -> None:
+    assert digest_of(make(one), "x") == digest_of(make(one), "x") != digest_of(make(other), "x")
+
+
+def test_what_has_no_content_to_compare() -> None:
+    with pytest.raises(SettingError) as error:
+        target_of("schedule", Held(number for number in range(3)))
+    assert (error.value.setting, error.value.value) == ("schedule", "Held") and error.value.cure.startswith("give its")
+    target_of("observers.mine", Held(number for number in range(3)))
 
 
 def test_modules_and_classes_of_the_user_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    digests = []
+    codes = []
     for sign in ("+", "-"):
-        (tmp_path / "read_helpers.py").write_text(
-            f"def shift(x):\n    return x {sign} 1\n\nclass Shift:\n    by = {sign}1\n"
-        )
+        (tmp_path / "read_helpers.py").write_text(f"def shift(x):\n    return x {sign} 1\n\nclass Shift:\n    by = 1\n")
         monkeypatch.delitem(sys.modules, "read_helpers", raising=False)
         importlib.invalidate_caches()
         helpers = importlib.import_module("read_helpers")
         linecache.checkcache()
-        names: dict[str, Any] = {"__name__": "__main__", "helpers": helpers, "Shift": helpers.Shift, "T": sign}
-        names |= {"part": partial(helpers.shift)}
+        names: dict[str, Any] = {"__name__": "__main__", "helpers": helpers, "Shift": helpers.Shift}
         exec("def by_module(s, t, y):\n    return helpers.shift(s)\n", names)
         exec("def by_class(s, t, y):\n    return s + Shift.by\n", names)
-        exec("def by_partial(s, t, y):\n    return part(s)\n", names)
-        exec("def by_neither(s, t, y):\n    return s.T + s.helpers\n", names)
-        digests.append([code_digest(names[f"by_{of}"]) for of in ("module", "class", "partial", "neither")])
-    assert [one != other for one, other in zip(*digests, strict=True)] == [True, True, True, False]
+        exec("def by_neither(s, t, y):\n    return s\n", names)
+        functions = [names[f"by_{of}"] for of in ("module", "class", "neither")] + [partial(helpers.shift)]
+        held = [target_of("schedule", function) for function in functions]
+        codes.append([one.code for one in held if isinstance(one, InMemory)])
+    assert [one != other for one, other in zip(*codes, strict=True)] == [True, True, False, True]
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("code") / "model", "bert", 2)
-
-
-def test_another_loss_of_the_same_line_or_other_frozen_parameters_are_refused(saved: Path, tmp_path: Path) -> None:
+def test_another_loss_of_the_same_line_or_other_frozen_parameters_are_refused(tmp_path: Path) -> None:
+    saved = save_model(tmp_path / "model", "bert", 2)
     student = distill.load_model(saved, "cpu")
     student.model.requires_grad_()
     losses = [lambda s, t, y, sign=sign: (s - sign * t).pow(2).mean(-1) for sign in (1, 2)]
@@ -102,7 +129,7 @@ def test_another_loss_of_the_same_line_or_other_frozen_parameters_are_refused(sa
         )
 
     assert run(losses[0]).record == run(losses[0]).record
-    with pytest.raises(SettingError, match=r"the code of <lambda> in memory has changed since then"):
+    with pytest.raises(SettingError, match=r"objective\.mine\._target_ was in memory: <lambda>"):
         run(losses[1])
     student.model.get_input_embeddings().requires_grad_(False)
     with pytest.raises(SettingError, match=r"other parameters of the student are frozen now"):

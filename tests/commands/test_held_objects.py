@@ -1,6 +1,5 @@
 """Objects that a program holds, as notebooks have them: numbers of numpy, lambdas, loaded models, classes of a cell."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from safetensors.torch import load_file
 
 import distill
 from distill.commands.api.data_in_memory import splits_of
-from distill.commands.api.digest import digest_of
 from distill.commands.api.overrides import Overrides
 from distill.runtime.errors import SettingError
 
@@ -98,48 +96,6 @@ def test_numbers_and_paths_as_settings() -> None:
         *("optimizer.lr=0.0001", "optimizer.clip=0.5", "objective.mine._target_=my.Loss"),
         *("++objective.mine.weight=0.25", "++objective.mine.file=a.csv"),
     ]
-
-
-class Held:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (np.arange(3), np.arange(1, 4)),
-        (torch.ones(2), torch.zeros(2)),
-        (torch.ones(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bfloat16)),
-        ({("a", 1): 2}, {("a", 1): 3}),
-        (Path("a"), Path("b")),
-        ({1, 2}, {1, 3}),
-        (b"a", b"b"),
-        (Held(1), Held(2)),
-        ([Held([np.ones(2)])], [Held([np.zeros(2)])]),
-    ],
-)
-def test_objects_that_hold_other_values_are_others(one: Any, other: Any) -> None:
-    assert digest_of(Held(one)) == digest_of(Held(one)) != digest_of(Held(other))
-
-
-def test_an_object_may_hold_itself_and_what_is_of_the_process() -> None:
-    frame = pandas.DataFrame({"a": [1, 2]}, index=[0, 0])
-    held = Held(1)
-    held.value = [held, logging.getLogger(__name__), frame, pandas.Timestamp(0), frame]
-    before = digest_of(held)
-    logging.getLogger(f"{__name__}.other").setLevel(logging.DEBUG)
-    assert digest_of(held) == before
-
-
-def test_a_class_of_a_cell_is_another_one_when_it_is_edited() -> None:
-    cell = "class Loss:\n    scale = {}\n    def losses(self, a, b):\n        return a {} b if b in {{'p', 'q'}} else a"
-    made = []
-    for scale, sign in ((1, "+"), (1, "+"), (1, "-"), (2, "+")):
-        names: dict[str, Any] = {"__name__": "__main__"}
-        exec(cell.format(scale, sign), names)
-        made.append(digest_of(names["Loss"]))
-    assert made[0] == made[1] and len(set(made)) == 3
 
 
 def test_a_frame_of_pandas_is_a_data_set() -> None:

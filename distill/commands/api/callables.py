@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from distill.commands.api.digest import code_digest, digest_of
 from distill.config.in_memory import InMemory
 from distill.objective.terms import ALL, VocabularyTerm
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, first_line
 from distill.runtime.users_source import source_digest
 
 if TYPE_CHECKING:
@@ -43,18 +42,42 @@ def target_of(place: str, value: Any) -> str | InMemory:
     """
     name = getattr(value, "__name__", type(value).__name__)
     is_function = inspect.isroutine(value) or isinstance(value, partial)
-    path = import_path(value) if inspect.isclass(value) or is_function else None
-    code = code_digest(value) if is_function and path is None else source_digest(path or import_path(type(value)) or "")
-    if is_function and place.startswith(LOSSES):
-        return InMemory(name, digest_of(value), _LossOf(place, value), code=code)
-    if is_function and place.startswith(METRICS):
-        return InMemory(name, digest_of(value), partial(_metric, value), code=code)
     if place.startswith(OBSERVERS) and not inspect.isclass(value):
-        # What it has seen may be long, and no run depends on it.
-        return InMemory(name, digest_of(value if is_function else type(value)), lambda: value)
+        # It has no digest: what it has seen changes while it runs, and no student depends on it.
+        return InMemory(name, "", lambda: value)
+    if is_function and place.startswith((LOSSES, METRICS)):
+        make: Callable[..., Any] = _LossOf(place, value) if place.startswith(LOSSES) else partial(_metric, value)
+        return InMemory(name, digest_of(value, place), make, code=_code_behind(value))
     if inspect.isclass(value) or is_function:
-        return path or InMemory(name, digest_of(value), value, code=code)
-    return InMemory(name, digest_of(value), lambda: copy.deepcopy(value), code=code)
+        return import_path(value) or InMemory(name, digest_of(value, place), value, code=_code_behind(value))
+    return InMemory(name, digest_of(value, place), lambda: copy.deepcopy(value), code=_code_behind(type(value)))
+
+
+def digest_of(value: Any, place: str) -> str:
+    """A digest of a function with all that it reads, of a class, or of an object with its values; of what can be
+    imported by its name alone. It is the same in another process.
+
+    Raises:
+        SettingError: `place` holds what has no content that could be compared, such as an open file.
+    """
+    from datasets.fingerprint import Hasher
+
+    try:
+        return Hasher.hash(value)
+    except Exception as error:  # of whatever kind an object raises that cannot be pickled
+        problem = f"a resumed run could not compare what it holds ({first_line(error)})"
+        cure = "give its class, and beside it as settings what makes the object"
+        raise SettingError(problem, setting=place, value=type(value).__name__, cure=cure) from error
+
+
+def _code_behind(value: Any) -> str | None:
+    """A digest of the user's modules that define a class or function, or that a function of a notebook reads."""
+    value = value.func if isinstance(value, partial) else value
+    if path := import_path(value):
+        return source_digest(path)
+    read = inspect.getclosurevars(value).globals.values() if inspect.isfunction(value) else ()
+    paths = {f"{one.__name__}." if inspect.ismodule(one) else import_path(one) or "" for one in read}
+    return " ".join(sorted(filter(None, map(source_digest, paths)))) or None
 
 
 def import_path(value: Any) -> str | None:

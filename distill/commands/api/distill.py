@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from torch import nn
 
-from distill.commands.api.callables import import_path
+from distill.commands.api.callables import digest_of, import_path
 from distill.commands.api.data_in_memory import TRAIN, in_memory, splits_of
-from distill.commands.api.digest import digest_of
 from distill.commands.api.overrides import Overrides
 from distill.commands.api.run import run_arguments
 from distill.config.command_line import options_of, run_dir
@@ -275,7 +274,7 @@ class _Job:
         if not self.is_labelled:
             self.overrides.texts += ["corpus=custom", "++corpus.kind=custom"]
         if isinstance(data, Source):
-            self.overrides.add_object("corpus", InMemory(type(data).__name__, digest_of(data), lambda: data))
+            self.overrides.add_object("corpus", InMemory(type(data).__name__, digest_of(data, "data"), lambda: data))
             return
         splits = splits_of(data, "data")
         if TRAIN not in splits:
