@@ -228,8 +228,8 @@ class Stream(IterableDataset[Any]):
         ({"observers": Counted()}, r"observers is a Counted: give each a name"),
         ({"lr": 1e-3}, r"^lr: .*optimizer\.lr"),
         ({"teacher": torch.nn.Linear(1, 1)}, r"teacher is a Linear in memory, without its tokenizer"),
-        ({"backend": {"name": "ddp", "processes": 2}}, r"backend\.processes=2 .*\(teacher, corpus\): .*`torchrun "),
-        ({"backend": {"name": "horovod", "processes": 2}}, r"backend\.processes=2 .*`horovodrun -np 2 "),
+        ({"backend": {"name": "ddp", "processes": 2}}, r"backend\.processes=2: .*`torchrun --nproc-per-node 2 "),
+        ({"backend": {"name": "horovod", "processes": 2}}, r"backend\.processes=2: .*`horovodrun -np 2 "),
     ],
 )
 def test_what_is_refused_in_one_line(job: dict[str, Any], change: dict[str, Any], line: str) -> None:

@@ -1,36 +1,32 @@
-"""Runs from a program: the command's own student, results that show themselves, a process that is as before, errors."""
+"""Runs from a program: the command's own student, results that show themselves, handlers put back, errors."""
 
-import json
+import io
 import logging
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from job import Shelf, assert_same, composed_line, results, run_dir
 from transformers import AutoModelForMaskedLM
-from transformers.utils import logging as transformers_logging
 
 import distill
-from distill.commands.api import run as module
-from distill.commands.api.run_results import RunResults
-from distill.runtime.errors import Diverged, Interrupted, RankLost, SettingError, StorageFailed
+from distill.commands.api.run import RunResults, output_for_programs
+from distill.runtime.errors import Interrupted, SettingError
+from distill.runtime.progress import configure_logging
 from distill.runtime.signals import SAME_REQUEST, Signals
 
 
 def state() -> list[Any]:
     """What a run could leave changed in its process."""
     package = logging.getLogger("distill")
-    bars = transformers_logging.is_progress_bar_enabled()
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     hydra = [GlobalHydra.instance().hydra, HydraConfig.instance().cfg]
-    return [package.level, package.propagate, list(package.handlers), bars, handlers, torch.get_num_threads(), hydra]
+    return [package.propagate, list(package.handlers), handlers, hydra]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +37,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ran(shelf: Shelf, elsewhere: Path) -> RunResults:
     """A run in another working directory, in a program that uses Hydra itself; nothing but its folder is left."""
-    before, generator, here = state(), torch.get_rng_state(), os.getcwd()
+    before, here = state(), os.getcwd()
     (elsewhere / "conf").mkdir()
     os.chdir(elsewhere)
     try:
@@ -49,7 +45,7 @@ def ran(shelf: Shelf, elsewhere: Path) -> RunResults:
             own = GlobalHydra.instance().hydra
             found = distill.run(shelf.arguments(Path("out")))
             assert GlobalHydra.instance().hydra is own
-        assert state() == before and torch.equal(torch.get_rng_state(), generator)
+        assert state() == before
     finally:
         os.chdir(here)
     return RunResults(elsewhere / found.folder, found.record)
@@ -141,45 +137,15 @@ def test_the_folder_of_a_command_is_quoted(name: str) -> None:
     assert composed_line("+recipe=smoke", run_dir(Path("runs") / name)).folder == Path("runs") / name
 
 
-def test_ranks_write_into_the_folder_that_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name with the time in it is another one a moment later."""
-    calls: list[list[str]] = []
-    opened: list[Path] = []
-    monkeypatch.setattr(module, "_has_several_ranks", lambda job: True)
-    monkeypatch.setattr(module, "_run_command", calls.append)
-    monkeypatch.setattr(module, "open_run", opened.append)
-    given = "hydra.run.dir=runs/${now:%H-%M-%S-%f}"
-    distill.run(["--config-dir", str(tmp_path), "+recipe=smoke", given])
-    options = ["--config-dir", str(tmp_path)]
-    assert calls == [["+recipe=smoke", given, f"hydra.run.dir='{opened[0]}'", *options]] and "$" not in str(opened[0])
-
-
-@pytest.mark.slow
-def test_several_ranks(shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The command is started for them, finds what this process finds, and its lines appear here."""
-    ranks = ["backend=ddp", "backend.processes=2", "train.epochs=null", "train.steps=1", "evaluate.max_sequences=4"]
-    found = distill.run(shelf.arguments(tmp_path / "out", *ranks))
-    assert found.content["backend"]["ranks"] == 2 and found.scores["student"]["perplexity"]
-    assert "Report: " in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [(2, SettingError), (3, Diverged), (4, RankLost), (74, StorageFailed), (143, Interrupted), (1, RuntimeError)],
-)
-def test_how_a_command_has_ended(
-    status: int, kind: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "launcher"), [("ddp", "torchrun --nproc-per-node"), ("horovod", "horovodrun -np")])
+def test_ranks_are_started_by_a_launcher(
+    name: str, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "python"
-    program.write_text(
-        f'#!/bin/sh\necho "$@" > {tmp_path}/given\necho "distill: seed=x: the line" >&2\nexit {status}\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    with pytest.raises(kind, match=r"^seed=x: the line$") as error:
-        module._run_command(["+recipe=smoke", "seed=x"])
-    assert (tmp_path / "given").read_text() == "-m distill +recipe=smoke seed=x\n"
-    assert status < 128 or json.dumps(error.value.status) == str(status)  # type: ignore[attr-defined]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingError) as error:
+        distill.run(["+recipe=smoke", f"backend={name}", "backend.processes=2"])
+    assert f"{launcher} 2 PROGRAM.py" in str(error.value)
+    assert str(error.value).startswith("backend.processes=2: ") and not list(tmp_path.iterdir())
 
 
 def test_a_second_interrupt_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,3 +159,20 @@ def test_a_second_interrupt_does_not_end_the_process(monkeypatch: pytest.MonkeyP
         now = 2 * SAME_REQUEST
         signals.handle(signal.SIGINT, None)
         pytest.fail("went on")
+
+
+def test_messages_appear_once_and_in_a_notebook_as_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell's standard error is a red block."""
+    of_program, package = logging.StreamHandler(io.StringIO()), logging.getLogger("distill")
+    logging.getLogger().addHandler(of_program)
+    of_notebook, cell = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"}), io.StringIO()
+    monkeypatch.setattr("sys.stderr", of_notebook())
+    monkeypatch.setattr("sys.stdout", cell)
+    try:
+        with output_for_programs():
+            configure_logging(0)
+            package.info("a message")
+    finally:
+        logging.getLogger().removeHandler(of_program)
+    assert cell.getvalue().count("a message") == 1 and not of_program.stream.getvalue()
+    assert package.propagate

@@ -11,7 +11,7 @@ from made_runs import MEASURES, make_run, results_of, settings_of
 from pages import under_way
 
 from distill.report import live, page
-from distill.report.comparison.from_python import compare_runs
+from distill.report.comparison.from_python import compare as compare_runs
 from distill.report.figures import SERIES, Line, Panel, svg_picture
 from distill.report.live_run import ending_of
 from distill.report.live_sections import sections, title_of

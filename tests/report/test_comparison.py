@@ -18,7 +18,7 @@ from distill.config.sweep.index import FAILED, SweepIndex
 from distill.report.comparison.columns import columns_of
 from distill.report.comparison.comparison import Comparison, compare
 from distill.report.comparison.figures import axis_of, scattered_settings
-from distill.report.comparison.from_python import compare_runs
+from distill.report.comparison.from_python import compare as compare_runs
 from distill.report.comparison.runs import find_runs, is_at_work
 from distill.report.comparison.tables import best_lines, costs_table, runs_table, scores_table, settings_table, summary
 from distill.report.comparison.write import aligned, write

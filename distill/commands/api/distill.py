@@ -12,9 +12,9 @@ from torch import nn
 from distill.commands.api.callables import digest_of, import_path
 from distill.commands.api.data_in_memory import TRAIN, in_memory, splits_of
 from distill.commands.api.overrides import Overrides
-from distill.commands.api.run import run_arguments
+from distill.commands.api.run import RunResults, errors_for_programs, run_here
 from distill.config.command_line import options_of, run_dir
-from distill.config.composition import terms_of
+from distill.config.composition import composed_run, terms_of
 from distill.config.in_memory import InMemory
 from distill.config.settings import (
     BackendConfig,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-    from distill.commands.api.run_results import RunResults
 
 RECIPES = {MASKED: "distilbert_gutenberg", CAUSAL: "distilgpt2_gutenberg", CLASSES: "table", SPANS: "squad"}
 NAMING_SETS = ("evaluate.sets", "evaluate.sources")
@@ -100,7 +99,7 @@ def distill(
     recipe: str | None = None,
     folder: str | Path | None = None,
     **settings: Unpack[RunSettings],
-) -> "RunResults":
+) -> RunResults:
     """Distil a teacher into a student on data that are in memory or named, and return the results.
 
     Everything that is not given is as in the recipe. The run has the folder, the report and the checkpoints of the
@@ -135,7 +134,9 @@ def distill(
         job.add_models(teacher, student)
         job.add_data(data)
         job.add_evaluation(evaluation)
-        return run_arguments(job.arguments(objective, folder), job.overrides.objects)
+        with errors_for_programs():
+            composed = composed_run(job.arguments(objective, folder), job.overrides.objects)
+        return run_here(composed)
 
 
 class _Job:

@@ -1,34 +1,142 @@
-"""Runs from a script or a notebook, with the settings, folders and results of the command."""
+"""Runs from a script or a notebook, with the settings and folders of the command, and the results as an object."""
 
-import os
-import signal
-import subprocess
+import logging
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from distill.commands.api.process import in_notebook, process_as_before, raise_expected
-from distill.runtime.errors import Diverged, Interrupted, RankLost, SettingError, StorageFailed, raising_at_the_call
+from distill.commands.ending import expected
+from distill.config.composition import ComposedRun, composed_run
+from distill.config.settings import OnUsr1
+from distill.config.teacher import BUNDLED
+from distill.distributed import launch
+from distill.models.load import bundled_folder
+from distill.report.page import Table, render
+from distill.report.summary import comparison, findings
+from distill.runs.check import check
+from distill.runs.record import Record
+from distill.runs.results_file import read_run
+from distill.runtime.bounded_yaml import read_yaml
+from distill.runtime.errors import Damaged, SettingError, first_line, raising_at_the_call
+from distill.runtime.jsonl import LogLine, read_lines
+from distill.runtime.progress import counted
+from distill.runtime.redaction import redact
+from distill.runtime.signals import handled
 
 if TYPE_CHECKING:
-    from distill.commands.api.run_results import RunResults
-    from distill.config.composition import ComposedRun
-    from distill.config.in_memory import InMemory
+    from distill.report.chart import Chart
 
-# The errors that end a run, by the exit status of the command. A chain's stage has a status of its own.
-ENDINGS = {kind.status: kind for kind in (SettingError, Diverged, RankLost, StorageFailed)}
+GAP = "  "  # between two columns of text
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class RunResults:
+    """The results of a finished run, which show themselves: as a table in a shell, and the same as HTML in a notebook.
+
+    Attributes:
+        folder: of the run.
+        record: all that it has recorded.
+    """
+
+    folder: Path
+    record: Record
+
+    @property
+    def scores(self) -> dict[str, dict[str, dict[str, float | None]]]:
+        """By model (teacher, student, baseline), measure and set: `scores["student"]["perplexity"]["books"]`."""
+        return {
+            name: {measure: dict(model.scores[measure]) for measure in self.record.measures if measure in model.scores}
+            for name, model in self.record.models().items()
+        }
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """All of results.json, as a dict."""
+        return self.record.to_json()
+
+    @property
+    def student(self) -> Path:
+        """The folder of the student, for `distill.predict`, `distill.score`, transformers and as a teacher."""
+        return self.folder / "student"
+
+    @property
+    def teacher(self) -> str | None:
+        """The folder or Hub name of the teacher; None for none, for several, or for one of a class of your own."""
+        teacher = self.settings.get("teacher") or {}
+        if (kind := teacher.get("kind")) in BUNDLED:
+            return bundled_folder(kind)
+        return teacher.get("path") if kind == "pretrained" else None
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All settings of the run, as in config.yaml. Raises Damaged where that cannot be read."""
+        file = self.folder / "config.yaml"
+        try:
+            settings = read_yaml(file) if file.is_file() else {}
+        except (OSError, ValueError) as error:
+            raise Damaged(file, first_line(error)) from None
+        return settings if isinstance(settings, dict) else {}
+
+    @cached_property
+    def metrics(self) -> list[LogLine]:
+        """One dict for each logged step: losses by term as `loss/NAME`, lr, grad_norm, tokens_per_second and others."""
+        return read_lines(self.folder / "metrics.jsonl")
+
+    @property
+    def history(self) -> list[LogLine]:
+        """One dict for each evaluation in the course of the training."""
+        return list(self.content["history"])
+
+    @property
+    def report(self) -> Path:
+        """The page with tables, curves and settings."""
+        return self.folder / "report.html"
+
+    def plot(self) -> "Chart":
+        """Losses by step, and the first measure by evaluation beside its teacher's value, as a matplotlib figure."""
+        from distill.report.chart import chart
+
+        return chart(self.record, self.metrics)
+
+    def __repr__(self) -> str:
+        return "\n".join([self._title, *_as_text(comparison(self.record)), f"Report: {self.report}"])
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        table, sentences = comparison(self.record), findings(self.record) if self.record.student else ""
+        return render("results.html", title=self._title, findings=sentences, table=table, report=self.report)
+
+    @property
+    def _title(self) -> str:
+        steps = self.record.training.steps
+        after = "" if steps is None else f" after {counted(steps, 'step')}"
+        return f"{self.record.recipe or 'run'} in {self.folder}{after}"
+
+
+def _as_text(table: Table) -> list[str]:
+    """The lines of a table: the first column on the left, numbers on the right."""
+    rows = [table.head, *table.rows]
+    columns = max(len(row) for row in rows)
+    widths = [max(len(row[number]) for row in rows if len(row) == columns) for number in range(columns)]
+    widths[0] = max(widths[0], *(len(row[0]) for row in rows))
+    return [
+        GAP.join(cell.ljust(width) if number == 0 else cell.rjust(width) for number, (cell, width) in cells).rstrip()
+        for cells in (enumerate(zip(row, widths, strict=False)) for row in rows)
+    ]
 
 
 @raising_at_the_call
-def run(overrides: Sequence[str] = ()) -> "RunResults":
+def run(overrides: Sequence[str] = ()) -> RunResults:
     """Distil as `python -m distill` does with these arguments, into the same run folder, and return the results.
 
-    A run of one rank trains in this process. For several ranks (`backend=ddp backend.processes=2`) this starts the
-    command and prints its output. A second call with the same overrides resumes where the first stopped, or returns the
-    results of the finished run. Relative paths are relative to the working directory. The global state of torch and
-    Hydra is restored afterwards. An interrupt saves a checkpoint first.
+    The run is in this process; where a launcher such as torchrun has started this program, every rank calls this. A
+    second call with the same overrides resumes where the first stopped, or returns the results of the finished run.
+    Relative paths are relative to the working directory. Handlers of signals are put back afterwards, torch's
+    generators and threads are not. An interrupt saves a checkpoint first.
 
     Args:
         overrides: one string for each argument, such as `["+recipe=distilbert_gutenberg", "corpus.path=BOOKS",
@@ -39,130 +147,78 @@ def run(overrides: Sequence[str] = ()) -> "RunResults":
 
     Raises:
         SettingError: bad input, in one line that names the setting, its value and the cure; also for a sweep or a
-            chain, which are several runs.
+            chain, which are several runs, and for ranks that no launcher has started.
         Diverged, RankLost, StorageFailed: where the command would end with status 3, 4 or 74.
         Interrupted: a signal ended the run (a subclass of KeyboardInterrupt); the same call resumes.
     """
     if isinstance(overrides, str):
         raise SettingError(f"overrides={overrides} is one string: give a list, such as ['+recipe=smoke', 'seed=1']")
-    return run_arguments([str(override) for override in overrides], {})
-
-
-def run_arguments(arguments: list[str], objects: Mapping[str, "InMemory"]) -> "RunResults":
-    """The run of a command line in which objects of this program stand in the places of settings.
-
-    Raises:
-        SettingError: as `run`; also where it would have to start other processes, which do not have the objects.
-    """
-    from distill.config.command_line import CommandLine, run_dir
-    from distill.config.composition import composed_run
-
-    folder = ""
-    try:
-        job = composed_run(arguments, objects)
-        folder = str(job.folder)
-        if _has_several_ranks(job):
-            if objects:
-                raise _no_launch(job, objects)
-            line = CommandLine.of(arguments)
-            _run_command([*line.overrides, run_dir(job.folder), *line.config_dir])  # its name may hold the time
-            return open_run(job.folder)
-        return _run_here(job)
-    except Exception as error:
-        raise_expected(error, folder)
+    with errors_for_programs():
+        job = composed_run([str(override) for override in overrides])
+    return run_here(job)
 
 
 @raising_at_the_call
-def open_run(folder: str | Path) -> "RunResults":
+def open_run(folder: str | Path) -> RunResults:
     """The results of a finished run, from its folder. Raises SettingError where there is none."""
-    from distill.commands.api.run_results import RunResults
-    from distill.runs.results_file import read_run
-
     return RunResults(Path(folder).expanduser(), read_run(Path(folder), "folder", continued=True))
 
 
-def _has_several_ranks(job: "ComposedRun") -> bool:
-    """Whether this process has to start the ranks, because no launcher has started it as one of them."""
-    from distill.distributed import launch
-    from distill.runs.check import check
-
-    if job.config.backend.name == "single":
-        return False
-    check(job.config, job.folder)
-    return launch.should_launch(job.config.backend)
-
-
-def _no_launch(job: "ComposedRun", objects: Mapping[str, "InMemory"]) -> SettingError:
-    names = ", ".join(name.removesuffix("._target_") for name in objects)
-    backend = job.config.backend
-    launcher = "horovodrun -np" if backend.name == "horovod" else "torchrun --nproc-per-node"
-    return SettingError(
-        f"backend.processes={backend.processes} would start processes that lack what is in memory here ({names}): "
-        f"start this program as `{launcher} {backend.processes} PROGRAM.py`, where every rank calls distill.distill()"
-    )
-
-
-def _run_here(job: "ComposedRun") -> "RunResults":
-    from distill.commands.api.run_results import RunResults
-    from distill.config.settings import OnUsr1
+def run_here(job: ComposedRun) -> RunResults:
+    """Run a job in this process. Raises as `run`."""
     from distill.job import run_job
-    from distill.runtime.signals import handled
 
-    with ExitStack() as stack:
-        signals = stack.enter_context(handled(owns_process=False))
-        signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
-        stack.enter_context(process_as_before())
-        record = run_job(*job)
-    # A run that ends with its profile leaves no results.json.
-    if (job.folder / "results.json").is_file():
-        return open_run(job.folder)
-    return RunResults(job.folder, record)
+    with errors_for_programs(str(job.folder)):
+        _refuse_launch(job)
+        with handled(owns_process=False) as signals, output_for_programs():
+            signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
+            record = run_job(*job)
+        # A run that ends with its profile leaves no results.json.
+        return open_run(job.folder) if (job.folder / "results.json").is_file() else RunResults(job.folder, record)
 
 
-def _run_command(arguments: list[str]) -> None:
-    """Run the command as a process without a terminal, and print its output here, line by line."""
-    from distill.runtime.children import start
+def _refuse_launch(job: ComposedRun) -> None:
+    """Raises SettingError where this process would have to start the ranks, as the command does."""
+    backend = job.config.backend
+    if backend.name == "single":
+        return
+    check(job.config, job.folder)
+    if launch.should_launch(backend):
+        launcher = "horovodrun -np" if backend.name == "horovod" else "torchrun --nproc-per-node"
+        ranks = launch.num_processes(backend)
+        cure = f"start this program as `{launcher} {ranks} PROGRAM.py`, where every rank makes this call"
+        raise SettingError(
+            "a program does not start other processes", setting="backend.processes", value=ranks, cure=cure
+        )
 
-    command = [sys.executable, "-m", "distill", *arguments]
-    process = start(
-        command,
-        os.environ | {"PYTHONPATH": _import_path()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    last, stream = "", sys.stdout if in_notebook(sys.stderr) else sys.stderr
-    assert process.stdout is not None
-    status: int | None = None
+
+@contextmanager
+def errors_for_programs(folder: str = "") -> Iterator[None]:
+    """Within it bad input is raised as one line and failing storage as StorageFailed; bugs stay as they are.
+
+    Args:
+        folder: where the call writes.
+    """
     try:
-        while status is None:
-            try:
-                for line in process.stdout:
-                    stream.write(line)
-                    stream.flush()
-                    last = line.removeprefix("distill: ").strip() if line.startswith("distill: ") else last
-                status = process.wait()
-            except KeyboardInterrupt:  # the command gets it too, saves, and reports in its last line how it has ended
-                process.send_signal(signal.SIGINT)
+        yield
+    except Exception as error:
+        failure = expected(error, folder)
+        if failure is None or failure is error:
+            raise
+        if isinstance(failure, SettingError):
+            raise SettingError(redact(str(failure))) from None  # notebooks are handed on with what they show
+        raise failure from error
+
+
+@contextmanager
+def output_for_programs() -> Iterator[None]:
+    """Messages once, without the program's own handlers, and in a notebook not in the red block of standard error."""
+    package = logging.getLogger("distill")
+    before = package.propagate, list(package.handlers)
+    package.propagate = False
+    is_notebook = type(sys.stderr).__module__.partition(".")[0] == "ipykernel"
+    try:
+        with redirect_stderr(sys.stdout) if is_notebook else nullcontext():
+            yield
     finally:
-        if status is None:  # its output cannot be shown any more
-            process.terminate()
-    if status:
-        _raise(status if status > 0 else 128 - status, last)
-
-
-def _raise(status: int, message: str) -> NoReturn:
-    """Raise the error that ended a command with this exit status and last line."""
-    message = message or f"the command ended with status {status}; its output has the reason"
-    if status in ENDINGS:
-        raise ENDINGS[status](message)
-    if 128 < status <= 128 + signal.NSIG:
-        raise Interrupted(message, status - 128)
-    raise RuntimeError(message)
-
-
-def _import_path() -> str:
-    """The import path of this process, for a child that imports the same modules."""
-    package = str(Path(__file__).resolve().parent.parent.parent.parent)
-    return os.pathsep.join(dict.fromkeys([package, *(os.path.abspath(entry) for entry in sys.path)]))
+        package.propagate, package.handlers = before

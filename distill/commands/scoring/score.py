@@ -4,13 +4,12 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
-from distill.commands.api.process import process_as_before, raise_expected
+from distill.commands.api.run import errors_for_programs, output_for_programs
 from distill.commands.scoring.groups import TEACHER, Group, groups_of, load_models
 from distill.commands.scoring.settings import settings_of
 from distill.config.composition import hydra_as_before
@@ -52,7 +51,7 @@ class GroupScores:
 
 @raising_at_the_call
 def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output: str | Path | None = None) -> Scores:
-    """Score models on evaluation sets, as `distill evaluate` does; the process is as before afterwards.
+    """Score models on evaluation sets, as `distill evaluate` does.
 
     Args:
         models: run folders, students, snapshots or other model folders, names on the Hub, `bundled_small`
@@ -73,16 +72,11 @@ def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output:
         if not isinstance(argument, Sequence) or not all(isinstance(entry, str | Path) for entry in argument):
             raise SettingError(
                 f"{name} is a {type(argument).__name__}, or holds what is no text: give a list such as ['{example}']; "
-                "models in memory are scored by distill.load_pair(TEACHER, STUDENT).evaluate(TEXTS)"
+                "a model in memory is saved first"
             )
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(handled(owns_process=False))
-            stack.enter_context(process_as_before())
-            stack.enter_context(hydra_as_before())
-            return evaluate_models(models, settings, output)
-    except Exception as error:
-        raise_expected(error, "" if output is None else str(output))
+    as_of_a_program = errors_for_programs("" if output is None else str(output))
+    with as_of_a_program, handled(owns_process=False), output_for_programs(), hydra_as_before():
+        return evaluate_models(models, settings, output)
 
 
 def evaluate_models(

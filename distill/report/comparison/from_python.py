@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from distill.report.comparison.comparison import compare
+from distill.report.comparison.comparison import compare as compared
 from distill.report.comparison.runs import Run, find_runs
 from distill.report.comparison.write import HTML, check_output, header_of, records_of, text_of, write
 from distill.report.page import render
@@ -16,7 +16,7 @@ class ComparedRuns:
     def __init__(self, runs: list[Run], by: str | None, setting: str = "by") -> None:
         """`setting`: what an error line calls `by`."""
         self.runs, self.by = runs, by
-        self.comparison = compare(runs, by, setting)
+        self.comparison = compared(runs, by, setting)
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ class ComparedRuns:
 
 
 @raising_at_the_call
-def compare_runs(*runs: str | Path, by: str | None = None) -> ComparedRuns:
+def compare(*runs: str | Path, by: str | None = None) -> ComparedRuns:
     """Lay runs side by side: the settings in which they differ against their results.
 
     Args:
