@@ -74,18 +74,18 @@ def export(
     student: Any,
     tokenizer: Any,
     folder: Path,
-    card: str,
+    card: str | None = None,
     durable: bool = False,
     auto_class: str | None = None,
     vectors: SavedPooling | None = None,
 ) -> None:
-    """Write the student so that the Auto classes of transformers 5 and 4.57 load it, model card inside.
+    """Write the student so that the Auto classes of transformers 5 and 4.57 load it.
 
     Args:
         student: a transformers model of any class, or any other module, of which the weights alone are written.
         tokenizer: its tokenizer; a warning is logged where AutoTokenizer would not give it back.
         folder: appears whole or not at all; what stood there is replaced.
-        card: the content of its README.md.
+        card: the content of its README.md; None: there is none.
         durable: also flush everything to the disk, for what is not written again after a crash of the machine.
         auto_class: of transformers, by which the card loads the student; None: its own class.
         vectors: how a sentence encoder makes them, which its folder says too; None: it is none.
@@ -98,7 +98,8 @@ def export(
         tokenizer.save_pretrained(new)
         if (new / "tokenizer.json").is_file():
             _rewrite(new / "tokenizer_config.json", lambda fields: _generic_tokenizer(fields, tokenizer, student))
-        (new / "README.md").write_text(card, encoding="utf-8")
+        if card is not None:
+            (new / CARD).write_text(card, encoding="utf-8")
         if vectors is not None:
             save_pooling(new, vectors, student.config.hidden_size)
         check_export(new, student, weights, auto_class)

@@ -78,7 +78,7 @@ def test_the_loop_in_the_manual(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(blocks("how-to/python.md")[-1], "python.md", "exec"), {})
-    assert "'teacher': {'perplexity': {'mine':" in capsys.readouterr().out and Path("my_student/config.json").is_file()
+    assert "TextScore(" in capsys.readouterr().out and Path("my_student/config.json").is_file()
 
 
 def test_objects_in_the_manual(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:

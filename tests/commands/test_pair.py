@@ -1,4 +1,4 @@
-"""A pair in memory: its losses and gradients against plain formulas, its scores against other ways to them."""
+"""A pair in memory: its losses and gradients against plain formulas, its sequences against those of a run."""
 
 import json
 import math
@@ -13,11 +13,9 @@ from naive import definition
 from tiny import named_terms, text_config
 
 from distill.commands.api.pair import Pair, load_pair
-from distill.commands.api.texts import text_sequences
 from distill.commands.prediction.predict import predict
 from distill.config.settings import LayersStudentConfig
 from distill.data.tokens import corpus_text, prepare
-from distill.evaluation.text_scores import score
 from distill.models.loaded import LoadedModel, load_model
 from distill.objective.terms import VocabularyTerm
 from distill.runtime.errors import SettingError
@@ -112,19 +110,6 @@ def test_masks_follow_step_and_seed(teacher: Path) -> None:
     assert not torch.equal(masks[0], masks[2]) and not torch.equal(masks[0], masks[3])
 
 
-def test_scores_agree_with_those_of_single_texts(teacher: Path) -> None:
-    """Pseudo-perplexity over all positions is that of the texts' scores; a copy of the teacher agrees with it."""
-    pair = load_pair(teacher, LayersStudentConfig(layers=[0, 1], dropout=0.0), sequence_length=64, device="cpu")
-    found = pair.evaluate({"mine": TEXTS}, batch_size=3)
-    assert found["agreement"]["mine"] == {"top1": 1.0, "kl": pytest.approx(0.0, abs=1e-6)}
-    assert found["teacher"] == {name: pytest.approx(value, rel=1e-5) for name, value in found["student"].items()}
-    scores = score(TEXTS, pair.teacher)
-    mean = sum(each.total for each in scores) / sum(len(each.tokens) for each in scores)
-    assert found["teacher"]["pseudo_perplexity"]["mine"] == pytest.approx(math.exp(-mean), rel=1e-4)
-    assert pair.student.model.training
-    assert "pseudo_perplexity" not in pair.evaluate({"mine": TEXTS}, pseudo_perplexity_fraction=0)["student"]
-
-
 def test_a_causal_pair(causal: Path) -> None:
     """The words' term is transformers' own loss of the text between two end-of-text tokens, but for the first."""
     pair = load_pair(causal, LayersStudentConfig(layers=[1], dropout=0.0), sequence_length=64, device="cpu")
@@ -133,16 +118,6 @@ def test_a_causal_pair(causal: Path) -> None:
     expected = pair.student.model(input_ids=ids, labels=ids).loss.item()
     assert losses.terms["clm"] == pytest.approx(expected, rel=1e-5) and losses.counts["clm"] == ids.shape[1] - 1
     assert losses.total.item() == pytest.approx(losses.terms["soft"] + 2 * expected, rel=1e-4)
-    found = pair.evaluate({"mine": TEXTS[:1]})
-    assert found["student"]["perplexity"]["mine"] == pytest.approx(math.exp(expected), rel=1e-4)
-
-
-def test_texts_longer_than_a_row_fill_several(teacher: Path) -> None:
-    pair = pair_of(teacher)
-    long = "the cat " * 30
-    assert pair.batch([long]).ids.shape[0] > 1 and pair.batch([long]).ids.shape[1] == 24
-    whole = [token for row in pair.batch([long], masking=None).ids for token in row.tolist()]
-    assert whole.count(pair.student.tokenizer.cls_token_id) == pair.batch([long]).ids.shape[0]
 
 
 def test_texts_are_cut_as_a_run_cuts_them(teacher: Path, causal: Path, tmp_path: Path) -> None:
@@ -156,7 +131,7 @@ def test_texts_are_cut_as_a_run_cuts_them(teacher: Path, causal: Path, tmp_path:
         corpus, data = config.corpus, config.data
         format = find_task(task).sequence_format  # type: ignore[attr-defined]
         stored = prepare(corpus_text(corpus, data), pair.student.tokenizer, corpus, data, "train", format)
-        mine = text_sequences(texts, pair.student.tokenizer, pair.student.kind, 24)
+        mine = pair._sequences(texts)
         long_enough = mine if task == "clm" else mine[(mine != pair.student.tokenizer.pad_token_id).sum(1) >= 10]
         assert long_enough.tolist() == stored.sequences[np.arange(len(stored.sequences))].tolist()
         assert len(mine) - len(long_enough) == (task == "mlm")
@@ -171,9 +146,7 @@ def test_a_student_is_saved_with_all_that_it_needs(teacher: Path, tmp_path: Path
     assert all(torch.equal(one, other) for one, other in same) and again.tokenizer("the cat") == pair.student.tokenizer(
         "the cat"
     )
-    card = (folder / "README.md").read_text()
-    assert "library_name: transformers" in card and "AutoModelForMaskedLM" in card and "None" not in card
-    with pytest.raises(SettingError, match=r"^folder=.* is not replaced, as it holds mine, which is none of"):
+    with pytest.raises(SettingError, match=r"^folder=.*: not replaced, as it holds mine, which is none of"):
         pair.save(tmp_path / "runs")
     (folder / "optimizer.pt").touch()
     with pytest.raises(SettingError, match=r"it holds optimizer\.pt, which is none of a saved student's files"):
@@ -185,20 +158,10 @@ def test_a_student_is_saved_with_all_that_it_needs(teacher: Path, tmp_path: Path
 def test_students_and_generators(teacher: Path) -> None:
     before = torch.get_rng_state()
     half = load_pair(teacher, num_layers=1, layers="first", device="cpu")
-    assert half.student.num_parameters < half.teacher.num_parameters and "teacher: BertForMaskedLM" in repr(half)
+    assert half.student.num_parameters < half.teacher.num_parameters and "teacher=BertForMaskedLM" in repr(half)
     saved = load_pair(teacher, student=teacher, device="cpu")
     assert saved.student.num_parameters == saved.teacher.num_parameters
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_scores_are_made_alone_where_a_launcher_has_started_several(
-    teacher: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair = pair_of(teacher)
-    expected = pair.evaluate({"mine": TEXTS})
-    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, value)
-    assert pair.evaluate({"mine": TEXTS}) == expected
 
 
 def test_generators_of_gpus_are_not_seeded(teacher: Path, causal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,9 +174,9 @@ def test_generators_of_gpus_are_not_seeded(teacher: Path, causal: Path, monkeypa
 @pytest.mark.parametrize(
     ("terms", "temperature", "setting"),
     [
-        ({"soft": {"weight": {"start": 1.0, "end": 0.0}}}, 2.0, "objective.soft.weight is a schedule from 1.0 to 0.0"),
-        ({"soft": {"temperature": {"start": 4.0, "end": 1.0}}}, 2.0, "objective.soft.temperature is a schedule"),
-        ({"soft": 1.0, "mlm": 1.0}, {"start": 4.0, "end": 1.0}, "objective.temperature is a schedule from 4.0 to 1.0"),
+        ({"soft": {"weight": {"start": 1.0, "end": 0.0}}}, 2.0, "objective.soft.weight: a schedule from 1.0 to 0.0"),
+        ({"soft": {"temperature": {"start": 4.0, "end": 1.0}}}, 2.0, "objective.soft.temperature: a schedule"),
+        ({"soft": 1.0, "mlm": 1.0}, {"start": 4.0, "end": 1.0}, "objective.temperature: a schedule from 4.0 to 1.0"),
     ],
 )
 def test_schedules_are_refused(teacher: Path, terms: Any, temperature: Any, setting: str) -> None:
@@ -231,16 +194,14 @@ def test_what_does_not_fit(teacher: Path, causal: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"^teacher=.*nothing does not load"):
         load_pair(tmp_path / "nothing")
     pair = pair_of(teacher)
-    with pytest.raises(SettingError, match=r"^objective\.clm predicts clm"):
+    with pytest.raises(SettingError, match=r"^objective\.clm: predicts clm"):
         pair.objective({"clm": 1.0})
     with pytest.raises(SettingError, match=r"^objective\.sot: no such loss"):
         pair.objective({"sot": 1.0})
     with pytest.raises(SettingError, match=r"^texts: none of them has a token"):
         pair.objective({"mlm": 1.0})([""])
-    with pytest.raises(SettingError, match=r"^texts is one string: give a list of texts$"):
+    with pytest.raises(SettingError, match=r"^texts: one string; give a list of texts$"):
         pair.objective({"mlm": 1.0})("the cat and an owl")
-    with pytest.raises(SettingError, match=r"^texts is one string"):
-        pair.evaluate({"mine": "the cat and an owl"})
     with pytest.raises(SettingError, match=r"^student\.path=.*: a masked language model needs"):
         load_pair(teacher, student=causal, device="cpu")
 
@@ -300,7 +261,6 @@ def test_two_tokenizers_are_a_pair(teacher: Path, tmp_path: Path) -> None:
     if (module := made.objective.modules()) and len(list(module.parameters())):
         mean = mean @ next(iter(module.parameters())).T
     assert made(TEXTS).terms["pooled"] == pytest.approx((mean - expected).square().sum(1).mean().item(), rel=1e-3)
-    assert set(pair.evaluate({"mine": TEXTS})) == {"student"}
     in_memory = load_pair(load_model(teacher, "cpu"), load_model(own, "cpu"), sequence_length=24)
     assert not in_memory.shares_tokenizer and in_memory.objective(alone)(TEXTS).counts == {"pooled": len(TEXTS)}
 
@@ -321,7 +281,7 @@ def test_what_two_tokenizers_do_not_allow(teacher: Path, tmp_path: Path) -> None
 def test_losses_of_heads_that_no_pair_has_are_refused(teacher: Path, causal: Path) -> None:
     for pair in (pair_of(teacher), pair_of(causal)):
         for name, head in (("soft_classes", "class"), ("soft_span", "span")):
-            words = rf"^objective\.{name} reads a head for {head}, which no model of a pair has: leave it out$"
+            words = rf"^objective\.{name}: reads a head for {head}, .*; leave it out$"
             with pytest.raises(SettingError, match=words):
                 pair.objective({name: 1})
 
@@ -335,9 +295,3 @@ def test_a_teacher_limits_the_length_where_it_reads_the_same_tokens(teacher: Pat
     words = r"^corpus\.sequence_length=24 exceeds the 16 positions of teacher: lower it$"
     with pytest.raises(SettingError, match=words):
         load_pair(load_model(short, "cpu"), load_model(teacher, "cpu"), sequence_length=24, device="cpu")
-
-
-def test_a_bundled_teacher_is_no_model_of_the_hub(tmp_path: Path) -> None:
-    pair = load_pair("bundled_small", num_layers=1, layers="first", sequence_length=24, device="cpu")
-    card = (pair.save(tmp_path / "mine") / "README.md").read_text()
-    assert "base_model" not in card and "distilled from bundled_small" in card and pair.teacher.path not in card

@@ -76,7 +76,5 @@ def test_such_a_pair_trains_either_way_round(shelf: Shelf, tmp_path: Path) -> No
         pair = load_pair(teacher, student, sequence_length=24, device="cpu")
         losses = pair.objective({"soft": 1.0, "clm": 1.0})(["the quiet ship", "a stranger and the captain of the ship"])
         losses.total.backward()
-        agreement = pair.evaluate({"mine": ["the quiet ship"]})["agreement"]["mine"]
-        assert agreement["top1"] == 1 and agreement["kl"] == pytest.approx(0, abs=1e-6)
         of_way.append(losses.terms)
     assert of_way[0] == pytest.approx(of_way[1], rel=1e-6), "over the tokens that both have"

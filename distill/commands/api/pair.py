@@ -1,8 +1,8 @@
-"""A teacher and a student in memory: their objective on texts, and their scores, for a training loop of your own."""
+"""A teacher and a student in memory, and their objective on texts, for a training loop of your own."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,44 +12,42 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from distill.commands.api.callables import LOSSES, target_of
-from distill.commands.api.pair_models import frozen_teacher, student_tokenizer, trainable_student
-from distill.commands.api.texts import text_collator, text_sequences
 from distill.config.compose import objective_config
+from distill.config.errors import parse
 from distill.config.rules import refuse_first_position
 from distill.config.settings import (
-    BackendConfig,
+    BundledTeacherConfig,
     CustomStudentConfig,
-    EvaluateConfig,
     LayersStudentConfig,
     MaskingConfig,
     ObjectiveConfig,
-    PrecisionConfig,
-    PseudoPerplexityConfig,
+    OneTeacherConfig,
     SavedStudentConfig,
+    SavedTeacherConfig,
     StudentConfig,
 )
+from distill.config.teacher import BUNDLED
 from distill.config.weight_schedule import WeightSchedule
 from distill.data.batch import Batch
-from distill.data.sequence_format import IDS
-from distill.distributed.single import Single
-from distill.evaluation.evaluator import Evaluator, Scores
-from distill.evaluation.measures import Scoring
-from distill.evaluation.sets import MASKING, EvaluationSet
-from distill.models.check import check_positions, check_vocabulary, max_positions
-from distill.models.export_folder import export, foreign_file, tokenizer_class
+from distill.data.collate.clm import causal_lm
+from distill.data.collate.mlm import masked_lm
+from distill.data.document import Document
+from distill.data.heldout import HeldOut
+from distill.data.packing import Packing, SequenceWriter, pack_stretch, plain_tokenizer
+from distill.data.sequence_format import IDS, causal_format, masked_format
+from distill.models.check import check_model, check_positions, check_vocabulary, max_positions
+from distill.models.export_folder import export, foreign_file
+from distill.models.kind import CAUSAL, MASKED, ModelKind
 from distill.models.language_model import LanguageModel
 from distill.models.layer_choice import AUTO
-from distill.models.loaded import LoadedModel, device_of, in_memory, without_bars
-from distill.models.student import make_student
+from distill.models.loaded import LoadedModel, device_of, in_memory, kind_of, without_bars
+from distill.models.student import check_student, make_student, tokenizer_of
+from distill.models.teacher import load_teacher, teacher_path
+from distill.models.ties import settle_ties
 from distill.objective.build import bind_terms, check_losses, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
-from distill.report.model_card import model_card
-from distill.runs import facts
-from distill.runs.describe import environment, model_facts, origin_of
-from distill.runs.published import published
-from distill.runs.record import Record
-from distill.runs.tokenizers import how_they_differ, reads_same_tokens, refuse_pairs_of_tokens
+from distill.runs.tokenizers import how_they_differ, reads_same_tokens, refuse_layers, refuse_pairs_of_tokens
 from distill.runtime.errors import SettingError, raising_at_the_call
 from distill.runtime.files import make_folder
 from distill.runtime.seed import key
@@ -78,7 +76,7 @@ class Losses:
     counts: dict[str, int]
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(frozen=True, eq=False)
 class Pair:
     """A frozen teacher and a student in training mode; mostly they read with one tokenizer, the teacher's.
 
@@ -99,11 +97,6 @@ class Pair:
     seed: int = 0
     gradient_checkpointing: bool = False
 
-    @raising_at_the_call
-    def batch(self, texts: Sequence[str], step: int = 0, masking: MaskingConfig | None = None) -> Batch:
-        """The texts as one micro-batch with its targets; the masks of a masked model are drawn anew for each step."""
-        return self._collated(self._sequences(texts), step, masking)
-
     @property
     def shares_tokenizer(self) -> bool:
         """Whether both read the same tokens; one may have a few special tokens more, such as [PAD]."""
@@ -115,32 +108,18 @@ class Pair:
         own = len(self.student.tokenizer)
         return min(own, len(self.teacher.tokenizer)) if self.shares_tokenizer else own
 
-    def _sequences(self, texts: Sequence[str]) -> np.ndarray:
-        """Raises SettingError for a token that only one of the two models has."""
-        tokenizer = self.student.tokenizer
-        sequences = text_sequences(texts, tokenizer, self.student.kind, self.sequence_length)
-        ids, pad = np.unique(sequences & IDS), text_collator(tokenizer, self.student.kind, MASKING).pad_id
-        if len(beyond := ids[(ids >= self.vocabulary) & (ids != pad)]):
-            raise SettingError(
-                f"a text has the token {tokenizer.convert_ids_to_tokens(int(beyond[0]))}, which one of the two models "
-                f"lacks: they share the first {self.vocabulary} tokens",
-                setting="texts",
-                cure="take it out of the texts, or load models with one tokenizer",
-            )
-        return sequences
+    @raising_at_the_call
+    def batch(self, texts: Sequence[str], step: int = 0, masking: MaskingConfig | None = None) -> Batch:
+        """The texts as one micro-batch with its targets; the masks of a masked model are drawn anew for each step.
 
-    def _collated(self, sequences: np.ndarray, step: int, masking: MaskingConfig | None) -> Batch:
-        tokenizer, kind = self.student.tokenizer, self.student.kind
-        collator = text_collator(tokenizer, kind, (masking or MaskingConfig()).changed(smoothing=0.0))
-        numbers = np.arange(len(sequences))
-        return collator.collate(sequences, key(self.seed, "texts", step, numbers), numbers).to(self.student.device)
+        Raises:
+            SettingError: no text has a token, or one has a token that only one of the two models has.
+        """
+        return self._collated(self._sequences(texts), step, masking)
 
     @raising_at_the_call
     def objective(
-        self,
-        terms: Mapping[str, Any],
-        temperature: float = 2.0,
-        masking: MaskingConfig | None = None,
+        self, terms: Mapping[str, Any], temperature: float = 2.0, masking: MaskingConfig | None = None
     ) -> "PairObjective":
         """The weighted sum of these terms, for texts.
 
@@ -154,75 +133,32 @@ class Pair:
         Raises:
             SettingError: an unknown term, one that does not fit this pair, or follows a schedule.
         """
+        kind, tokenizers = self.student.kind, (self.student.tokenizer, self.teacher.tokenizer)
         by_name = {name: _term_settings(name, term) for name, term in terms.items()}
         settings = objective_config({"temperature": temperature, **by_name})
         _refuse_schedules(settings)
         made = make_terms(settings)
-        labels = find_task("clm" if self.student.kind.causal else "mlm").labels
+        labels = find_task("clm" if kind.causal else "mlm").labels
         for name, term in made.items():
-            if term.task and term.task not in labels:
+            heads = [*term.student_reads.extra, *term.teacher_reads.extra]
+            if heads or (term.task and term.task not in labels):
+                needs = f"reads a head for {heads[0]}" if heads else f"predicts {term.task}"
                 raise SettingError(
-                    f"objective.{name} predicts {term.task}, and the student is a "
-                    f"{self.student.kind.noun}: leave it out"
+                    f"{needs}, and the student is a {kind.noun}", setting=LOSSES + name, cure="leave it out"
                 )
-            if heads := [*term.student_reads.extra, *term.teacher_reads.extra]:
-                raise SettingError(
-                    f"objective.{name} reads a head for {heads[0]}, which no model of a pair has: leave it out"
-                )
-        if self.student.kind.causal:
+        if kind.causal:
             refuse_first_position(made)
         if not self.shares_tokenizer:
-            tokenizers = (self.student.tokenizer, self.teacher.tokenizer)
             refuse_pairs_of_tokens(made, how_they_differ("the student", *tokenizers))
-        made = bind_terms(made, self.student.model, self.teacher.model)
         weights = {name: term.weight for name, term in settings.terms.items()}
-        objective = PairObjective(self, Objective(made, weights, self.vocabulary), masking)
+        bound = bind_terms(made, self.student.model, self.teacher.model)
+        objective = PairObjective(self, Objective(bound, weights, self.vocabulary), masking)
         check_losses(objective.objective, settings, self.student.device)
         return objective
 
     @raising_at_the_call
-    def evaluate(
-        self, texts: Mapping[str, Sequence[str]], batch_size: int = 32, pseudo_perplexity_fraction: float = 1.0
-    ) -> dict[str, Scores]:
-        """Both models on sets of texts, by the measures of a run's report.
-
-        Args:
-            texts: by the name of the set.
-            pseudo_perplexity_fraction: seeded fraction of the positions that are masked one by one; 0: none.
-
-        Returns:
-            Of `teacher` and `student` each measure by set; of `agreement` by set `top1`, the fraction of equal first
-            choices, and `kl`, the mean KL(teacher || student) in nats. Of a pair that reads with two tokenizers the
-            student's alone: the teacher has no scores on its tokens.
-
-        Raises:
-            SettingError: a set without a token.
-        """
-        tokenizer, kind = self.student.tokenizer, self.student.kind
-        sets = [
-            EvaluationSet(
-                name, name, text_sequences(texts_of_set, tokenizer, kind, self.sequence_length), len(texts_of_set)
-            )
-            for name, texts_of_set in texts.items()
-        ]
-        pseudo = PseudoPerplexityConfig(fraction=pseudo_perplexity_fraction, batch_size=batch_size)
-        settings = EvaluateConfig(batch_size=batch_size, pseudo_perplexity=pseudo)
-        device = self.student.device
-        # The backend makes its device the current one; here that is so within the call alone.
-        current: Any = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-        backend = BackendConfig(device=str(device), threads=torch.get_num_threads())  # which stay the caller's
-        with current, Single(backend, alone=True) as ranks:
-            scoring = Scoring(text_collator(tokenizer, kind, MASKING), tokenizer, settings, ranks, sets)
-            passes = find_task("clm" if kind.causal else "mlm").passes(scoring)
-            evaluator = Evaluator(scoring, passes, PrecisionConfig())
-            if not self.shares_tokenizer:
-                return {"student": evaluator.score(self.student.model, "student", sets)}
-            scores = {name: evaluator.score(part.model, name, sets, keep=name) for name, part in self._models()}
-            return {**scores, "agreement": evaluator.agree(self.student.model, self.teacher.model, sets)}
-
-    @raising_at_the_call
     def save(self, folder: str | Path) -> Path:
-        """Write the student, its tokenizer and a card into a folder that `distill.load_model` and transformers read.
+        """Write the student and its tokenizer into a folder that transformers and all of Distill read.
 
         Returns:
             The folder.
@@ -232,29 +168,52 @@ class Pair:
         """
         path = Path(folder).expanduser()
         if path.exists() and (other := path if path.is_file() else foreign_file(path)) is not None:
-            raise SettingError(
-                f"folder={folder} is not replaced, as it holds {other.name}, which is none of a saved student's files: "
-                "give another folder"
-            )
+            problem = f"not replaced, as it holds {other.name}, which is none of a saved student's files"
+            raise SettingError(problem, setting="folder", value=folder, cure="give another folder")
         make_folder(path.parent, f"folder={folder}")
-        model = self.student.model
-        origin = origin_of(model, None, self.student.kind.causal)
-        origin = replace(origin, tokenizer=tokenizer_class(self.student.tokenizer, model))
-        teacher = model_facts(facts.Teacher, self.teacher.path or type(self.teacher.model).__name__, self.teacher.model)
-        record = Record(
-            teacher=replace(teacher, published=published(self.teacher.path or None)),
-            student=replace(model_facts(facts.Student, type(model).__name__, model), origin=origin),
-            corpus=facts.Corpus(sequence_length=self.sequence_length),
-            environment=environment(self.student.device),
-        )
-        export(model, self.student.tokenizer, path, model_card(record))
+        export(self.student.model, self.student.tokenizer, path)
         return path
 
-    def _models(self) -> Iterator[tuple[str, LoadedModel]]:
-        yield from (("teacher", self.teacher), ("student", self.student))
+    def _sequences(self, texts: Sequence[str]) -> np.ndarray:
+        """[N, S] int64, S at most the length: every text in sequences of its own, as a run cuts them, then padding."""
+        tokenizer, kind = self.student.tokenizer, self.student.kind
+        if isinstance(texts, str):
+            raise SettingError("one string", setting="texts", cure="give a list of texts")
+        # The command leaves out ends of documents that are shorter; here a batch has all that it is given.
+        format = replace(causal_format(tokenizer) if kind.causal else masked_format(tokenizer), shortest=1)
+        if self.sequence_length <= format.body:
+            problem, cure = "no room for text", "give 128, for example"
+            raise SettingError(problem, setting="sequence_length", value=self.sequence_length, cure=cure)
+        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise SettingError(f"the tokenizer, a {type(tokenizer).__name__}, is a slow one: give a fast one")
+        plain = plain_tokenizer(backend.to_str())
+        packing = Packing(plain, len(tokenizer), format, self.sequence_length, False, HeldOut(0.0))
+        with BytesIO() as file:
+            writer = SequenceWriter(file, packing)
+            for text in filter(str.strip, texts):
+                pack_stretch(Document("", text), writer, packing)
+            flat = np.frombuffer(file.getvalue(), packing.dtype).astype(np.int64)
+        sequences = flat.reshape(-1, self.sequence_length)
+        if not len(sequences):
+            raise SettingError("none of them has a token", setting="texts", cure="give a list of texts")
+        ids = np.unique(sequences & IDS)
+        if len(beyond := ids[(ids >= self.vocabulary) & (ids != format.pad)]):
+            token = tokenizer.convert_ids_to_tokens(int(beyond[0]))
+            raise SettingError(
+                f"one has the token {token}, which one of the two models lacks: they share the first {self.vocabulary}",
+                setting="texts",
+                cure="take it out of the texts, or load models with one tokenizer",
+            )
+        return sequences[:, : int(np.flatnonzero((sequences != format.pad).any(0))[-1]) + 1]
 
-    def __repr__(self) -> str:
-        return "\n".join(f"{name}: {part!r}" for name, part in self._models())
+    def _collated(self, sequences: np.ndarray, step: int, masking: MaskingConfig | None) -> Batch:
+        tokenizer, numbers = self.student.tokenizer, np.arange(len(sequences))
+        drawn = (masking or MaskingConfig()).changed(smoothing=0.0)  # by the counts of a corpus, which texts lack
+        counts: Any = np.ones(len(tokenizer), np.int64)
+        is_causal = self.student.kind.causal
+        collator = causal_lm(tokenizer, packed=False) if is_causal else masked_lm(drawn, tokenizer, counts)
+        return collator.collate(sequences, key(self.seed, "texts", step, numbers), numbers).to(self.student.device)
 
 
 def _term_settings(name: str, term: Any) -> dict[str, Any]:
@@ -262,25 +221,21 @@ def _term_settings(name: str, term: Any) -> dict[str, Any]:
     if isinstance(term, int | float):
         return {"weight": term}
     settings = dict(term) if isinstance(term, Mapping) else {"_target_": term}
-    target = settings.get("_target_")
-    return (
-        settings
-        if target is None or isinstance(target, str)
-        else {**settings, "_target_": target_of(f"{LOSSES}{name}", target)}
-    )
+    if not isinstance(target := settings.get("_target_"), str | None):
+        settings["_target_"] = target_of(f"{LOSSES}{name}", target)
+    return settings
 
 
 def _refuse_schedules(settings: ObjectiveConfig) -> None:
     """Raises SettingError for numbers that change over a run, because a loop of the user's own has no length here."""
-    scheduled: dict[str, float | WeightSchedule] = {"objective.temperature": settings.temperature}
+    numbers: dict[str, Any] = {"temperature": settings.temperature}
     for name, term in settings.terms.items():
-        scheduled |= {f"objective.{name}.weight": term.weight, f"objective.{name}.temperature": term.temperature or 0.0}
-    for setting, value in scheduled.items():
+        numbers |= {f"{name}.weight": term.weight, f"{name}.temperature": term.temperature}
+    for setting, value in numbers.items():
         if isinstance(value, WeightSchedule):
-            raise SettingError(
-                f"{setting} is a schedule from {value.start} to {value.end}, which needs the length of a run: "
-                "give a number, and make a new objective where it changes"
-            )
+            problem = f"a schedule from {value.start} to {value.end}, which needs the length of a run"
+            cure = "give a number, and make a new objective where it changes"
+            raise SettingError(problem, setting=LOSSES + setting, cure=cure)
 
 
 class PairObjective:
@@ -315,9 +270,9 @@ class PairObjective:
 
     def _reader(self, sequences: np.ndarray) -> Teacher:
         """What gives the teacher's outputs for these sequences of the student."""
+        pair = self.pair
         if self.teacher is None:
             return NoTeacher()
-        pair = self.pair
         if pair.shares_tokenizer:
             return LiveTeacher(self.teacher)
         tokenizers = (pair.student.tokenizer, pair.teacher.tokenizer)
@@ -352,19 +307,15 @@ def load_pair(
     Raises:
         SettingError: a model that does not load, or that does not fit the other.
     """
-    if student is not None and (layers is not None or num_layers is not None):
-        raise SettingError(
-            "layers and num_layers are for a student from the teacher's layers: leave them or student out"
-        )
-    start = _start_of(student, layers, num_layers)
-    chosen_device, frozen = device_of(device), frozen_teacher(in_memory("teacher", teacher))
+    start = _start_of(in_memory("student", student), layers, num_layers)
+    chosen_device, frozen = device_of(device), _frozen_teacher(in_memory("teacher", teacher))
     model, kind = frozen.model, frozen.kind
     length = sequence_length or min(USUAL_LENGTH, max_positions(model) or USUAL_LENGTH)
-    tokenizer = student_tokenizer(start, frozen)
+    tokenizer = _student_tokenizer(start, frozen)
     if reads_same_tokens(tokenizer, frozen.tokenizer, kind):
         check_positions(model, "teacher", length)
     if isinstance(start, LoadedModel):
-        made, path = trainable_student(start, model, length, kind)
+        made, path = _trainable(start, model, length, kind), start.path
     else:
         with torch.random.fork_rng([]), without_bars():
             torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators
@@ -381,16 +332,78 @@ def load_pair(
     )
 
 
-def _start_of(
-    student: InMemoryOrNamed | StudentConfig | None, layers: str | Sequence[int] | None, num_layers: int | None
-) -> LoadedModel | StudentConfig:
+def _start_of(student: Any, layers: str | Sequence[int] | None, num_layers: int | None) -> LoadedModel | StudentConfig:
     """What a student begins from. Raises SettingError for layers that no pair can choose."""
-    start: LoadedModel | StudentConfig | str | Path | None = in_memory("student", student)
-    if start is None:
+    if student is not None and (layers is not None or num_layers is not None):
+        raise SettingError(
+            "layers and num_layers are for a student from the teacher's layers: leave them or student out"
+        )
+    if student is None:
         chosen = layers if layers is None or isinstance(layers, str) else list(layers)
-        start = LayersStudentConfig(layers=chosen, num_layers=num_layers)
-    elif isinstance(start, str | Path):
-        start = SavedStudentConfig(path=str(start))
+        student = LayersStudentConfig(layers=chosen, num_layers=num_layers)
+    start: LoadedModel | StudentConfig = (
+        SavedStudentConfig(path=str(student)) if isinstance(student, str | Path) else student
+    )
     if isinstance(start, LayersStudentConfig) and start.layers == AUTO:
         raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
     return start
+
+
+def _frozen_teacher(teacher: str | Path | LoadedModel) -> LoadedModel:
+    """A frozen masked or causal teacher. Raises SettingError where there is none."""
+    if isinstance(teacher, LoadedModel):
+        _refuse_kind(teacher.kind, teacher)
+        teacher.model.requires_grad_(False).float().eval()
+        settle_ties(teacher.model)
+        check_model(teacher.model, "teacher", teacher.kind)
+        return teacher
+    settings: OneTeacherConfig = SavedTeacherConfig(path=str(teacher))
+    if teacher in BUNDLED:
+        settings = parse(BundledTeacherConfig, {"kind": teacher}, "teacher")
+    _refuse_kind(kind := kind_of("teacher", teacher_path(settings)), teacher)
+    with without_bars():
+        model, tokenizer, _ = load_teacher(settings, kind)
+    return LoadedModel(model, tokenizer, kind, teacher_path(settings))
+
+
+def _refuse_kind(kind: ModelKind, teacher: object) -> None:
+    if kind not in (MASKED, CAUSAL):
+        cure = "choose a masked or a causal language model"
+        raise SettingError(f"a {kind.noun}", setting="teacher", value=teacher, cure=cure)
+
+
+def _trainable(student: LoadedModel, teacher: Any, length: int, kind: ModelKind) -> Any:
+    """A student in memory, which is trained itself."""
+    model = student.model
+    if model is teacher:
+        raise SettingError("student is the very model of the teacher: give a copy of it, as copy.deepcopy makes one")
+    settle_ties(model)
+    check_student(model, length, kind)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        if not student.path:  # else frozen by `load_model`, whatever the model is for
+            raise SettingError(
+                "student: requires_grad is off in all of its weights, so nothing would be trained: call "
+                "requires_grad_(True) on it"
+            )
+        model.requires_grad_(True)
+    return model.float().train()
+
+
+def _student_tokenizer(student: LoadedModel | StudentConfig, teacher: LoadedModel) -> PreTrainedTokenizerBase:
+    """The student's own tokenizer where it has one that differs from the teacher's; else the teacher's.
+
+    Raises:
+        SettingError: a student from the teacher's layers has another one, or it is to be trained on a corpus.
+    """
+    if isinstance(student, LoadedModel):
+        tokenizer = student.tokenizer
+    elif student.tokenizer == "corpus":
+        raise SettingError("student.tokenizer=corpus: no corpus is here to train a tokenizer on: name a folder of one")
+    else:
+        tokenizer = tokenizer_of(student, teacher.kind) or teacher.tokenizer
+    if tokenizer.get_vocab() == teacher.tokenizer.get_vocab():
+        return teacher.tokenizer
+    if not isinstance(student, LoadedModel):
+        named = f"student.tokenizer={student.tokenizer}"
+        refuse_layers(student, how_they_differ(named, tokenizer, teacher.tokenizer))
+    return tokenizer
