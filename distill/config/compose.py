@@ -4,7 +4,7 @@ Behind `build` there is no OmegaConf. Hydra is imported inside the functions tha
 read settings start quickly.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -126,11 +126,12 @@ def plain(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(mode="json", fallback=str)
 
 
-def build(composed: Any, overrides: list[str] | None = None) -> Config:
+def build(composed: Any, overrides: Sequence[str] = (), given: Mapping[str, Any] | None = None) -> Config:
     """Hydra's DictConfig -> typed settings.
 
     Args:
         overrides: those of the command line, which has to be read.
+        given: the values of a program by dotted names, which have to be read too.
 
     Raises:
         SettingError: an unknown key, a value of the wrong type, or one that was left open.
@@ -154,7 +155,7 @@ def build(composed: Any, overrides: list[str] | None = None) -> Config:
                 cure="a recipe is +recipe=NAME, and --cfg job shows the rest",
             )
     groups = {name: group_of(name, values.get(name)) for name in names if isinstance(getattr(Config(), name), GROUP)}
-    made, refusals = _sections(groups, named := named_settings(overrides or []))
+    made, refusals = _sections(groups, named := named_settings(overrides, given or {}))
     rest = {name: value for name, value in (values | groups).items() if name not in SECTIONS}
     try:
         config = parse(Config, rest | made | {"written": written, "compared": compared}, "")

@@ -5,18 +5,17 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from distill.config.command_line import CommandLine, check_one_run, check_overrides, groups, options_of
-from distill.config.compose import build, chain_config, register
+from distill.config.compose import build, chain_config, default_settings, register
 from distill.config.folders import CONF
-from distill.config.in_memory import InMemory
-from distill.config.layers import Layer, apply_overrides, layers_of, named_layers, overrides_of
+from distill.config.layers import Layer, apply_overrides, layers_of, named_layers, overrides_of, take_paths
 from distill.config.override_text import as_value, parse_override
 from distill.config.references import refuse_exploding
-from distill.config.settings import ChainConfig, Config, ObjectiveFlags
+from distill.config.settings import ChainConfig, Config
 from distill.config.sweep.index import SweepIndex
 from distill.config.sweep.names import swept_overrides
 from distill.config.written import as_yaml
@@ -37,6 +36,7 @@ class Composition:
     overrides: list[str]  # those of the settings
     folder: Path  # of the run
     sweep_folder: Path  # of a sweep of such runs
+    values: Mapping[str, Any] = field(default_factory=dict)  # of a program, by the dotted names of settings
 
     @property
     def sweeps(self) -> bool:
@@ -59,15 +59,19 @@ class Composition:
         """The chain that the recipe names; None where it names one run."""
         return chain_config(self.settings, self.overrides)
 
-    def with_objects(self, objects: Mapping[str, InMemory]) -> "Composition":
-        """The same with objects of a program in place of the texts that stand for them, by the names of settings."""
-        from omegaconf import OmegaConf, flag_override
+    def with_values(self, values: Mapping[str, Any]) -> "Composition":
+        """The same with values of a program, which win over all others.
 
-        settings = OmegaConf.create(self.settings, flags={"allow_objects": True})
-        with flag_override(settings, "struct", False):
-            for name, value in objects.items():
-                OmegaConf.update(settings, name, value, force_add=True)
-        return replace(self, settings=settings)
+        Args:
+            values: by the dotted names of settings: plain ones, and `InMemory` in place of an import path.
+        """
+        from omegaconf import OmegaConf
+
+        settings = OmegaConf.create(self.settings, flags={"allow_objects": True, "struct": False})
+        for name, value in values.items():
+            OmegaConf.update(settings, name, value, merge=False)
+        take_paths(settings, self.overrides, values)
+        return replace(self, settings=settings, values=values)
 
 
 class ComposedRun(NamedTuple):
@@ -93,7 +97,9 @@ def composed(arguments: list[str]) -> Config:
     return build(composition.settings, composition.overrides)
 
 
-def composed_run(arguments: list[str], objects: Mapping[str, InMemory] | None = None) -> ComposedRun:
+def composed_run(
+    arguments: list[str], values: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+) -> ComposedRun:
     """The one run that a command line names, for programs that run it themselves.
 
     What Hydra keeps for the whole process, such as the configuration of a program that uses it too, is as before
@@ -101,20 +107,15 @@ def composed_run(arguments: list[str], objects: Mapping[str, InMemory] | None = 
 
     Args:
         arguments: as `composed` takes them, and hydra.run.dir, the folder of the run.
-        objects: of the program, by the names of the settings in whose places they stand.
+        values: gets the settings that these make, and gives those of the program, as `Composition.with_values`
+            takes them.
 
     Raises:
         SettingError: bad input, several runs, or a part of Hydra that only the command has.
     """
     with hydra_as_before():
-        return run_of(_one_run(CommandLine.of(arguments)).with_objects(objects or {}))
-
-
-def terms_of(arguments: list[str]) -> list[str]:
-    """The names of the loss terms that a command line and its recipe set; arguments as `composed_run` takes them."""
-    with hydra_as_before():
-        objective = _one_run(CommandLine.of(arguments)).settings["objective"]
-    return [str(name) for name in objective if name not in (*ObjectiveFlags.model_fields, "temperature")]
+        composition = _one_run(CommandLine.of(arguments))
+        return run_of(composition.with_values(values(composition.settings)))
 
 
 def _one_run(line: CommandLine) -> Composition:
@@ -238,19 +239,22 @@ def _composition(settings: Any, hydra: Any, folder: Path, sweep_folder: Path) ->
 
 def run_of(composition: Composition) -> ComposedRun:
     """The run that was composed."""
-    config = build(composition.settings, composition.overrides)
+    config = build(composition.settings, composition.overrides, composition.values)
     return ComposedRun(config, composition.folder, composition.recipe, _command(composition), as_yaml(config.written))
 
 
 def _command(composition: Composition) -> str:
     """The command of a run for a shell, which resumes this very run where it is given in the same working folder."""
     of_hydra = overrides_of(composition.hydra, "hydra")
+    signs = {name: "" if name in default_settings() else "++" for name in composition.values}
+    of_program = [f"{signs[name]}{name}={as_value(value)}" for name, value in composition.values.items()]
     searched = [text for text in of_hydra if text.startswith("hydra.searchpath=") and not text.endswith("=[]")]
     names = {text.partition("=")[0] for text in of_hydra}
     is_named = composition.sweeps or "hydra.run.dir" in names
     folder = [f"hydra.run.dir={as_value(str(composition.folder))}"] if is_named else []
     folder += ["hydra.mode=RUN"] * composition.sweeps  # of a recipe that searches
-    return shlex.join(["python", "-m", "distill", *map(redact, [*composition.overrides, *searched, *folder])])
+    words = [*composition.overrides, *of_program, *searched, *folder]
+    return shlex.join(["python", "-m", "distill", *map(redact, words)])
 
 
 def by_hydra(line: CommandLine, run: Callable[[Composition], float | None]) -> None:

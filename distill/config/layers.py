@@ -5,7 +5,7 @@ settings of the command line. Here an option of a group that the command line na
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,18 +131,22 @@ def apply_overrides(settings: Any, overrides: list[str], hydra: Any) -> None:
         _merge_again(settings, chosen_layers)
         _set_again(settings, overrides, {layer.option.rpartition("/")[0] for layer in layers})
     _replace_dicts(settings, overrides)
-    _take_paths(settings, overrides)
+    take_paths(settings, overrides)
     OmegaConf.set_struct(settings, struct)
 
 
-def named_settings(overrides: list[str]) -> dict[str, set[str]]:
-    """The settings that the command line names, by group: `teacher.cache.top_k=8` is `cache.top_k` of `teacher`."""
+def named_settings(overrides: Sequence[str], given: Mapping[str, Any]) -> dict[str, set[str]]:
+    """The settings that a command line or a program names, by group: `teacher.path=A` is `path` of `teacher`.
+
+    Args:
+        given: the values of a program by dotted names.
+    """
     named: dict[str, set[str]] = defaultdict(set)
-    for override in _parsed(overrides):
-        if not override.is_delete() and not override.is_sweep_override():
-            for name in flatten({override.key_or_group: override.value()}):
-                group, _, rest = name.partition(".")
-                named[group].add(rest)
+    parsed = [one for one in _parsed(overrides) if not one.is_delete() and not one.is_sweep_override()]
+    for key, value in [*((one.key_or_group, one.value()) for one in parsed), *given.items()]:
+        for name in flatten({key: value}):
+            group, _, rest = name.partition(".")
+            named[group].add(rest)
     return named
 
 
@@ -190,14 +194,17 @@ def _replace_dicts(settings: Any, overrides: list[str]) -> None:
             OmegaConf.update(settings, name, override.value())
 
 
-def _take_paths(settings: Any, overrides: list[str]) -> None:
+def take_paths(settings: Any, overrides: Sequence[str], given: Collection[str] = ()) -> None:
     """Let `teacher.path=FOLDER` on the command line alone replace a bundled teacher, which would not read it.
 
     And `student.path=FOLDER` a student that is made, unless a callable of the user's makes it.
+
+    Args:
+        given: names of settings that a program gives besides.
     """
     from omegaconf import OmegaConf
 
-    names = {override.key_or_group for override in _parsed(overrides)}
+    names = {*given, *(override.key_or_group for override in _parsed(overrides))}
     for group, chooser, without_path in (("teacher", "kind", BUNDLED), ("student", "init", MADE)):
         section = settings.get(group)
         has_path = f"{group}.path" in names and OmegaConf.select(section, "path", throw_on_missing=False) is not None
@@ -206,5 +213,5 @@ def _take_paths(settings: Any, overrides: list[str]) -> None:
             OmegaConf.update(settings, f"{group}.{chooser}", "pretrained")
 
 
-def _parsed(overrides: list[str]) -> list[Any]:
+def _parsed(overrides: Sequence[str]) -> list[Any]:
     return [parse_override(override) for override in overrides]

@@ -1,5 +1,6 @@
 """The text of an override, NAME=VALUE: as Hydra reads it, and as a shell does."""
 
+import json
 import re
 import shlex
 from functools import cache, lru_cache
@@ -18,8 +19,11 @@ ENTRY = re.compile(r"""((?:[\[{,]|:\s)\s*)([^\[\]{},:'"\s][^\[\]{},:'"]*)(?=[\]}
 UNQUOTED = re.compile(r"[A-Za-z0-9_./\\+*%@?|$ -]+")  # what Hydra takes without quotation marks
 
 
-def as_value(text: str) -> str:
-    """A text as a value of a command line, in quotation marks where its signs need them."""
+def as_value(value: Any) -> str:
+    """A plain value as it stands on a command line, a text in quotation marks where its signs need them."""
+    if value is None or isinstance(value, bool | int | float | list | dict):  # JSON, but for the names in a dict
+        return re.sub(r'"(\w+)": ', r"\1: ", json.dumps(value, ensure_ascii=False))
+    text = str(value)
     return text if SIMPLE.fullmatch(text) else quoted(text.replace("${", r"\${"))
 
 

@@ -14,7 +14,7 @@ import torch
 from job import book, environment, save_model
 
 import distill
-from distill.commands.api.callables import digest_of, target_of
+from distill.commands.api.objects import digest_of, target_of
 from distill.config.in_memory import InMemory
 from distill.runtime.errors import SettingError
 

@@ -1,6 +1,7 @@
 """Objects in, run out: the student of the command, what is written down of the objects, and what is refused."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from job import assert_alike, assert_same, book, composed_run, environment, refused_line, results, save_model
@@ -16,10 +18,9 @@ from torchmetrics import MeanMetric
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
 import distill
-from distill.commands.api.callables import target_of
-from distill.commands.api.data_in_memory import in_memory
+from distill.commands.api.data import in_memory
 from distill.commands.api.distill import _Job as Job
-from distill.commands.api.overrides import Overrides
+from distill.commands.api.objects import Given, target_of
 from distill.config.in_memory import InMemory
 from distill.models.identity import model_digest
 from distill.runtime.errors import SettingError
@@ -110,7 +111,8 @@ def test_no_teacher_is_no_teacher_and_not_the_recipes(folder: Path) -> None:
     for kind, (teacher, expected) in {"none": (None, ("none", ["mlm"])), "recipe's": (..., None)}.items():
         job = Job(None, Path("files"), {})
         job.add_models(teacher, student)
-        config = composed_run(job.arguments(None, None), job.overrides.objects).config
+        job.add_settings(None)
+        config = composed_run(job.arguments(None), job.values).config
         terms = [name for name, term in config.objective.terms.items() if term.weight]
         assert (config.teacher.kind, terms) == expected if expected else config.teacher.kind == "bundled_deep", kind
 
@@ -222,10 +224,10 @@ class Stream(IterableDataset[Any]):
         ({"data": {"text": TEXTS}}, r"data is a dict: give a datasets\.Dataset"),
         ({"evaluation": {"my-set": TEXTS}}, r"evaluation: the name my-set of a set"),
         ({"train": {"stps": 3}}, r"train\.stps"),
-        ({"train": {"steps": torch.nn.Linear(1, 1)}}, r"train\.steps is a Linear: settings are numbers"),
+        ({"train": {"steps": torch.nn.Linear(1, 1)}}, r"train\.steps: a Linear; settings are numbers"),
         ({"train": {"steps": 1}, "eval_dataset": TEXTS}, r"eval_dataset is no argument .*: give evaluation="),
-        ({"observers": [Counted()]}, r"observers is a list: give each a name, as observers=\{'mine'"),
-        ({"observers": Counted()}, r"observers is a Counted: give each a name"),
+        ({"observers": [Counted()]}, r"observers: a list; give each a name, as observers=\{'mine'"),
+        ({"observers": Counted()}, r"observers: a Counted; give each a name"),
         ({"lr": 1e-3}, r"^lr: .*optimizer\.lr"),
         ({"teacher": torch.nn.Linear(1, 1)}, r"teacher is a Linear in memory, without its tokenizer"),
         ({"backend": {"name": "ddp", "processes": 2}}, r"backend\.processes=2: .*`torchrun --nproc-per-node 2 "),
@@ -285,8 +287,8 @@ def test_other_splits_are_read_as_the_data_is(tmp_path: Path, cache: Path) -> No
     assert described.documents == 20 and 0 < described.positions < described.tokens
     job = Job(None, tmp_path, {"corpus": {"template": "T", "prompt": "other"}})
     job.add_evaluation({"imdb": TEXTS})
-    beside = [text.partition(".imdb.")[2] for text in job.overrides.texts]
-    assert {"fraction=1.0", "template=T"} <= {*beside} and not any(text.startswith("prompt") for text in beside)
+    beside = {name.rpartition(".imdb.")[2]: value for name, value in job.given.values.items()}
+    assert (beside["fraction"], beside["template"]) == (1.0, "T") and "prompt" not in beside
 
 
 def test_answers_are_read_from_files_and_learned_from_the_teacher(tmp_path: Path) -> None:
@@ -298,9 +300,9 @@ def test_answers_are_read_from_files_and_learned_from_the_teacher(tmp_path: Path
     job = Job(None, tmp_path, {})
     job.add_models(pair, None)
     job.add_data("questions")
-    arguments = job.arguments(None, None)
+    arguments = job.arguments(None)
     assert arguments[0] == "+recipe=squad" and {"objective=distil_spans", "student=layers"} <= {*arguments}
-    assert "corpus.path=questions" in arguments and not any("heldout" in word for word in arguments)
+    assert job.given.values["corpus.path"] == "questions" and not any("heldout" in word for word in arguments)
 
 
 def test_conversations_and_a_causal_pair(tmp_path: Path, cache: Path) -> None:
@@ -332,32 +334,29 @@ def test_conversations_and_a_causal_pair(tmp_path: Path, cache: Path) -> None:
         )
 
 
-def test_how_settings_become_overrides() -> None:
-    overrides = Overrides()
-    overrides.add("train", distill.TrainConfig(steps=3, epochs=None))
-    overrides.add("student", distill.NewStudentConfig(architecture="bert", config={"hidden_size": 32}))
-    overrides.add("optimizer", "lamb")
-    overrides.add(
-        "objective", {"soft": {"start": 1.0, "end": 0.0}, "mlm": 2, "temperature": 3.0, "cosine": {"weight": 1}}
-    )
-    overrides.add("seed", 7)
-    overrides.add("corpus.path", Path("a folder/it's"))
-    overrides.add("evaluate.sets", ("a", "null"))
-    assert sorted(overrides.texts) == [
-        r"corpus.path='a folder/it\'s'",
-        "evaluate.sets=[a,'null']",
-        "objective.cosine.weight=1",
-        "objective.mlm.weight=2",
-        "objective.soft.weight={start:1.0,end:0.0}",
-        "objective.temperature=3.0",
-        "optimizer=lamb",
-        "seed=7",
-        "student.architecture=bert",
-        "student.config={hidden_size:32}",
-        "student.init=random",
-        "train.epochs=null",
-        "train.steps=3",
-    ]
+def test_how_settings_become_options_and_values() -> None:
+    given = Given()
+    given.add("train", distill.TrainConfig(steps=np.int64(3), epochs=None))
+    given.add("student", distill.NewStudentConfig(architecture="bert", config={"hidden_size": 32}))
+    given.add("optimizer", "lamb")
+    given.add("optimizer", {"lr": np.float64(1e-4)})
+    given.add("objective", {"soft": {"start": 1.0, "end": 0.0}, "mlm": 2, "temperature": 3.0, "cosine": {"weight": 1}})
+    given.add("corpus.path", Path("a folder/it's"))
+    given.add("evaluate.sets", ("a", "null"))
+    assert given.options == {"optimizer": "lamb"} and given.values == {
+        "corpus.path": "a folder/it's",
+        "evaluate.sets": ["a", "null"],
+        "objective.cosine.weight": 1,
+        "objective.mlm.weight": 2,
+        "objective.soft.weight": {"start": 1.0, "end": 0.0},
+        "objective.temperature": 3.0,
+        "optimizer.lr": 1e-4,
+        "student.architecture": "bert",
+        "student.config": {"hidden_size": 32},
+        "student.init": "random",
+        "train.epochs": None,
+        "train.steps": 3,
+    }
     assert target_of("optimizer", torch.optim.RAdam) == "torch.optim.radam.RAdam"
     one, other = target_of("objective.x", lambda a, b, c: a), target_of("objective.x", lambda a, b, c: b)
     assert isinstance(one, InMemory) and isinstance(other, InMemory) and one.digest != other.digest  # of one line
@@ -399,3 +398,15 @@ def test_a_format_for_training_is_set_aside(tmp_path: Path) -> None:
     assert examples.first == TEXTS and examples.classes == ("0", "1")
     with pytest.raises(SettingError, match=r"^corpus holds a data set with a transform.* map\(\)"):
         in_memory(rows.with_transform(lambda batch: batch), "corpus", False, tmp_path)
+
+
+def test_the_command_of_a_run_without_objects_repeats_it(folder: Path, cache: Path, tmp_path: Path) -> None:
+    """Values of a program stand in it as a command line has them; what the settings hold is the same."""
+    job = Job(None, tmp_path, {"train": STEPS, "corpus": {"sequence_length": 32}, "settings": {"data.cache": cache}})
+    job.add_models(folder, LAYERS)
+    job.add_data("it's [here]/null")
+    job.add_settings({"soft": {"start": 1.0, "end": 0.0}, "mlm": 1})
+    of_program = composed_run(job.arguments(tmp_path / "run"), job.values)
+    of_command = composed_run(shlex.split(of_program.command)[3:])
+    assert of_command.config == of_program.config and of_command.folder == of_program.folder
+    assert of_command.config.corpus.source.path == "it's [here]/null"  # type: ignore[union-attr]

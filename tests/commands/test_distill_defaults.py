@@ -45,8 +45,9 @@ def test_sets_by_their_dotted_name_are_scored(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_dict({"text": TEXTS, "label": [number % 2 for number in range(60)]})
     job = Job("table", tmp_path, {"settings": {"evaluate.sets": ["mine"]}})
     job.add_data(rows)
-    assert "evaluate.sets=[mine]" in job.arguments(None, None)
+    job.add_settings(None)
+    assert job.given.values["evaluate.sets"] == ["mine"]
     job = Job("table", tmp_path, {})
     job.add_data(rows)
     with pytest.raises(SettingError, match=r"^evaluation=None, and nothing is held out of labelled data"):
-        job.arguments(None, None)
+        job.add_settings(None)

@@ -11,8 +11,7 @@ from job import book, save_model
 from safetensors.torch import load_file
 
 import distill
-from distill.commands.api.data_in_memory import splits_of
-from distill.commands.api.overrides import Overrides
+from distill.commands.api.data import splits_of
 from distill.runtime.errors import SettingError
 
 TEXTS = [book(number, 2).strip() for number in range(60)]
@@ -86,16 +85,6 @@ def test_each_module_keeps_its_mode(saved: Path) -> None:
     distill.predict((model, held.tokenizer), "A dark [MASK].")
     distill.score(["A dark night."], (model, held.tokenizer))
     assert [module.training for module in model.modules()] == before and len(set(before)) == 2
-
-
-def test_numbers_and_paths_as_settings() -> None:
-    overrides = Overrides()
-    overrides.add("optimizer", {"lr": np.float64(1e-4), "clip": np.float32(0.5)})
-    overrides.add("objective", {"mine": {"_target_": "my.Loss", "weight": np.float32(0.25), "file": Path("a.csv")}})
-    assert overrides.texts == [
-        *("optimizer.lr=0.0001", "optimizer.clip=0.5", "objective.mine._target_=my.Loss"),
-        *("++objective.mine.weight=0.25", "++objective.mine.file=a.csv"),
-    ]
 
 
 def test_a_frame_of_pandas_is_a_data_set() -> None:

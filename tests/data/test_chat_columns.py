@@ -12,7 +12,7 @@ from chat_templates import CHATML, MARKED, SHORT, TALK, smollm2
 from tiny import all_of, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.commands.api.data_in_memory import splits_of
+from distill.commands.api.data import splits_of
 from distill.config.settings import Config, SourceConfig
 from distill.data.sequence_format import IDS, PROMPT, causal_format
 from distill.data.sources._in_memory import source_in_memory

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from torch import nn
 
-from distill.commands.api.callables import digest_of, import_path
-from distill.commands.api.data_in_memory import TRAIN, in_memory, splits_of
-from distill.commands.api.overrides import Overrides
+from distill.commands.api.data import TRAIN, in_memory, splits_of
+from distill.commands.api.objects import FLAGS, Given, digest_of, import_path
 from distill.commands.api.run import RunResults, errors_for_programs, run_here
 from distill.config.command_line import options_of, run_dir
-from distill.config.composition import composed_run, terms_of
+from distill.config.composition import composed_run
 from distill.config.in_memory import InMemory
 from distill.config.settings import (
     BackendConfig,
@@ -134,13 +133,14 @@ def distill(
         job.add_models(teacher, student)
         job.add_data(data)
         job.add_evaluation(evaluation)
+        job.add_settings(objective)
         with errors_for_programs():
-            composed = composed_run(job.arguments(objective, folder), job.overrides.objects)
+            composed = composed_run(job.arguments(folder), job.values)
         return run_here(composed)
 
 
 class _Job:
-    """The command line of a run as it is put together from the arguments of `distill`."""
+    """The settings of a run as they are put together from the arguments of `distill`."""
 
     def __init__(self, recipe: str | None, files: Path, settings: RunSettings) -> None:
         for name in settings:
@@ -149,9 +149,9 @@ class _Job:
         self.recipe, self.files, self.tokenizer = recipe, files, settings.get("tokenizer")
         sections = {name: value for name, value in settings.items() if name not in ("tokenizer", "settings")}
         self.settings: Mapping[str, Any] = {**sections, **settings.get("settings", {})}
-        self.overrides = Overrides()
+        self.given, self.defaults = Given(), Given()  # the latter hold where no recipe is named
         self.kind: ModelKind | None = None  # of the models, where one is given
-        self.defaults = list[str]()  # of Python alone, where no recipe is named
+        self.terms: set[str] | None = None  # the names of all losses; None: those of the recipe
         self.sets = list[str]()  # names of evaluation sets
         self.lacks_sets = False  # whether data was given of which nothing is held out
 
@@ -164,41 +164,48 @@ class _Job:
         """Whether the examples are questions with answers, of which none is read from memory."""
         return self.kind is SPANS if self.recipe is None else self.recipe == RECIPES[SPANS]
 
-    def arguments(self, objective: Any, folder: str | Path | None) -> list[str]:
-        """The arguments of the command, those that the caller set himself last."""
+    def arguments(self, folder: str | Path | None) -> list[str]:
+        """What names files: the recipe, options of groups, and the run folder."""
         recipe = self.recipe or (None if self.kind is None else RECIPES[self.kind])
+        options = (self.defaults.options if self.recipe is None else {}) | self.given.options
+        named = [] if recipe is None else [f"+recipe={recipe}"]
+        place = [] if folder is None else [run_dir(Path(folder))]
+        return [*named, *(f"{name}={option}" for name, option in options.items()), *place]
+
+    def values(self, composed: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of all other settings by dotted names, for the settings that those options make."""
+        defaults = self.defaults.values if self.recipe is None else {}
+        others = [] if self.terms is None else [name for name in composed["objective"] if name not in self.terms]
+        without = {f"objective.{name}.weight": 0.0 for name in others if name not in FLAGS}
+        return {**defaults, **without, **self.given.values}
+
+    def add_settings(self, objective: Any) -> None:
+        """Take those that the caller has set himself, which win over the others; and the loss.
+
+        Of the loss the terms that are named alone hold, whatever terms the recipe has.
+        """
         if self.sets:
-            self.overrides.add("evaluate.sets", self.sets)
+            self.given.add("evaluate.sets", self.sets)
         elif self.lacks_sets and not any(name == "evaluate" or name.startswith(NAMING_SETS) for name in self.settings):
             raise SettingError(
                 "evaluation=None, and nothing is held out of labelled data: give evaluation=DATA, or data with a "
                 "validation or test split, such as data.train_test_split(0.1)"
             )
         for name, value in self.settings.items():
-            self.overrides.add(name, value)
-        named = [] if recipe is None else [f"+recipe={recipe}"]
-        before = [*named, *(self.defaults if self.recipe is None else [])]
-        self._add_objective(before, objective)
-        place = [] if folder is None else [run_dir(Path(folder))]
-        return [*before, *self.overrides.texts, *place]
-
-    def _add_objective(self, before: list[str], objective: Any) -> None:
-        """Take the loss: the terms that it names alone, whatever terms the recipe has."""
-        if objective is None:
-            return
+            self.given.add(name, value)
         if callable(objective):
             name = str(getattr(objective, "__name__", ""))
             objective = {name if name.isidentifier() else "loss": objective}  # a lambda's is none
         if isinstance(objective, Mapping):
-            others = [name for name in terms_of(before) if name not in objective]
-            objective = {**{name: 0.0 for name in others}, **objective}
-        self.overrides.add("objective", objective)
+            self.terms = {str(name) for name in objective}
+        if objective is not None:
+            self.given.add("objective", objective)
 
     def add_models(self, teacher: Any, student: Any) -> None:
         """Take the models, and from them the kind of the job; `teacher` is `...` where it is the recipe's."""
         trains_alone = teacher is None
         if trains_alone:
-            self.overrides.texts.append("teacher=none")
+            self.given.add("teacher", "none")
         teacher = None if teacher is ... else teacher
         held = {"teacher": self._held("teacher", teacher), "student": self._held("student", student)}
         if held["teacher"] is not None and held["student"] is not None and held["student"][1] is None:
@@ -208,24 +215,24 @@ class _Job:
             if model is not None:
                 self._add_object(name, *model, loaded=isinstance(value, LoadedModel))
             elif isinstance(value, str | Path) and str(value) not in options_of(name):
-                self.overrides.texts.append(f"{name}=pretrained")
-                self.overrides.add(f"{name}.path", value)
+                self.given.add(name, "pretrained")
+                self.given.add(f"{name}.path", value)
             elif value is not None:
-                self.overrides.add(name, value)
+                self.given.add(name, value)
             self.kind = self.kind or _kind(name, value if model is None else model[0])
         if trains_alone and self.kind not in OBJECTIVES:
-            self.defaults.append("objective=clm" if self.kind is CAUSAL else "objective=mlm")
+            self.defaults.add("objective", "clm" if self.kind is CAUSAL else "mlm")
         if self.kind in OBJECTIVES and teacher is not None:
-            self.defaults.append(f"objective={OBJECTIVES[self.kind]}")
+            self.defaults.add("objective", OBJECTIVES[self.kind])
         if teacher is not None and (student is None or isinstance(student, LayersStudentConfig)):
             self._add_layers(teacher if held["teacher"] is None else held["teacher"][0])
 
     def _add_layers(self, teacher: Any) -> None:
         """Let the student have the teacher's own architecture where the recipe has another one, or none."""
         if self.kind in OBJECTIVES:
-            self.defaults.append("student=layers")
+            self.defaults.add("student", "layers")
         elif self.kind is MASKED and _family(teacher) != "bert":
-            self.defaults.append("student.architecture=same")
+            self.defaults.add("student.architecture", "same")
 
     def _held(self, name: str, value: Any) -> "tuple[nn.Module, PreTrainedTokenizerBase | None] | None":
         """A model in memory and its tokenizer; None for what is named or set."""
@@ -256,31 +263,32 @@ class _Job:
 
         code = source_digest(import_path(type(model)) or "")
         held = InMemory(type(model).__name__, model_digest(model, tokenizer), copied, tokenizer, code)
-        self.overrides.texts += [f"{name}=custom", f"{name}.path=null", f"{name}.tokenizer=null"]
-        self.overrides.add_object(name, held)
+        self.given.add(name, "custom")
+        self.given.add_object(name, held, path=None, tokenizer=None)
 
     def add_data(self, data: Any) -> None:
         """Take what is trained on; of several splits one of the others is evaluated on."""
         if data is None:
             return
-        self.defaults.append("corpus.max_sequences=null")
+        self.defaults.add("corpus.max_sequences", None)
         if not self.is_labelled and not isinstance(self.settings.get("evaluate"), str):
-            self.defaults.append("evaluate=heldout")
+            self.defaults.add("evaluate", "heldout")
         if isinstance(data, str | Path):
             if self.recipe is None and not self.is_labelled and "corpus" not in self.settings:
-                self.overrides.add("corpus", _kind_of_files(data))
-            self.overrides.add("corpus.path", data)
+                self.given.add("corpus", _kind_of_files(data))
+            self.given.add("corpus.path", data)
             return
         self._refuse_answers_in_memory("data")
         if not self.is_labelled:
-            self.overrides.texts += ["corpus=custom", "++corpus.kind=custom"]
+            self.given.add("corpus", {"kind": "custom"})
+            self.given.add("corpus", "custom")
         if isinstance(data, Source):
-            self.overrides.add_object("corpus", InMemory(type(data).__name__, digest_of(data, "data"), lambda: data))
+            self.given.add_object("corpus", InMemory(type(data).__name__, digest_of(data, "data"), lambda: data))
             return
         splits = splits_of(data, "data")
         if TRAIN not in splits:
             raise SettingError(f"data has the splits {', '.join(splits)} and no split {TRAIN}: give data=DATA[NAME]")
-        self.overrides.add_object("corpus", in_memory(splits[TRAIN], "corpus", self.is_labelled, self.files))
+        self.given.add_object("corpus", in_memory(splits[TRAIN], "corpus", self.is_labelled, self.files))
         for names in SCORED:
             if other := {name: splits[name] for name in splits if name.startswith(names)}:
                 return self.add_evaluation(other)
@@ -302,7 +310,7 @@ class _Job:
                 # A set of this name that ships with Distill may take a fraction.
                 of_texts = {"kind": kind, "fraction": 1.0, **columns}
                 of_examples = ANSWERS if self.has_answers else COLUMNS | {"kind": "table"}
-                self.overrides.add(place, {"path": str(data), **(of_examples if self.is_labelled else of_texts)})
+                self.given.add(place, {"path": str(data), **(of_examples if self.is_labelled else of_texts)})
                 continue
             self._refuse_answers_in_memory(f"evaluation {name}")
             rows, *others = splits_of(data, f"evaluation {name}").values()
@@ -310,7 +318,7 @@ class _Job:
                 raise SettingError(f"evaluation {name} has several splits: give the one to score, such as DATA['test']")
             columns = {"fraction": 1.0, **self._text_settings(rows.column_names, written=True)}
             beside = COLUMNS | {"split": name} if self.is_labelled else columns
-            self.overrides.add_object(place, in_memory(rows, place, self.is_labelled, self.files), **beside)
+            self.given.add_object(place, in_memory(rows, place, self.is_labelled, self.files), **beside)
 
     def _refuse_answers_in_memory(self, argument: str) -> None:
         if self.has_answers:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from distill.commands.api.callables import LOSSES, target_of
+from distill.commands.api.objects import LOSSES, target_of
 from distill.config.compose import objective_config
 from distill.config.errors import parse
 from distill.config.rules import refuse_first_position

@@ -1,15 +1,21 @@
-"""Classes, functions and objects of a program as what `_target_` names: losses, metrics and other parts."""
+"""What a program gives for settings, as plain values; classes, functions and objects as what `_target_` names."""
 
 import copy
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from distill.config.command_line import groups
 from distill.config.in_memory import InMemory
+from distill.config.layers import REPLACED
+from distill.config.model import Settings
+from distill.config.settings import ObjectiveFlags
 from distill.objective.terms import ALL, VocabularyTerm
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.users_source import source_digest
@@ -18,16 +24,83 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 LOSSES, METRICS, OBSERVERS = "objective.", "evaluate.measures.", "observers."
+FLAGS = (*ObjectiveFlags.model_fields, "temperature")  # settings of the objective that are no terms
+CALLED = ("optimizer", "schedule")  # groups in whose place a class or function may stand
+CHOOSERS = {"student": "init", "teacher": "kind"}  # what chooses one of the classes of a section
+SCHEDULE = {"start", "end"}  # the names of a number that follows a schedule
 
 
-class FunctionLoss(VocabularyTerm):
-    """A loss over the vocabulary by a function of student logits [n, V], teacher logits [n, V] and targets [n]."""
+class Given:
+    """The settings of a program: options of groups, which name files, and values by dotted names."""
 
-    def __init__(self, function: Callable[..., Tensor], positions: str) -> None:
-        self.function, self.positions = function, positions
+    def __init__(self) -> None:
+        self.options: dict[str, str] = {}
+        self.values: dict[str, Any] = {}
 
-    def losses(self, student: Tensor, teacher: Any, targets: Tensor) -> Tensor:
-        return self.function(student, teacher, targets)
+    def add(self, name: str, value: Any) -> None:
+        """A setting by its dotted name, or several as a mapping or as one of the models of settings.
+
+        Raises:
+            SettingError: a value that no setting has.
+        """
+        if isinstance(value, Settings):
+            value = _given_fields(name, value)
+        if name == OBSERVERS.rstrip(".") and not isinstance(value, Mapping | None):
+            cure = "give each a name, as observers={'mine': OBSERVER}"
+            raise SettingError(f"a {type(value).__name__}", setting=name, cure=cure)
+        if name.startswith(LOSSES) and name.count(".") == 1 and name.removeprefix(LOSSES) not in FLAGS:
+            is_number = isinstance(value, int | float) or (isinstance(value, Mapping) and {*value} == SCHEDULE)
+            name += ".weight" * is_number
+        place = name.removesuffix("._target_")
+        if (place != name and callable(value)) or _is_called(name, value):
+            self.options |= {place: "custom"} if place in CALLED else {}
+            self.values[f"{place}._target_"] = target_of(place, value)
+        elif isinstance(value, Mapping) and name not in REPLACED and {*value} != SCHEDULE:
+            for key, inner in value.items():
+                self.add(f"{name}.{key}", inner)
+        elif isinstance(value, str) and name in groups():
+            self.options[name] = value
+        else:
+            self.values[name] = plain(value, name)
+
+    def add_object(self, name: str, value: InMemory, **beside: Any) -> None:
+        """An object in place of the import path `NAME._target_`, and settings beside it."""
+        self.values |= {f"{name}.{key}": inner for key, inner in {"_target_": value, **beside}.items()}
+
+
+def _is_called(name: str, value: Any) -> bool:
+    """Whether a class, a function or an object stands in place of a group of settings."""
+    group, _, last = name.rpartition(".")
+    is_place = name in CALLED or (bool(last) and f"{group}." in (LOSSES, METRICS, OBSERVERS))
+    return is_place and not isinstance(value, str | int | float | Mapping | list | tuple | None)
+
+
+def _given_fields(name: str, settings: Settings) -> dict[str, Any]:
+    """The fields that were given, without the defaults; and the field that chooses this class of a section."""
+    fields = {key: getattr(settings, key) for key in settings.model_fields_set}
+    chooser = CHOOSERS.get(name)
+    return fields if chooser is None else {chooser: getattr(settings, chooser), **fields}
+
+
+def plain(value: Any, name: str) -> Any:
+    """A value of numbers, texts, lists and dicts. Raises SettingError for an object, which no setting has."""
+    if callable(getattr(value, "item", None)) and getattr(value, "size", None) == 1:  # a number of numpy
+        return value.item()
+    match value:
+        case Enum():
+            return plain(value.value, name)
+        case None | bool() | int() | float() | str():
+            return value
+        case Path():
+            return str(value)
+        case Settings():
+            return plain(_given_fields("", value), name)
+        case Mapping():
+            return {str(key): plain(inner, name) for key, inner in value.items()}
+        case list() | tuple() | range() | set():
+            return [plain(inner, name) for inner in value]
+    cure = "settings are numbers, texts, lists and mappings; models are given as teacher= and student=, texts as data="
+    raise SettingError(f"a {type(value).__name__}", setting=name, cure=cure)
 
 
 def target_of(place: str, value: Any) -> str | InMemory:
@@ -88,6 +161,16 @@ def import_path(value: Any) -> str | None:
     except (ImportError, AttributeError, ValueError):
         return None
     return f"{module}.{name}" if is_there else None
+
+
+class FunctionLoss(VocabularyTerm):
+    """A loss over the vocabulary by a function of student logits [n, V], teacher logits [n, V] and targets [n]."""
+
+    def __init__(self, function: Callable[..., Tensor], positions: str) -> None:
+        self.function, self.positions = function, positions
+
+    def losses(self, student: Tensor, teacher: Any, targets: Tensor) -> Tensor:
+        return self.function(student, teacher, targets)
 
 
 class _LossOf:
