@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 Data = Any  # what `splits_of` takes
 TRAIN = "train"
-TAKEN = "give a datasets.Dataset or DatasetDict, a list of texts, a DataLoader over token ids, or the path of files"
+TAKEN = "give a datasets.Dataset or DatasetDict, a list of texts or of token ids, or the path of files"
 
 
 def splits_of(data: Data, setting: str) -> "Mapping[str, datasets.Dataset]":
     """The data sets of an object by split; one that has no splits is `train` alone.
 
     Args:
-        data: a datasets.Dataset or DatasetDict; a DataFrame of pandas; an iterable of texts or of rows; a DataLoader
-            whose data set holds token ids.
+        data: a datasets.Dataset or DatasetDict; a DataFrame of pandas; an iterable of texts or of rows; a data set of
+            torch that holds token ids.
         setting: what error lines call it: data or evaluation.
 
     Raises:
@@ -37,50 +37,25 @@ def splits_of(data: Data, setting: str) -> "Mapping[str, datasets.Dataset]":
     """
     import datasets
 
-    if isinstance(data, datasets.IterableDataset | datasets.IterableDatasetDict):
+    streams = datasets.IterableDataset | datasets.IterableDatasetDict
+    if isinstance(data, streams | torch.utils.data.IterableDataset | torch.utils.data.DataLoader):
         raise SettingError(
-            f"{setting} is a streamed data set, of which no row can be found again after an interrupt: give a "
-            "datasets.Dataset, or name it: corpus={'kind': 'hub', 'hub': NAME, 'streaming': True}"
+            f"a {type(data).__name__}, of which a resumed run could not find its place again",
+            setting=setting,
+            cure="give a list or a data set with numbers, such as loader.dataset, which is read in the run's own "
+            "order; a stream of the Hub is corpus={'kind': 'hub', 'hub': NAME, 'streaming': True}",
         )
     if isinstance(data, datasets.DatasetDict):
         return dict(data)
     if isinstance(data, datasets.Dataset):
         return {TRAIN: data}
-    if isinstance(data, torch.utils.data.DataLoader):
-        return {TRAIN: _from_rows(_rows_of_loader(data, setting), setting)}
-    if isinstance(data, torch.utils.data.IterableDataset):
-        raise SettingError(f"{setting} {_no_order(type(data).__name__)}")
     if isinstance(data, torch.utils.data.Dataset):
-        return {TRAIN: _from_rows(_by_number(data), setting)}
+        return {TRAIN: _from_rows((data[number] for number in range(len(data))), setting)}  # type: ignore[arg-type]
     if type(data).__name__ == "DataFrame" and type(data).__module__.startswith("pandas"):
         return {TRAIN: datasets.Dataset.from_pandas(data, preserve_index=False)}
     if isinstance(data, Mapping) or not isinstance(data, Iterable):
-        raise SettingError(f"{setting} is a {type(data).__name__}: {TAKEN}")
+        raise SettingError(f"a {type(data).__name__}", setting=setting, cure=TAKEN)
     return {TRAIN: _from_rows(data, setting)}
-
-
-def _rows_of_loader(loader: Any, setting: str) -> Iterator[Any]:
-    """What a loader's data set holds, by number: the run has a seeded order of its own, which resumes."""
-    samplers = torch.utils.data.SequentialSampler | torch.utils.data.RandomSampler
-    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
-        raise SettingError(f"{setting} is a DataLoader whose data set {_no_order(type(loader.dataset).__name__)}")
-    if not isinstance(loader.sampler, samplers) or getattr(loader.sampler, "replacement", False):
-        raise SettingError(
-            f"{setting} is a DataLoader with a {type(loader.sampler).__name__}, whose order a resumed run could not "
-            f"find again: give its data set, {setting}=loader.dataset, which is read in the run's own seeded order"
-        )
-    return _by_number(loader.dataset)
-
-
-def _by_number(data: Any) -> Iterator[Any]:
-    return (data[number] for number in range(len(data)))
-
-
-def _no_order(name: str) -> str:
-    return (
-        f"is a {name}, whose rows have no numbers, so that a resumed run could not find its place again: give a list "
-        "or a data set with numbers"
-    )
 
 
 def _from_rows(rows: Iterable[Any], setting: str) -> "datasets.Dataset":
@@ -90,7 +65,7 @@ def _from_rows(rows: Iterable[Any], setting: str) -> "datasets.Dataset":
 
     held = [_row(row, setting) for row in rows]
     if not held:
-        raise SettingError(f"{setting} is empty: {TAKEN}")
+        raise SettingError("empty", setting=setting, cure=TAKEN)
     names = dict.fromkeys(name for row in held for name in row)  # `datasets` would take those of the first row alone
     held = [{name: row.get(name) for name in names} for row in held]
     try:
@@ -121,7 +96,7 @@ def _row(row: Any, setting: str) -> Mapping[str, Any]:
         return _row(row[0], setting)
     if hasattr(row, "tolist") or (isinstance(row, list | tuple) and all(isinstance(one, int) for one in row)):
         return {IDS: list(row.tolist() if hasattr(row, "tolist") else row)}
-    raise SettingError(f"{setting} holds a {type(row).__name__}: {TAKEN}")
+    raise SettingError(f"it holds a {type(row).__name__}", setting=setting, cure=TAKEN)
 
 
 def in_memory(rows: Any, setting: str, labelled: bool, files: Path) -> InMemory:
@@ -131,12 +106,18 @@ def in_memory(rows: Any, setting: str, labelled: bool, files: Path) -> InMemory:
         setting: what error lines call the settings beside it, such as `corpus`.
         files: a folder for rows that are too many to be sent to the processes that prepare them.
     """
+    import datasets
+
     if rows.format["type"] == "custom":
-        raise SettingError(f"{setting} holds a data set with a transform, which a run does not keep: apply it by map()")
+        raise SettingError(
+            "a data set with a transform, which a run does not keep", setting=setting, cure="apply it by map()"
+        )
     rows = rows.with_format(None)  # a format for training hides columns, and makes tensors of numbers
     digest = _digest(rows)
     if not rows.cache_files and rows.data.nbytes > FEW_BYTES:
-        rows = _on_disk(rows, files / digest[:16])
+        datasets.disable_progress_bars()
+        rows.save_to_disk(str(files / digest[:16]))  # from where other processes open them themselves
+        rows = datasets.load_from_disk(str(files / digest[:16]))
     title = f"{type(rows).__name__} in memory"
     make = _table(rows, title) if labelled else _source(rows, digest, title, setting)
     return InMemory(f"{type(rows).__name__} of {len(rows):,} rows", digest, make)
@@ -167,14 +148,16 @@ def _table(rows: Any, title: str) -> Callable[..., TableInMemory]:
         split: str = TRAIN,
         quotes: bool | None = None,
     ) -> TableInMemory:
-        columns: Mapping[str, Any] = {
-            "text": text,
-            "second": second,
-            "label": label,
-            "regression": regression,
-            "quotes": quotes,
-        }
-        return TableInMemory(hub=title, split=split, held=rows, **columns)
+        return TableInMemory(
+            hub=title,
+            split=split,
+            held=rows,
+            text=text,
+            second=second,
+            label=label,
+            regression=regression,
+            quotes=quotes,
+        )
 
     return table
 
@@ -185,12 +168,3 @@ def _digest(rows: Any) -> str:
     for row in rows.with_format(None):
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return digest.hexdigest()
-
-
-def _on_disk(rows: Any, folder: Path) -> Any:
-    """The same rows from files, which other processes open themselves."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    rows.save_to_disk(str(folder))
-    return datasets.load_from_disk(str(folder))

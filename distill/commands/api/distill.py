@@ -113,8 +113,8 @@ def distill(
         student: the same; it is trained on. None: that of the recipe, mostly half of the teacher's layers.
         data: what to train on: a datasets.Dataset with a column `text`, `messages`, `input_ids`, or `text` and
             `label` (others are named as `corpus={"field": NAME}`, `{"text": NAME, "label": NAME}`); a DatasetDict,
-            whose other splits are evaluated on; an iterable of texts; a torch data set of token ids, or a DataLoader
-            over one, of which batch size, order and collate_fn are not used; a `distill.Source`; or a path.
+            whose other splits are evaluated on; an iterable of texts; a torch data set of token ids; a
+            `distill.Source`; or a path.
         evaluation: the same, by the name of the set. None: a part of the data that is held out.
         objective: the terms by name with their weight or settings, without others that the recipe has; or a function
             of logits of student and teacher [n, V] and targets [n] that gives a loss for each position; or an option
