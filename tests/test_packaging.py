@@ -114,6 +114,6 @@ def test_mypy_sees_the_types_in_a_program_of_the_users(env: Path, tmp_path: Path
     command = [sys.executable, "-m", "mypy", "--python-executable", str(env / "bin" / "python"), "program.py"]
     done = subprocess.run(command, cwd=tmp_path, env=outside(), capture_output=True, text=True)
     *notes, last = [line.partition(" ")[2] for line in done.stdout.splitlines()]
-    assert notes[0] == 'note: Revealed type is "distill.commands.api.run_results.RunResults"', done.stdout
+    assert notes[0] == 'note: Revealed type is "distill.commands.api.run.RunResults"', done.stdout
     assert "distill.evaluation.text_scores.TextScore" in notes[1]
     assert notes[2].startswith('error: Argument 1 to "open_run" has incompatible type') and "1 error in 1 file" in last

@@ -14,7 +14,7 @@ import yaml
 from job import environment, refused_line, save_model
 from made_runs import make_run, results_of, settings_of
 
-from distill.commands.api.run_results import RunResults
+from distill.commands.api.run import RunResults
 from distill.commands.cli import main
 from distill.config.sweep.index import INDEX, SweepIndex
 from distill.models import load
