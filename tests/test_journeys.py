@@ -124,10 +124,7 @@ def stages_of_two_steps(name: str) -> str:
     chain["chain"]["given"]["seeds"], chain["chain"]["given"]["length"] = [0], 64
     for stage in chain["chain"]["stages"].values():
         stage["settings"] = [*stage["settings"], *SMALL]
-        if stage["recipe"] not in ("squad", "glue"):
-            stage["settings"] += ["corpus.sequence_length=64"]
-        elif stage["recipe"] == "squad":
-            stage["settings"] += QUESTIONS
+        stage["settings"] += ["corpus.sequence_length=64", *(QUESTIONS if stage["recipe"] == "squad" else [])]
     Path("my_configs/recipe").mkdir(parents=True, exist_ok=True)
     Path(f"my_configs/recipe/small_{name}.yaml").write_text(
         "# @package _global_\n" + yaml.safe_dump(chain, sort_keys=False)
