@@ -25,11 +25,10 @@ from distill.runs.record import Record
 from distill.runs.run_files import file_of_another
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
-from distill.runtime.host import memory_failure
+from distill.runtime.host import memory_failure, storage_failure
 from distill.runtime.jsonl import LogLine, is_history, read_lines, without_nan
 from distill.runtime.progress import keeping, under_way
 from distill.runtime.redaction import redact
-from distill.runtime.storage import storage_failure
 
 PATIENCE = 30.0  # seconds that the end of a run waits for a page that is being written
 

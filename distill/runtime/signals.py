@@ -1,9 +1,8 @@
-"""Signals to a run: stop after the step under way, stop at once, or write a checkpoint and continue; and the child
-processes that get them.
+"""Signals to a run: stop after the step under way, stop at once, or write a checkpoint and continue.
 
 A handler raises `Interrupted` wherever nothing can be lost: before the first step, in evaluations, in the final
 scoring. Within `deferred` it records the signal instead, and the training loop acts on it after its step, on all ranks
-alike. A second Ctrl-C is Python's KeyboardInterrupt.
+alike. A second Ctrl-C is Python's KeyboardInterrupt. Child processes get the same signals.
 """
 
 import ctypes
