@@ -12,12 +12,6 @@ from pathlib import Path
 from distill.runtime.errors import SettingError, StorageFailed, first_line
 
 GROUPS, GROUPS_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# Of a control group: its limit, what of that is taken, and the parts of this that files on the disk can be read into
-# again. The names of version 2, then of version 1, where they are in a folder of their own.
-GROUP_FILES = {
-    "": ("memory.max", "memory.current", ("active_file", "inactive_file")),
-    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
-}
 # Parts of the messages of torch and of the system where an allocation has failed.
 SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "Unable to allocate")
 ONEDNN = "could not create a primitive"  # its message where there is no memory, and only seldom another one
@@ -56,18 +50,15 @@ def free_memory() -> int | None:
 
 
 def _free_in_groups(root: Path, groups: Path) -> Iterator[int]:
-    """Of every control group with a limit that this process belongs to, such as that of its container."""
-    for line in _lines(groups):
-        _, kinds, path = line.split(":", 2)
-        if (files := GROUP_FILES.get(kinds)) is None:
-            continue
-        limit, taken, reclaimable = files
+    """Of every control group (version 2) with a limit that this process belongs to, such as that of its container."""
+    for path in [line.removeprefix("0::") for line in _lines(groups) if line.startswith("0::")]:
         # In a container its own group may be the root of those that are visible.
-        group = root / kinds / path.lstrip("/")
+        group = root / path.lstrip("/")
         for level in [group, *group.parents[: len(Path(path).parts) - 1]]:
-            for limited, used in zip(_lines(level / limit), _lines(level / taken), strict=False):
-                if limited != "max":
-                    yield max(int(limited) - int(used) + sum(_numbers(level / "memory.stat", reclaimable)), 0)
+            for limit, used in zip(_lines(level / "memory.max"), _lines(level / "memory.current"), strict=False):
+                if limit != "max":  # files on the disk can be read again
+                    files = sum(_numbers(level / "memory.stat", ("active_file", "inactive_file")))
+                    yield max(int(limit) - int(used) + files, 0)
 
 
 def _numbers(path: Path, names: Sequence[str], unit: int = 1) -> list[int]:
