@@ -7,7 +7,7 @@ release to the next. Each is imported when it is first used, so that `import dis
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from distill.runtime.children import follow_parent
+from distill.runtime.signals import follow_parent
 from distill.runtime.version import __version__
 
 follow_parent()  # first of all, where a process of this package has started this one

@@ -33,9 +33,8 @@ from distill.models.layer_choice import AUTO, RULES, Layer, are_layers, choose_l
 from distill.models.load import HubOptions, load_pretrained, load_tokenizer, model_folder
 from distill.models.memory import weights_bytes
 from distill.models.ties import refuse_tying
-from distill.runtime.errors import SettingError, first_line
+from distill.runtime.errors import SettingError, choose, first_line
 from distill.runtime.host import free_memory
-from distill.runtime.nearest import choose
 
 logger = logging.getLogger(__name__)
 

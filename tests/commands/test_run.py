@@ -21,7 +21,6 @@ import distill
 from distill.commands.api import run as module
 from distill.commands.api.run_results import RunResults
 from distill.runtime.errors import Diverged, Interrupted, RankLost, SettingError, StorageFailed
-from distill.runtime.signals import SAME_REQUEST, Signals
 
 
 def state() -> list[Any]:
@@ -180,16 +179,3 @@ def test_how_a_command_has_ended(
         module._run_command(["+recipe=smoke", "seed=x"])
     assert (tmp_path / "given").read_text() == "-m distill +recipe=smoke seed=x\n"
     assert status < 128 or json.dumps(error.value.status) == str(status)  # type: ignore[attr-defined]
-
-
-def test_a_second_interrupt_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("distill.runtime.signals.time.monotonic", lambda: now)
-    signals = Signals(owns_process=False)
-    with pytest.raises(Interrupted, match="at once by a second SIGINT"), signals.deferred():
-        signals.handle(signal.SIGINT, None)
-        now = SAME_REQUEST / 2
-        signals.handle(signal.SIGINT, None)  # the same request
-        now = 2 * SAME_REQUEST
-        signals.handle(signal.SIGINT, None)
-        pytest.fail("went on")

@@ -13,7 +13,7 @@ from distill.commands.api.digest import code_digest, digest_of
 from distill.config.in_memory import InMemory
 from distill.objective.terms import ALL, VocabularyTerm
 from distill.runtime.errors import SettingError
-from distill.runtime.users_source import source_digest
+from distill.runtime.users_code import source_digest
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

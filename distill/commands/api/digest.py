@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from distill.runtime.users_source import is_users_module, source_digest
+from distill.runtime.users_code import is_users_module, source_digest
 
 STAYING = (type(None), bool, int, float, str, bytes, Path, np.generic, np.ndarray, Tensor)
 

@@ -109,7 +109,7 @@ def _run_here(job: "ComposedRun") -> "RunResults":
     from distill.runtime.signals import handled
 
     with ExitStack() as stack:
-        signals = stack.enter_context(handled(owns_process=False))
+        signals = stack.enter_context(handled())
         signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
         stack.enter_context(process_as_before())
         record = run_job(*job)
@@ -121,7 +121,7 @@ def _run_here(job: "ComposedRun") -> "RunResults":
 
 def _run_command(arguments: list[str]) -> None:
     """Run the command as a process without a terminal, and print its output here, line by line."""
-    from distill.runtime.children import start
+    from distill.runtime.signals import start
 
     command = [sys.executable, "-m", "distill", *arguments]
     process = start(

@@ -10,8 +10,8 @@ from distill.models.load import bundled_folder
 from distill.report.page import Table, render
 from distill.report.summary import comparison, findings
 from distill.runs.record import Record
-from distill.runtime.bounded_yaml import read_yaml
 from distill.runtime.errors import Damaged, first_line
+from distill.runtime.files import read_yaml
 from distill.runtime.jsonl import LogLine, read_lines
 from distill.runtime.progress import counted
 

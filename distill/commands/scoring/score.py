@@ -77,7 +77,7 @@ def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output:
             )
     try:
         with ExitStack() as stack:
-            stack.enter_context(handled(owns_process=False))
+            stack.enter_context(handled())
             stack.enter_context(process_as_before())
             stack.enter_context(hydra_as_before())
             return evaluate_models(models, settings, output)
