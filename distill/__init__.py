@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from distill.runtime.children import follow_parent
+from distill.runtime.signals import follow_parent
 from distill.runtime.version import __version__ as __version__
 
 follow_parent()  # first of all, where a process of this package has started this one

@@ -251,7 +251,7 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
                 signals.received.clear()
                 raise interrupted(state, result.stop, saved, recorder.is_trial)
             if at_point:
-                with signals.at_once():
+                with signals.deferred(False):  # an evaluation loses nothing
                     out_of_patience = evaluate_if_due(training, objective, followers, history)
             over |= recorder.end_step()
     if recorder.is_trial:
@@ -315,8 +315,9 @@ def saved_when_a_rank_is_lost(training: Training) -> Iterator[None]:
     except RankLost:
         state, can_save = training.state, training.ranks.rank == 0 and not training.checkpoints.by_all_ranks
         if can_save and state.step and not state.skipped_in_a_row:
-            with handled() as signals, signals.postponed():  # this process ends anyway, by the loss
+            with handled() as signals, signals.deferred():
                 save(training)
+                signals.received.clear()  # this process ends anyway, by the loss
         raise
 
 

@@ -1,6 +1,6 @@
 """Fixtures of the tests: quick, offline, one thread, so that sums are made in the same order everywhere."""
 
-from distill.runtime.threads import limit_spinning
+from distill.runtime.host import limit_spinning
 
 limit_spinning()  # before torch is loaded
 

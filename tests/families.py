@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tokenizers.decoders import ByteLevel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedTokenizerFast
 
+from distill.models.kernels.attention import keep_soft_cap
 from distill.models.student import dropout_names
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -76,6 +77,7 @@ def make_family(family: str, **fields: Any) -> Any:
     kind = AutoModelForMaskedLM if family in MASKED else AutoModelForCausalLM
     torch.manual_seed(1)
     model = kind.from_config(AutoConfig.for_model(family, **{**known, **FAMILIES[family], **fields}))
+    keep_soft_cap(model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 import undrawn
 from distributed import FORKS, start_server
 
-from distill.runtime import children
+from distill.runtime import signals
 
 RUN = [sys.executable, "-m", "distill"]
 ROOT = str(Path(__file__).resolve().parent.parent)  # where an editable installation finds the package
@@ -137,11 +137,11 @@ def _become(
 
 
 def start_rank(command: list[str], env: dict[str, str] | None = None) -> Any:
-    """In place of `children.start` in a launcher: its own command as a fork of it, any other as a new program."""
+    """In place of `signals.start` in a launcher: its own command as a fork of it, any other as a new program."""
     if command != sys.orig_argv:
-        return children.start(command, env)
+        return signals.start(command, env)
     script = None if command[: len(RUN)] == RUN else Path(command[1])
-    environment = {**(env or os.environ), children.PARENT: str(os.getpid())}
+    environment = {**(env or os.environ), signals.PARENT: str(os.getpid())}
     return Child(partial(run, command[len(RUN) if script is None else 2 :], environment, script))
 
 
@@ -193,7 +193,7 @@ def run(arguments: list[str], environment: dict[str, str], script: Path | None =
     """The command, or a script, from its first line to the end of the process, as the interpreter would do it."""
     os.environ.clear()
     os.environ.update(environment)
-    children.follow_parent()
+    signals.follow_parent()
     program = RUN if script is None else [sys.executable, str(script)]
     sys.argv, sys.orig_argv = [program[-1], *arguments], [*program, *arguments]
     installed = tuple({sys.prefix, sys.base_prefix})

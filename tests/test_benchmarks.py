@@ -411,7 +411,7 @@ def test_the_ceilings_and_the_objective_of_a_gpu(tmp_path: Path) -> None:
         options = ["--device", "cpu", "--out", str(tmp_path / "rows"), "--scratch", str(tmp_path), "--seconds", "60"]
         import_module("benchmarks.gpu_parts").main([part, *options])
     rows = {row["what"]: row for row in map(json.loads, (tmp_path / "rows").read_text().splitlines())}
-    assert rows["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(rows["versions"]["torch"])  # which may name its build, as +cu130
     assert rows["matrix product, fp32"]["tflops"] > 0 and rows["memory"]["gb_per_second"] > 0
     assert rows["floor"]["seconds"] > 0 and rows["plain"]["seconds"] > 0
     assert max(rows["chunked"]["differs"].values()) < 1e-4 and rows["chunked"]["of_roofline"] > 0

@@ -19,7 +19,7 @@ from distill.objective.running_mean import RunningMean
 from distill.runs import checkpoint
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.identity import refuse_other_settings
-from distill.runtime import files, manifest
+from distill.runtime import files
 from distill.runtime.errors import SettingError
 
 
@@ -180,7 +180,7 @@ def test_a_kill_while_saving_leaves_the_older_ones(saved: Fit, monkeypatch: pyte
             raise Kill
         return original(*arguments)
 
-    owner = {"replace": files.os, "flush_to_disk": files, "sha256": manifest}.get(call, checkpoint)
+    owner = {"replace": files.os, "flush_to_disk": files, "sha256": files}.get(call, checkpoint)
     original = getattr(owner, call)
     with monkeypatch.context() as patch, pytest.raises(Kill):
         patch.setattr(owner, call, kill)
@@ -280,7 +280,7 @@ def rewrite(path: Path, **parts: Any) -> None:
     record = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps(record | parts))
     (path / "SHA256SUMS").unlink()
-    manifest.write_manifest(path)
+    files.write_manifest(path)
 
 
 def test_another_format_is_refused(saved: Fit) -> None:

@@ -21,7 +21,7 @@ from distill.runs.checkpoint import State
 from distill.runs.checkpoint_record import read_record
 from distill.runs.run_folder import RunFolder
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.manifest import MANIFEST, check_manifest, write_manifest
+from distill.runtime.files import MANIFEST, check_manifest, write_manifest
 
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", MANIFEST)
 

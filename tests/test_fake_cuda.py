@@ -29,6 +29,7 @@ from tiny import (
     objective_config,
 )
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torchmetrics import Metric
 from transformers import PreTrainedModel
 
 from distill.config import settings as conf
@@ -65,9 +66,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.Tensor, "backward", lambda *_: None)
-    monkeypatch.setattr(torch.autograd, "grad", lambda _, *inputs: tuple(torch.zeros_like(each) for each in inputs))
+    monkeypatch.setattr(torch.autograd, "grad", lambda _, inputs, **options: tuple(map(torch.zeros_like, inputs)))
     # A fake parameter cannot be moved: models are made where they are to be.
-    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)
+    move = torch.nn.Module.to
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *to: move(self, *to) if isinstance(self, Metric) else self)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         yield mode
 

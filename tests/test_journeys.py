@@ -21,6 +21,7 @@ TUTORIALS = ROOT / "docs" / "tutorials"
 SMALL = ["train.steps=2", "train.epochs=null", "data.workers=1", "data.cache=cache", "evaluate.max_sequences=4"]
 SMALL += ["evaluate.pseudo_perplexity.fraction=0.02"]
 STEPS = ("train.steps", "train.epochs")
+QUESTIONS = ["corpus.max_query=16"]  # tokens, so that short sequences have room for a context
 # What the pages name and this machine lacks, by what stands in its place.
 MODELS = {
     "google-bert/bert-base-uncased": "bert", "MODEL": "bert", "albert/albert-base-v2": "bert", "TEACHER": "gpt2",
@@ -111,8 +112,9 @@ def test_a_causal_model(here: Path) -> None:
 def test_fine_tuning(here: Path) -> None:
     for words in commands(TUTORIALS / "fine-tuning.md"):
         words = ["student.layers=[0,2]" if word.startswith("student.layers") else word for word in words]
+        words = [word.replace("teacher.path=MODEL", "teacher.path=runs/table") for word in words]  # a fine-tuned one
         words = [word.replace("input=GLUE/SST-2", "input=data/glue/SST-2/dev.tsv") for word in words]
-        follow(words, "corpus.sequence_length=64")
+        follow(words, "corpus.sequence_length=64", *(QUESTIONS if words[0] == "+recipe=squad" else []))
     assert Path("answers.json").is_file() and results(Path("runs/table_distilled"))["student"]["accuracy"]
 
 
@@ -123,10 +125,11 @@ def stages_of_two_steps(name: str) -> str:
     chain["chain"]["given"]["seeds"], chain["chain"]["given"]["length"] = [0], 64
     for stage in chain["chain"]["stages"].values():
         stage["settings"] = [*stage["settings"], *SMALL]
-        if stage["recipe"] not in ("squad", "glue"):
-            stage["settings"] += ["corpus.sequence_length=64"]
+        stage["settings"] += ["corpus.sequence_length=64", *(QUESTIONS if stage["recipe"] == "squad" else [])]
     Path("my_configs/recipe").mkdir(parents=True, exist_ok=True)
-    Path(f"my_configs/recipe/small_{name}.yaml").write_text("# @package _global_\n" + yaml.safe_dump(chain))
+    Path(f"my_configs/recipe/small_{name}.yaml").write_text(
+        "# @package _global_\n" + yaml.safe_dump(chain, sort_keys=False)
+    )
     return f"small_{name}"
 
 
@@ -138,7 +141,7 @@ def test_books_to_squad(here: Path) -> None:
             assert distill(*line) == 0
         else:
             words = [word for word in words if not word.startswith(("student.path", "corpus.sequence_length"))]
-            start = ["student.path=runs/albert_pretrain"] if recipe == "squad" else []
+            start = ["student.path=runs/albert_pretrain", *QUESTIONS] if recipe == "squad" else []
             assert distill(*words, *start, *SMALL, "corpus.sequence_length=64") == 0
     assert (here / "runs").is_dir()
 

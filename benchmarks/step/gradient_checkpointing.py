@@ -31,7 +31,7 @@ from distill.models.memory import least_bytes
 from distill.objective.build import build_objective, make_terms
 from distill.optim import updates as optim
 from distill.runs.setup import setup_student
-from distill.runtime.threads import limit_spinning
+from distill.runtime.host import limit_spinning
 from distill.teacher.output import NoTeacher
 from distill.train import accumulate_gradients
 

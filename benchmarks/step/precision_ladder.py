@@ -32,7 +32,7 @@ from distill.optim import updates as optim
 from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.setup import setup_student
-from distill.runtime.threads import limit_spinning
+from distill.runtime.host import limit_spinning
 from distill.teacher.output import NoTeacher
 from distill.train import Learner, Training, train
 

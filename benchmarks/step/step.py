@@ -44,7 +44,7 @@ from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.setup import setup_student, setup_teacher
 from distill.runs.step import Follower, StepResult
-from distill.runtime.threads import limit_spinning
+from distill.runtime.host import limit_spinning
 from distill.teacher.live import LiveTeacher
 from distill.train import Learner, Training, train
 

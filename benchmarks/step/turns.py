@@ -65,7 +65,7 @@ def serve() -> None:
     calls = Connection(int(sys.argv[1]))
     job: Job = calls.recv()
     if job.loss == "distill":
-        from distill.runtime.threads import limit_spinning
+        from distill.runtime.host import limit_spinning
 
         limit_spinning()  # as a run does; the threads of the others wait as OpenMP lets them
     train = import_module(f"benchmarks.step.{'distill' if job.loss == 'distill' else 'trl'}_steps").train

@@ -6,9 +6,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, did_you_mean
 from distill.runtime.files import expanded
-from distill.runtime.nearest import did_you_mean
 
 Text = NewType("Text", str)  # taken as it stands: a text may be empty, or begin with a bracket
 WANTED = {bool: "true or false", int: "a whole number", float: "a number"}

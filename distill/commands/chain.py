@@ -22,11 +22,10 @@ from distill.report.jobs import PAGE, Job, JobsPage
 from distill.report.page import is_written_here
 from distill.runs.record import Record
 from distill.runs.results_file import check_student, read_results
-from distill.runtime.children import pass_signals, start
 from distill.runtime.errors import SettingError, StageFailed
 from distill.runtime.files import make_folder
 from distill.runtime.redaction import redact
-from distill.runtime.signals import STOPPING, handled
+from distill.runtime.signals import STOPPING, handled, start
 
 REFERENCE = re.compile(r"\{(\w+)\}")  # in a setting: the folder of an earlier stage, or of one of its snapshots
 TEMPLATE = re.compile(r"\+*[\w.]*\.template=")  # of conversations, where names in braces stand for something else
@@ -279,9 +278,10 @@ def _snapshot_runs(path: Path, chain: ChainConfig) -> dict[str, SnapshotRuns]:
 
 def _run(command: list[str]) -> int:
     """The exit status of a command, to which the signals of this process are forwarded."""
-    with handled() as signals, pass_signals(signals) as processes:
-        processes.append(start(command))
-        status = processes[0].wait()
+    with handled() as signals, signals.deferred():
+        stage = start(command)
+        signals.pass_to(stage)
+        status = stage.wait()
         # A stage that failed has acted on them; if it succeeded all the same, the chain stops before the next stage.
         signals.received[:] = [number for number in signals.received if number in STOPPING and not status]
     return status

@@ -6,7 +6,7 @@ import resource
 import sys
 from importlib import import_module
 
-from distill.runtime.threads import limit_spinning
+from distill.runtime.host import limit_spinning
 
 # By name, the module with its `HELP` and `run`, and what it does. A line here is all that a further one needs.
 COMMANDS = {
@@ -83,8 +83,7 @@ def run_command(name: str, arguments: list[str], wants_help: bool = False) -> in
     """
     from distill.commands.ending import report_problem, status_of
     from distill.config.command_line import options_of
-    from distill.runtime.errors import SettingError
-    from distill.runtime.nearest import did_you_mean
+    from distill.runtime.errors import SettingError, did_you_mean
 
     if name not in COMMANDS:
         if name in options_of("recipe", config_dir(arguments)):

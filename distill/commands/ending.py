@@ -74,7 +74,7 @@ def expected(error: Exception, folder: str = "") -> Failure | None:
             cleaning up fails then.
     """
     from distill.config.unknown import setting_error
-    from distill.runtime.storage import storage_failure
+    from distill.runtime.host import storage_failure
 
     if os.environ.get("DISTILL_TRACEBACK") == "1":
         return None

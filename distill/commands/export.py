@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distill.commands.arguments import parse
-from distill.runtime.errors import SettingError
-from distill.runtime.nearest import choose
+from distill.runtime.errors import SettingError, choose
 
 HELP = """
 usage: distill export model=MODEL [format=onnx] [input=FILE] [max_sequences=N] [overwrite=true]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distill.commands.ending import end_rank, expected, is_rank, report_problem, until_interrupted
 from distill.runtime.errors import SettingError
-from distill.runtime.threads import keep_compiled_kernels, limit_spinning, quiet_libraries
+from distill.runtime.host import keep_compiled_kernels, limit_spinning, quiet_libraries
 
 if TYPE_CHECKING:
     from distill.config.command_line import CommandLine

@@ -115,8 +115,8 @@ def print_shown(config: "Config", task: "Task", tokenizer: "PreTrainedTokenizerB
 
 def describe(tokens: "Tokens") -> str:
     """Its shards, sequences, tokens and bytes, in a line."""
+    from distill.runtime.host import size
     from distill.runtime.progress import counted
-    from distill.runtime.storage import size
 
     stored = tokens.stored
     assert stored is not None

@@ -14,9 +14,9 @@ from distill.commands.ending import expected, is_rank, report_problem
 from distill.config.sweep.index import FAILED, FINISHED, RUNNING, SweepIndex
 from distill.config.sweep.names import swept_overrides
 from distill.runtime.errors import SettingError, first_line
+from distill.runtime.host import storage_failure
 from distill.runtime.progress import write_to
 from distill.runtime.redaction import redact
-from distill.runtime.storage import storage_failure
 
 ONE_PROCESS = "--multirun runs its jobs in one process: take backend=single, or start the runs one by one"
 RENEW = 20  # seconds between two loads of the page while the sweep is under way

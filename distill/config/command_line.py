@@ -11,9 +11,8 @@ from distill.config.errors import shown
 from distill.config.folders import CONF, RECIPES
 from distill.config.override_text import FOLDERS, in_shell, is_text, parse_override, quoted, understood
 from distill.config.synonyms import suggestion
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, did_you_mean
 from distill.runtime.files import expanded
-from distill.runtime.nearest import did_you_mean
 from distill.runtime.redaction import redact
 
 MAIN, BASE = "main", "config"  # files of conf/: the main job, and the settings that every recipe starts from

@@ -19,11 +19,9 @@ from pydantic.json_schema import SkipJsonSchema
 from distill.config.in_memory import IN_MEMORY, InMemory, refuse_text_of_object
 from distill.config.model import EMPTY, GIVE
 from distill.config.synonyms import suggestion
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, did_you_mean
 from distill.runtime.files import expanded
-from distill.runtime.nearest import did_you_mean
-from distill.runtime.users_code import MISTAKES, find_modules_here, is_users, mistake
-from distill.runtime.users_source import source_digest
+from distill.runtime.users_code import MISTAKES, find_modules_here, is_users, mistake, source_digest
 
 # The packages that hold what settings name by `kind`.
 SOURCES = "distill.data.sources"

@@ -44,8 +44,7 @@ from distill.config.unions import CUSTOM, Kinds
 from distill.config.unknown import explain, takers
 from distill.config.weight_schedule import WeightSchedule
 from distill.config.written import without_environment, written_and_compared
-from distill.runtime.errors import SettingError
-from distill.runtime.nearest import did_you_mean
+from distill.runtime.errors import SettingError, did_you_mean
 
 WHOLE = ("written", "compared")  # of Config: all settings together
 # Settings whose entries have names of the user's, or of transformers: the command line needs no plus for them.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distill.config.command_line import CommandLine, check_one_run, check_overrides, groups, options_of
+from distill.config.command_line import CommandLine, check_one_run, check_overrides, options_of
 from distill.config.compose import build, chain_config, default_settings, register
 from distill.config.folders import CONF
 from distill.config.layers import Layer, apply_overrides, layers_of, named_layers, overrides_of, take_paths
@@ -19,7 +19,6 @@ from distill.config.settings import ChainConfig, Config
 from distill.config.sweep.index import SweepIndex
 from distill.config.sweep.names import swept_overrides
 from distill.config.written import as_yaml
-from distill.runtime.bounded_yaml import TooLargeYaml, bounded_text
 from distill.runtime.errors import SettingError
 from distill.runtime.files import expanded
 from distill.runtime.redaction import redact
@@ -158,7 +157,6 @@ def compose(line: CommandLine) -> Composition:
         path.insert(0, f"file://{Path(folder).absolute()}")
     listed = ",".join("'{}'".format(entry.replace("'", "\\'")) for entry in path)
     _refuse_hidden_recipes(path, overrides)
-    _check_sizes(path)
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return compose_overrides(line.primary, [*overrides, f"hydra.searchpath=[{listed}]"])
@@ -186,19 +184,6 @@ def _refuse_hidden_recipes(path: list[str], overrides: list[str]) -> None:
                     value=name,
                     cure="give yours another name",
                 )
-
-
-def _check_sizes(path: list[str]) -> None:
-    """Raises SettingError for a file of the user's options whose aliases stand for more than Hydra can build."""
-    for folder in path:
-        for group in groups():
-            for file in sorted(Path(folder.removeprefix("file://"), group).glob("**/*.yaml")):
-                try:
-                    bounded_text(file)
-                except TooLargeYaml as error:
-                    raise SettingError(f"{file}: {error}", cure="no settings are that large, so correct it") from None
-                except (OSError, ValueError):  # Hydra reports it where the file is asked for
-                    continue
 
 
 def compose_overrides(primary: str, overrides: list[str]) -> Composition:

@@ -12,8 +12,7 @@ from pydantic_core import ErrorDetails
 from distill.config.model import kinds_of
 from distill.config.override_text import in_shell
 from distill.config.synonyms import suggestion
-from distill.runtime.errors import SettingError
-from distill.runtime.nearest import did_you_mean
+from distill.runtime.errors import SettingError, did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
 GROUPS = ("model_type", "model_attributes_type", "dict_type", "dataclass_type")

@@ -10,8 +10,7 @@ from distill.config.component import Component
 from distill.config.folders import RECIPES
 from distill.config.settings import Config, Missing, SavedStudentConfig, SeveralTeachersConfig, SourceConfig
 from distill.config.teacher import FrozenModelConfig, SavedConfig
-from distill.runtime.errors import SettingError
-from distill.runtime.nearest import did_you_mean
+from distill.runtime.errors import SettingError, did_you_mean
 
 LISTED = 1000  # entries of a folder among which the nearest name is looked for
 

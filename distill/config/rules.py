@@ -16,8 +16,7 @@ from distill.config.settings import (
     SourceConfig,
     TeacherCacheConfig,
 )
-from distill.runtime.errors import SettingError
-from distill.runtime.nearest import did_you_mean
+from distill.runtime.errors import SettingError, did_you_mean
 
 Terms = Mapping[str, Any]  # loss terms by name, each a `distill.objective.terms.Term`
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from distill.runtime.nearest import did_you_mean
+from distill.runtime.errors import did_you_mean
 
 # By the last part of its name: what to give in its place.
 SYNONYMS = {

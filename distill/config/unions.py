@@ -8,8 +8,7 @@ from pydantic_core import to_jsonable_python
 
 from distill.config.errors import parse, shown
 from distill.config.model import Settings
-from distill.runtime.errors import SettingError
-from distill.runtime.nearest import did_you_mean
+from distill.runtime.errors import SettingError, did_you_mean
 
 CUSTOM = "custom"  # the kind of a callable of the user's, which `_target_` chooses and which has no name to be given
 

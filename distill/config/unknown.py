@@ -8,8 +8,7 @@ from distill.config.component import Component, built_in, kinds
 from distill.config.errors import not_null, unknown_setting
 from distill.config.override_text import in_shell
 from distill.config.synonyms import suggestion
-from distill.runtime.errors import SettingError
-from distill.runtime.nearest import MAX_NAMES, did_you_mean
+from distill.runtime.errors import MAX_NAMES, SettingError, did_you_mean
 from distill.runtime.version import pip_install
 
 NO_TRIAL = "No trials are completed"  # what Optuna ends a search with where no run gave a number

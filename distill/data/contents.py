@@ -21,7 +21,7 @@ from distill.data.disk_cache import folder_of
 from distill.data.remote import RemotePath, with_states
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic, locked
-from distill.runtime.storage import size
+from distill.runtime.host import size
 
 READ_BYTES = 1 << 20  # at once
 THREADS = 8  # that read files: hashing lets other threads run

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from distill.config.settings import DataConfig
 from distill.runtime.errors import SettingError
-from distill.runtime.files import atomic, locked
-from distill.runtime.manifest import sha256
+from distill.runtime.files import atomic, locked, sha256
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,7 @@ from distill.data.sequence_format import INNER, PROMPT, SequenceFormat
 from distill.data.shards.records import PARTS, Counts, UnitRecord
 from distill.data.sources import Shard, Source, read
 from distill.runtime.errors import SettingError
-from distill.runtime.files import atomic
-from distill.runtime.manifest import sha256
+from distill.runtime.files import atomic, sha256
 
 Piece = tuple[list[int], bool]  # ids of a document, and whether they count
 BLOCK = 16 << 10  # characters that are tokenized at once

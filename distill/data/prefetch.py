@@ -14,8 +14,8 @@ from threading import Lock
 from typing import Generic, TypeVar
 
 from distill.runtime.errors import Interrupted
+from distill.runtime.host import computed_seconds
 from distill.runtime.signals import in_force
-from distill.runtime.thread_time import computed_seconds
 
 WINDOWS_AHEAD = 4  # or one for each thread, where those are more
 MAX_THREADS = 16  # that an automatic choice goes up to

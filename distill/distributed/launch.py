@@ -209,10 +209,11 @@ def _give_way() -> None:
     The kind of signal does not matter here: srun and others end all ranks once one has ended and pass on the
     highest status, and 143 would hide the cause.
     """
-    with handled() as signals, signals.postponed():
+    with handled() as signals, signals.deferred():
         until = time.monotonic() + GIVE_WAY
-        while time.monotonic() < until and not signals.received:
+        while time.monotonic() < until and signals.stopping is None:
             time.sleep(0.02)
+        signals.received.clear()
 
 
 class _Both:

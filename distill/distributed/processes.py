@@ -18,10 +18,9 @@ import subprocess
 import sys
 import time
 
-from distill.runtime.children import pass_signals, start
 from distill.runtime.errors import Diverged, SettingError, StorageFailed
 from distill.runtime.progress import write_to
-from distill.runtime.signals import ALL, SAVING, Signals, handled, name_of
+from distill.runtime.signals import ALL, SAVING, Signals, handled, start
 
 # Seconds after the first failure: until then the others may end by themselves, as they see that one is lost; then they
 # get SIGTERM, and at last they are killed, rank 0, which may be writing a checkpoint, not before `backend.timeout`.
@@ -50,10 +49,12 @@ def run_ranks(processes: int, command: list[str], timeout: float) -> int:
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    with handled() as signals, pass_signals(signals) as ranks:
+    ranks: list[subprocess.Popen[bytes]] = []
+    with handled() as signals, signals.deferred():
         for rank in range(processes):
             environment = os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             ranks.append(start(command, environment))
+            signals.pass_to(ranks[-1])
         failed = _wait(ranks, signals, timeout)
         received = list(signals.received)
         signals.received.clear()  # the ranks have acted on them
@@ -73,7 +74,7 @@ def run_ranks(processes: int, command: list[str], timeout: float) -> int:
 def _wait(ranks: list["subprocess.Popen[bytes]"], signals: Signals, timeout: float) -> int | None:
     """Wait for all ranks, end all when one fails; returns the one that failed first.
 
-    Ranks that got a signal are ending already: a second one would end them at once, while they save.
+    Ranks that got a signal are ending already, and may be saving.
     """
     failed: int | None = None
     since, terminated = 0.0, False
@@ -101,7 +102,8 @@ def _first_failure(ranks: list["subprocess.Popen[bytes]"]) -> int | None:
 def _report_failure(rank: int, status: int) -> None:
     """Report the rank that ended the run, unless it is rank 0, which has reported its own error."""
     log = f"its output is in logs/rank{rank}.log of the run folder"
-    if (name := name_of(status)) is not None:
+    name = signal.Signals(status - 128).name if status > 128 else ""
+    if status - 128 in ALL:
         # Rank 0 handles these signals and reports them itself.
         if rank > 0:
             write_to(sys.stderr, f"distill: rank {rank} was stopped by {name}; {log}\n")
@@ -109,6 +111,6 @@ def _report_failure(rank: int, status: int) -> None:
         cause = "as NCCL does where another rank is lost, or by a library that has found a fault"
         write_to(sys.stderr, f"distill: rank {rank} was aborted (SIGABRT), {cause}; {log}\n")
     elif status > 128:
-        write_to(sys.stderr, f"distill: rank {rank} was killed by {signal.Signals(status - 128).name}; {log}\n")
+        write_to(sys.stderr, f"distill: rank {rank} was killed by {name}; {log}\n")
     elif rank > 0:
         write_to(sys.stderr, f"distill: rank {rank} ended with status {status}; {log}\n")

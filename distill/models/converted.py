@@ -27,7 +27,7 @@ from distill.models.boundary import quietly
 from distill.models.ties import settle_ties
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic, make_folder
-from distill.runtime.storage import require_room, size
+from distill.runtime.host import require_room, size
 from distill.runtime.version import pip_install
 
 GGUF = ".gguf"

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import Component
 from distill.models.fields import check_saved_sizes
+from distill.models.kernels.attention import keep_soft_cap
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.load import check_tokenizer, model_folder
 from distill.models.ties import settle_ties
@@ -38,6 +39,7 @@ def custom_model(make: Component, path: str | None, kind: ModelKind = MASKED, **
     if path is not None and "path" not in make.takes():
         load_weights(model, f"{make.setting}.path", path)
     settle_ties(model)
+    keep_soft_cap(model)
     if make.in_memory is not None and not kind.vocabulary:
         _name_classes(model, make.setting, kind)
     return model.float()

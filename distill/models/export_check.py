@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from distill.distributed.shard import plain_class
 from distill.models.check import UNFIT, alike
+from distill.models.kernels.attention import keep_soft_cap
 from distill.models.modes import in_evaluation_mode
 from distill.runtime.errors import SettingError
 from distill.runtime.users_code import mistake
@@ -49,6 +50,7 @@ def check_export(folder: Path, student: Any, weights: dict[str, torch.Tensor], a
         raise SettingError(f"The student cannot be exported: its folder does not load ({mistake(error)})") from error
     finally:
         transformers_logging.set_verbosity(before)
+    keep_soft_cap(loaded)
     same_class = type(loaded) is plain_class(student)  # else it lacks a head that is not used
     _refuse(
         {

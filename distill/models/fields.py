@@ -7,8 +7,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig
 
-from distill.runtime.errors import SettingError
-from distill.runtime.nearest import did_you_mean
+from distill.runtime.errors import SettingError, did_you_mean
 
 MAX_SIZE = 10**8  # of one size, such as the width of a layer or the length of a vocabulary
 # Numbers of what is made one by one, in Python: blocks, and names of classes. The deepest published models have 1,000.

@@ -22,6 +22,7 @@ from distill.models.boundary import loading
 from distill.models.check import check_model
 from distill.models.converted import converted
 from distill.models.fields import check_saved_sizes
+from distill.models.kernels.attention import keep_soft_cap
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind, refuse_other_kind
 from distill.models.memory import require_memory_for_weights
 from distill.models.ties import settle_ties, word_embeddings
@@ -149,6 +150,7 @@ def load_pretrained(
             model, report = kind.auto_class.from_pretrained(place, key_mapping=exact, **arguments_of_all)
     _refuse_missing(setting, path, kind, model, report, new_heads)
     settle_ties(model)
+    keep_soft_cap(model)
     if not mapped:
         _own_weights(model)
         check_model(model, f"{setting}={path}", kind)

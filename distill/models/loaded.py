@@ -24,8 +24,8 @@ from distill.models.load import (
 )
 from distill.models.modes import in_evaluation_mode
 from distill.models.wrappers import refuse_unread, unwrapped
-from distill.runtime.bounded_yaml import read_settings
 from distill.runtime.errors import SettingError, raising_at_the_call
+from distill.runtime.files import read_settings
 
 Held = tuple[Any, PreTrainedTokenizerBase]  # a model of transformers in memory and its tokenizer
 SETTING = "model"  # what error lines call the path of a model that is loaded by itself

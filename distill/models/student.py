@@ -27,14 +27,14 @@ from distill.models.from_layers import copy_layers, student_fields
 from distill.models.frozen import EMBEDDINGS, freeze
 from distill.models.gradient_checkpointing import require_blocks
 from distill.models.initialisation import attend_to_neighbours
+from distill.models.kernels.attention import keep_soft_cap
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.layer_choice import AUTO, RULES, Layer, are_layers, choose_layers, flat
 from distill.models.load import HubOptions, load_pretrained, load_tokenizer, model_folder
 from distill.models.memory import weights_bytes
 from distill.models.ties import refuse_tying
-from distill.runtime.errors import SettingError, first_line
+from distill.runtime.errors import SettingError, choose, first_line
 from distill.runtime.host import free_memory
-from distill.runtime.nearest import choose
 
 logger = logging.getLogger(__name__)
 
@@ -232,9 +232,11 @@ def _build(architecture: str, fields: dict[str, Any], settings: BuiltInStudentCo
     fields = {**fields, **kind.fields, **_changes(config, settings, kind)}
     fields.pop("model_type", None)
     try:
-        return _in_memory(
+        model = _in_memory(
             lambda: kind.auto_class.from_config(AutoConfig.for_model(architecture, **fields), dtype=torch.float32)
         )
+        keep_soft_cap(model)
+        return model
     except SettingError:
         raise
     except (*UNFIT, StrictDataclassError) as error:

@@ -20,10 +20,10 @@ from distill.runs.record import Record
 from distill.runs.results_file import read_results
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
+from distill.runtime.host import storage_failure
 from distill.runtime.jsonl import is_metrics
 from distill.runtime.progress import duration, in_a_sentence
 from distill.runtime.redaction import redact
-from distill.runtime.storage import storage_failure
 
 EVERY = 15.0  # seconds between two pages
 MAX_SCORES = 4  # of a job, in the table

@@ -25,11 +25,10 @@ from distill.runs.record import Record
 from distill.runs.run_files import file_of_another
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
-from distill.runtime.host import memory_failure
+from distill.runtime.host import memory_failure, storage_failure
 from distill.runtime.jsonl import LogLine, is_history, read_lines, without_nan
-from distill.runtime.progress import Progress, keeping, under_way
+from distill.runtime.progress import keeping, under_way
 from distill.runtime.redaction import redact
-from distill.runtime.storage import storage_failure
 
 PATIENCE = 30.0  # seconds that the end of a run waits for a page that is being written
 
@@ -212,7 +211,7 @@ class RunPage:
             steps=self._steps,
             left=None if ending else left,
             fraction=fraction,
-            activities=[] if ending else [_described(work) for work in under_way()],
+            activities=[] if ending else [redact(work.line()) for work in under_way()],
             latest=latest,
             points=thinned([*earlier, *self._series.points()]),
             machine=self._sampler.series() if self._sampler else {},
@@ -267,12 +266,6 @@ def ending_of(error: BaseException) -> Ending:
         return Ending(130, "stopped by SIGINT")
     trace = redact("".join(traceback.format_exception(error)))
     return Ending(1, redact(f"{type(error).__name__}: {first_line(error)}"), trace)
-
-
-def _described(work: Progress) -> str:
-    line, note = work.line(), work.note
-    parts = [line.removesuffix(note) if note else line, note]
-    return redact(", ".join(filter(None, (" ".join(part.split()) for part in parts))))
 
 
 class RunState(TypedDict):

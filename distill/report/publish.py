@@ -19,8 +19,8 @@ from distill.runs.record import Record
 from distill.runs.run import Run
 from distill.runs.snapshots import Snapshots
 from distill.runtime.errors import first_line
+from distill.runtime.host import storage_failure
 from distill.runtime.jsonl import read_lines
-from distill.runtime.storage import storage_failure
 
 logger = logging.getLogger(__name__)
 

@@ -34,10 +34,9 @@ from distill.runs.divergence import LossLevel, weights_are_finite
 from distill.runs.facts import Best, HistoryPoint
 from distill.runs.identity import refuse_other_settings
 from distill.runs.run_files import HISTORY
-from distill.runtime.files import atomic, quarantine, remove
+from distill.runtime.files import atomic, quarantine, remove, write_manifest
+from distill.runtime.host import require_room
 from distill.runtime.jsonl import read_lines
-from distill.runtime.manifest import write_manifest
-from distill.runtime.storage import require_room
 
 
 @dataclass

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from distill.distributed.parts import load_parts, template
 from distill.optim.loss_scale import LARGEST, SMALLEST
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.manifest import MANIFEST, check_manifest
+from distill.runtime.files import MANIFEST, check_manifest
 
 FORMAT = 5
 MOST_PARTS = 100_000

@@ -12,9 +12,8 @@ from distill.models.kind import CAUSAL, CLASSES, ORDERED, SPANS, saved_class
 from distill.models.load import bundled_folder, model_folder, refuse_custom_class, saved_config
 from distill.models.loaded import SETTING
 from distill.runs.results_file import read_results
-from distill.runtime.bounded_yaml import bounded_text
-from distill.runtime.errors import SettingError, first_line
-from distill.runtime.nearest import did_you_mean
+from distill.runtime.errors import SettingError, did_you_mean, first_line
+from distill.runtime.files import bounded_text
 
 WITH_PATHS = ("corpus", "data", "evaluate")  # groups of settings
 PATHS = ("path", "cache", "tokens", "template")  # what paths are called in them

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from distill.runs.record import Record
-from distill.runtime.bounded_yaml import read_settings
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.files import atomic
+from distill.runtime.files import atomic, check_digests, digests, read_settings
 from distill.runtime.jsonl import without_nan
-from distill.runtime.manifest import check_digests, digests
 
 NAME = "results.json"
 DIGEST = "sha256"  # of all else in the file

@@ -14,9 +14,8 @@ from distill.runs.checkpoint import Checkpoints, State, model_tensors
 from distill.runs.checkpoint_record import OPTIMIZER, WEIGHTS, part_name
 from distill.runs.divergence import weights_are_finite
 from distill.runtime.errors import StorageFailed
-from distill.runtime.files import atomic, flush_to_disk, remove
-from distill.runtime.manifest import digests, write_manifest
-from distill.runtime.storage import storage_failure
+from distill.runtime.files import atomic, digests, flush_to_disk, remove, write_manifest
+from distill.runtime.host import storage_failure
 
 
 class ShardedCheckpoints(Checkpoints):

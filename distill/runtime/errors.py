@@ -2,12 +2,14 @@
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+MAX_NAMES = 3  # names that are suggested for one that is not known
 
 
 def printable(text: str) -> str:
@@ -122,3 +124,19 @@ def raising_at_the_call(function: Callable[P, R]) -> Callable[P, R]:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its class where the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def did_you_mean(name: object, options: Iterable[str], before: str = "") -> str:
+    """The nearest options, `before` in front of each, as ` (did you mean bert?)`; empty where none is near."""
+    names = {option.lower(): option for option in options}
+    nearest = [before + names[key] for key in get_close_matches(str(name).lower(), names, MAX_NAMES)]
+    return f" (did you mean {' or '.join(nearest)}?)" if nearest else ""
+
+
+def choose(setting: str, value: str, options: Iterable[str]) -> None:
+    """Raises SettingError where `value` is none of the options."""
+    options = list(options)
+    if value not in options:
+        raise SettingError(
+            f"{setting}={value} is not known{did_you_mean(value, options)}: choose one of {', '.join(options)}"
+        )

@@ -1,15 +1,19 @@
-"""Files and folders that appear whole or not at all, whatever kills the process that writes them."""
+"""Files and folders that appear whole or not at all, locks, manifests of digests, and YAML that a run has written."""
 
 import fcntl
+import hashlib
 import itertools
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import Damaged, SettingError, first_line
+
+MANIFEST = "SHA256SUMS"
+MAX_YAML = 4 << 20  # bytes of a file: PyYAML takes seconds for one
 
 
 def expanded(path: str) -> str:
@@ -169,3 +173,94 @@ def _is_or_holds(path: Path, source: Path) -> bool:
     if not source.exists():
         return False
     return path.resolve() in [source.resolve(), *source.resolve().parents] or (path.exists() and path.samefile(source))
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """The digests of these files of a folder by their names."""
+    return {name: sha256(folder / name) for name in sorted(names)}
+
+
+def write_manifest(folder: Path, ready: dict[str, str] | None = None) -> None:
+    """Write the SHA-256 of all files of `folder` into the last of them, SHA256SUMS, which `sha256sum -c` reads too.
+
+    Args:
+        ready: digests of some of them, by name, which are not computed again.
+    """
+    by_name = dict(ready or {})
+    by_name |= digests(folder, [path.name for path in folder.iterdir() if path.name not in by_name])
+    (folder / MANIFEST).write_text("".join(f"{digest}  {name}\n" for name, digest in by_name.items()), encoding="utf-8")
+
+
+def check_manifest(folder: Path, names: Iterable[str], compared: Iterable[str] | None = None) -> None:
+    """Raises Damaged unless the manifest lists exactly these files, and each of them is as it was written.
+
+    Args:
+        compared: the files whose digests are computed; None: of all.
+    """
+    listed = _listed(folder, set(names))
+    check_digests(folder, listed if compared is None else {name: listed[name] for name in compared})
+
+
+def check_digests(folder: Path, expected: dict[str, str]) -> None:
+    """Raises Damaged for the first file of `folder` that is not there, or does not have its digest."""
+    for name, digest in expected.items():
+        if not (folder / name).is_file():
+            raise Damaged(folder, f"{name} is missing")
+        if sha256(folder / name) != digest:
+            raise Damaged(folder, f"{name} is not as it was written: its SHA-256 differs")
+
+
+def _listed(folder: Path, names: set[str]) -> dict[str, str]:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise Damaged(folder, f"{MANIFEST} is missing")
+    lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+    pairs = [line.partition("  ") for line in lines if line]
+    listed = {name: digest for digest, _, name in pairs}
+    if listed.keys() != names or len(pairs) != len(names):
+        raise Damaged(folder, f"{MANIFEST} does not list {', '.join(sorted(names))}")
+    return listed
+
+
+def bounded_text(path: Path) -> str:
+    """The text of a file of YAML that a run has written: it is small, and without aliases, whose content may not be.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no text, or not what a run writes.
+    """
+    import yaml
+
+    if path.stat().st_size > MAX_YAML:
+        raise ValueError(f"it has more than {MAX_YAML >> 20} MB")
+    text = path.read_text(encoding="utf-8")
+    try:
+        if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("it has aliases, which no run writes")
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(first_line(error)) from None
+    return text
+
+
+def read_yaml(path: Path) -> Any:
+    """What such a file holds. Raises the same errors."""
+    import yaml
+
+    try:
+        return yaml.safe_load(bounded_text(path))
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(first_line(error)) from None
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """The settings in config.yaml of a run; none where the file is missing, cannot be read, or holds no mapping."""
+    try:
+        content = read_yaml(file) if file.is_file() else None  # a pipe would be waited for
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -16,31 +16,33 @@ LogLine = dict[str, Any]  # of a log of JSON lines: what it holds, by name
 
 def is_metrics(line: Any) -> bool:
     """Whether this can be a line of metrics.jsonl: numbers, among them those that every step has."""
-    always = ("step", "seconds", "data_wait")
-    return _has_numbers(line, always) and all(_is_number(value) for value in line.values() if value is not None)
+    return _fits(line, ("step", "seconds", "data_wait"), _is_score)
 
 
 def is_history(line: Any) -> bool:
     """Whether this can be a line of history.jsonl: where it was measured, the losses, and scores by measure and set."""
-    always = ("epoch", "step", "tokens", "seconds")
-    if not _has_numbers(line, always) or "loss" not in line:
-        return False
-    groups = [value for name, value in line.items() if name not in always]
-    return all(
-        isinstance(group, dict) and all(value is None or _is_number(value) for value in group.values())
-        for group in groups
-    )
+    return _fits(line, ("epoch", "step", "tokens", "seconds"), _is_group) and "loss" in line
 
 
 def is_curve(line: Any) -> bool:
     """Whether this can be a line of curve.jsonl: where it was measured, and the score."""
-    if not _has_numbers(line, ("step", "tokens", "seconds")) or "score" not in line:
-        return False
-    return line["score"] is None or _is_number(line["score"])
+    return _fits(line, ("step", "tokens", "seconds"), _is_score) and "score" in line
 
 
-def _has_numbers(line: Any, names: tuple[str, ...]) -> bool:
-    return isinstance(line, dict) and all(_is_number(line.get(name)) and line[name] >= 0 for name in names)
+def _fits(line: Any, place: tuple[str, ...], other: Callable[[Any], bool]) -> bool:
+    return (
+        isinstance(line, dict)
+        and all(_is_number(line.get(name)) and line[name] >= 0 for name in place)
+        and all(other(value) for name, value in line.items() if name not in place)
+    )
+
+
+def _is_group(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_score, value.values()))
+
+
+def _is_score(value: Any) -> bool:
+    return value is None or _is_number(value)
 
 
 def _is_number(value: Any) -> bool:
@@ -49,17 +51,15 @@ def _is_number(value: Any) -> bool:
     return abs(value) < 2**63 if isinstance(value, int) else math.isfinite(value)
 
 
-def _is_object(line: Any) -> bool:
-    return isinstance(line, dict)
-
-
-def read_lines(path: Path, fits: Callable[[Any], bool] = _is_object, only_good: bool = False) -> list[LogLine]:
+def read_lines(
+    path: Path, fits: Callable[[Any], bool] = lambda line: isinstance(line, dict), only_good: bool = False
+) -> list[LogLine]:
     """The objects of a log, oldest first; a torn last line of a killed process is skipped.
 
     A missing file has no lines.
 
     Args:
-        fits: whether a value can be a line of this log.
+        fits: whether a value can be a line of this log; None: any object.
         only_good: skip damaged lines.
 
     Raises:
@@ -75,7 +75,8 @@ def read_lines(path: Path, fits: Callable[[Any], bool] = _is_object, only_good: 
     lines: list[LogLine] = []
     for number, text in enumerate(whole_lines, start=1):
         line = _parse(text)
-        if fits(line) and (not lines or line.get("step", 0) > lines[-1].get("step", -1)):
+        good = isinstance(line, dict) and (fits is None or fits(line))
+        if good and (not lines or line.get("step", 0) > lines[-1].get("step", -1)):
             lines.append(line)
         elif not only_good:
             raise Damaged(path, f"line {number} is not a JSON object of this log")

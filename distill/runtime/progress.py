@@ -1,4 +1,4 @@
-"""Messages and progress of a run: one line for how far it is, how fast it goes and how long it will take.
+"""Messages and progress of a run: how far it is, how fast it goes and how long it will take.
 
 Only rank 0 logs: `configure_logging` silences the others.
 """
@@ -11,18 +11,19 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from threading import RLock
 from typing import Self, TextIO
+
+from tqdm import tqdm
 
 from distill.runtime.errors import printable
 from distill.runtime.redaction import redact
 
-TERMINAL_EVERY = 0.1  # seconds between two drawings of the line on a terminal
 PLAIN_EVERY = 10.0  # seconds between two lines in a log file
-WIPE = "\r\x1b[K"
 
 NAMES = ("Matthews", "Pearson", "Spearman")  # first words of titles that keep their capital
 
-_open: list["Progress"] = []  # innermost last: only that one draws, so that nested work does not garble the line
+_open: list["Progress"] = []  # innermost last
 _quiet = False  # in this process
 _keepers: list[deque[str]] = []  # of what is logged, see `keeping`
 
@@ -46,15 +47,15 @@ def configure_logging(rank: int) -> None:
 
 def log(text: str, stream: TextIO | None = None) -> None:
     """Write plain lines to `stream` (standard error when None) without garbling an active progress line."""
-    stream, text = stream or sys.stderr, "\n".join(map(printable, redact(text).split("\n")))
+    stream, lines = stream or sys.stderr, [printable(line) for line in redact(text).split("\n")]
     for keeper in _keepers:
-        keeper.extend(text.split("\n"))
-    line = _open[-1] if _open and _open[-1].on_terminal else None
-    if line and line.stream is stream:
-        write_to(stream, WIPE)
-    write_to(stream, f"{text}\n")
-    if line:
-        line.draw()
+        keeper.extend(lines)
+    drawn = list(_open) if stream.isatty() else []
+    for work in drawn:
+        work.draw(hidden=True)
+    write_to(stream, "".join(f"{line}\n" for line in lines))
+    for work in drawn:
+        work.draw()
 
 
 @contextmanager
@@ -81,8 +82,7 @@ def write_to(stream: TextIO, text: str) -> None:
 
 def duration(seconds: float) -> str:
     """`seconds` as `7 s`, `3:25 min` or `1:03:25 h`."""
-    total = round(seconds)
-    minutes, rest = divmod(total, 60)
+    minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours}:{minutes:02d}:{rest:02d} h"
@@ -102,105 +102,113 @@ def in_a_sentence(title: str) -> str:
     return title if keeps else f"{first.lower()}{space}{rest}"
 
 
-def amount(value: float) -> str:
-    """`value` as a short count: `0.25`, `950`, `12,345`, `1.23M`, `4.56G`."""
-    for size, letter in ((1e9, "G"), (1e6, "M")):
-        if abs(value) >= size:
-            return f"{value / size:.2f}{letter}"
-    if value == int(value) or abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+class _Bar(tqdm):
+    monitor_interval = 0  # no thread that redraws
+
+
+_Bar.set_lock(RLock())
 
 
 class Progress:
     """Shows done/total, rate, elapsed time and time left of one piece of work.
 
-    `total` and `done` are in `unit`; a `total` of 0 means that the end is unknown. `start` is what an earlier process
-    had done: it counts as done, but not towards the rate, and `begin_rate` leaves out what came before it, such as a
-    first step that compiles. On a terminal the line is rewritten in place; anywhere else a plain line is written about
-    every ten seconds, and one at the end. Nothing is written on ranks other than 0.
+    On a terminal this is a bar of tqdm; anywhere else a plain line is written about every ten seconds, and one at the
+    end. Nothing is written on ranks other than 0.
+
+    Args:
+        total: in `unit`; 0: the end is unknown.
+        start: what an earlier process had done; it counts as done, but not towards the rate.
+        limit: seconds after which the work ends, done or not.
     """
 
-    def __init__(
-        self,
-        label: str,
-        total: float,
-        unit: str,
-        stream: TextIO | None = None,
-        start: float = 0,
-        limit: float = math.inf,
-    ) -> None:
-        """`limit`: seconds after which the work ends, done or not."""
-        self.label, self.total, self.unit, self.limit = label, total, unit, limit
-        self.stream = stream or sys.stderr
-        self.start = self.done = start
-        self.quiet = _quiet
-        self.note = ""
-        self.on_terminal = not self.quiet and self.stream.isatty()
-        self.began = self.drawn = self.rate_began = time.monotonic()
-        if not self.quiet:
+    def __init__(self, label: str, total: float, unit: str, start: float = 0, limit: float = math.inf) -> None:
+        self.label, self.total, self.unit, self.limit, self.note = label, total, unit, limit, ""
+        self.done = self._rate_from = start
+        self._began = self._rate_began = self._written = time.monotonic()
+        self._on_terminal = sys.stderr.isatty()
+        self._bar = _Bar(
+            desc=label,
+            total=total or None,
+            initial=start,
+            unit=f" {unit}",
+            unit_scale=isinstance(total, float) or total >= 1e6,
+            disable=_quiet or not self._on_terminal,
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_noinv_fmt}{postfix}]",
+            ncols=shutil.get_terminal_size().columns - 1,  # tqdm draws nothing where a terminal gives no size
+            nrows=20,
+            miniters=0,
+            delay=0.1,
+            lock_args=(False,),  # never waited for: a signal may raise while the lock is held
+        )
+        if not _quiet:
             _open.append(self)
-            self.draw()
 
     def update(self, count: float, note: str = "") -> None:
         """`count` so far, `start` included; `note` is at the end of the line. Cheap to call often."""
         self.done, self.note = count, note
-        if self.quiet or _open[-1:] != [self]:
+        if self not in _open:
             return
-        now = time.monotonic()
-        if now - self.drawn >= (TERMINAL_EVERY if self.on_terminal else PLAIN_EVERY):
-            self.drawn = now
-            self.draw() if self.on_terminal else self._write(self.line() + "\n")
+        if self._on_terminal:
+            self._bar.set_postfix_str(", ".join([*self._left(), *filter(None, [note])]), refresh=False)
+            with suppress(OSError, ValueError):  # of a terminal that is gone
+                self._bar.update(count - self._bar.n)
+        elif time.monotonic() - self._written >= PLAIN_EVERY:
+            self._written = time.monotonic()
+            write_to(sys.stderr, f"{self.line()}\n")
 
     def end_in(self, seconds: float) -> None:
         """From now on the work ends after so many seconds, done or not."""
-        self.limit = time.monotonic() - self.began + max(0.0, seconds)
+        self.limit = time.monotonic() - self._began + max(0.0, seconds)
 
     def begin_rate(self) -> None:
-        """From here on count the rate and the time left: what came before was not typical."""
-        self.start, self.rate_began = self.done, time.monotonic()
+        """From here on count the rate and the time left: what came before, such as a compilation, was not typical."""
+        self._rate_from, self._rate_began = self.done, time.monotonic()
 
     def close(self) -> None:
-        """Write a last line with the amount done and the time. A second call does nothing."""
-        if self.quiet or self not in _open:
+        """Leave a last line with the amount done and the time. A second call does nothing."""
+        if self not in _open:
             return
         _open.remove(self)
-        self._write((WIPE if self.on_terminal else "") + self.line(ended=True) + "\n")
+        if not self._on_terminal:
+            write_to(sys.stderr, f"{self.line(ended=True)}\n")
+        with suppress(OSError, ValueError):
+            self._bar.close()
 
-    def draw(self) -> None:
-        """Rewrite the line in place, on a terminal."""
-        if self.on_terminal:
-            columns = shutil.get_terminal_size().columns
-            self._write(WIPE + self.line()[: columns - 1])
+    def draw(self, hidden: bool = False) -> None:
+        """Draw the bar on the terminal, or take it off."""
+        with suppress(OSError, ValueError):
+            self._bar.clear(nolock=True) if hidden else self._bar.refresh(nolock=True)
 
     @property
     def rate(self) -> float:
         """Units a second; 0 before the first."""
-        since = time.monotonic() - self.rate_began
-        return (self.done - self.start) / since if since > 0 else 0.0
+        since = time.monotonic() - self._rate_began
+        return (self.done - self._rate_from) / since if since > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
         """Seconds left at this rate, or until the limit; None without a rate or an end."""
-        rate, until_limit = self.rate, max(0.0, self.limit - (time.monotonic() - self.began))
+        rate, until_limit = self.rate, max(0.0, self.limit - (time.monotonic() - self._began))
         left = max(0.0, self.total - self.done) / rate if rate > 0 and self.total else math.inf
         return min(left, until_limit) if rate > 0 and min(left, until_limit) < math.inf else None
 
     def line(self, ended: bool = False) -> str:
-        elapsed, rate, left = time.monotonic() - self.began, self.rate, self.seconds_left
-        of_total = f"/{amount(self.total)}" if self.total else ""
-        percent = f" {self.done / self.total:4.0%}" if self.total else ""
-        unit = self.unit.removesuffix("s") if self.total == 1 else self.unit
-        parts = [f"{self.label}{percent} {amount(self.done)}{of_total} {unit}"]
-        if rate > 0:
-            parts.append(f"{amount(float(f'{rate:.3g}'))} {self.unit}/s")
-        parts.append(f"{duration(elapsed)} elapsed")
-        if left is not None and not ended:
-            parts.append(f"{duration(left)} left")
-        return ", ".join(parts) + (f"  {self.note}" if self.note else "")
+        """All of it as plain text."""
+        done, rate = f"{_amount(self.done)} {self.unit}", self.rate
+        if self.total:
+            done = f"{self.done / self.total:4.0%} {_amount(self.done)}/{_amount(self.total)} {self.unit}"
+        speed = [f"{_amount(float(f'{rate:.3g}'))} {self.unit}/s"] if rate > 0 else []
+        elapsed = f"{duration(time.monotonic() - self._began)} elapsed"
+        parts = [f"{self.label} {done}", *speed, elapsed, *([] if ended else self._left()), self.note]
+        return ", ".join(filter(None, parts))
 
-    def _write(self, text: str) -> None:
-        write_to(self.stream, text)
+    def _left(self) -> list[str]:
+        left = self.seconds_left
+        return [] if left is None else [f"{duration(left)} left"]
 
     def __enter__(self) -> Self:
         return self

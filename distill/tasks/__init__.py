@@ -20,8 +20,7 @@ from distill.evaluation.measures import Pass, Scoring, require_positions
 from distill.evaluation.sets import EvaluationSet
 from distill.models.kind import ModelKind
 from distill.objective.terms import Term
-from distill.runtime.errors import SettingError
-from distill.runtime.nearest import did_you_mean
+from distill.runtime.errors import SettingError, did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -16,9 +16,8 @@ from transformers import AutoModelForMaskedLM
 
 import distill
 from distill.commands.api.run import RunResults, output_for_programs
-from distill.runtime.errors import Interrupted, SettingError
+from distill.runtime.errors import SettingError
 from distill.runtime.progress import configure_logging
-from distill.runtime.signals import SAME_REQUEST, Signals
 
 
 def state() -> list[Any]:
@@ -146,19 +145,6 @@ def test_ranks_are_started_by_a_launcher(
         distill.run(["+recipe=smoke", f"backend={name}", "backend.processes=2"])
     assert f"{launcher} 2 PROGRAM.py" in str(error.value)
     assert str(error.value).startswith("backend.processes=2: ") and not list(tmp_path.iterdir())
-
-
-def test_a_second_interrupt_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("distill.runtime.signals.time.monotonic", lambda: now)
-    signals = Signals(owns_process=False)
-    with pytest.raises(Interrupted, match="at once by a second SIGINT"), signals.deferred():
-        signals.handle(signal.SIGINT, None)
-        now = SAME_REQUEST / 2
-        signals.handle(signal.SIGINT, None)  # the same request
-        now = 2 * SAME_REQUEST
-        signals.handle(signal.SIGINT, None)
-        pytest.fail("went on")
 
 
 def test_messages_appear_once_and_in_a_notebook_as_its_output(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from distill.config.settings import TrainConfig
 from distill.runs.record import Record
 from distill.runs.results_file import read_results, write_results
 from distill.runtime.errors import Damaged, SettingError
+from distill.runtime.files import MANIFEST, write_manifest
 from distill.runtime.jsonl import is_curve, is_history, is_metrics, read_lines
-from distill.runtime.manifest import MANIFEST, write_manifest
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),

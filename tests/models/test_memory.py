@@ -112,10 +112,6 @@ def write_group(folder: Path, **files: str) -> None:
 
 
 VERSION_2 = {"memory__current": "700\n", "memory__stat": "anon 400\ninactive_file 200\nactive_file 50\n"}
-VERSION_1 = {
-    "memory__usage_in_bytes": "700\n",
-    "memory__stat": "inactive_file 1\ntotal_inactive_file 200\ntotal_active_file 50\n",
-}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +120,6 @@ VERSION_1 = {
         ("0::/\n", "", VERSION_2 | {"memory__max": "1000\n"}),
         ("0::/pod/me\n", "pod", VERSION_2 | {"memory__max": "1000\n"}),  # the limit of a group above its own
         ("0::/elsewhere\n", "", VERSION_2 | {"memory__max": "1000\n"}),  # in a container that sees its own alone
-        ("4:memory:/pod\n0::/\n", "memory/pod", VERSION_1 | {"memory__limit_in_bytes": "1000\n"}),
     ],
 )
 def test_the_limit_of_a_container_is_a_limit(

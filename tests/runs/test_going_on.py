@@ -20,7 +20,7 @@ from distill.runs.checkpoint_record import read_record
 from distill.runs.results_file import read_run
 from distill.runs.run_folder import RunFolder
 from distill.runs.snapshots import Snapshots
-from distill.runtime import manifest
+from distill.runtime import files
 from distill.runtime.errors import Interrupted, SettingError
 
 EVALUATED = ("schedule=constant", "schedule.warmup=0", "train.epochs=null", "train.save_every=1")
@@ -184,7 +184,7 @@ def test_a_resume_compares_the_tensors_of_a_checkpoint_once_on_each_machine(
     (newest,) = saved(tmp_path / "run", 2, beginning=tmp_path / "other")
     monkeypatch.chdir(tmp_path)
     read: list[str] = []
-    monkeypatch.setattr(manifest, "sha256", lambda path, real=manifest.sha256: read.append(path.name) or real(path))
+    monkeypatch.setattr(files, "sha256", lambda path, real=files.sha256: read.append(path.name) or real(path))
     folder = run_folder_of(tmp_path / "run", "auto" if rank else tmp_path / "other")
     if rank:
         monkeypatch.setattr(folder, "start", lambda: newest)  # which rank 0 has checked

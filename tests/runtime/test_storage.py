@@ -21,8 +21,8 @@ from distill.report import report
 from distill.runs import trackers
 from distill.runtime.errors import StorageFailed
 from distill.runtime.files import atomic
+from distill.runtime.host import require_room, size, storage_failure
 from distill.runtime.jsonl import JsonLines, read_lines
-from distill.runtime.storage import require_room, size, storage_failure
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.runtime.threads import keep_compiled_kernels, limit_spinning
+from distill.runtime.host import keep_compiled_kernels, limit_spinning
 
 KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 

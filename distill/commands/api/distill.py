@@ -35,7 +35,7 @@ from distill.models.load import saved_config
 from distill.models.loaded import LoadedModel, kind_of
 from distill.models.wrappers import refuse_unread, unwrapped
 from distill.runtime.errors import SettingError, raising_at_the_call
-from distill.runtime.users_source import source_digest
+from distill.runtime.users_code import source_digest
 
 if TYPE_CHECKING:
     import datasets

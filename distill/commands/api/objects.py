@@ -18,7 +18,7 @@ from distill.config.model import Settings
 from distill.config.settings import ObjectiveFlags
 from distill.objective.terms import ALL, VocabularyTerm
 from distill.runtime.errors import SettingError, first_line
-from distill.runtime.users_source import source_digest
+from distill.runtime.users_code import source_digest
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

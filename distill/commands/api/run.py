@@ -20,8 +20,8 @@ from distill.report.summary import comparison, findings
 from distill.runs.check import check
 from distill.runs.record import Record
 from distill.runs.results_file import read_run
-from distill.runtime.bounded_yaml import read_yaml
 from distill.runtime.errors import Damaged, SettingError, first_line, raising_at_the_call
+from distill.runtime.files import read_yaml
 from distill.runtime.jsonl import LogLine, read_lines
 from distill.runtime.progress import counted
 from distill.runtime.redaction import redact
@@ -170,7 +170,7 @@ def run_here(job: ComposedRun) -> RunResults:
 
     with errors_for_programs(str(job.folder)):
         _refuse_launch(job)
-        with handled(owns_process=False) as signals, output_for_programs():
+        with handled() as signals, output_for_programs():
             signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
             record = run_job(*job)
         # A run that ends with its profile leaves no results.json.

@@ -6,8 +6,7 @@ from typing import TypedDict
 
 from distill.config.model import SEEDS
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
-from distill.runtime.errors import SettingError
-from distill.runtime.nearest import did_you_mean
+from distill.runtime.errors import SettingError, did_you_mean
 
 
 class Options(TypedDict, total=False):

@@ -18,9 +18,8 @@ from distill.data.tables._rows import SUFFIXES, kind_of, read_files
 from distill.data.tables.glue import TASKS, GlueTask
 from distill.models.kind import CLASSES
 from distill.models.loaded import LoadedModel
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, choose
 from distill.runtime.files import atomic, refuse_overwriting
-from distill.runtime.nearest import choose
 
 BY_NAME = ("mnli", "qnli", "rte")  # whose labels are written as names
 LARGEST = 5.0  # value of STS-B; the least is 0

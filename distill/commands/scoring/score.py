@@ -75,7 +75,7 @@ def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output:
                 "a model in memory is saved first"
             )
     as_of_a_program = errors_for_programs("" if output is None else str(output))
-    with as_of_a_program, handled(owns_process=False), output_for_programs(), hydra_as_before():
+    with as_of_a_program, handled(), output_for_programs(), hydra_as_before():
         return evaluate_models(models, settings, output)
 
 

@@ -15,8 +15,7 @@ from distill.config.rules import check_corpus, check_evaluation
 from distill.config.settings import CONF, Config, SourceConfig
 from distill.evaluation.measures.users import check_measures
 from distill.runs.located import Located, formats_of_run, settings_of_run
-from distill.runtime.errors import SettingError
-from distill.runtime.nearest import did_you_mean
+from distill.runtime.errors import SettingError, did_you_mean
 from distill.tasks import find_task
 
 OBJECTIVES = {"mlm": "mlm", "clm": "clm", "mlm_sop": "albert", "spans": "spans", "classes": "classes"}

@@ -8,9 +8,8 @@ from typing import NotRequired, TypedDict
 import yaml
 
 from distill.config.sweep.names import readable_name
-from distill.runtime.bounded_yaml import read_yaml
 from distill.runtime.errors import Damaged, first_line
-from distill.runtime.files import atomic, try_lock
+from distill.runtime.files import atomic, read_yaml, try_lock
 
 INDEX = "sweep.yaml"
 HEAD = "# The folders of this sweep: what was swept in each, and how that run ended.\n"

@@ -20,7 +20,7 @@ from distill.data.shards.index import DIGEST_BYTES, Block, Layout
 from distill.runtime.errors import StorageFailed
 from distill.runtime.file_in_use import FileInUse
 from distill.runtime.files import atomic, locked
-from distill.runtime.storage import RESERVE, size
+from distill.runtime.host import RESERVE, size
 
 SUFFIX = ".block"
 READ_BYTES = 1 << 20  # at once, to check a file

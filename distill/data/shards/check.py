@@ -30,7 +30,7 @@ from distill.data.shards.open import index_name, read_index
 from distill.data.shards.records import META, PARTS, Meta, Part, PartMeta
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import atomic, quarantine, remove
-from distill.runtime.storage import size
+from distill.runtime.host import size
 
 READ_BYTES = 1 << 20  # of a block at once
 ANNOUNCED = 4 << 30  # bytes from which on the check takes long enough to be logged

@@ -31,6 +31,16 @@ def use_batched_products(model: Any, plain: bool = False) -> None:
         model.set_attn_implementation(name)
 
 
+def keep_soft_cap(model: Any) -> None:
+    """Let a model whose attention scores have a soft cap use no SDPA, which leaves it out.
+
+    transformers 5.17 takes SDPA for Gemma 2 by default, 5.23 does not.
+    """
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
+        model.set_attn_implementation("eager")
+
+
 def added_mask(
     *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", **named: Any
 ) -> Tensor | None:

@@ -10,8 +10,7 @@ from distill.report.summary import AGREEMENT
 from distill.report.words import is_number, number, percent
 from distill.runs.facts import Model
 from distill.runs.record import Record
-from distill.runtime.errors import SettingError
-from distill.runtime.nearest import did_you_mean
+from distill.runtime.errors import SettingError, did_you_mean
 from distill.runtime.progress import in_a_sentence
 
 # Measures that belong to one vocabulary: another one has other tokens to predict.

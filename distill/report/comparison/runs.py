@@ -13,8 +13,8 @@ from distill.config.flat_settings import flatten
 from distill.config.sweep.index import FAILED, INDEX, Entry, SweepIndex
 from distill.runs.record import Record
 from distill.runs.results_file import is_continued, read_results
-from distill.runtime.bounded_yaml import read_settings
 from distill.runtime.errors import Damaged, SettingError
+from distill.runtime.files import read_settings
 from distill.runtime.jsonl import read_lines
 
 FINISHED = "finished"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from distill.runtime.thread_time import computed_seconds
+from distill.runtime.host import computed_seconds
 
 Window = TypeVar("Window")
 

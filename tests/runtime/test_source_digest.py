@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distill.runtime.users_source import source_digest
+from distill.runtime.users_code import source_digest
 
 LOSSES = '''
 """Losses."""
