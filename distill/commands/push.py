@@ -99,7 +99,7 @@ def upload(options: PushArguments, record: "Record", folder: Path) -> str:
     api = HfApi(token=token, library_name="distill")
     name = options.name if "/" in options.name else f"{api.whoami()['name']}/{options.name}"
     address = api.create_repo(name, private=not options.public, exist_ok=True)
-    there = api.repo_info(name)
+    there = api.model_info(name)
     present = {file.rfilename for file in there.siblings or ()}
     if not options.overwrite and present - {".gitattributes"}:  # which is in a new one, or where an upload broke off
         cure = "choose another name, or add a commit to it with overwrite=true"

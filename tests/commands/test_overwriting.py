@@ -64,21 +64,6 @@ def test_an_output_that_is_a_device_is_refused() -> None:
             refuse_overwriting(Path("/dev/null"), "output=/dev/null", overwrite=overwrite)
 
 
-def test_the_file_of_a_task_replaces_no_test_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = {0: "negative", 1: "positive"}
-    sst2 = save_fine_tuned(tmp_path / "sst2", AutoModelForSequenceClassification, id2label=names)
-    test = tmp_path / "SST-2.tsv"  # as the server calls the predictions
-    test.write_text("index\tsentence\n0\tthe cat\n")
-    before = test.read_bytes()
-    given = ["predict", f"model={sst2}", f"input={test}", "task=sst2"]
-    assert "this command reads" in refused(capsys, *given, f"output={tmp_path}", "overwrite=true")
-    assert test.read_bytes() == before
-    (tmp_path / "out").mkdir()
-    other = written(tmp_path / "out" / "SST-2.tsv")
-    assert "overwrite=true" in refused(capsys, *given, f"output={tmp_path / 'out'}") and other.read_text() == MINE
-    assert main([*given, f"output={tmp_path / 'out'}", "overwrite=true"]) == 0 and other.read_text() != MINE
-
-
 def test_an_export_keeps_the_files_of_another_program(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from tiny import VOCAB, WORDS, make_model, make_tokenizer
 
 from distill.commands import export
 from distill.commands.api.pair import load_pair
-from distill.commands.prediction.predict import predict
+from distill.commands.prediction import predict
 from distill.evaluation.text_scores import score
 from distill.models.load import load_tokenizer
 from distill.models.loaded import LoadedModel, load_model
