@@ -12,6 +12,7 @@ from typing import Any, overload
 
 import numpy as np
 import torch
+from tokenizers.processors import TemplateProcessing
 from torch.nn.utils.rnn import pad_sequence
 from transformers import FillMaskPipeline, GenerationConfig, TextClassificationPipeline
 
@@ -179,18 +180,22 @@ def beside(record: Record, answer: Record) -> Record:
     return {f"input_{name}" if name in answer else name: value for name, value in record.items()} | answer
 
 
-def _piped(
-    pipeline: Any, model: LoadedModel, inputs: list[Any], options: PredictOptions, **arguments: Any
-) -> list[Any]:
+def _piped(pipeline: Any, model: LoadedModel, inputs: list[Any], batch_size: int, **arguments: Any) -> list[Any]:
     """What a pipeline of transformers gives for each input."""
-    tokenizer = model.tokenizer
+    tokenizer: Any = copy.deepcopy(model.tokenizer)
     if tokenizer.pad_token_id is None:  # without which it makes no batches
-        tokenizer = copy.deepcopy(tokenizer)
-        tokenizer.add_special_tokens({"pad_token": tokenizer.convert_ids_to_tokens(padding_of(tokenizer))})
+        tokenizer.add_special_tokens({"pad_token": tokenizer.convert_ids_to_tokens(padding_of(tokenizer) or 0)})
+    if tokenizer.mask_token and tokenizer.cls_token and not tokenizer.num_special_tokens_to_add():  # as in training
+        ids = {token: tokenizer.convert_tokens_to_ids(token) for token in (tokenizer.cls_token, tokenizer.sep_token)}
+        first, last = ids
+        single = f"{first} $A {last}"
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=single, pair=f"{single} $B:1 {last}:1", special_tokens=[*ids.items()]
+        )
     pipe = pipeline(model=model.model, tokenizer=tokenizer, device=model.device)
     order = sorted(range(len(inputs)), key=lambda number: -len(str(inputs[number])))  # so that little is padding
     # A generator, as a pipeline gives something else for a list of one.
-    outcomes = pipe((inputs[number] for number in order), batch_size=options.batch_size, **arguments)
+    outcomes = pipe((inputs[number] for number in order), batch_size=batch_size, **arguments)
     return [outcome for _, outcome in sorted(zip(order, outcomes, strict=True), key=itemgetter(0))]
 
 
@@ -228,11 +233,8 @@ def _masks(model: LoadedModel, records: Sequence[Record], options: PredictOption
             raise SettingError(f"text {number} has no mask to fill: write {mask} where a token is missing")
     top_k = min(options.top_k or 5, len(tokenizer))
     outcomes = []
-    for text, found in zip(
-        texts,
-        _piped(FillMaskPipeline, model, texts, options, top_k=top_k, tokenizer_kwargs=_segments(model)),
-        strict=True,
-    ):
+    arguments = {"top_k": top_k, "tokenizer_kwargs": _segments(model)}
+    for text, found in zip(texts, _piped(FillMaskPipeline, model, texts, options.batch_size, **arguments), strict=True):
         masks = [
             [
                 {
@@ -262,9 +264,9 @@ def _classes(model: LoadedModel, records: Sequence[Record], options: PredictOpti
     names = {"text": "text", "second": "text_pair"}
     texts = [{name: record[key] for key, name in names.items() if key in record} for record in records]
     found = _piped(
-        TextClassificationPipeline, model, texts, options, top_k=options.top_k, truncation=True,
+        TextClassificationPipeline, model, texts, options.batch_size, top_k=options.top_k, truncation=True,
         max_length=_sequence_length(model, options), function_to_apply="none" if is_value else "softmax",
-        **_segments(model),
+        split_special_tokens=True, **_segments(model),
     )  # fmt: skip
     if is_value:
         return [{"value": each[0]["score"]} for each in found]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from job import Shelf, save_model
 from prediction_models import save_fine_tuned
-from tokenizers.processors import TemplateProcessing
+from tokenizers.processors import Sequence, TemplateProcessing
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, pipeline
 
 from distill.commands.prediction import predict
@@ -118,6 +118,21 @@ def test_classes_as_the_pipeline_gives_them(classifier: LoadedModel) -> None:
     assert both["probability"] == pytest.approx(float(logits.softmax(-1).max()), abs=1e-5)
     assert both["class"] == classifier.model.config.id2label[int(logits.argmax())]
     assert len(predict(classifier, pair, top_k=1)["probabilities"]) == 1
+
+
+def test_texts_are_tokenized_as_in_training(classifier: LoadedModel) -> None:
+    """With [CLS] and [SEP], also where the tokenizer has no rule for them; the name of a special token is text."""
+    bare: Any = copy.deepcopy(classifier.tokenizer)
+    bare.backend_tokenizer.post_processor = Sequence([])
+    inputs = ["the cat", ("the cat", "an owl")]
+    assert bare("the")["input_ids"] == classifier.tokenizer("the", add_special_tokens=False)["input_ids"]
+    for one, other in zip(predict((classifier.model, bare), inputs), predict(classifier, inputs), strict=True):
+        assert one["probability"] == pytest.approx(other["probability"])
+    encoded = classifier.tokenizer("the [SEP] cat", split_special_tokens=True, return_tensors="pt")
+    assert encoded["input_ids"].shape != classifier.tokenizer("the [SEP] cat", return_tensors="pt")["input_ids"].shape
+    with torch.no_grad():
+        expected = classifier.model(**encoded).logits.softmax(-1).max()
+    assert predict(classifier, "the [SEP] cat")["probability"] == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_values_and_several_classes_at_once(tmp_path: Path) -> None:
