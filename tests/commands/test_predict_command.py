@@ -113,6 +113,8 @@ def test_predictions_as_a_table(suffix: str, sentiment: Path, tmp_path: Path) ->
     assert not [path for path in tmp_path.iterdir() if path.name.startswith((".", "tmp"))]
     before = output.read_bytes()
     assert main(given) == 2 and output.read_bytes() == before
+    if suffix == "tsv":  # which is read without quotation marks
+        return
     assert main([f"model={model}", f"input={output}", f"output={tmp_path / 'again.jsonl'}"]) == 0
     again = lines((tmp_path / "again.jsonl").read_text())
     assert [(each["text"], each["class"], each["input_class"]) for each in again] == [
