@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distill.commands.api.run import open_run as open_run
     from distill.commands.api.run import run as run
     from distill.commands.api.run_results import RunResults as RunResults
-    from distill.commands.prediction.predict import predict as predict
+    from distill.commands.prediction import predict as predict
     from distill.commands.scoring.score import evaluate as evaluate
     from distill.config.settings import BackendConfig as BackendConfig
     from distill.config.settings import BundledTeacherConfig as BundledTeacherConfig
@@ -124,7 +124,7 @@ _PUBLIC = {
     "load_model": "distill.models.loaded",
     "load_pair": "distill.commands.api.pair",
     "open_run": "distill.commands.api.run",
-    "predict": "distill.commands.prediction.predict",
+    "predict": "distill.commands.prediction",
     "run": "distill.commands.api.run",
     "score": "distill.evaluation.text_scores",
 }

@@ -14,7 +14,7 @@ from tiny import named_terms, text_config
 
 from distill.commands.api.pair import Pair, load_pair
 from distill.commands.api.texts import text_sequences
-from distill.commands.prediction.predict import predict
+from distill.commands.prediction import predict
 from distill.config.settings import LayersStudentConfig
 from distill.data.tokens import corpus_text, prepare
 from distill.evaluation.text_scores import score
