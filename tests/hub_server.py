@@ -57,6 +57,9 @@ class Hub:
         name = "/".join(name.split("/")[:2])
         if name not in self.repositories:
             return 404, {"error": "Repository not found"}
+        if method == "GET" and "/tree/" in path:
+            files = self.repositories[name].files.items()
+            return 200, [{"type": "file", "path": file, "size": len(data), "oid": "0"} for file, data in files]
         if method == "GET":
             siblings = [{"rfilename": file} for file in self.repositories[name].files]
             return 200, {"id": name, "private": self.repositories[name].private, "siblings": siblings}

@@ -24,7 +24,7 @@ from distill.commands.compare import CompareArguments
 from distill.commands.evaluate import EvaluateArguments
 from distill.commands.export import ExportArguments
 from distill.commands.predict import Request as PredictRequest
-from distill.commands.prediction.settings import PredictConfig
+from distill.commands.prediction import PredictOptions
 from distill.commands.prepare import Request as PrepareRequest
 from distill.commands.profile import Request as ProfileRequest
 from distill.commands.push import PushArguments
@@ -72,7 +72,7 @@ def check(words: tuple[str, ...]) -> None:
     if name in ARGUMENTS:
         parse(ARGUMENTS[name], rest, name)
     elif name == "predict":
-        parse(PredictConfig, split(PredictRequest, rest, name)[1], name, besides=PredictRequest)
+        parse(PredictOptions, split(PredictRequest, rest, name)[1], name, besides=PredictRequest)
     elif name == "evaluate":
         settings = split(EvaluateArguments, rest, name)[1]
         check_settings(["teacher=pretrained" if word.startswith("teacher=") else word for word in settings])

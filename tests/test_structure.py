@@ -129,7 +129,7 @@ ASSIGNED = {
     "datasets": {"HF_HUB_OFFLINE"},
     "torchmetrics": {"dist_sync_fn", "distributed_available_fn"},
     "onnxruntime": {
-        "graph_optimization_level", "optimized_model_filepath", "intra_op_num_threads", "inter_op_num_threads",
+        "intra_op_num_threads", "inter_op_num_threads",
     },
     "hydra": {"hydra", "cfg"},
     "Python": {"stdout", "stderr", "filename", "propagate", "handlers"},

@@ -1,11 +1,11 @@
 """The command `distill push`: the student of a finished run on the Hugging Face Hub, with its card and its report."""
 
-from collections.abc import Container, Iterable, Iterator
-from contextlib import contextmanager
+import os
+import shutil
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distill.commands.arguments import Text, parse
 from distill.runtime.errors import SettingError, StorageFailed, first_line
@@ -17,9 +17,9 @@ HELP = """
 usage: distill push run=RUN name=NAME [public=true] [message=TEXT] [overwrite=true]
        distill push RUN NAME [--public]
 
-Upload the student of a finished run to the Hugging Face Hub, in one commit of a new, private repository: the folder
-student/ with its card, and report.html without the paths of this machine and without samples of its text. The token is
-that of `hf auth login`, or HF_TOKEN in the environment; it is no argument.
+Upload the student of a finished run to a new, private repository of the Hugging Face Hub: the folder student/ with its
+card, and report.html without the paths of this machine and without samples of its text. The token is that of
+`hf auth login`, or HF_TOKEN in the environment; it is no argument.
 
   run=RUN          a run folder with a student and results.json
   name=NAME        the repository: OWNER/NAME, or NAME in your own account
@@ -30,15 +30,12 @@ that of `hf auth login`, or HF_TOKEN in the environment; it is no argument.
 
   distill push run=runs/distilbert_gutenberg name=my-name/my-student
 """
-PLACES = ("run", "name")  # of the arguments that stand without a name
-REPORT = "report.html"
-OF_THE_HUB = {".gitattributes"}  # what a new repository holds, such as one whose upload broke off
+LOGIN = "run `hf auth login`, or set HF_TOKEN in the environment"
 # By the status of the Hub's answer: what that means here, and the cure.
 ANSWERS = {
-    401: "the Hub does not accept the token: run `hf auth login` again, or correct HF_TOKEN",
-    403: "this token may not write there: take a token with the right to write, or a name in your own account",
-    404: "the Hub has no such owner, or does not show it to this token: correct the name",
-    409: "a repository of this name exists: choose another name, or add a commit to it with overwrite=true",
+    401: ("the Hub does not accept the token", LOGIN),
+    403: ("this token may not write there", "take a token with the right to write, or a name in your own account"),
+    404: ("the Hub has no such owner, or does not show it to this token", "correct the name"),
 }
 
 
@@ -55,127 +52,89 @@ class PushArguments:
 
 def run(arguments: list[str]) -> None:
     """Upload the student, and print where it is."""
-    options = parse(PushArguments, by_name(arguments), "push")
-    record = finished_run(options.run)
-    api = sign_in(options.name)
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-    from distill.report.model_card import title_of_run
-
-    with TemporaryDirectory() as folder:
-        files = {REPORT: write_report(Path(folder), options.run, record), **student_files(options.run / "student")}
-        message = options.message or title_of_run(record)
-        with naming_failures(options.name):
-            name = options.name if "/" in options.name else f"{api.whoami()['name']}/{options.name}"
-            made = api.create_repo(name, private=not options.public, exist_ok=True)
-            there = api.repo_info(name)
-            present = [file.rfilename for file in there.siblings or ()]
-            if not options.overwrite and set(present) - OF_THE_HUB:
-                raise SettingError(ANSWERS[409], setting="name", value=name)
-            if not options.public and not there.private:
-                raise SettingError(f"name={name}: this repository is public: give public=true, or another name")
-            if options.public and there.private:
-                raise SettingError(
-                    f"name={name}: this repository is private, and public=true is for a new one: make it public in its "
-                    "settings on the Hub, or give another name"
-                )
-            changes: list[Any] = [CommitOperationAdd(path, file) for path, file in files.items()]
-            changes += [CommitOperationDelete(path) for path in stale_files(present, files)]
-            api.create_commit(name, changes, commit_message=message)
-    print(made)
-
-
-def stale_files(paths: Iterable[str], files: Container[str]) -> list[str]:
-    """Of the files in a repository (`paths`) those of an earlier student that `files` does not replace.
-
-    transformers would read some of them in place of the new ones.
-    """
-    from distill.models.export_folder import is_of_export
-
-    return [path for path in paths if path not in files and (is_of_export(path) or path.startswith("onnx/"))]
-
-
-def by_name(arguments: list[str]) -> list[str]:
-    """The arguments with their names: the first two may stand without, and --public is public=true."""
-    places, written, names = iter(PLACES), list[str](), [field.name for field in fields(PushArguments)]
-    for argument in arguments:
-        # The folder of a run of a sweep has a = in its name.
-        has_name = argument.partition("=")[0] in names and "=" in argument
-        stands_alone = not has_name and not argument.startswith("-")
-        place = next(places, None) if stands_alone else None
-        written.append("public=true" if argument == "--public" else f"{place}={argument}" if place else argument)
-    return written
-
-
-def finished_run(folder: Path) -> "Record":
-    """The record of a run. Raises SettingError where it has not finished, or its student is not as it was written."""
     from distill.models.load import refuse_unfinished
     from distill.runs.results_file import check_student, read_run
 
-    refuse_unfinished("run", str(folder))
-    record = read_run(folder, "run")
-    if not (folder / "student").is_dir():
-        raise SettingError(f"run={folder} has no folder student/: give a run folder as training left it")
-    check_student(folder, record)
-    return record
+    options = parse(PushArguments, by_name(arguments), "push")
+    refuse_unfinished("run", str(options.run))
+    record = read_run(options.run, "run")
+    check_student(options.run, record)
+    with TemporaryDirectory() as folder:
+        try:
+            print(upload(options, record, Path(folder)))
+        except SettingError:
+            raise
+        except Exception as error:  # of huggingface_hub, and of whichever client it is built on
+            raise failure_of(error, options.name) from error
 
 
-def sign_in(name: str) -> Any:
-    """The interface of the Hub, by the token of its user. Raises SettingError without a token or an answer."""
+def by_name(arguments: list[str]) -> list[str]:
+    """RUN NAME --public as run=RUN name=NAME public=true; the folder of a run of a sweep has a = in its name."""
+    taken, places = tuple(f"{field.name}=" for field in fields(PushArguments)), iter(("run", "name"))
+    words = ["public=true" if word == "--public" else word for word in arguments]
+    return [word if word.startswith(("-", *taken)) else f"{next(places, 'name')}={word}" for word in words]
+
+
+def upload(options: PushArguments, record: "Record", folder: Path) -> str:
+    """Upload the student, its card and its report; gives the address.
+
+    Args:
+        folder: an empty one, for what is uploaded.
+
+    Raises:
+        SettingError: no token, no answer of the Hub, or a repository that this may not go to.
+    """
     from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
 
+    from distill.models.export_folder import is_of_export
+    from distill.report.model_card import title_of_run
     from distill.runtime.hub import is_hub_reached, why_not_reached
     from distill.runtime.redaction import remember
 
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise SettingError(f"name={name} is no name of a repository: {first_line(error)}") from None
     if (token := get_token()) is None:
-        raise SettingError(
-            f"name={name}: there is no token of the Hub here: run `hf auth login`, or set HF_TOKEN in the environment"
-        )
+        raise SettingError("there is no token of the Hub here", setting="name", value=options.name, cure=LOGIN)
     remember(token)
     if not is_hub_reached():
-        raise SettingError(f"name={name}: {why_not_reached()}")
-    return HfApi(token=token, library_name="distill")
+        raise SettingError(why_not_reached(), setting="name", value=options.name)
+    api = HfApi(token=token, library_name="distill")
+    name = options.name if "/" in options.name else f"{api.whoami()['name']}/{options.name}"
+    address = api.create_repo(name, private=not options.public, exist_ok=True)
+    there = api.model_info(name)
+    present = {file.rfilename for file in there.siblings or ()}
+    if not options.overwrite and present - {".gitattributes"}:  # which is in a new one, or where an upload broke off
+        cure = "choose another name, or add a commit to it with overwrite=true"
+        raise SettingError("a repository of this name exists", setting="name", value=name, cure=cure)
+    if there.private == options.public:
+        problem = f"this repository is {'private' if there.private else 'public'}"
+        cure = "give another name, or change it in its settings on the Hub" if there.private else "give public=true"
+        raise SettingError(problem, setting="name", value=name, cure=cure)
+    student, files = (options.run / "student").resolve(), folder / "files"
+    shutil.copytree(student, files, copy_function=os.symlink, ignore=shutil.ignore_patterns(".*"))
+    write_report(folder, options.run, record).rename(files / "report.html")
+    api.upload_folder(
+        repo_id=name,
+        folder_path=files,
+        commit_message=options.message or title_of_run(record),
+        # transformers would read some files of an earlier student in place of the new ones.
+        delete_patterns=[path for path in present if is_of_export(path) or path.startswith("onnx/")],
+    )
+    return str(address)
 
 
-@contextmanager
-def naming_failures(name: str) -> Iterator[None]:
-    """Turn what the Hub answers, and a connection that is lost, into one line.
+def failure_of(error: Exception, name: str) -> Exception:
+    """What the Hub answers, or a connection that is lost, in one line: SettingError where the user can correct it."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    Raises:
-        SettingError: it refuses token, name or right.
-        StorageFailed: anything else.
-    """
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        yield
-    except SettingError:
-        raise
-    except HfHubHTTPError as error:
-        status, reason = error.response.status_code, error.server_message or first_line(error)
-        if status in ANSWERS:
-            raise SettingError(f"name={name}: {ANSWERS[status]} ({reason})") from error
-        raise StorageFailed(f"name={name}: the Hub answers with status {status} ({reason})") from error
-    except Exception as error:  # of whichever client huggingface_hub is built on
-        raise StorageFailed(
-            f"name={name}: the upload has ended early ({type(error).__name__}: {first_line(error)}): give the command "
-            "again, with overwrite=true"
-        ) from error
-
-
-def student_files(student: Path) -> dict[str, Path]:
-    """The files of a student's folder, by their place in the repository."""
-    return {
-        str(file.relative_to(student)): file
-        for file in sorted(student.rglob("*"))
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(student).parts)
-    }
+    if isinstance(error, HFValidationError):
+        return SettingError(f"this is no name of a repository ({first_line(error)})", setting="name", value=name)
+    if not isinstance(error, HfHubHTTPError):
+        answer = f"the upload has ended early ({type(error).__name__}: {first_line(error)})"
+        return StorageFailed(f"name={name}: {answer}; repeat the command with overwrite=true")
+    status, reason = error.response.status_code, error.server_message or first_line(error)
+    if status not in ANSWERS:
+        return StorageFailed(f"name={name}: the Hub answers with status {status} ({reason})")
+    problem, cure = ANSWERS[status]
+    return SettingError(f"{problem} ({reason})", setting="name", value=name, cure=cure)
 
 
 def write_report(folder: Path, run_folder: Path, record: "Record") -> Path:
@@ -189,4 +148,4 @@ def write_report(folder: Path, run_folder: Path, record: "Record") -> Path:
     content = replace(shareable(record), started_in=None, samples=None).to_json()
     shared = Record.from_json(redacted(content, without_paths))
     report.write(folder, shared, read_lines(run_folder / "metrics.jsonl", is_metrics), "")
-    return folder / REPORT
+    return folder / "report.html"

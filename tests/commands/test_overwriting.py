@@ -9,9 +9,9 @@ from made_runs import make_run, results_of, settings_of
 from prediction_models import save_fine_tuned
 from transformers import AutoModelForSequenceClassification
 
+from distill.commands import export as onnx
 from distill.commands.cli import main
-from distill.commands.onnx import convert
-from distill.commands.onnx import write as onnx
+from distill.commands.export import ExportArguments
 from distill.config.settings import ChainConfig, StageConfig
 from distill.runtime.errors import SettingError
 from distill.runtime.files import refuse_overwriting
@@ -64,39 +64,24 @@ def test_an_output_that_is_a_device_is_refused() -> None:
             refuse_overwriting(Path("/dev/null"), "output=/dev/null", overwrite=overwrite)
 
 
-def test_the_file_of_a_task_replaces_no_test_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = {0: "negative", 1: "positive"}
-    sst2 = save_fine_tuned(tmp_path / "sst2", AutoModelForSequenceClassification, id2label=names)
-    test = tmp_path / "SST-2.tsv"  # as the server calls the predictions
-    test.write_text("index\tsentence\n0\tthe cat\n")
-    before = test.read_bytes()
-    given = ["predict", f"model={sst2}", f"input={test}", "task=sst2"]
-    assert "this command reads" in refused(capsys, *given, f"output={tmp_path}", "overwrite=true")
-    assert test.read_bytes() == before
-    (tmp_path / "out").mkdir()
-    other = written(tmp_path / "out" / "SST-2.tsv")
-    assert "overwrite=true" in refused(capsys, *given, f"output={tmp_path / 'out'}") and other.read_text() == MINE
-    assert main([*given, f"output={tmp_path / 'out'}", "overwrite=true"]) == 0 and other.read_text() != MINE
-
-
 def test_an_export_keeps_the_files_of_another_program(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convert, "need_packages", lambda: None)
+    monkeypatch.setattr(onnx, "need_packages", lambda: None)
     folder = tmp_path / "model"
     folder.mkdir()
     other = written(folder / "onnx" / "model.onnx")  # as models of the Hub bring it
     with pytest.raises(SettingError, match="overwrite=true"):
-        onnx.write(str(folder), None, 1)
+        onnx.export(ExportArguments(str(folder)))
     text = written(folder / "onnx" / "text.txt")
     with pytest.raises(SettingError, match="this command reads"):
-        onnx.write(str(folder), text, 1, overwrite=True)
+        onnx.export(ExportArguments(str(folder), input=text, overwrite=True))
     assert other.read_text() == MINE
     text.unlink()
     for name in (onnx.INT8, onnx.REPORT, "tokenizer.json", "config.json"):
         written(folder / "onnx" / name)
     with pytest.raises(SettingError, match="neither a run folder"):  # its own are replaced, and so it goes further
-        onnx.write(str(folder), None, 1)
+        onnx.export(ExportArguments(str(folder)))
 
 
 @pytest.mark.parametrize("name", ["compare.html", "compare.md", "compare.csv", "plots/compare.png"])

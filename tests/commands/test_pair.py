@@ -13,7 +13,7 @@ from naive import definition
 from tiny import named_terms, text_config
 
 from distill.commands.api.pair import Pair, load_pair
-from distill.commands.prediction.predict import predict
+from distill.commands.prediction import predict
 from distill.config.settings import LayersStudentConfig
 from distill.data.tokens import corpus_text, prepare
 from distill.models.loaded import LoadedModel, load_model

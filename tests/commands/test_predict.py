@@ -1,7 +1,7 @@
-"""Answers of models of every kind, against transformers' own pipelines and plain forward passes."""
+"""Predictions of models of every kind, against transformers' own pipelines and plain forward passes."""
 
+import copy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,20 +9,10 @@ import pytest
 import torch
 from job import Shelf, save_model
 from prediction_models import save_fine_tuned
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
-from transformers import (
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    PreTrainedTokenizerFast,
-    pipeline,
-)
+from tokenizers.processors import Sequence, TemplateProcessing
+from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, pipeline
 
-from distill.commands.prediction.continuations import beginning_of, continue_texts
-from distill.commands.prediction.predict import predict
-from distill.commands.prediction.settings import PredictConfig
+from distill.commands.prediction import predict
 from distill.models.loaded import LoadedModel, load_model
 from distill.runtime.errors import SettingError
 
@@ -45,7 +35,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_model(save_model(tmp_path_factory.mktemp("causal") / "model", "gpt2", 2), "cpu")
 
 
-def test_masks_as_the_pipeline_fills_them(shelf: Shelf) -> None:
+def test_masks_as_the_pipeline_fills_them_one_by_one(shelf: Shelf) -> None:
     found = load_model(shelf.teacher, "cpu")
     texts = ["The old river found the [MASK] by the sea.", "The [MASK].", "A quiet [MASK] kept the letter."]
     fill = pipeline("fill-mask", model=found.model, tokenizer=found.tokenizer, top_k=3)
@@ -66,58 +56,39 @@ def test_several_masks_and_another_models_mask(shelf: Shelf) -> None:
         predict(shelf.teacher, ["A [MASK].", "none"])
 
 
-def test_continuations_do_not_depend_on_their_batch(writer: LoadedModel) -> None:
-    texts = ["the cat", "an owl and the", "", "t"]
-    together = predict(writer, texts, max_new_tokens=6)
-    for text, each in zip(texts, together, strict=True):
-        ids = writer.tokenizer(text)["input_ids"] or [writer.tokenizer.eos_token_id]
-        for _ in range(6):  # greedily, one token after the other
-            with torch.no_grad():
-                ids = [*ids, int(writer.model(torch.tensor([ids])).logits[0, -1].argmax())]
-            if ids[-1] == writer.tokenizer.eos_token_id:
-                break
-        new = ids[max(len(writer.tokenizer(text)["input_ids"]), 1) :]
-        assert each["ended"] == (new[-1] == writer.tokenizer.eos_token_id)
-        assert each["continuation"] == writer.tokenizer.decode(new, skip_special_tokens=True)
+def greedy(writer: LoadedModel, ids: list[int], count: int) -> tuple[str, bool]:
+    """What the model writes, one most probable token after the other."""
+    new: list[int] = []
+    while len(new) < count and new[-1:] != [writer.tokenizer.eos_token_id]:
+        with torch.no_grad():
+            new.append(int(writer.model(torch.tensor([ids + new])).logits[0, -1].argmax()))
+    return writer.tokenizer.decode(new, skip_special_tokens=True), new[-1] == writer.tokenizer.eos_token_id
 
 
-def test_what_a_saved_model_asks_for_changes_no_token(writer: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = ["the cat and the cat", "an owl and the"]
-    plain = predict(writer, texts, max_new_tokens=12)
-    asked = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "suppress_tokens": [5, 6, 7]}
-    for name, value in {**asked, "return_dict_in_generate": True}.items():
+def test_continuations_do_not_depend_on_their_batch_nor_on_the_saved_settings(
+    writer: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "suppress_tokens": [5, 6], "token_healing": True}
+    for name, value in {**asked, "return_dict_in_generate": True, "output_scores": True}.items():
         monkeypatch.setattr(writer.model.generation_config, name, value)
-    assert predict(writer, texts, max_new_tokens=12) == plain
+    texts = ["the cat", "an owl and the", "", "t"]
+    for text, each in zip(texts, predict(writer, texts, max_new_tokens=6), strict=True):
+        ids = writer.tokenizer(text)["input_ids"] or [writer.tokenizer.eos_token_id]
+        assert (each["continuation"], each["ended"]) == greedy(writer, ids, 6)
+    assert predict(writer, []) == [] and writer.model.generation_config.repetition_penalty == 5.0
 
 
-def ending_tokenizer(single: str) -> PreTrainedTokenizerFast:
-    """A tokenizer of words that writes this around a text."""
-    words = Tokenizer(WordLevel({"<s>": 0, "</s>": 1, "<unk>": 2, "a": 3, "cat": 4, "the": 5}, unk_token="<unk>"))
-    words.pre_tokenizer = Whitespace()
-    words.post_processor = TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("</s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-
-
-@pytest.mark.parametrize("single", ["<s> $A </s>", "$A </s>", "$A </s> </s>", "<s> $A"])
-def test_what_a_tokenizer_puts_behind_a_text_is_no_part_of_a_prompt(single: str) -> None:
-    tokenizer = ending_tokenizer(single)
-    texts = ["a cat", "the cat and the", "ü"]
-    for text in texts:
+@pytest.mark.parametrize("single", ["[CLS] $A [SEP]", "$A [SEP]", "$A [SEP] [SEP]", "[CLS] $A"])
+def test_what_a_tokenizer_puts_behind_a_text_is_no_part_of_a_prompt(single: str, writer: LoadedModel) -> None:
+    tokenizer: Any = copy.deepcopy(writer.tokenizer)
+    ids = {"[CLS]": 2, "[SEP]": 3}
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=[*ids.items()])
+    for text in ("the cat", "an owl and the"):
         plain = tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert beginning_of(tokenizer, text) == [*([0] if single.startswith("<s>") else []), *plain]
-
-
-def test_no_text_has_no_continuation(writer: LoadedModel) -> None:
-    assert predict(writer, []) == []
-
-
-def test_several_classes_at_once_are_refused(tmp_path: Path) -> None:
-    kinds = {"problem_type": "multi_label_classification", "num_labels": 3}
-    found = load_model(save_fine_tuned(tmp_path / "model", AutoModelForSequenceClassification, **kinds), "cpu")
-    with pytest.raises(
-        SettingError, match=r"^model=.* gives a text several classes at once \(problem_type=multi_label"
-    ):
-        predict(found, ["the cat"])
+        before = [ids["[CLS]"]] if single.startswith("[CLS]") else []
+        assert tokenizer(text)["input_ids"] != plain
+        found = predict((writer.model, tokenizer), text, max_new_tokens=6)
+        assert found["continuation"] == greedy(writer, [*before, *plain], 6)[0]
 
 
 def test_drawn_continuations_follow_the_seed(writer: LoadedModel) -> None:
@@ -127,37 +98,53 @@ def test_drawn_continuations_follow_the_seed(writer: LoadedModel) -> None:
         return str(predict(writer, "the cat", sample=True, max_new_tokens=12, seed=seed, **more)["continuation"])
 
     assert draw(1) == draw(1) and len({draw(seed) for seed in range(4)}) > 1
-    greedy = predict(writer, "the cat", max_new_tokens=12)["continuation"]
-    assert draw(3, top_k=1) == greedy and draw(3, temperature=1e-4) == greedy and draw(3, top_p=1e-6) == greedy
+    likely = predict(writer, "the cat", max_new_tokens=12)["continuation"]
+    assert draw(3, top_k=1) == likely and draw(3, temperature=1e-4) == likely and draw(3, top_p=1e-6) == likely
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_classes_as_the_pipeline_gives_them(classifier: LoadedModel) -> None:
     texts = ["the cat", "owls and the cat and the owl", "of"]
     classify = pipeline("text-classification", model=classifier.model, tokenizer=classifier.tokenizer, top_k=None)
-    for text, each in zip(texts, predict(classifier, texts), strict=True):
+    pair = ("the cat", "an owl")
+    *singles, both = predict(classifier, [*texts, pair])
+    for text, each in zip(texts, singles, strict=True):
         expected = {one["label"]: one["score"] for one in classify([text])[0]}
         assert each["probabilities"] == pytest.approx(expected, abs=1e-5)
         assert each["class"] == max(expected, key=lambda name: expected[name]) == next(iter(each["probabilities"]))
         assert each["probability"] == pytest.approx(max(expected.values()), abs=1e-5)
-    pair = predict(classifier, ("the cat", "an owl"), top_k=1)
     with torch.no_grad():
-        logits = classifier.model(**classifier.tokenizer("the cat", "an owl", return_tensors="pt")).logits[0]
-    best = int(logits.argmax())
-    name, share = classifier.model.config.id2label[best], float(logits.softmax(-1)[best])
-    assert pair["probabilities"] == {name: pytest.approx(share, abs=1e-5)}
-    with pytest.raises(SettingError, match=r"^record 2: some records are pairs"):
-        predict(classifier, [("the cat", "an owl"), "the cat"])
+        logits = classifier.model(**classifier.tokenizer(*pair, return_tensors="pt")).logits[0]
+    assert both["probability"] == pytest.approx(float(logits.softmax(-1).max()), abs=1e-5)
+    assert both["class"] == classifier.model.config.id2label[int(logits.argmax())]
+    assert len(predict(classifier, pair, top_k=1)["probabilities"]) == 1
 
 
-def test_values(tmp_path: Path) -> None:
-    folder = save_fine_tuned(tmp_path / "model", AutoModelForSequenceClassification, num_labels=1)
-    found = load_model(folder, "cpu")
+def test_texts_are_tokenized_as_in_training(classifier: LoadedModel) -> None:
+    """With [CLS] and [SEP], also where the tokenizer has no rule for them; the name of a special token is text."""
+    bare: Any = copy.deepcopy(classifier.tokenizer)
+    bare.backend_tokenizer.post_processor = Sequence([])
+    inputs = ["the cat", ("the cat", "an owl")]
+    assert bare("the")["input_ids"] == classifier.tokenizer("the", add_special_tokens=False)["input_ids"]
+    for one, other in zip(predict((classifier.model, bare), inputs), predict(classifier, inputs), strict=True):
+        assert one["probability"] == pytest.approx(other["probability"])
+    encoded = classifier.tokenizer("the [SEP] cat", split_special_tokens=True, return_tensors="pt")
+    assert encoded["input_ids"].shape != classifier.tokenizer("the [SEP] cat", return_tensors="pt")["input_ids"].shape
+    with torch.no_grad():
+        expected = classifier.model(**encoded).logits.softmax(-1).max()
+    assert predict(classifier, "the [SEP] cat")["probability"] == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_values_and_several_classes_at_once(tmp_path: Path) -> None:
+    found = load_model(save_fine_tuned(tmp_path / "value", AutoModelForSequenceClassification, num_labels=1), "cpu")
     with torch.no_grad():
         expected = float(found.model(**found.tokenizer("the cat", return_tensors="pt")).logits)
-    assert predict(found, [{"text": "the cat", "id": "x"}]) == [
-        {"text": "the cat", "id": "x", "value": pytest.approx(expected, abs=1e-5)}
-    ]
+    outcome = {"text": "the cat", "id": "x", "value": pytest.approx(expected, abs=1e-5)}
+    assert predict(found, [{"text": "the cat", "id": "x"}]) == [outcome]
+    kinds = {"problem_type": "multi_label_classification", "num_labels": 3}
+    found = load_model(save_fine_tuned(tmp_path / "several", AutoModelForSequenceClassification, **kinds), "cpu")
+    with pytest.raises(SettingError, match=r"^model=.* gives a text several classes at once"):
+        predict(found, ["the cat"])
 
 
 def naive_answer(found: LoadedModel, question: str, context: str, most: int) -> tuple[float, str, float]:
@@ -173,7 +160,7 @@ def naive_answer(found: LoadedModel, question: str, context: str, most: int) -> 
     return float(best), context[offsets[i][0] : offsets[j][1]], float(start[0] + end[0])
 
 
-def test_answers_are_the_best_stretches(answerer: LoadedModel) -> None:
+def test_answers_are_the_best_spans(answerer: LoadedModel) -> None:
     record = {"question": "what", "context": "the cat sat on an owl and ran.", "id": "q1"}
     score, text, null = naive_answer(answerer, record["question"], record["context"], 5)
     found = predict(answerer, record, max_answer_tokens=5, top_k=3)
@@ -186,37 +173,29 @@ def test_answers_are_the_best_stretches(answerer: LoadedModel) -> None:
     assert 0 < sum(each["probability"] for each in found["answers"]) <= 1
     may_lack = predict(answerer, record, max_answer_tokens=5, no_answer=True)
     assert may_lack["answer"] == ("" if null > score else text)
-
-
-def test_long_contexts_are_read_in_windows(answerer: LoadedModel) -> None:
-    record = {"question": "what", "context": "the cat sat. " * 40}
-    found = predict(answerer, [record, record | {"context": "of the"}])
-    assert len(found) == 2 and found[0]["answer"] in record["context"] and found[1]["end"] <= 6
+    long = record | {"context": "the cat sat. " * 40}  # which is read in windows
+    one, other = predict(answerer, [long, record | {"context": "of the"}])
+    assert one["answer"] in long["context"] and other["end"] <= 6
 
 
 @pytest.mark.parametrize(
-    ("options", "line"),
+    ("model", "options", "line"),
     [
-        ({"temperature": 2.0}, r"^temperature=2.0: a model for classes of texts does not read it"),
-        ({"sequence_length": 999}, r"^sequence_length=999: .* reads 64 tokens; lower it"),
-        ({"batch_size": 0}, r"^batch_size=0: give 1 or more"),
-        ({"device": "warp"}, None),
+        ("classifier", {"temperature": 2.0}, r"^temperature=2.0: a model for classes of texts does not read it"),
+        ("classifier", {"sequence_length": 999}, r"^sequence_length=999: model=.* reads 5 to 64 tokens"),
+        ("classifier", {"sequence_length": 1}, r"^sequence_length=1: "),
+        ("classifier", {"batch_size": 0}, r"^batch_size=0: .*give 1 or more"),
+        ("classifier", {"topk": 1}, r"^topk: .*did you mean top_k"),
+        ("writer", {"temperature": 0.7}, r"^temperature=0.7: it is for sampling; set sample=true"),
+        ("writer", {"sample": True, "top_p": 1.5}, r"^top_p=1.5: .*at most 1"),
+        ("writer", {"max_new_tokens": 64}, r"^text 1 has .* with max_new_tokens=64, and model=.* reads 64"),
     ],
 )
-def test_options_that_do_not_fit(classifier: LoadedModel, options: dict[str, Any], line: str | None) -> None:
-    if line is None:
-        with pytest.raises(SettingError, match=r"^device=warp: give auto, cpu"):
-            load_model(classifier.path, **options)
-    else:
-        with pytest.raises(SettingError, match=line):
-            predict(classifier, "the cat", **options)
-
-
-def test_options_of_drawing_want_sample(writer: LoadedModel) -> None:
-    with pytest.raises(SettingError, match=r"^temperature=0.7 is for sampling.*sample=true"):
-        predict(writer, "the", temperature=0.7)
-    with pytest.raises(SettingError, match=r"^text 1 has .* with max_new_tokens=60, and model=.* reads 64"):
-        predict(writer, "the cat sat", max_new_tokens=60)
+def test_options_that_do_not_fit(
+    model: str, options: dict[str, Any], line: str, request: pytest.FixtureRequest
+) -> None:
+    with pytest.raises(SettingError, match=line):
+        predict(request.getfixturevalue(model), "the cat", **options)
 
 
 def test_inputs_that_a_model_does_not_read(writer: LoadedModel, answerer: LoadedModel) -> None:
@@ -234,15 +213,3 @@ def test_entries_with_names_of_the_answer_are_those_of_the_input(classifier: Loa
     found = predict(classifier, {"text": "the cat", "class": "another", "id": 3})
     assert list(found) == ["text", "input_class", "id", "class", "probability", "probabilities"]
     assert found["input_class"] == "another" and found["class"] in ("bad", "good", "fair") and found["id"] == 3
-
-
-def test_nothing_is_not_continued_without_a_token_to_begin_with() -> None:
-    class Letters:
-        bos_token_id = eos_token_id = None
-
-        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-            return {"input_ids": [ord(letter) for letter in text]}
-
-    model: Any = SimpleNamespace(tokenizer=Letters())
-    with pytest.raises(SettingError, match=r"^text 1 is empty, and this tokenizer has no token for the beginning"):
-        continue_texts(model, [{"text": ""}], PredictConfig())

@@ -1,4 +1,4 @@
-"""The command: inputs from the command line, files and pipes, outcomes as files, GLUE's submissions, and refusals."""
+"""The command: inputs from the command line, files and pipes, outcomes as files, and refusals."""
 
 import csv
 import io
@@ -18,8 +18,8 @@ from prediction_models import save_fine_tuned
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
 from distill.commands.cli import main as distill_command
-from distill.commands.prediction import records
-from distill.commands.prediction.predict import predict
+from distill.commands.predict import read_file, read_lines
+from distill.commands.prediction import predict
 from distill.runtime.errors import SettingError
 
 
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
 
 @pytest.fixture(scope="module")
 def sentiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder, as far as predictions look at it, of a model for SST-2 whose classes stand in another order."""
+    """A run folder, as far as predictions look at it, of a model for classes."""
     folder = tmp_path_factory.mktemp("sst2")
     save_fine_tuned(folder / "student", AutoModelForSequenceClassification, id2label={0: "positive", 1: "negative"})
     settings = {"corpus": {"kind": "glue", "task": "sst2", "sequence_length": 16, "text": None, "second": None}}
@@ -113,6 +113,13 @@ def test_predictions_as_a_table(suffix: str, sentiment: Path, tmp_path: Path) ->
     assert not [path for path in tmp_path.iterdir() if path.name.startswith((".", "tmp"))]
     before = output.read_bytes()
     assert main(given) == 2 and output.read_bytes() == before
+    if suffix == "tsv":  # which is read without quotation marks
+        return
+    assert main([f"model={model}", f"input={output}", f"output={tmp_path / 'again.jsonl'}"]) == 0
+    again = lines((tmp_path / "again.jsonl").read_text())
+    assert [(each["text"], each["class"], each["input_class"]) for each in again] == [
+        (each["text"], each["class"], each["class"]) for each in expected
+    ]
 
 
 def test_columns_are_called_as_in_training(sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,48 +154,6 @@ def test_answers_in_squads_form(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert lines(capsys.readouterr().out.splitlines()[-1])[0]["answer"]
 
 
-def test_the_file_of_a_task_of_glue(sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every row of the test set in its order, by GLUE's numbers of the classes and not by the model's."""
-    texts = ["the cat", 'an "owl', "of the cat and the owl", "owl"]
-    folder = tmp_path / "glue" / "SST-2"
-    folder.mkdir(parents=True)
-    rows = "".join(f"{n + 10}\t{text}\n" for n, text in enumerate(texts))
-    (folder / "test.tsv").write_text(f"index\tsentence\n{rows}")
-    assert main([f"model={sentiment}", f"input={tmp_path / 'glue'}", f"output={tmp_path}"]) == 0
-    found = (tmp_path / "SST-2.tsv").read_text().splitlines()
-    numbers = {"negative": 0, "positive": 1}
-    expected = [f"{n + 10}\t{numbers[one['class']]}" for n, one in enumerate(predict(sentiment, texts))]
-    assert found == ["index\tprediction", *expected]
-    assert "4 predictions in" in capsys.readouterr().err
-
-
-def test_words_values_and_several_test_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = {0: "contradiction", 1: "entailment", 2: "neutral"}
-    model = save_fine_tuned(tmp_path / "mnli", AutoModelForSequenceClassification, id2label=names)
-    (tmp_path / "MNLI").mkdir()
-    for part in ("matched", "mismatched"):
-        (tmp_path / "MNLI" / f"test_{part}.tsv").write_text(f"index\tsentence1\tsentence2\n0\t{part[:3]}\tan owl\n")
-    given = [f"model={model}", f"input={tmp_path / 'MNLI'}", "task=mnli"]
-    assert "several test sets" in refused(capsys, *given, f"output={tmp_path / 'one.tsv'}")
-    twice = tmp_path / "MNLI" / "test_matched_2.tsv"
-    twice.write_text((tmp_path / "MNLI" / "test_matched.tsv").read_text())
-    assert "test_matched_2.tsv would all be MNLI-m.tsv" in refused(capsys, *given, f"output={tmp_path}")
-    twice.unlink()
-    assert main([*given, f"output={tmp_path}"]) == 0
-    for name, part in (("MNLI-m", "matched"), ("MNLI-mm", "mismatched")):
-        word = predict(model, (part[:3], "an owl"))["class"]
-        assert (tmp_path / f"{name}.tsv").read_text() == f"index\tprediction\n0\t{word}\n"
-    value = save_fine_tuned(tmp_path / "stsb", AutoModelForSequenceClassification, num_labels=1)
-    (tmp_path / "test.tsv").write_text("index\tsentence1\tsentence2\n0\tthe cat\tan owl\n")
-    given = [f"model={value}", f"input={tmp_path / 'test.tsv'}", f"output={tmp_path / 'STS-B.tsv'}"]
-    assert main([*given, "task=stsb"]) == 0
-    number = float((tmp_path / "STS-B.tsv").read_text().split("\t")[-1])
-    expected = min(max(predict(value, ("the cat", "an owl"))["value"], 0), 5)
-    assert number == pytest.approx(expected, abs=5.1e-4)
-    capsys.readouterr()
-    assert "has negative, positive: choose another model" in refused(capsys, *given, "task=sst2")
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -220,34 +185,22 @@ def test_bad_inputs(sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "test.tsv").write_text("index\tsentence\n0\tthe\tcat\n")
     given = [model, f"input={tmp_path / 'test.tsv'}", f"output={tmp_path / 'x.tsv'}"]
     assert "another number of fields" in refused(capsys, *given)
-    assert "task=sst3 is not known (did you mean sst2" in refused(capsys, *given, "task=sst3")
-    assert "task=sst2 is for GLUE's form" in refused(capsys, model, "text=a", "task=sst2")
     for name in ("x.xlsx", "x.jsonl.gz"):
         assert "FILE.csv, FILE.tsv or FILE.parquet" in refused(capsys, model, "text=a", f"output={tmp_path / name}")
 
 
 def test_a_long_line_of_squads_form_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole file is one line, and of a longer one than this a record of JSON lines is refused."""
-    monkeypatch.setattr(records, "LONGEST", 64)
+    monkeypatch.setattr("distill.data.lines.LONGEST", 64)
     made = sample.made(3)
     path = sample.write(tmp_path / "dev.json", sample.official(made))
-    found = [record for _, record in records.read_inputs(path, ("question", "context"))]
+    found = [record for _, record in read_file(str(path))]
     assert found == [{"id": q.id, "question": q.question, "context": q.context} for q in made.questions]
 
 
 def test_the_lines_of_a_pipe_are_counted_from_its_first() -> None:
-    places = list(records.read_pipe(io.StringIO("\n \nthe cat\nan owl\n")))
+    places = list(read_lines(io.StringIO("\n \nthe cat\nan owl\n"), "standard input"))
     assert places == [("standard input, line 3", "the cat"), ("standard input, line 4", "an owl")]
     with pytest.raises(SettingError, match=r"^standard input, line 3 is not JSON"):
-        list(records.read_pipe(io.StringIO('\n{"text": "the cat"}\n{\n')))
-    assert [list(records.read_pipe(io.StringIO(blank))) for blank in ("", "\n\n")] == [[], []]
-
-
-def test_the_folder_of_a_submission_is_looked_for_before_predictions(
-    sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("distill.commands.prediction.submission.class_outputs", lambda *_: pytest.fail("predicted"))
-    (tmp_path / "test.tsv").write_text("index\tsentence\n0\tthe cat\n")
-    target = tmp_path / "none" / "SST-2.tsv"
-    line = refused(capsys, f"model={sentiment}", f"input={tmp_path / 'test.tsv'}", f"output={target}")
-    assert line == f"output={target}: the folder {target.parent} does not exist; create it first"
+        list(read_lines(io.StringIO('\n{"text": "the cat"}\n{\n'), "standard input"))
+    assert [list(read_lines(io.StringIO(blank), "")) for blank in ("", "\n\n")] == [[], []]

@@ -13,7 +13,7 @@ from huggingface_hub import constants, metadata_load
 from job import Shelf
 
 from distill.commands.cli import main
-from distill.commands.push import by_name, stale_files, write_report
+from distill.commands.push import by_name, write_report
 from distill.models.loaded import load_model
 from distill.runs.record import Sample, Samples
 from distill.runs.results_file import read_run
@@ -96,7 +96,10 @@ def test_a_name_that_exists_is_refused_or_gets_a_commit(
     pushed(capfd, str(done), "me/private", "overwrite=true")
     assert "config.json" in hub.repositories["me/private"].files
     line = refused(capfd, str(done), "me/public", "overwrite=true")
-    assert "this repository is public: give public=true" in line and not hub.repositories["me/public"].files
+    assert (
+        "name=me/public: this repository is public; give public=true" in line
+        and not hub.repositories["me/public"].files
+    )
 
 
 def test_a_repository_that_a_broken_upload_left_empty_is_taken(
@@ -111,7 +114,7 @@ def test_what_the_hub_refuses_is_one_line(
     hub: Hub, done: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "this token may not write there" in refused(capfd, str(done), f"{OTHERS}/student")
-    assert "is no name of a repository" in refused(capfd, str(done), "me/a name")
+    assert "name=me/a name: this is no name of a repository" in refused(capfd, str(done), "me/a name")
     hub.broken = True
     assert "status 500 (" in refused(capfd, str(done), "me/broken", status=74)
     for token, expected in (
@@ -122,7 +125,7 @@ def test_what_the_hub_refuses_is_one_line(
         assert f"name=me/student: {expected}" in refused(capfd, str(done), "me/student")
     monkeypatch.delenv("HF_TOKEN")
     line = refused(capfd, str(done), "me/student")
-    assert "there is no token of the Hub here: run `hf auth login`, or set HF_TOKEN in the environment" in line
+    assert "name=me/student: there is no token of the Hub here; run `hf auth login`" in line
 
 
 def test_without_a_network(
@@ -165,19 +168,10 @@ def test_what_an_earlier_student_has_left_is_deleted(hub: Hub, done: Path, capfd
     """In the same commit; other files of the user stay."""
     stale = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "onnx/model.onnx", "spiece.model"]
     stale += ["chat_template.jinja", "vocab.txt", "merges.txt", "added_tokens.json"]
-    own = ["notes.md", "plots/mine.png", ".gitattributes"]
+    own = ["notes.md", "plots/mine.png", ".gitattributes", "lora/adapter_model.safetensors", "spm/own.model"]
     hub.repositories["me/mine"] = Repository(True, dict.fromkeys([*stale, *own, "config.json"], b""))
     pushed(capfd, str(done), "me/mine", "overwrite=true")
     student, files = {file.name for file in (done / "student").iterdir()}, hub.repositories["me/mine"].files
     assert set(files) == {*student, *own, "report.html"}
     assert files["config.json"] == (done / "student" / "config.json").read_bytes()
     assert sum(request.startswith("POST") and "/commit/" in request for request in hub.requests) == 1
-
-
-def test_stale_files_are_those_that_the_new_student_lacks() -> None:
-    places = ["model.safetensors", "tokenizer.json", "vocab.txt", "README.md", "onnx/model.onnx"]
-    assert stale_files(places, {"model.safetensors": Path("x")}) == ["tokenizer.json", "vocab.txt", "onnx/model.onnx"]
-
-
-def test_files_in_folders_of_the_users_own_are_not_stale() -> None:
-    assert stale_files(["lora/adapter_model.safetensors", "tokenizer/notes.md", "spm/own.model"], {}) == []

@@ -12,7 +12,7 @@ from job import assert_alike, assert_same, command, distill, metrics, results
 from transformers import AutoTokenizer
 
 from distill.commands import predict as predict_command
-from distill.commands.prediction.predict import predict
+from distill.commands.prediction import predict
 from distill.models.loaded import load_model
 from distill.runtime.errors import SettingError
 

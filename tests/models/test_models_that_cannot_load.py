@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from tiny import make_model, make_tokenizer
 
 from distill.commands.api.pair import load_pair
-from distill.commands.onnx.write import load as load_for_export
 from distill.config.settings import SavedStudentConfig, SavedTeacherConfig
 from distill.models.load import load_tokenizer
 from distill.models.loaded import load_model
@@ -205,8 +204,6 @@ def test_every_door_refuses_it_in_one_line(case: str, folder: Path, capfd: pytes
     refusal(lambda: load_pair(path, device="cpu"), "teacher")
     if case in TOKENIZERS:
         refusal(lambda: load_tokenizer("teacher.tokenizer", path), f"teacher.tokenizer={path}")
-    else:
-        refusal(lambda: load_for_export(path), f"model={path}")
     shown = capfd.readouterr()
     assert shown.out == "" and "[transformers]" not in shown.err
 
@@ -219,7 +216,6 @@ def test_the_sound_folder_passes_every_door(folder: Path) -> None:
     load_model(path, "cpu")
     load_pair(path, device="cpu")
     load_tokenizer("teacher.tokenizer", path)
-    load_for_export(path)
 
 
 @pytest.mark.parametrize("case", ["gptq", "tokenizer.json deep", "cut"])

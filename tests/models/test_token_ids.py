@@ -8,10 +8,9 @@ import pytest
 from job import distill, library
 from tiny import VOCAB, WORDS, make_model, make_tokenizer
 
+from distill.commands import export
 from distill.commands.api.pair import load_pair
-from distill.commands.onnx import convert
-from distill.commands.onnx import write as onnx
-from distill.commands.prediction.predict import predict
+from distill.commands.prediction import predict
 from distill.evaluation.text_scores import score
 from distill.models.load import load_tokenizer
 from distill.models.loaded import LoadedModel, load_model
@@ -72,12 +71,12 @@ def test_an_id_that_is_put_around_a_text(tmp_path: Path) -> None:
 def test_a_tokenizer_larger_than_its_model(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, text = str(small), tmp_path / "text.txt"
     text.write_text(" ".join(WORDS))
-    monkeypatch.setattr(convert, "need_packages", lambda: None)
+    monkeypatch.setattr(export, "need_packages", lambda: None)
     for door in (
         lambda: load_model(path, "cpu"),
         lambda: predict(path, "the [MASK] of", device="cpu"),
         lambda: score("the of", path, device="cpu"),
-        lambda: onnx.write(path, text, 4),
+        lambda: export.export(export.ExportArguments(path, input=text)),
         lambda: load_pair(path, device="cpu"),
         lambda: LoadedModel.of(make_model("bert", 2, vocab=VOCAB - 1), make_tokenizer()),
     ):

@@ -20,8 +20,8 @@ from transformers import (
     BertForSequenceClassification,
 )
 
-from distill.commands.onnx.write import load
 from distill.models.export_folder import export, tokenizer_class
+from distill.models.loaded import load_model
 from distill.report.model_card import model_card, title_of_run
 from distill.report.use import use_of_student
 from distill.runs.describe import origin_of
@@ -132,7 +132,7 @@ def test_its_lines_run_as_they_stand(
     assert "hf upload YOUR_NAME/mine ." in card
     assert ("distill export model=FOLDER" in card) == (kind != "own")
     if kind != "own":
-        assert type(load(".")[0]).__name__ == loaded
+        assert type(load_model(".", "cpu").model).__name__ == loaded
 
 
 def test_the_command_that_publishes_is_there() -> None:

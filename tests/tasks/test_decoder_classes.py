@@ -9,7 +9,7 @@ from job import distill, results, save_model
 from labelled import table
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from distill.commands.prediction.predict import predict
+from distill.commands.prediction import predict
 from distill.data.class_sequences import class_sequences
 from distill.data.collate.classes import Classes
 from distill.data.tables import LabelledTexts

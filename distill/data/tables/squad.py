@@ -168,7 +168,7 @@ def read_unlabelled(path: str, version: str, setting: str) -> Questions:
     for file in files:
         fields = {f"{setting}.{column}": column for column in ("context", "question")}
         flat = (_of_row(row) for row in read_files([file], setting, fields))
-        for place, record in _of_json(file, setting) if kind_of(file) == "json" else flat:
+        for place, record in of_json(file, setting) if kind_of(file) == "json" else flat:
             try:
                 question, _ = _question(record | {"id": place, "answers": [], "is_impossible": None}, training=True)
             except ValueError as error:
@@ -192,7 +192,7 @@ def _records(table: TableConfig, setting: str, files: list[Path]) -> Iterator[tu
     fields = {f"{setting}.{column}": column for column in COLUMNS}
     json_files = [path for path in files if kind_of(path) == "json"]
     for path in json_files:
-        yield from _of_json(path, f"{setting}.path")
+        yield from of_json(path, f"{setting}.path")
     if json_files and len(json_files) == len(files):
         return
     for row in read_rows(table, setting, [path for path in files if path not in json_files], fields):
@@ -209,7 +209,7 @@ def _of_row(row: Row) -> tuple[str, Record]:
     return row.place, {**row.values, "answers": answers}
 
 
-def _of_json(path: Path, setting: str) -> Iterator[tuple[str, Record]]:
+def of_json(path: Path, setting: str) -> Iterator[tuple[str, Record]]:
     """The questions of one JSON document; `setting` names it."""
     try:
         content = json.loads("".join(readers.lines(path)))

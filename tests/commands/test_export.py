@@ -4,19 +4,23 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from families import CAUSAL, FAMILIES, make_family, tokenizer_of
 from prediction_models import save_fine_tuned
-from tiny import CLS, MASK, PAD, SEP, SPECIAL, UNK, VOCAB, WORDS
+from tiny import CLS, MASK, PAD, SEP, UNK, VOCAB, WORDS
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer
 
+from distill.commands import export as command
 from distill.commands.cli import main
-from distill.commands.onnx import convert, measure
-from distill.commands.onnx import write as command
+from distill.commands.export import ExportArguments, inputs_and_targets
 from distill.models.export_folder import export
+from distill.models.kind import CAUSAL as CAUSAL_KIND
+from distill.models.kind import MASKED
 from distill.runtime.errors import SettingError
 
 LENGTH = 24
@@ -43,8 +47,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def content(run: Path, text: Path) -> command.Report:
-    return command.write(str(run), text, max_sequences=12)[1]
+def report(run: Path, text: Path) -> dict[str, Any]:
+    return command.export(ExportArguments(str(run), input=text, max_sequences=12))[1]
 
 
 @pytest.mark.parametrize(
@@ -53,37 +57,35 @@ def content(run: Path, text: Path) -> command.Report:
 def test_a_family_computes_the_same_in_onnx(tmp_path: Path, family: str) -> None:
     """fp32 to rounding, at lengths other than the example's, beyond the windows of attention; int8 about the same."""
     model = make_family(family)
-    convert.to_onnx(model, tmp_path / "model.onnx")
-    exported = convert.session(tmp_path / "model.onnx")
-    assert convert.largest_difference(model, exported) < 1e-4
-    convert.quantise(tmp_path / "model.onnx", tmp_path / "int8.onnx")
-    ids, mask = convert.padded_inputs(model, batch_size=3, length=19)
+    command.to_onnx(model, tmp_path / "model.onnx")
+    exported = command.session(tmp_path / "model.onnx")
+    assert command.largest_difference(model, exported) < 1e-4
+    command.quantise(tmp_path / "model.onnx", tmp_path / "int8.onnx")
+    ids, mask = command.padded_inputs(model, batch_size=3, length=19)
     valid = mask.astype(bool)
-    expected = convert.in_torch(model)(ids, mask)[valid]
     with torch.no_grad():  # what a user calls
         own = model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)).logits.numpy()[valid]
     np.testing.assert_allclose(exported(ids, mask)[valid], own, atol=1e-4)
-    rough = convert.session(tmp_path / "int8.onnx")(ids, mask)[valid]
-    error = np.sqrt(np.mean((rough - expected) ** 2)) / expected.std()
-    assert 1e-6 < error < 0.15
+    rough = command.session(tmp_path / "int8.onnx")(ids, mask)[valid]
+    assert 1e-6 < np.sqrt(np.mean((rough - own) ** 2)) / own.std() < 0.15
     assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "int8.onnx"}
 
 
-def test_the_folder_and_its_report(run: Path, content: command.Report) -> None:
+def test_the_folder_and_its_report(run: Path, report: dict[str, Any]) -> None:
     folder = run / "student" / "onnx"
     beside = {"config.json", "tokenizer.json", "tokenizer_config.json"}
     assert {file.name for file in folder.iterdir()} == {"model.onnx", "model_int8.onnx", "report.json", *beside}
     assert all((folder / name).read_bytes() == (run / "student" / name).read_bytes() for name in beside)
-    assert json.loads((folder / "report.json").read_text()) == content
-    formats = content["formats"]
+    assert json.loads((folder / "report.json").read_text()) == report
+    formats = report["formats"]
     assert list(formats) == ["torch fp32", "ONNX fp32", "ONNX int8"]
     assert formats["ONNX fp32"]["megabytes"] == (folder / "model.onnx").stat().st_size / 1e6
     assert all(found["milliseconds"] > 0 for found in formats.values())
     plain, same, rough = (found["perplexity"] for found in formats.values())
     assert same == pytest.approx(plain, rel=1e-5) and rough == pytest.approx(plain, rel=0.2) and rough != same
-    assert content["row"] == 64  # all that the model takes
-    shown = command.table(folder, content)
-    assert f"{plain:,.2f}" in shown and "masked tokens" in shown and "words.txt" in shown
+    assert report["sequence_length"] == 64  # all that the model takes
+    shown = command.table(folder, report)
+    assert f"{plain:,.2f}" in shown and f"{report['scored_positions']} positions of words.txt" in shown
 
 
 @pytest.mark.parametrize("kind", ["class", "answer", pytest.param("value", marks=pytest.mark.slow)])
@@ -94,17 +96,16 @@ def test_a_fine_tuned_model_in_onnx(kind: str, tmp_path: Path, capsys: pytest.Ca
     auto_class = AutoModelForQuestionAnswering if kind == "answer" else AutoModelForSequenceClassification
     labels = {"class": {"num_labels": 3}, "value": {"num_labels": 1}, "answer": {}}[kind]
     folder = save_fine_tuned(tmp_path / "model", auto_class, **labels)
-    capsys.readouterr()
-    assert "has no perplexity: leave it out" in refused(capsys, f"model={folder}", f"input={text}")
+    assert "which has no perplexity; leave it out" in refused(capsys, f"model={folder}", f"input={text}")
     assert not (folder / "onnx").exists()
     assert main(["export", f"model={folder}"]) == 0
-    assert "Perplexity: none, as it predicts" in capsys.readouterr().out
+    assert "Perplexity: not computed" in capsys.readouterr().out
     names = ["start_logits", "end_logits"] if kind == "answer" else ["logits"]
     tokenizer = AutoTokenizer.from_pretrained(folder / "onnx")
     model = auto_class.from_pretrained(folder).eval()
     session = onnxruntime.InferenceSession(str(folder / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
     assert [output.name for output in session.get_outputs()] == names
-    assert [given.name for given in session.get_inputs()] == list(convert.INPUTS)
+    assert [given.name for given in session.get_inputs()] == list(command.INPUTS)
     inputs = tokenizer(["the cat", "of"], ["an owl and the", "the"], padding=True, return_tensors="pt")
     assert (inputs["token_type_ids"] == 1).any() and (inputs["attention_mask"] == 0).any()
     with torch.no_grad():
@@ -117,7 +118,7 @@ def test_a_fine_tuned_model_in_onnx(kind: str, tmp_path: Path, capsys: pytest.Ca
     assert np.abs(swapped[0] - expected[names[0]].numpy())[valid].max() > 1e-3
 
 
-def test_the_matrix_that_embedding_and_head_share_is_quantised_for_both(run: Path, content: command.Report) -> None:
+def test_the_matrix_that_embedding_and_head_share_is_quantised_for_both(run: Path, report: dict[str, Any]) -> None:
     import onnx
 
     graph = onnx.load(run / "student" / "onnx" / "model_int8.onnx").graph
@@ -129,73 +130,56 @@ def test_the_matrix_that_embedding_and_head_share_is_quantised_for_both(run: Pat
     assert {(VOCAB, 32), (32, VOCAB)} <= shapes
 
 
-@pytest.mark.slow
-def test_without_a_text_no_score_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = saved(tmp_path / "run", "distilbert")
-    assert main(["export", f"model={root / 'student'}"]) == 0
-    shown = capsys.readouterr().out
-    assert "not computed; input=FILE" in shown and "DistilBertForMaskedLM" in shown
-
-
 def test_perplexity_is_that_of_the_targets() -> None:
     rng = np.random.default_rng(0)
     table = rng.normal(size=(VOCAB, VOCAB)).astype(np.float32)
     inputs, targets = rng.integers(0, VOCAB, (7, LENGTH)), rng.integers(0, VOCAB, (7, LENGTH))
-    targets[rng.random(targets.shape) < 0.8] = measure.IGNORE
+    targets[rng.random(targets.shape) < 0.8] = -100
     log_probs = table - np.log(np.exp(table.astype(np.float64)).sum(1, keepdims=True))
-    losses = [-log_probs[a, b] for a, b in zip(inputs.flat, targets.flat, strict=True) if b != measure.IGNORE]
-    found = measure.perplexity(lambda ids, mask: table[ids], inputs, targets)
+    losses = [-log_probs[a, b] for a, b in zip(inputs.flat, targets.flat, strict=True) if b >= 0]
+    found = command.perplexity(lambda ids, mask: table[ids], inputs, targets)
     assert found == pytest.approx(math.exp(np.mean(losses)), rel=1e-9)
 
 
-def test_a_masked_model_is_asked_for_masked_words(text: Path) -> None:
-    tokenizer = tokenizer_of("bert")
-    rows = measure.sequences_of(text, tokenizer, LENGTH, 10)
-    assert rows.shape == (10, LENGTH) and (rows[:, 0] == CLS).all() and (rows[:, -1] == SEP).all()
-    inputs, targets = measure.inputs_and_targets(rows, tokenizer, causal=False)
-    asked = targets != measure.IGNORE
-    assert (asked.sum(1) == round(0.15 * (LENGTH - 2))).all() and (targets[asked] == rows[asked]).all()
-    assert (inputs[~asked] == rows[~asked]).all() and (inputs == MASK).any()
-    assert not np.isin(targets[asked], [PAD, UNK, CLS, SEP, MASK]).any()
-    again = measure.inputs_and_targets(rows, tokenizer, causal=False)
-    assert (again[0] == inputs).all() and (again[1] == targets).all()
-
-
-def test_a_causal_model_is_asked_for_every_next_token(text: Path) -> None:
-    rows = measure.sequences_of(text, tokenizer_of("gpt2"), LENGTH, 5)
-    inputs, targets = measure.inputs_and_targets(rows, tokenizer_of("gpt2"), causal=True)
-    assert (
-        (inputs == rows).all() and (targets[:, :-1] == rows[:, 1:]).all() and (targets[:, -1] == measure.IGNORE).all()
-    )
-    assert not (rows < len(SPECIAL)).all(1).any()
-
-
-def test_rows_come_from_the_whole_text(text: Path) -> None:
-    every = measure.sequences_of(text, tokenizer_of("bert"), LENGTH, 10**6)
-    few = measure.sequences_of(text, tokenizer_of("bert"), LENGTH, 3)
-    assert len(every) == 2000 // (LENGTH - 2) == 90
+def test_what_a_model_is_asked_for(text: Path) -> None:
+    """A causal one for every next token of sequences from the whole text, a masked one for 15 % of the tokens."""
+    causal: Any = SimpleNamespace(tokenizer=tokenizer_of("bert"), kind=CAUSAL_KIND)
+    every, targets = inputs_and_targets(causal, text, LENGTH, 10**6)
+    assert every.shape == (2000 // (LENGTH - 2), LENGTH) and (every[:, 0] == CLS).all() and (every[:, -1] == SEP).all()
+    assert (targets[:, :-1] == every[:, 1:]).all() and (targets[:, -1] < 0).all()
+    few, _ = inputs_and_targets(causal, text, LENGTH, 3)
     assert (few == every[[0, 44, 89]]).all()
+    masked: Any = SimpleNamespace(tokenizer=tokenizer_of("bert"), kind=MASKED)
+    inputs, targets = inputs_and_targets(masked, text, LENGTH, 3)
+    asked = targets >= 0
+    assert (asked.sum(1) == round(0.15 * (LENGTH - 2))).all() and (targets[asked] == few[asked]).all()
+    assert (inputs[~asked] == few[~asked]).all() and (inputs == MASK).any()
+    assert not np.isin(targets[asked], [PAD, UNK, CLS, SEP, MASK]).any()
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line with which the command refuses."""
+    capsys.readouterr()
     assert main(["export", *arguments]) == 2
     line = capsys.readouterr().err.strip()
     assert "\n" not in line and line.startswith("distill: ")
     return line
 
 
-def test_what_is_refused(run: Path, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {
+        "short": (b"the of and", "fewer than 64 tokens"),
+        "utf16": (b"\xff\xfe\xfa" * 99, ": UTF-16: convert"),
+        "latin": (b"the\n\xfa\n", ": line 2: not UTF-8 near byte 4"),
+        "other": ("\u6cb3 ".encode() * 200, "has not one of its words; give a text"),
+    }
+    for name, (content, line) in texts.items():
+        (tmp_path / name).write_bytes(content)
+        shown = refused(capsys, f"model={run}", f"input={tmp_path / name}")
+        assert f"input={tmp_path / name}" in shown and line in shown
+    assert "no such file" in refused(capsys, f"model={run}", f"input={tmp_path / 'none.txt'}")
     assert "config.json is missing" in refused(capsys, f"model={tmp_path}")
     assert "max_sequences=0" in refused(capsys, f"model={run}", "max_sequences=0")
-    assert "is not a file" in refused(capsys, f"model={run}", f"input={tmp_path / 'none.txt'}")
-    (tmp_path / "short.txt").write_text("the of and")
-    assert "fewer than 64 tokens" in refused(capsys, f"model={run}", f"input={tmp_path / 'short.txt'}")
-    (tmp_path / "no.txt").write_bytes(b"\xff\xfe\xfa" * 99)
-    given = f"input={tmp_path / 'no.txt'}"
-    assert f"{given}: UTF-16: convert" in refused(capsys, f"model={run}", given)
-    (tmp_path / "no.txt").write_bytes(b"the\n\xfa\n")
-    assert f"{given}: line 2: not UTF-8 near byte 4" in refused(capsys, f"model={run}", given)
     assert "`distill export` takes NAME=VALUE" in refused(capsys, f"model={run}", "--text", "a.txt")
     assert "choose one of onnx" in refused(capsys, f"model={run}", "format=tflite")
     broken = saved(tmp_path / "broken", "distilbert") / "student" / "model.safetensors"
@@ -211,38 +195,25 @@ def test_a_missing_package_is_named(
     assert "onnxruntime" in (line := refused(capsys, f"model={run}")) and "pip install 'distill-kd[onnx]'" in line
 
 
-def test_a_file_that_computes_something_else_is_refused() -> None:
+def test_a_file_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_family("bert")
-    own = convert.in_torch(model)
-    assert convert.largest_difference(model, own) == 0
+    own = command.in_torch(model)
+    assert command.largest_difference(model, own) == 0
     with pytest.raises(SettingError, match="differ from the model's by"):
-        convert.largest_difference(model, lambda ids, mask: own(ids, np.ones_like(mask)))
-    with pytest.raises(
-        SettingError, match=r"differ from the model's by 0\.01, and 0\.0001 of the largest \(\S+\) is allowed"
-    ):
-        convert.largest_difference(model, lambda ids, mask: own(ids, mask) + np.float32(1e-2))
+        command.largest_difference(model, lambda ids, mask: own(ids, np.ones_like(mask)))
+    with pytest.raises(SettingError, match=r"by 0\.01, and 0\.0001 of the largest \(\S+\) is allowed"):
+        command.largest_difference(model, lambda ids, mask: own(ids, mask) + np.float32(1e-2))
     with pytest.raises(SettingError, match="differ from the model's by nan"):
-        convert.largest_difference(model, lambda ids, mask: own(ids, mask) * np.float32(np.nan))
-
-
-def test_a_model_over_the_size_of_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convert, "MAX_BYTES", 1000)
+        command.largest_difference(model, lambda ids, mask: own(ids, mask) * np.float32(np.nan))
+    monkeypatch.setattr(command, "MAX_BYTES", 1000)
     with pytest.raises(SettingError, match="over 1,000"):
-        convert.to_onnx(make_family("bert"), tmp_path / "model.onnx")
+        command.to_onnx(model, tmp_path / "model.onnx")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", CAUSAL)
 def test_the_command_serves_causal_students(tmp_path: Path, text: Path, family: str) -> None:
-    _, found = command.write(str(saved(tmp_path / "run", family)), text, max_sequences=8)
+    root = saved(tmp_path / "run", family)
+    _, found = command.export(ExportArguments(str(root), input=text, max_sequences=8))
     plain, same, _ = (found["perplexity"] for found in found["formats"].values())
-    assert found["task"] == "next token" and same == pytest.approx(plain, rel=1e-5)
-
-
-def test_a_text_without_a_known_word_is_refused_before_the_export(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(convert, "to_onnx", lambda *_: pytest.fail("exported"))
-    (tmp_path / "other.txt").write_text("\u6cb3 " * 200, encoding="utf-8")
-    line = refused(capsys, f"model={run}", f"input={tmp_path / 'other.txt'}")
-    assert f"the vocabulary of model={run} has not one of its words: give a text" in line
+    assert same == pytest.approx(plain, rel=1e-5)

@@ -1,1 +1,0 @@
-"""Students for other programs: as a folder that transformers loads, and as ONNX files."""

@@ -1,1 +1,0 @@
-"""Predictions of a trained model: tokens for masks, continuations, classes and values, and spans of a context."""
