@@ -172,7 +172,7 @@ class _Job:
         place = [] if folder is None else [run_dir(Path(folder))]
         return [*named, *(f"{name}={option}" for name, option in options.items()), *place]
 
-    def values(self, composed: Mapping[str, Any]) -> dict[str, Any]:
+    def values(self, composed: Mapping[str, Any]) -> Mapping[str, Any]:
         """The values of all other settings by dotted names, for the settings that those options make."""
         defaults = self.defaults.values if self.recipe is None else {}
         others = [] if self.terms is None else [name for name in composed["objective"] if name not in self.terms]
@@ -327,7 +327,7 @@ class _Job:
                 "path, or name a data set of the Hub by corpus={'hub': NAME}"
             )
 
-    def _text_settings(self, columns: Sequence[str] | None = None, written: bool = False) -> dict[str, Any]:
+    def _text_settings(self, columns: Sequence[str] | None = None, written: bool = False) -> Mapping[str, Any]:
         """How `corpus` reads its texts, for a set with these columns (None: of a file, whose columns are not known).
 
         `written`: with how it writes conversations.

@@ -75,7 +75,7 @@ def _is_called(name: str, value: Any) -> bool:
     return is_place and not isinstance(value, str | int | float | Mapping | list | tuple | None)
 
 
-def _given_fields(name: str, settings: Settings) -> dict[str, Any]:
+def _given_fields(name: str, settings: Settings) -> Mapping[str, Any]:
     """The fields that were given, without the defaults; and the field that chooses this class of a section."""
     fields = {key: getattr(settings, key) for key in settings.model_fields_set}
     chooser = CHOOSERS.get(name)

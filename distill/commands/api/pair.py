@@ -228,7 +228,7 @@ def _term_settings(name: str, term: Any) -> dict[str, Any]:
 
 def _refuse_schedules(settings: ObjectiveConfig) -> None:
     """Raises SettingError for numbers that change over a run, because a loop of the user's own has no length here."""
-    numbers: dict[str, Any] = {"temperature": settings.temperature}
+    numbers: dict[str, object] = {"temperature": settings.temperature}
     for name, term in settings.terms.items():
         numbers |= {f"{name}.weight": term.weight, f"{name}.temperature": term.temperature}
     for setting, value in numbers.items():
