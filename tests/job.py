@@ -30,7 +30,6 @@ from distill.config.compose import add_recipe, build, chain_config, default_sett
 from distill.config.composition import (  # noqa: F401
     ComposedRun,
     Composition,
-    check_sweep,
     compose,
     compose_overrides,
     composed_run,

@@ -179,5 +179,5 @@ def test_a_sweep_takes_its_secret_from_the_environment(
     output = "".join(process.communicate(timeout=300))
     assert process.returncode == 0, output
     assert "connected with ***" in output and KEY not in output
-    assert {"multirun.yaml", "sweep.yaml"} <= {path.name for path in (tmp_path / "sweep").iterdir()}
+    assert (tmp_path / "sweep" / "multirun.yaml").is_file()
     assert not holding(tmp_path / "sweep")
