@@ -35,7 +35,7 @@ from distill.config.composition import (  # noqa: F401
     composed_run,
     run_of,
 )
-from distill.config.override_text import as_value  # noqa: F401
+from distill.config.override_text import as_value, parse_override  # noqa: F401
 from distill.config.settings import CONF, ChainConfig, Config
 
 ROOT = Path(__file__).resolve().parent.parent

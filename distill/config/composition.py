@@ -13,7 +13,6 @@ from distill.config.folders import CONF
 from distill.config.in_memory import InMemory
 from distill.config.layers import Layer, apply_overrides, layers_of, named_layers, overrides_of
 from distill.config.override_text import as_value
-from distill.config.references import refuse_exploding
 from distill.config.settings import ChainConfig, Config, ObjectiveFlags
 from distill.config.written import as_yaml
 from distill.runtime.bounded_yaml import TooLargeYaml, bounded_text
@@ -205,7 +204,6 @@ def compose_overrides(primary: str, overrides: list[str]) -> Composition:
     from omegaconf import open_dict
 
     settings = hydra_compose(primary, overrides, return_hydra_config=True)
-    refuse_exploding(settings)
     HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
     # Read before Hydra's part is taken out: the folders refer to it.
     folder, sweep_folder = (Path(expanded(str(part.dir))) for part in (settings.hydra.run, settings.hydra.sweep))

@@ -112,8 +112,8 @@ def test_settings_from_the_environment_are_compared_by_what_they_are(monkeypatch
 
 def test_the_command_line_of_a_stage_has_the_names_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
-    chain = composed_chain("+recipe=seeds", "chain.given.settings=['student.api_key=${oc.env:MY_KEY}']")
-    assert chain is not None and chain.stages["run"].settings == ["student.api_key=${oc.env:MY_KEY}"]
+    chain = composed_chain("+recipe=albert_chain", "chain.stages.teacher.settings=['student.api_key=${oc.env:MY_KEY}']")
+    assert chain is not None and chain.stages["teacher"].settings == ["student.api_key=${oc.env:MY_KEY}"]
 
 
 OWN = ["student=custom", "student._target_=own_models.service", "student.layers=null", "objective=mlm"]
