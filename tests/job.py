@@ -30,13 +30,12 @@ from distill.config.compose import add_recipe, build, chain_config, default_sett
 from distill.config.composition import (  # noqa: F401
     ComposedRun,
     Composition,
-    check_sweep,
     compose,
     compose_overrides,
     composed_run,
     run_of,
 )
-from distill.config.override_text import as_value  # noqa: F401
+from distill.config.override_text import as_value, parse_override  # noqa: F401
 from distill.config.settings import CONF, ChainConfig, Config
 
 ROOT = Path(__file__).resolve().parent.parent

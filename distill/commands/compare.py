@@ -5,7 +5,9 @@ from pathlib import Path
 
 from distill.commands.arguments import parse
 from distill.report.comparison.from_python import ComparedRuns
-from distill.report.comparison.runs import find_runs, is_sweep
+from distill.report.comparison.runs import find_runs
+from distill.report.comparison.write import HTML
+from distill.report.page import is_written_here
 
 FOLDER = Path("compare")  # the default output of runs that are not one sweep
 HELP = """
@@ -41,5 +43,5 @@ def run(arguments: list[str]) -> None:
     options = parse(CompareArguments, arguments, "compare")
     compared = ComparedRuns(find_runs(options.run), options.by, "by")
     only = Path(options.run[0]).expanduser()
-    folder = only if len(options.run) == 1 and is_sweep(only) else FOLDER
+    folder = only if len(options.run) == 1 and is_written_here(only / HTML) else FOLDER
     print(f"{compared}\nComparison: {compared.write(options.output or folder, overwrite=options.overwrite)}")

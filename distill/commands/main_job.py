@@ -1,11 +1,14 @@
 """The main job: one run, in this process or by the ranks that it starts; a chain of runs; or a sweep."""
 
 import logging
+import multiprocessing
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distill.commands.ending import end_rank, expected, is_rank, report_problem, until_interrupted
 from distill.runtime.errors import SettingError
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
     from distill.config.composition import ComposedRun, Composition
     from distill.runtime.signals import Signals
 
+ONE_PROCESS = "each run of --multirun is one process: take backend=single, or start the runs one by one"
+
 
 def main(arguments: list[str]) -> int:
     """Exit status: 0 done, 2 bad input, 3 diverged, 4 another rank lost, 74 storage, 128 + a signal; else a bug."""
@@ -24,8 +29,9 @@ def main(arguments: list[str]) -> int:
 
 def run_command(arguments: list[str], signals: "Signals") -> int:
     """Run a command line; returns its exit status, of a sweep that of the first run that failed."""
+    from distill.commands.sweep import by_hydra, run_sweep
     from distill.config.command_line import CommandLine, check_one_run, check_overrides
-    from distill.config.composition import by_hydra, compose
+    from distill.config.composition import compose
     from distill.config.written import as_yaml
 
     limit_spinning()
@@ -46,9 +52,9 @@ def run_command(arguments: list[str], signals: "Signals") -> int:
             print(as_yaml(composition.settings, "--resolve" in line.options), end="")
             return 0
         if composition.sweeps or "--multirun" in line.options:
-            from distill.commands.sweep import run_sweep
-
-            return run_sweep(line, composition, lambda job, direction: train(job, signals, direction))
+            if is_rank():
+                raise SettingError(ONE_PROCESS)
+            return run_sweep(line, composition, run_of_sweep)
         folder = str(composition.folder)
         return run_one(line, composition, signals)
     except Exception as error:
@@ -89,6 +95,52 @@ def run_one(line: "CommandLine", composition: "Composition", signals: "Signals")
     train(job, signals)
     end_rank(0)
     return 0
+
+
+def run_of_sweep(settings: Any) -> float | None:
+    """One run of a sweep, in this process or in one of a launcher's; returns the number that a search optimizes.
+
+    Args:
+        settings: as Hydra has composed them for this run.
+
+    Raises:
+        RunFailed: it ended by an error, which is reported here, as launchers keep it until all runs have ended.
+    """
+    from distill.commands.sweep import RunFailed
+    from distill.config.composition import of_job, run_of
+    from distill.distributed.launch import should_launch
+    from distill.runtime.signals import handled
+
+    if multiprocessing.get_start_method(allow_none=True) == "loky":  # of joblib; our own processes do not know it
+        multiprocessing.set_start_method(None, force=True)
+    folder = ""
+    try:
+        composition = of_job(settings)
+        folder = str(composition.folder)
+        job = run_of(composition)
+        if should_launch(job.config.backend):
+            raise SettingError(ONE_PROCESS)
+        with handled() as signals, threads_as_before():
+            return train(job, signals, composition.hydra.sweeper.get("direction"))
+    except Exception as error:
+        failure = expected(error, folder)
+        if failure is None:
+            traceback.print_exc()
+            raise RunFailed(1) from None
+        report_problem(str(failure).replace("hydra.run.dir=DIR", "hydra.sweep.dir=DIR"))
+        raise RunFailed(failure.status) from None
+
+
+@contextmanager
+def threads_as_before() -> Iterator[None]:
+    """Each run chooses among all threads, of which another one may have taken few."""
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def train(job: "ComposedRun", signals: "Signals", direction: str | None = None) -> float | None:

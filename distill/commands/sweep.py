@@ -1,163 +1,167 @@
-"""A sweep: the progress of its runs, and the comparison at the end."""
+"""Sweeps and searches: Hydra runs them, each run in a folder named by what is swept, and a page compares them."""
 
+import hashlib
 import logging
 import os
+import re
 import sys
-import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from distill.commands.ending import expected, is_rank, report_problem
-from distill.config.sweep.index import FAILED, FINISHED, RUNNING, SweepIndex
-from distill.config.sweep.names import swept_overrides
-from distill.runtime.errors import SettingError, first_line
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from distill.runtime.errors import Interrupted, SettingError, first_line
 from distill.runtime.host import storage_failure
 from distill.runtime.progress import write_to
 from distill.runtime.redaction import redact
 
-ONE_PROCESS = "--multirun runs its jobs in one process: take backend=single, or start the runs one by one"
-RENEW = 20  # seconds between two loads of the page while the sweep is under way
-
 if TYPE_CHECKING:
     from distill.config.command_line import CommandLine
-    from distill.config.composition import ComposedRun, Composition
+    from distill.config.composition import Composition
 
-    Train = Callable[[ComposedRun, str | None], float | None]
+BASIC = "basic"  # Hydra's own sweeper, which runs every value that is given
+EVERY = 60  # seconds between two pages while runs are under way
+LONGEST = 120  # bytes of a folder's name; file systems take 255, and some that encrypt 143
+FIXED = "hydra.job.config.override_dirname.exclude_keys"
 
 logger = logging.getLogger(__name__)
 
 
-def run_sweep(line: "CommandLine", composition: "Composition", train: "Train") -> int:
+class RunFailed(Exception):
+    """A run of a sweep has ended by an error, which it has reported; `status` is the exit status for it."""
+
+    @property
+    def status(self) -> int:
+        return int(self.args[0])
+
+
+def folder_name(swept: str) -> str:
+    """The folder of a run, the same each time: what is swept, with signs that no path has as in URLs, or its hash.
+
+    Args:
+        swept: the overrides that differ between the runs, sorted, with commas between them.
+    """
+    name = re.sub(r"[/\\%$\x00-\x1f\x7f]", lambda sign: f"%{ord(sign[0]):02X}", swept) or "only"
+    encoded = os.fsencode(name)
+    return name if len(encoded) <= LONGEST else hashlib.sha256(encoded).hexdigest()[:16]
+
+
+def _swept(*, _root_: Any) -> str:
+    """As they were given: a value that refers to the environment may be a secret."""
+    job = OmegaConf.to_container(_root_.hydra.job, resolve=False)
+    assert isinstance(job, dict)
+    return folder_name(str(job["override_dirname"]))
+
+
+# Here, so that it is there in the processes of launchers too, which import this module for the callback.
+OmegaConf.register_new_resolver("sweep_folder", _swept, replace=True)
+
+
+def by_hydra(line: "CommandLine", task: Callable[[Any], float | None]) -> None:
+    """Let Hydra read a command line: it prints what is asked for, or calls `task` with the settings of each run.
+
+    Raises:
+        Exception: of Hydra, in its own classes, and what `task` raises.
+    """
+    import hydra
+
+    from distill.config.compose import register
+    from distill.config.folders import CONF
+
+    register()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through, which get one line
+    given = sys.argv[1:]
+    sys.argv[1:] = line.arguments  # which is what Hydra reads
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=line.primary)(task)()
+    finally:
+        sys.argv[1:] = given
+
+
+def run_sweep(line: "CommandLine", composition: "Composition", task: Callable[[Any], float | None]) -> int:
     """Run a sweep or a search; returns the exit status of the first run that failed; the others still run.
 
     Args:
-        train: runs a job and returns the number that a search optimizes, in the direction that the search has.
+        task: makes a run and returns the number that a search optimizes; launchers send it to other processes.
     """
-    from distill.config.composition import by_hydra, check_sweep, fixed_overrides
-    from distill.config.override_text import as_value
+    from distill.config.override_text import as_value, parse_override
 
-    if is_rank():
-        raise SettingError(ONE_PROCESS)
     check_sweep(composition)
-    sweep = Sweep(
-        composition.sweep_folder,
-        fixed_overrides(line, composition.hydra),
-        composition.settings.get("optimize"),
-    )
-    statuses: list[int] = []
+    params = [f"{name}={value}" for name, value in (composition.hydra.sweeper.get("params") or {}).items()]
+    # Of a name that comes twice the last one holds.
+    swept = {each.key_or_group: each.is_sweep_override() for each in [*map(parse_override, params), *line.parsed()]}
+    fixed = ",".join(as_value(name) for name, is_swept in swept.items() if not is_swept)
+    folder, goal = composition.sweep_folder, composition.settings.get("optimize")
+    own = [f"hydra.sweep.dir={as_value(str(folder))}", f"{FIXED}=[{fixed}]"]
+    status = 0
     try:
-        folder = f"hydra.sweep.dir={as_value(str(composition.sweep_folder))}"
-        by_hydra(replace(line, overrides=[*line.overrides, folder]), lambda run: _run(run, sweep, train, statuses))
-    except Exception as error:  # also of Hydra itself and of a search
-        if (failure := expected(error)) is None:
-            raise
-        report_problem(failure)
-        statuses.append(failure.status)
-    finally:
-        if sweep.has_begun:
-            write_to(sys.stdout, sweep.finish())
-    return next(iter(statuses), 0)
+        by_hydra(replace(line, overrides=[*line.overrides, *own]), task)
+    except RunFailed as failed:
+        status = failed.status
+    except Interrupted:
+        write_to(sys.stdout, write_page(folder, goal))
+        raise
+    write_to(sys.stdout, write_page(folder, goal))
+    return status
 
 
-def _run(run: "Composition", sweep: "Sweep", train: "Train", statuses: list[int]) -> float | None:
-    """One run of a sweep. Its error is kept back from Hydra, which would print lines of its own and end all."""
-    from distill.config.composition import run_of
-    from distill.distributed.launch import should_launch
+def check_sweep(composition: "Composition") -> None:
+    """Raises SettingError for the folder of one run, or a search without a number to choose by."""
+    from distill.config.layers import overrides_of
 
-    sweep.begin(run.folder, run.overrides)
+    if any(text.startswith("hydra.run.dir=") for text in overrides_of(composition.hydra, "hydra")):
+        cure = "a sweep has hydra.sweep.dir=DIR, with a folder in it for each run"
+        raise SettingError("names the folder of one run", setting="hydra.run.dir", cure=cure)
+    sweeper = composition.hydra.runtime.choices.get("hydra/sweeper")
+    if sweeper != BASIC and composition.settings.get("optimize") is None:
+        raise SettingError(
+            f"the sweeper {sweeper} chooses by a number of each run",
+            setting="optimize",
+            value="null",
+            cure="set optimize=perplexity, or another number of the results",
+        )
+
+
+class SweepPage(Callback):
+    """Compares the runs so far when one has ended, at most once a minute, in whatever process that was."""
+
+    def on_job_end(self, config: DictConfig, job_return: Any, **_: Any) -> None:
+        """The page of the end is `run_sweep`'s, as Hydra calls `on_multirun_end` only where no run has failed."""
+        from distill.report.comparison.write import HTML
+
+        job_return.overrides[:] = [
+            redact(text) for text in job_return.overrides
+        ]  # Hydra prints them of a run that failed
+        folder = Path(config.hydra.sweep.dir)
+        with suppress(FileNotFoundError):
+            if time.time() - (folder / HTML).stat().st_mtime < EVERY:
+                return
+        write_page(folder, config.get("optimize"), EVERY)
+
+
+def write_page(folder: Path, goal: str | None, renew: int | None = None) -> str:
+    """Write the comparison of a sweep's runs; a failure ends no sweep, as `distill compare` can write it later.
+
+    Args:
+        goal: the number that orders them.
+        renew: seconds until the page is loaded again, while runs are under way.
+
+    Returns:
+        The table to print, and where the page is.
+    """
+    from distill.report.comparison.runs import find_runs
+    from distill.report.comparison.write import HTML, text_of, write
+
+    title = f"Sweep {folder.name}" + (", so far" if renew else "")
     try:
-        job = run_of(run)
-        if should_launch(job.config.backend):
-            raise SettingError(ONE_PROCESS)
-        with threads_as_before():
-            value = train(job, run.hydra.sweeper.get("direction"))
+        comparison = write(folder, find_runs([str(folder)]), title, goal, renew)
     except Exception as error:
-        failure = expected(error, str(run.folder))
-        sweep.end(run.folder, run.overrides, failure or error)
-        if failure is None:
-            statuses.append(1)
-            if run.hydra.sweeper.get("direction") is not None:  # a search takes it for a failed trial, and says no more
-                traceback.print_exc()
-            raise
-        report_problem(sweep.line(failure))
-        statuses.append(failure.status)
-        return None
-    sweep.end(run.folder, run.overrides)
-    return value
-
-
-@contextmanager
-def threads_as_before() -> Iterator[None]:
-    """Each run chooses among all threads, of which another one may have taken few."""
-    import torch
-
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-class Sweep:
-    """Keeps sweep.yaml and the comparison of a sweep up to date, from the first run on."""
-
-    def __init__(self, folder: Path, fixed: Collection[str], goal: str | None) -> None:
-        """
-        Args:
-            fixed: names of the overrides that are the same in every run.
-            goal: name of the number that `optimize` names.
-        """
-        self.folder, self.fixed, self.goal = folder, fixed, goal
-        self.index = SweepIndex(folder)
-        self.under_way: Path | None = None
-        self.has_begun = False
-
-    def begin(self, path: Path, overrides: Sequence[str]) -> None:
-        """A run is about to begin in the folder `path`."""
-        if not self.has_begun:
-            self.index.forget_refused()
-        self.under_way, self.has_begun = path.resolve(), True
-        self._record(path, overrides, RUNNING)
-        self._write(RENEW)
-
-    def end(self, path: Path, overrides: Sequence[str], problem: object = None) -> None:
-        """A run has ended, with a problem where one is given; the others still run."""
-        self.under_way = None
-        line = self.line(first_line(problem)) if isinstance(problem, BaseException) else ""
-        self._record(path, overrides, FAILED if problem else FINISHED, redact(line))
-        self._write(RENEW)
-
-    def finish(self) -> str:
-        """The table to print at the end, also where a signal has ended the sweep, and where the page is."""
-        self.under_way = None
-        return self._write(None)
-
-    def line(self, problem: object) -> str:
-        """A problem of a run in one line, with the setting that names the folder of a sweep."""
-        return str(problem).replace("hydra.run.dir=DIR", "hydra.sweep.dir=DIR")
-
-    def _record(self, path: Path, overrides: Sequence[str], status: str, problem: str = "") -> None:
-        swept = [redact(override) for override in swept_overrides(overrides, self.fixed)]
-        self.index.record(os.path.relpath(path, self.folder), swept, status, problem)
-
-    def _write(self, renew: int | None) -> str:
-        """Write the comparison so far; a failure ends no sweep, because `distill compare` can write it later."""
-        from distill.report.comparison.runs import find_runs
-        from distill.report.comparison.write import HTML, text_of, write
-
-        try:
-            title = f"Sweep {self.folder.name}" + (", so far" if renew else "")
-            runs = [
-                replace(run, status="running") if run.record is None and run.folder.resolve() == self.under_way else run
-                for run in find_runs([str(self.folder)])
-            ]
-            comparison = write(self.folder, runs, title, self.goal, renew)
-        except Exception as error:
-            failure = storage_failure(error) or f"{type(error).__name__}: {first_line(error)}"
-            if renew is None:
-                logger.warning(f"No comparison ({failure}): `distill compare run={self.folder}` writes it.")
-            return ""
-        return f"{text_of(comparison)}\nComparison: {self.folder / HTML}\n"
+        if renew is None:
+            logger.warning(f"No comparison: {storage_failure(error) or first_line(error)}")
+        return ""
+    return f"{text_of(comparison)}\nComparison: {folder / HTML}\n"

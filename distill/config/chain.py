@@ -8,7 +8,7 @@ from distill.config.model import SEEDS, Settings, setting
 
 
 class StageConfig(Settings):
-    """One job, or one for each of several seeds, of the snapshots of an earlier stage, or of both."""
+    """One job, or one for each of several seeds."""
 
     recipe: str = Field(description="Recipe of the stage.")
     settings: list[str] = setting(
@@ -16,9 +16,6 @@ class StageConfig(Settings):
     )
     seeds: list[Annotated[int, Strict(), Field(ge=0, le=SEEDS)]] = setting(
         None, "Run the stage once with each of these seeds; none is the seed of the recipe.", factory=list
-    )
-    snapshots_of: str | None = setting(
-        None, "Run the stage from each snapshot of that earlier stage, whose {NAME} is the snapshot."
     )
 
 

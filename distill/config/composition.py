@@ -1,8 +1,6 @@
 """What Hydra makes of a command line: one composition, by which one run is made, or each of a sweep."""
 
-import os
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,17 +11,12 @@ from distill.config.command_line import CommandLine, check_one_run, check_overri
 from distill.config.compose import build, chain_config, default_settings, register
 from distill.config.folders import CONF
 from distill.config.layers import Layer, apply_overrides, layers_of, named_layers, overrides_of, take_paths
-from distill.config.override_text import as_value, parse_override
-from distill.config.references import refuse_exploding
+from distill.config.override_text import as_value
 from distill.config.settings import ChainConfig, Config
-from distill.config.sweep.index import SweepIndex
-from distill.config.sweep.names import swept_overrides
 from distill.config.written import as_yaml
 from distill.runtime.errors import SettingError
 from distill.runtime.files import expanded
 from distill.runtime.redaction import redact
-
-BASIC = "basic"  # Hydra's own sweeper
 
 
 @dataclass(frozen=True)
@@ -197,7 +190,6 @@ def compose_overrides(primary: str, overrides: list[str]) -> Composition:
     from omegaconf import open_dict
 
     settings = hydra_compose(primary, overrides, return_hydra_config=True)
-    refuse_exploding(settings)
     HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
     # Read before Hydra's part is taken out: the folders refer to it.
     folder, sweep_folder = (Path(expanded(str(part.dir))) for part in (settings.hydra.run, settings.hydra.sweep))
@@ -214,6 +206,14 @@ def files_of(composition: Composition) -> list[Layer]:
         layers = layers_of(composition.hydra)
     named = {layer.option for layer in named_layers(layers, composition.overrides)}
     return sorted(layers, key=lambda layer: layer.option in named)
+
+
+def of_job(settings: Any) -> Composition:
+    """The configuration of a run that Hydra itself has started, as it does in a sweep."""
+    from hydra.core.hydra_config import HydraConfig
+
+    job = HydraConfig.get()
+    return _composition(settings, job, Path(job.runtime.output_dir), Path(job.sweep.dir))
 
 
 def _composition(settings: Any, hydra: Any, folder: Path, sweep_folder: Path) -> Composition:
@@ -242,68 +242,6 @@ def _command(composition: Composition) -> str:
     return shlex.join(["python", "-m", "distill", *map(redact, words)])
 
 
-def by_hydra(line: CommandLine, run: Callable[[Composition], float | None]) -> None:
-    """Let Hydra read a command line: it shows what is asked for, or calls `run` for each of a sweep.
-
-    Raises:
-        SettingError: of Hydra, in its own classes, and what `run` raises.
-    """
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-
-    def task(settings: Any) -> float | None:
-        job = HydraConfig.get()
-        return run(_composition(settings, job, Path(job.runtime.output_dir), Path(job.sweep.dir)))
-
-    register()
-    name_sweep_folders(line)
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through, which get one line
-    given = sys.argv[1:]
-    sys.argv[1:] = line.arguments  # which is what Hydra reads
-    try:
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name=line.primary)(task)()
-    finally:
-        sys.argv[1:] = given
-
-
-def fixed_overrides(line: CommandLine, hydra: Any) -> set[str]:
-    """The names of the overrides that are the same in all runs of a sweep, as Hydra writes them: `+recipe`.
-
-    Args:
-        hydra: its own configuration, with the overrides of its sweeper besides those of the command line.
-    """
-    from omegaconf import OmegaConf
-
-    sweeper = OmegaConf.to_container(hydra.sweeper)
-    assert isinstance(sweeper, dict)
-    params = [f"{name}={value}" for name, value in (sweeper.get("params") or {}).items()]
-    is_swept = {
-        override.get_key_element(): override.is_sweep_override()
-        for override in [*map(parse_override, params), *line.parsed()]
-    }  # of a name that comes twice the last one holds
-    return {name for name, swept in is_swept.items() if not swept}
-
-
-def name_sweep_folders(line: CommandLine) -> None:
-    """Let Hydra name the folders of a sweep's runs by what is swept: the value of `${sweep_folder:}`."""
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
-
-    def folder() -> str:
-        job = HydraConfig.get()
-        if OmegaConf.is_missing(job.job, "num"):  # the configuration is only shown
-            return "NAME=VALUE"
-        swept = swept_overrides(job.overrides.task, fixed_overrides(line, job))
-        return SweepIndex(Path(job.sweep.dir)).folder_of(swept, numbered=sweeper_of(job) != BASIC)
-
-    OmegaConf.register_new_resolver("sweep_folder", folder, replace=True)
-
-
-def sweeper_of(hydra: Any) -> str:
-    """The option of hydra/sweeper; Hydra's own is basic, and runs every value that is given."""
-    return str(hydra.runtime.choices.get("hydra/sweeper"))
-
-
 @contextmanager
 def hydra_as_before() -> Iterator[None]:
     """Within it Hydra is as if nothing had used it; afterwards it is as the program around has left it."""
@@ -318,25 +256,3 @@ def hydra_as_before() -> Iterator[None]:
     finally:
         GlobalHydra.set_instance(states[0])  # what composes has put a copy in its place
         states[0].hydra, states[1].cfg = before
-
-
-def check_sweep(composition: Composition) -> None:
-    """Look at a sweep before its first run.
-
-    Raises:
-        SettingError: a run folder is named for all of its runs, or the sweeper needs a number of each run and no
-            `optimize` names one.
-    """
-    if any(text.startswith("hydra.run.dir=") for text in overrides_of(composition.hydra, "hydra")):
-        raise SettingError(
-            "names the folder of one run",
-            setting="hydra.run.dir",
-            cure="a sweep has hydra.sweep.dir=DIR, with a folder in it for each run",
-        )
-    if sweeper_of(composition.hydra) != BASIC and composition.settings.get("optimize") is None:
-        raise SettingError(
-            f"the sweeper {sweeper_of(composition.hydra)} chooses by a number of each run",
-            setting="optimize",
-            value="null",
-            cure="set optimize=perplexity, or another number of the results",
-        )

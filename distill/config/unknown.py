@@ -81,6 +81,10 @@ def _no_such_option(missing: str, options: list[str]) -> SettingError:
     group, _, name = missing.rpartition("/")
     if missing in EXTRAS:
         return SettingError("not installed", setting=group, value=name, cure=pip_install(EXTRAS[missing]))
+    if group == "hydra/launcher":
+        plugin = f"hydra-{name.partition('_')[0]}-launcher"
+        problem, cure = "no launcher that is installed", f"pip install {plugin}, or leave it out for one run at a time"
+        return SettingError(problem, setting=group, value=name, cure=cure)
     if not options:
         return SettingError(f"{missing}: there is no such group or option", cure="--help shows those that there are")
     problem, cure = f"there is no {missing}{did_you_mean(name, options)}", f"choose one of {', '.join(sorted(options))}"

@@ -4,7 +4,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +32,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """One line of the page; without a folder the run is not decided yet, and `note` is the reason."""
+    """One line of the page."""
 
     name: str
-    folder: Path | None = None
-    note: str = ""
+    folder: Path
 
 
 class JobsPage:
@@ -46,8 +44,7 @@ class JobsPage:
     A thread writes the page; it neither delays the jobs nor ends them.
     """
 
-    def __init__(self, folder: Path, title: str, jobs: Callable[[], list[Job]], every: float = EVERY) -> None:
-        """`jobs`: returns the jobs that are decided so far; called for each page."""
+    def __init__(self, folder: Path, title: str, jobs: list[Job], every: float = EVERY) -> None:
         self.path, self.title, self.jobs, self.every = folder / PAGE, title, jobs, every
         self.current: Path | None = None  # the folder of the job that runs now
         self._blocks: list[Block] = []
@@ -90,7 +87,7 @@ class JobsPage:
         """Write the page; log only the first failure."""
         try:
             current = None if ended else self.current
-            parts = sections(self.jobs(), self.path.parent, state, current)
+            parts = sections(self.jobs, self.path.parent, state, current)
             parts += [Section("Results", self._blocks)] if self._blocks and ended else []
             if ended and not resting:
                 with atomic(self.path) as new:
@@ -107,7 +104,7 @@ class JobsPage:
 
 def sections(jobs: list[Job], folder: Path, state: str, current: Path | None) -> list[Section]:
     """The page: how many jobs are finished, and a table of all."""
-    rows = [row_of(job, folder, job.folder is not None and job.folder == current) for job in jobs]
+    rows = [row_of(job, folder, job.folder == current) for job in jobs]
     num_finished = sum(row[1] == "finished" for row in rows)
     opening: list[Block] = [f"{num_finished} of {len(jobs)} jobs are finished. {state} Written {live.clock()}."]
     table = Table(["Job", "State", "Progress", "Scores of the student"], rows, text=True)
@@ -116,8 +113,6 @@ def sections(jobs: list[Job], folder: Path, state: str, current: Path | None) ->
 
 def row_of(job: Job, folder: Path, runs: bool) -> list[str]:
     """Name (a link to its page, where there is one), state, progress and scores of a job."""
-    if job.folder is None:
-        return [job.name, "waiting", job.note, NONE]
     has_page = (job.folder / PAGE).is_file()
     name = Link(job.name, os.path.relpath(job.folder / PAGE, folder)) if has_page else job.name
     record = _record(job.folder)

@@ -1,25 +1,23 @@
-"""A chain: stages run in order, each once, several seeds and snapshots, references between them; refused settings."""
+"""A chain: stages run in order, each once, several seeds, references between them; refused settings."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from job import Shelf, composed_chain, distill, environment, results, wait_for
-from PIL import Image
+from job import CommandLine, Shelf, composed_chain, distill, environment, parse_override, results, wait_for
 from test_fine_tuning import table
 
 from distill.commands import chain as chain_module
-from distill.commands.chain import STAGE, Run, _inputs, _is_finished, check_chain, run_chain, runs_of
+from distill.commands.chain import STAGE, _finish, _is_finished, check_chain, run_chain, runs_of
 from distill.config.settings import ChainConfig, StageConfig
-from distill.report.words import NONE, number
 from distill.runs.record import Record
 from distill.runs.results_file import write_results
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import StageFailed
 
 RECIPE = """# @package _global_
 chain:
@@ -27,8 +25,7 @@ chain:
   stages:
     teacher:
       recipe: albert_pretrain
-      settings: [{corpus}, {size}, corpus.vocab_size=400, "train.steps=${{chain.given.steps}}", train.snapshot_every=2,
-                 evaluate.every_steps=4]
+      settings: [{corpus}, {size}, corpus.vocab_size=400, "train.steps=${{chain.given.steps}}"]
     student:
       recipe: distilalbert_gutenberg
       settings: [{corpus}, "teacher.path={{teacher}}", "student.layers=[0]", train.steps=3]
@@ -37,7 +34,6 @@ chain:
       recipe: table
       settings: [objective=distil_classes, teacher=pretrained, "teacher.path={{teacher_task}}", {pair}]
       seeds: [1]
-    along: {{recipe: table, snapshots_of: teacher, settings: ["student.path={{teacher}}", {table}], seeds: [1]}}
   table:
     teacher: [teacher, teacher_task]
     student: [student, student_task]
@@ -47,11 +43,6 @@ SIZE = (
     '"student.config={embedding_size:16,hidden_size:32,num_hidden_layers:2,num_attention_heads:2,intermediate_size:64}"'
 )
 ACCURACY = "Accuracy, validation.csv"
-
-
-def finish(folder: Path, record: dict[str, Any]) -> None:
-    """Leave the record of a finished run."""
-    write_results(folder / "results.json", Record.from_json(record))
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +76,7 @@ def run_here(configs: Path, folder: Path, own_process: Callable[[list[str]], boo
     alone = chain_module._run
 
     def run_stage(command: list[str]) -> int:
-        started.append(command[-1].removeprefix(f"hydra.run.dir={folder}/"))
+        started.append(command[-1].removeprefix(f"hydra.run.dir='{folder}/").rstrip("'"))
         return alone(command) if own_process(command) else distill(*command[3:])
 
     chain = composed_chain("+recipe=small", "chain.given.steps=4", search=configs)
@@ -96,7 +87,6 @@ def run_here(configs: Path, folder: Path, own_process: Callable[[list[str]], boo
 
 
 JOBS = ["teacher", "student", "teacher_task/seed-0", "teacher_task/seed-1", "student_task/seed-1"]
-JOBS += ["along/step-2/seed-1", "along/step-4/seed-1"]
 
 
 @pytest.fixture(scope="module")
@@ -120,38 +110,13 @@ def test_a_chain_from_text_to_table(finished: Path) -> None:
     assert [len(scores[model][ACCURACY]) for model in ("teacher", "student")] == [2, 1]
 
 
-def test_scores_by_snapshot(finished: Path) -> None:
-    """Of the pre-training where it was evaluated, and of the runs from its snapshots."""
-    found = json.loads((finished / "chain.json").read_text())["snapshots"]["teacher"]
-    (line,) = results(finished / "teacher")["history"]
-    assert line["step"] == 4
-    assert found["teacher: Perplexity, heldout"] == {"4": [line["perplexity"]["heldout"]]}
-    assert found["teacher: Order accuracy, heldout"] == {"4": [line["order_accuracy"]["heldout"]]}
-    runs = {step: finished / "along" / f"step-{step}" / "seed-1" for step in ("2", "4")}
-    accuracies = {step: [results(each)["student"]["accuracy"]["dev"]] for step, each in runs.items()}
-    assert found[f"along: {ACCURACY}"] == accuracies
-    for step, each in runs.items():
-        start = finished / "teacher" / "snapshots" / f"step-{step}"
-        assert f"student.path={start}" in json.loads((each / STAGE).read_text())["arguments"]
-    text = (finished / "chain.md").read_text()
-    rows = [text.splitlines()[number].split(" | ") for number in (7, 9, 10)]
-    assert rows[0][0] == "| step" and [row[0] for row in rows[1:]] == ["| 2", "| 4"]
-    column = rows[0].index("teacher: Perplexity, heldout")
-    assert rows[1][column] == NONE and rows[2][column] == number(line["perplexity"]["heldout"])
-    assert "teacher was not evaluated after step 2: see evaluate.every_steps" in text
-    assert "](plots/snapshots_teacher.png)" in text
-    with Image.open(finished / "plots" / "snapshots_teacher.png") as picture:
-        assert picture.width > 500
-
-
 def test_what_is_finished_is_not_run_again(configs: Path, finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
     times = {name: (finished / name / "results.json").stat().st_mtime_ns for name in JOBS}
-    for name in ("student", "along/step-4/seed-1"):
-        (finished / name / "results.json").unlink()
+    (finished / "student" / "results.json").unlink()
     _, started = run_here(configs, finished, lambda _: False)
-    assert started == ["student", "student_task/seed-1", "along/step-4/seed-1"], "these, and what refers to them"
+    assert started == ["student", "student_task/seed-1"], "this, and what refers to it"
     again = {name: (finished / name / "results.json").stat().st_mtime_ns for name in JOBS}
-    assert [name for name in JOBS if times[name] != again[name]] == ["student", "along/step-4/seed-1"]
+    assert [name for name in JOBS if times[name] != again[name]] == ["student"]
     capfd.readouterr()
     assert run(configs, finished, "chain.given.steps=4") == 0
     text = (finished / "chain.md").read_text()
@@ -159,63 +124,44 @@ def test_what_is_finished_is_not_run_again(configs: Path, finished: Path, capfd:
     assert {name: (finished / name / "results.json").stat().st_mtime_ns for name in JOBS} == again
 
 
-def test_a_stage_with_other_inputs_is_run_again(tmp_path: Path) -> None:
-    stages = {"one": StageConfig(recipe="r"), "two": StageConfig(recipe="r", settings=["teacher.path={one}"])}
-    stages["three"] = StageConfig(recipe="r", settings=["student.path={one}"], snapshots_of="one")
-    chain = ChainConfig(stages=stages)
-    (one,), (two,) = runs_of(tmp_path, chain, "one"), runs_of(tmp_path, chain, "two")
-    one.folder.mkdir()
-    finish(one.folder, {"snapshots": [5]})
-    (three,) = runs_of(tmp_path, chain, "three")
-    weights = one.folder / "snapshots" / "step-5" / "model.safetensors"
-    weights.parent.mkdir(parents=True)
-    weights.write_text("1")
-
-    def known(job: Run) -> dict[str, object]:
-        return {
-            "arguments": ["x"],
-            "inputs": _inputs(tmp_path, chain, stages[job.folder.relative_to(tmp_path).parts[0]], job),
-        }
-
-    for job in (two, three):
-        job.folder.mkdir(parents=True)
-        finish(job.folder, {"snapshots": []})
-        (job.folder / STAGE).write_text(json.dumps(known(job)))
-        assert _is_finished(job.folder, known(job))
+def test_a_run_is_finished_by_these_arguments_after_its_inputs(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+        write_results(folder / "results.json", Record())
+    assert not _is_finished(two, ["x"], [one])
+    (two / STAGE).write_text('["x"]')
+    assert _is_finished(two, ["x"], [one]) and not _is_finished(two, ["y"], [one])
     for damaged in (STAGE, "results.json"):
-        whole = (two.folder / damaged).read_text()
-        (two.folder / damaged).write_text(whole[:-2])
-        assert not _is_finished(two.folder, known(two))
-        (two.folder / damaged).write_text(whole)
-    finish(one.folder, {"snapshots": [5], "recipe": "r"})
-    assert not _is_finished(two.folder, known(two)) and _is_finished(three.folder, known(three))
-    weights.write_text("3")
-    assert not _is_finished(three.folder, known(three))
+        whole = (two / damaged).read_text()
+        (two / damaged).write_text(whole[:-2])
+        assert not _is_finished(two, ["x"], [one])
+        (two / damaged).write_text(whole)
+    later = (two / STAGE).stat().st_mtime_ns + 10**9
+    os.utime(one / "results.json", ns=(later, later))
+    assert not _is_finished(two, ["x"], [one]) and _is_finished(two, ["x"], [])
 
 
-def test_a_run_from_a_snapshot_refers_to_those_from_the_same_one(tmp_path: Path) -> None:
-    given = {"snapshots_of": "one", "seeds": [0, 1]}
+def test_a_name_is_the_folder_of_the_run_with_the_same_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or of the first one, whatever signs are in it; in a template of conversations names stand for something else."""
+    template = 'corpus.template="{role}: {content}"'
     stages = {
-        "one": StageConfig(recipe="r", settings=["train.snapshots=[3,9]"]),
-        "two": StageConfig(recipe="r", settings=["student.path={one}"], **given),
+        "one": StageConfig(recipe="r", settings=[template], seeds=[0, 1]),
+        "two": StageConfig(recipe="r", settings=["student.path={one}/x"], seeds=[1, 2]),
     }
-    stages["three"] = StageConfig(
-        recipe="r", settings=["student.path={one}", "teacher.path={two}"], snapshots_of="one", seeds=[1, 2]
-    )
-    chain = ChainConfig(stages=stages)
-    check_chain(chain)
-    (tmp_path / "one").mkdir()
-    finish(tmp_path / "one", {"snapshots": [3, 9]})
-    for stage, path in (("two", "two/step-{}/seed-{}"), ("three", "three/step-{}/seed-{}")):
-        found = [each.folder for each in runs_of(tmp_path, chain, stage)]
-        assert found == [tmp_path / path.format(step, seed) for step in (3, 9) for seed in stages[stage].seeds]
-    for job in runs_of(tmp_path, chain, "three"):
-        seed = 1 if job.seed == 1 else 0  # the first, where none is the same
-        folder = chain_module._folder_of(tmp_path, chain, stages["three"], job, "two")
-        assert folder == tmp_path / "two" / f"step-{job.step}" / f"seed-{seed}"
-    finish(tmp_path / "one", {"snapshots": []})
-    with pytest.raises(SettingError, match=r"chain.stages.two.snapshots_of=one finished without snapshots"):
-        runs_of(tmp_path, chain, "two")
+    commands: list[list[str]] = []
+    monkeypatch.setattr(chain_module, "_run", lambda command: commands.append(command) or 1)
+    folder = tmp_path / "a b, c=d"
+    check_chain(ChainConfig(stages=stages))
+    for name, stage in stages.items():
+        runs = {each: runs_of(folder / each, of) for each, of in stages.items()}
+        for run in runs[name]:
+            with pytest.raises(StageFailed):
+                _finish(name, stage, run, runs, [])
+    assert template in commands[0]
+    for command, seed in zip(commands[2:], (1, 0), strict=True):
+        path = parse_override(CommandLine.of(command[3:]).overrides[1]).value()
+        assert path == f"{folder}/one/seed-{seed}/x"
 
 
 def test_a_signal_reaches_the_stage_which_ends_in_its_own_time(tmp_path: Path) -> None:
@@ -234,19 +180,10 @@ def test_a_signal_reaches_the_stage_which_ends_in_its_own_time(tmp_path: Path) -
         (["optimizer.lr=1"], ("optimizer.lr=1", "chain.given.NAME")),
         (["chain.stages.teacher.settings=['teacher.path={student}']"], ("chain.stages.teacher", "student")),
         (["chain.table.teacher=[nothing]"], ("chain.table.teacher", "nothing")),
-        (["chain.table.teacher=[]"], ("chain.table.teacher=[] names no stage",)),
+        (["chain.table.teacher=[]"], ("chain.table.teacher=[]: names no stage",)),
         (["+chain.stages.my-stage={recipe: table}"], ("chain.stages.my-stage", "letters, digits and underscores")),
         (["chain.stages.teacher.sedes=[1]"], ("sedes",)),
         (["chain.stages.teacher.recipe=nothing"], ("stage teacher ended with status 2", "resumes there")),
-        (["chain.stages.along.snapshots_of=nothing"], ("along.snapshots_of=nothing", "teacher, student")),
-        (["chain.stages.along.snapshots_of=teacher_task"], ("along.snapshots_of=teacher_task", "runs once")),
-        (["chain.stages.along.snapshots_of=student"], ("along.snapshots_of=student", "train.snapshot_every=STEPS")),
-        (["chain.stages.along.settings=['student.path=x']"], ("along.snapshots_of=teacher", "student.path={teacher}")),
-        (["chain.table.teacher=[teacher,along]"], ("chain.table.teacher", "along", "leave it out")),
-        (
-            ["+chain.stages.last={recipe: table, settings: ['student.path={along}']}"],
-            ("chain.stages.last.settings", "along", "snapshots_of=teacher"),
-        ),
     ],
 )
 def test_what_stops_it(
@@ -264,10 +201,3 @@ def test_the_page_of_a_chain_lists_its_jobs_and_ends_with_its_table(finished: Pa
     for name in JOBS:
         assert f'<a href="{name}/report.html">{name}</a>' in text
     assert "Published: 99." in text and f'<th scope="col">{ACCURACY}</th>' in text.replace("<wbr/>", "")
-
-
-def test_a_template_of_conversations_names_no_stage() -> None:
-    stages = {"one": StageConfig(recipe="r", settings=['corpus.template="{role}: {content}"'])}
-    check_chain(ChainConfig(stages=stages))
-    assert chain_module._references(stages["one"].settings[0]) == []
-    assert chain_module._references("student.path={one}") == ["one"]

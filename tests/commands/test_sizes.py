@@ -15,7 +15,6 @@ from made_runs import make_run, results_of, settings_of
 
 from distill.commands.api.run import RunResults
 from distill.commands.cli import main
-from distill.config.sweep.index import INDEX, SweepIndex
 from distill.models import load
 from distill.models.fields import check_fields, family
 from distill.models.load import load_pretrained
@@ -74,14 +73,11 @@ def test_run_folders(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     run = make_run(tmp_path / "runs" / "one", settings_of(1), results_of({"heldout": 5.0}))
     make_run(tmp_path / "runs" / "two", settings_of(2), results_of({"heldout": 6.0}))
     (run / "config.yaml").write_text(text)
-    (tmp_path / "runs" / INDEX).write_text(text)
     assert main(["compare", f"run={tmp_path / 'runs'}", f"output={tmp_path / 'out'}"]) == 0
     assert main(["report", f"run={run}"]) == 0
     capsys.readouterr()
     with pytest.raises(SettingError, match=r"its config\.yaml cannot be read: it has aliases"):
         settings_of_run(run)
-    with pytest.raises(Damaged, match=r"sweep\.yaml is damaged \(it has aliases"):
-        SweepIndex(tmp_path / "runs").read()
     with pytest.raises(Damaged, match=r"config\.yaml is damaged"):
         _ = RunResults(run, read_results(run / "results.json")).settings
     save_model(run / "student")

@@ -1,19 +1,26 @@
 """Sweeps and searches from the command line: names of folders, the comparison at the end, a search's number."""
 
 import csv
+import os
 import shlex
+import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 import yaml
-from job import Shelf, check_sweep, composition, composition_of, distill, results
+from hypothesis import strategies as st
+from job import Shelf, assert_same, composition, composition_of, distill, results
+from made_runs import make_run, results_of, settings_of
 
-from distill.commands.sweep import _run
-from distill.config.settings import BackendConfig
+from distill.commands.cli import main
+from distill.commands.main_job import threads_as_before
+from distill.commands.sweep import EVERY, LONGEST, SweepPage, check_sweep, folder_name
 from distill.runtime.errors import SettingError
 
 SMALL = ["train.steps=2", "train.epochs=null", "corpus.max_sequences=60", "evaluate.pseudo_perplexity.fraction=0"]
@@ -27,6 +34,28 @@ def sweep(shelf: Shelf, folder: Path, *more: str) -> int:
     return distill(*arguments, *SMALL, *more, f"hydra.sweep.dir={folder}", "--multirun")
 
 
+@pytest.mark.parametrize(
+    "swept, name",
+    [
+        ("objective.temperature=2,seed=1", "objective.temperature=2,seed=1"),
+        ("teacher.path=runs/a b", "teacher.path=runs%2Fa b"),
+        ("corpus.path=Bücher", "corpus.path=Bücher"),
+        ("corpus.path=a%2Fb", "corpus.path=a%252Fb"),
+        ("corpus.path=${oc.env:BOOKS}", "corpus.path=%24{oc.env:BOOKS}"),
+        ("", "only"),
+    ],
+)
+def test_names_can_be_read(swept: str, name: str) -> None:
+    assert folder_name(swept) == name
+
+
+@hypothesis.given(st.text(min_size=1), st.text(min_size=1))
+def test_other_values_have_other_names_of_one_part(one: str, other: str) -> None:
+    first, second = (folder_name(f"corpus.path={text}") for text in (one, other))
+    assert (first == second) == (one == other)
+    assert all("/" not in name and "\0" not in name and len(os.fsencode(name)) <= LONGEST for name in (first, second))
+
+
 def test_the_comparison_lies_beside_the_runs() -> None:
     assert composition_of("+recipe=smoke", "seed=0,1").sweep_folder == Path("runs/smoke-sweep")
 
@@ -34,29 +63,59 @@ def test_the_comparison_lies_beside_the_runs() -> None:
 def test_a_sweep_ends_with_its_comparison(
     shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[str]
 ) -> None:
-    folder, given = tmp_path / "sweep", ["objective.temperature=1,2,-1", "optimize=perplexity"]
+    folder, given = tmp_path / "sweep", ["objective.temperature=-1,1,2", "optimize=perplexity"]
     assert sweep(shelf, folder, *given) == 2
-    names = [f"objective.temperature={value}" for value in (1, 2, -1)]
-    assert {path.name for path in folder.iterdir() if path.is_dir()} == {*names, "plots"}
-    entries = yaml.safe_load((folder / "sweep.yaml").read_text())
-    assert [entries[name]["status"] for name in names] == ["finished", "finished", "failed"]
-    assert "objective.temperature" in entries[names[2]]["problem"]
+    failed, *names = [f"objective.temperature={value}" for value in (-1, 1, 2)]
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {failed, *names, "plots"}
     said = capsys.readouterr()
-    assert f"Comparison: {folder / 'compare.html'}" in said.out and "3 runs, 2 of them finished" in said.out
-    assert f"{names[2]}: failed before its first step: " in said.out
+    assert said.err.count("distill: objective.temperature=-1.0: ") == 1, "the others ran all the same"
+    assert f"Comparison: {folder / 'compare.html'}" in said.out and "2 runs, 2 of them finished" in said.out
     page = (folder / "compare.html").read_text()
-    assert "http-equiv" not in page and names[2] in page, "the sweep is over: nothing is loaded again"
-    values = [results(folder / name)["student"]["perplexity"]["heldout"] for name in names[:2]]
+    assert "http-equiv" not in page and failed not in page, "the sweep is over: nothing is loaded again"
+    values = [results(folder / name)["student"]["perplexity"]["heldout"] for name in names]
     assert [line for line in lines if line.startswith("optimize: ")] == [
         f"optimize: perplexity = {value:.6g}" for value in values
     ]
     with (folder / "compare.csv").open() as file:
-        written = [float(line["heldout.perplexity"]) for line in csv.DictReader(file) if line["status"] == "finished"]
-    assert sorted(written) == sorted(values)
+        assert sorted(float(line["heldout.perplexity"]) for line in csv.DictReader(file)) == sorted(values)
     before = (folder / names[0] / "results.json").stat().st_mtime_ns
     assert sweep(shelf, folder, *given, "resume=auto") == 2, "the same sweep again finds its runs"
     assert (folder / names[0] / "results.json").stat().st_mtime_ns == before
-    assert {path.name for path in folder.iterdir() if path.is_dir()} == {*names, "plots"}
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {failed, *names, "plots"}
+
+
+@pytest.mark.slow
+def test_processes_of_a_launcher(shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also the name of a folder is found there, and a run that fails has its line and its status from there."""
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    folder, here = tmp_path / "sweep", tmp_path / "here"
+    assert sweep(shelf, folder, "seed=-1,1,2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2") == 2
+    said = capfd.readouterr()
+    assert said.err.count("distill: seed=-1: ") == 1 and "2 runs, 2 of them finished" in said.out
+    assert sweep(shelf, here, "seed=1,2") == 0
+    for seed in (1, 2):
+        assert_same(folder / f"seed={seed}", here / f"seed={seed}")
+
+
+def test_the_page_is_written_once_a_minute(tmp_path: Path) -> None:
+    make_run(tmp_path / "seed=0", settings_of(0), results_of({"heldout": 3.0}))
+    config: Any = SimpleNamespace(hydra=SimpleNamespace(sweep=SimpleNamespace(dir=str(tmp_path))), get=lambda _: None)
+    ended, page = SimpleNamespace(overrides=["corpus.path=https://me:word@host"]), tmp_path / "compare.html"
+    SweepPage().on_job_end(config, ended)
+    assert "so far" in page.read_text() and ended.overrides == ["corpus.path=https://***@host"]
+    for age, is_new in ((EVERY - 10, False), (EVERY + 10, True)):
+        page.write_text("old")
+        os.utime(page, (time.time() - age,) * 2)
+        SweepPage().on_job_end(config, ended)
+        assert (page.read_text() != "old") == is_new
+
+
+def test_a_sweep_is_of_the_arguments_that_a_program_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", "--of-its-own"])
+    given = ["+recipe=smoke", "train.batch_size=0", "seed=3,4", f"hydra.sweep.dir={tmp_path}", "--multirun"]
+    assert main(given) == 2
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"seed=3", "seed=4"}
+    assert sys.argv == ["program", "--of-its-own"]
 
 
 @pytest.mark.slow
@@ -77,7 +136,7 @@ def test_folders_of_long_values_and_many_settings(tmp_path: Path, capsys: pytest
     for folder, given, names in [
         ("short", ["corpus.path=no/a,no/b"], {"corpus.path=no%2Fa", "corpus.path=no%2Fb"}),
         ("many", ["corpus.path=no/a", *many], None),
-        ("long", [f"corpus.path={far}a,{far}b"], {"000", "001"}),
+        ("long", [f"corpus.path={far}a,{far}b"], {folder_name(f"corpus.path={far}{end}") for end in "ab"}),
         ("one", ["corpus.path=no/a"], {"only"}),
     ]:
         path = tmp_path / folder
@@ -98,6 +157,14 @@ def test_a_sweeper_that_chooses_needs_a_number(tmp_path: Path, capsys: pytest.Ca
     assert not (tmp_path / "sweep").exists()
 
 
+def test_a_launcher_that_is_not_installed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["seed=0,1", "hydra/launcher=submitit_slurm", f"hydra.sweep.dir={tmp_path / 'sweep'}", "--multirun"]
+    assert distill("+recipe=smoke", *given) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "hydra/launcher=submitit_slurm: " in line and "pip install hydra-submitit-launcher" in line
+    assert not (tmp_path / "sweep").exists()
+
+
 def test_a_wrong_name_ends_a_run_before_its_training(
     shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,7 +175,7 @@ def test_a_wrong_name_ends_a_run_before_its_training(
 
 
 @pytest.mark.slow
-def test_a_search_is_given_the_number_and_goes_on(
+def test_a_search_is_given_the_number_and_resumes(
     shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The recipe, with two small runs: it chooses the better one, and the same command runs nothing again."""
@@ -117,14 +184,16 @@ def test_a_search_is_given_the_number_and_goes_on(
     small = [*SMALL, *shelf.corpus, "teacher=pretrained", f"teacher.path={shelf.teacher}", "train.batch_size=8"]
     command = ["+recipe=search", *small, f"hydra.sweep.dir={folder}", "hydra.sweeper.n_trials=2"]
     assert distill(*command) == 0
-    values = {name: results(folder / name)["student"]["perplexity"]["heldout"] for name in ("000", "001")}
+    runs = {path.parent.name for path in folder.glob("*/results.json")}
+    values = {name: results(folder / name)["student"]["perplexity"]["heldout"] for name in runs}
+    assert len(values) == 2
     best = yaml.safe_load((folder / "optimization_results.yaml").read_text())
     assert best["best_value"] == pytest.approx(min(values.values()))
     assert "objective.temperature" in best["best_params"]
     said = capsys.readouterr().out
     assert f"Comparison: {folder / 'compare.html'}" in said and "2 runs, 2 of them finished" in said
     assert distill(*command) == 0
-    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"000", "001", "plots"}
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {*runs, "plots"}
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -138,26 +207,12 @@ def test_a_search_without_any_number_ends_in_one_line(
     assert len(said) == 2 and "no run of the search has given a number" in said[1]
 
 
-def test_each_run_begins_with_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_run_begins_with_all_threads() -> None:
     """Also after one that has taken fewer, as other programs were at work."""
-    job = SimpleNamespace(config=SimpleNamespace(backend=BackendConfig()))
-    monkeypatch.setattr(composition, "run_of", lambda run: job)
-    run: Any = SimpleNamespace(folder=tmp_path, overrides=[], hydra=SimpleNamespace(sweeper={}))
-    under_way: Any = SimpleNamespace(begin=lambda *_: None, end=lambda *_: None)
-    begun: list[int] = []
-
-    def train(*_: Any) -> None:
-        begun.append(torch.get_num_threads())
-        torch.set_num_threads(1)
-
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        for _ in range(2):
-            _run(run, under_way, train, [])
-    finally:
-        torch.set_num_threads(before)
-    assert begun == [2, 2]
+    with threads_as_before():
+        torch.set_num_threads(before + 1)
+    assert torch.get_num_threads() == before
 
 
 def test_the_folder_of_one_run_is_refused_for_a_sweep() -> None:

@@ -1,14 +1,16 @@
 """What wins: the command line's settings, then the options that it names, then the recipe, then the defaults."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from job import distill
 
+from distill.commands.sweep import by_hydra
 from distill.config.command_line import CommandLine
 from distill.config.compose import build
-from distill.config.composition import Composition, by_hydra, composed, composed_run
+from distill.config.composition import composed, composed_run, of_job
 from distill.config.settings import Config
 
 MINE = {
@@ -95,7 +97,8 @@ def test_a_sweep_has_them_run_by_run(mine: list[str], tmp_path: Path, monkeypatc
     line, runs = CommandLine.of(arguments), list[Config]()
     monkeypatch.setattr("sys.argv", ["distill", *arguments])
 
-    def keep(composition: Composition) -> None:
+    def keep(settings: Any) -> None:
+        composition = of_job(settings)
         runs.append(build(composition.settings, composition.overrides))
 
     by_hydra(line, keep)

@@ -14,7 +14,6 @@ from made_runs import make_run, results_of, settings_of
 
 from distill.commands import compare as command
 from distill.commands.cli import main as distill_command
-from distill.config.sweep.index import FAILED, SweepIndex
 from distill.report.comparison.columns import columns_of
 from distill.report.comparison.comparison import Comparison, compare
 from distill.report.comparison.figures import axis_of, scattered_settings
@@ -116,23 +115,18 @@ def test_another_text_at_the_same_path_is_another_setting(tmp_path: Path) -> Non
 
 
 def test_a_run_that_is_not_finished_is_listed(tmp_path: Path) -> None:
-    sweep = SweepIndex(tmp_path)
     make_run(tmp_path / "seed=0", settings_of(0), results_of({"heldout": 3.0}))
     make_run(tmp_path / "seed=1", settings_of(1), steps=7)
-    make_run(tmp_path / "seed=2", settings_of(2), steps=2)
     make_run(tmp_path / "seed=4", settings_of(4), results_of({"heldout": 3.0}))
     (tmp_path / "seed=4" / "results.json").write_text("{")
     (tmp_path / "seed=3").mkdir()
-    sweep.record("seed=2", ["seed=2"], FAILED, "the loss is not finite")
-    sweep.record("seed=3", ["seed=3"], FAILED, "optimizer.lr=-1 is no rate")
     comparison = laid_out(tmp_path)
     found = {name: status for name, _, status in runs_table(comparison).rows}
     assert found["seed=0"] == "finished"
     assert found["seed=1"] == "not finished: it stopped after step 7"
-    assert found["seed=2"] == "failed after step 2: the loss is not finite"
-    assert found["seed=3"] == "failed before its first step: optimizer.lr=-1 is no rate"
+    assert "seed=3" not in found, "one that was refused"
     assert found["seed=4"].startswith("damaged: ")
-    assert rows_of(comparison)[0][:2] == ["seed=0", "seed 0, 3 not finished"]
+    assert rows_of(comparison)[0][:2] == ["seed=0", "seed 0, 2 not finished"]
 
 
 def test_a_run_is_at_work_by_the_lock_of_its_own_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,20 +136,6 @@ def test_a_run_is_at_work_by_the_lock_of_its_own_file_system(tmp_path: Path, mon
         assert is_at_work(tmp_path)
         monkeypatch.setattr(os, "minor", lambda device: 255)  # the same inode elsewhere
         assert not is_at_work(tmp_path)
-
-
-def test_a_failed_attempt_that_was_given_again_leaves_the_page(tmp_path: Path) -> None:
-    """In another folder, with what is no setting of the student changed; another seed is another run."""
-    sweep = SweepIndex(tmp_path)
-    for name, seed in (("first", 0), ("other seed", 1)):
-        make_run(tmp_path / name, settings_of(seed, data={"cache": "full"}), steps=2)
-        sweep.record(name, [f"seed={seed}"], FAILED, "the disk is full")
-    make_run(tmp_path / "again", settings_of(0, data={"cache": "c"}), results_of({"heldout": 3.0}))
-    assert [run.name for run in laid_out(tmp_path).runs] == ["again", "other seed"]
-    sweep.record("refused", ["optimizer.lr=-1"], FAILED, "optimizer.lr=-1 is no rate")
-    assert "refused" in sweep.read()
-    sweep.forget_refused()
-    assert [*sweep.read()] == ["first", "other seed"]
 
 
 def test_one_run_has_the_interval_of_its_gap(tmp_path: Path) -> None:
@@ -335,9 +315,10 @@ def test_the_command_ends_in_one_line(
 
 def test_a_sweep_is_compared_in_its_own_folder(tmp_path: Path) -> None:
     make_run(tmp_path / "seed=0", settings_of(0), results_of({"heldout": 3.0}))
-    SweepIndex(tmp_path).record("seed=0", ["seed=0"], "finished")
+    assert main([f"run={tmp_path}", f"output={tmp_path}"]) == 0
+    (tmp_path / "compare.csv").unlink()
     assert main([f"run={tmp_path}"]) == 0
-    assert (tmp_path / "compare.html").is_file()
+    assert (tmp_path / "compare.csv").is_file()
 
 
 @pytest.mark.parametrize(

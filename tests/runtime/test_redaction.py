@@ -112,8 +112,8 @@ def test_settings_from_the_environment_are_compared_by_what_they_are(monkeypatch
 
 def test_the_command_line_of_a_stage_has_the_names_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
-    chain = composed_chain("+recipe=seeds", "chain.given.settings=['student.api_key=${oc.env:MY_KEY}']")
-    assert chain is not None and chain.stages["run"].settings == ["student.api_key=${oc.env:MY_KEY}"]
+    chain = composed_chain("+recipe=albert_chain", "chain.stages.teacher.settings=['student.api_key=${oc.env:MY_KEY}']")
+    assert chain is not None and chain.stages["teacher"].settings == ["student.api_key=${oc.env:MY_KEY}"]
 
 
 OWN = ["student=custom", "student._target_=own_models.service", "student.layers=null", "objective=mlm"]
@@ -179,5 +179,5 @@ def test_a_sweep_takes_its_secret_from_the_environment(
     output = "".join(process.communicate(timeout=300))
     assert process.returncode == 0, output
     assert "connected with ***" in output and KEY not in output
-    assert {"multirun.yaml", "sweep.yaml"} <= {path.name for path in (tmp_path / "sweep").iterdir()}
+    assert (tmp_path / "sweep" / "multirun.yaml").is_file()
     assert not holding(tmp_path / "sweep")

@@ -16,7 +16,7 @@ from distill.report.comparison.columns import (
     columns_of,
     scores_of,
 )
-from distill.report.comparison.groups import Group, group_runs, without_repeated
+from distill.report.comparison.groups import Group, group_runs
 from distill.report.comparison.runs import Run
 from distill.report.summary import AGREEMENT
 from distill.runs.facts import Baseline, EvaluationSet, Student
@@ -108,7 +108,6 @@ def compare(runs: Sequence[Run], first: str | None = None, setting: str = "by") 
     Raises:
         SettingError: no number has that name.
     """
-    runs = without_repeated(runs)
     records = [run.record for run in runs if run.record is not None]
     columns: dict[str, Column] = {}
     for record in records:

@@ -65,16 +65,6 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     return sorted(by_values.values(), key=lambda group: [_order(value) for value in group.values.values()])
 
 
-def without_repeated(runs: Sequence[Run]) -> list[Run]:
-    """The runs but for those that failed and were done again: a finished one has their settings and their seed."""
-
-    def settings(run: Run) -> str:
-        return repr(sorted((name, value) for name, value in run.settings.items() if not _is_ignored(name)))
-
-    done = {settings(run) for run in runs if run.record is not None}
-    return [run for run in runs if not (run.has_failed and run.settings and settings(run) in done)]
-
-
 def differing(runs: Sequence[Run]) -> list[str]:
     """The names of the settings that are not the same in all these runs, besides the seed.
 

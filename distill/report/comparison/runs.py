@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from distill.config.flat_settings import flatten
-from distill.config.sweep.index import FAILED, INDEX, Entry, SweepIndex
 from distill.runs.record import Record
 from distill.runs.results_file import is_continued, read_results
 from distill.runtime.errors import Damaged, SettingError
@@ -45,11 +44,6 @@ class Run:
     def seed(self) -> Any:
         return self.settings.get("seed")
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether an error has ended it, by the index of its sweep."""
-        return self.record is None and self.status.startswith(FAILED)
-
 
 def find_runs(arguments: list[str]) -> list[Run]:
     """The runs in these folders: of runs, of sweeps and chains, or any that hold runs; globs stand for what they match.
@@ -82,27 +76,19 @@ def natural(name: Any) -> list[Any]:
 
 
 def _runs_below(path: Path) -> list[Run]:
-    """The run of this folder, or those of the folders in it; a sweep's index also names runs that left nothing."""
-    if not path.is_dir():
-        return []
-    entries = _entries(path.parent)
+    """The run of this folder, or those of the folders in it."""
     if is_run(path):
-        return [read_run(path, entries.get(path.name))]
-    entries = _entries(path)
+        return [read_run(path)]
     runs: list[Run] = []
     for walked, (folder, below, _) in enumerate(os.walk(path)):
         if walked - len(runs) > MAX_FOLDERS:
             raise SettingError(
                 f"run={path} has more than {MAX_FOLDERS:,} folders that are no runs: name a folder nearer to the runs"
             )
-        here = Path(folder)
-        if is_run(here):
-            entry = entries.get(os.path.relpath(here, path)) or _entries(here.parent).get(here.name)
-            runs.append(read_run(here, entry))
+        if is_run(Path(folder)):
+            runs.append(read_run(Path(folder)))
             below.clear()
         below[:] = sorted((name for name in below if not name.startswith(".")), key=natural)
-    with_files = {run.folder for run in runs}
-    runs += [read_run(path / name, entry) for name, entry in entries.items() if path / name not in with_files]
     return runs
 
 
@@ -113,33 +99,21 @@ def is_run(folder: Path) -> bool:
     )
 
 
-def _entries(folder: Path) -> dict[str, Entry]:
-    """The index of a sweep; empty where it is damaged, because the runs themselves have the rest."""
-    try:
-        return SweepIndex(folder).read()
-    except Damaged:
-        return {}
-
-
-def read_run(folder: Path, entry: Entry | None) -> Run:
-    """What there is of a run.
-
-    Args:
-        entry: of its sweep's index, where it has one.
-    """
+def read_run(folder: Path) -> Run:
+    """What there is of a run."""
     run = Run(folder, settings=_settings(folder))
     try:
         record = read_results(folder / "results.json")
         if is_continued(folder, record):
-            return replace(run, status=_progress(folder, entry))
+            return replace(run, status=_progress(folder))
         return replace(run, record=record, vocabulary=vocabulary_of(folder, record))
     except FileNotFoundError:
-        return replace(run, status=_progress(folder, entry))
+        return replace(run, status=_progress(folder))
     except Damaged as damage:
         return replace(run, status=f"damaged: {damage.reason}")
 
 
-def _progress(folder: Path, entry: Entry | None) -> str:
+def _progress(folder: Path) -> str:
     """How far an unfinished run came."""
     lines = read_lines(folder / "metrics.jsonl", only_good=True)
     step = f"after step {lines[-1].get('step', 0):,}" if lines else "before its first step"
@@ -147,8 +121,6 @@ def _progress(folder: Path, entry: Entry | None) -> str:
         return f"running, {step}"
     if (folder / "chain.json").exists():
         return "a chain: see chain.md in its folder"
-    if entry is not None and entry.get("status") == FAILED:
-        return f"failed {step}: {entry.get('problem') or 'see its log'}"
     return f"not finished: it stopped {step}"
 
 
@@ -175,8 +147,3 @@ def vocabulary_of(folder: Path, record: Record) -> str | None:
         return hashlib.sha256(parts.encode()).hexdigest()
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return record.student_files.get(file.name)
-
-
-def is_sweep(folder: Path) -> bool:
-    """Whether this is the folder of a sweep, in which its comparison belongs."""
-    return (folder / INDEX).is_file()

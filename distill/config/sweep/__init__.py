@@ -1,1 +1,0 @@
-"""The folders of a sweep: their names, and an index of what was swept in each."""
