@@ -97,7 +97,6 @@ class Panel:
         form: how its numbers are written.
         marks: where dotted lines stand, on the axis below.
         whole: the axis below counts steps or epochs, and few numbers are on both.
-        ends: where the axis below begins and ends.
         settings: the values of a setting are that axis, these of them with their text.
     """
 
@@ -109,7 +108,6 @@ class Panel:
     form: str = ""
     marks: list[float] = field(default_factory=list)
     whole: bool = False
-    ends: tuple[float, float] | None = None
     settings: dict[float, str] | None = None
 
 
@@ -204,8 +202,6 @@ def _panel(axes: Any, panel: Panel) -> None:
         axes.set_yscale("log")
     if panel.form and not (panel.from_zero is False and axes.get_yscale() == "log"):
         axes.yaxis.set_major_formatter(panel.form)
-    if panel.ends is not None:
-        axes.set_xlim(*panel.ends)
     if panel.settings is not None:
         _stretch(axes, [value for line in panel.lines for value in line.x], panel.settings)
 
