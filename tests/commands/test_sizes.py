@@ -84,16 +84,6 @@ def test_run_folders(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "config.yaml cannot be read" in refused_line(capsys, "evaluate", f"model={run}")
 
 
-def test_references_to_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "recipe").mkdir()
-    doubled = "".join(f"  a{n}: ${{.a{n - 1}}}${{objective.mine.a{n - 1}}}\n" for n in range(1, 40))
-    text = f"# @package _global_\nobjective:\n mine:\n  _target_: a.B\n  a0: twenty characters ...\n{doubled}"
-    (tmp_path / "recipe" / "mine.yaml").write_text(text)
-    for command in ([], ["settings"]):
-        line = refused_line(capsys, *command, "--config-dir", str(tmp_path), "+recipe=mine")
-        assert "objective.mine.a15: refers to settings that refer to others" in line, line
-
-
 def test_a_limit_on_memory_below_what_torch_takes() -> None:
     """A C library that gets no memory while it is imported ends the process with messages of its own."""
     low: Callable[[], None] = lambda: resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))  # noqa: E731
