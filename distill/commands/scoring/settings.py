@@ -1,5 +1,6 @@
 """The settings that models are scored with: those of the run that made the first of them, then what is given."""
 
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,6 @@ from distill.config.in_memory import PREFIX
 from distill.config.mixture_settings import HELDOUT
 from distill.config.override_text import as_value
 from distill.config.paths import check_paths
-from distill.config.references import REFERENCE
 from distill.config.rules import check_corpus, check_evaluation
 from distill.config.settings import CONF, Config, SourceConfig
 from distill.evaluation.measures.users import check_measures
@@ -22,6 +22,7 @@ OBJECTIVES = {"mlm": "mlm", "clm": "clm", "mlm_sop": "albert", "spans": "spans",
 # The groups of settings that scoring reads; of the rest none would change anything.
 READ = ("corpus", "data", "evaluate", "precision", "teacher", "backend", "recipe")
 TASK = ("objective", "objective.task")
+REFERENCE = re.compile(r"\$\{\s*\.*[^${}:.\s][^${}:\s]*\s*\}")  # to another setting, as ${optimizer.lr}
 OF_RUN = "of_the_scored_run"  # the recipe that holds the settings of a run
 TEXTS = {"corpus", "corpus.path", "corpus.hub", "corpus.sources"}  # settings that name a corpus
 # Of a run's settings these stay where another option of their group is given: another text, or other sets, are named.
