@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,11 +137,28 @@ def digest_of(value: Any, place: str) -> str:
     from datasets.fingerprint import Hasher
 
     try:
-        return Hasher.hash(value)
+        return Hasher.hash_bytes(_pickled(value))
     except Exception as error:  # of whatever kind an object raises that cannot be pickled
         problem = f"a resumed run could not compare what it holds ({first_line(error)})"
         cure = "give its class, and beside it as settings what makes the object"
         raise SettingError(problem, setting=place, value=type(value).__name__, cure=cure) from error
+
+
+def _pickled(value: Any) -> bytes:
+    """What datasets hashes, but with frozen sets in one order, in which compiled code has what `in {...}` looks into."""
+    from datasets.fingerprint import Hasher
+    from datasets.utils._dill import Pickler
+
+    class Ordered(Pickler):
+        def save(self, obj: Any, save_persistent_id: bool = True) -> None:
+            if type(obj) is frozenset and id(obj) not in self.memo:
+                self.save_reduce(frozenset, (sorted(obj, key=Hasher.hash),), obj=obj)
+            else:
+                super().save(obj, save_persistent_id)
+
+    file = BytesIO()
+    Ordered(file, recurse=True).dump(value)
+    return file.getvalue()
 
 
 def _code_behind(value: Any) -> str | None:
