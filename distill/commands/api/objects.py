@@ -145,7 +145,7 @@ def digest_of(value: Any, place: str) -> str:
 
 
 def _pickled(value: Any) -> bytes:
-    """What datasets hashes, but with frozen sets in one order: compiled code keeps what `in {...}` looks into as such."""
+    """What datasets hashes, with frozen sets in one order: compiled code keeps what `in {...}` looks into as such."""
     from datasets.fingerprint import Hasher
     from datasets.utils._dill import Pickler
 
