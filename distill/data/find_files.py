@@ -5,6 +5,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -87,14 +88,17 @@ def _globbed(pattern: str) -> Iterator[str]:
 
 
 def _folders(folder: str, around: frozenset[str]) -> Iterator[str]:
-    """A folder and those in it, also linked ones, but for hidden ones and those that lie around it."""
+    """A folder and those in it, also linked ones, but for hidden ones and those that lie around it.
+
+    As for `glob.glob`, a folder that cannot be listed has nothing in it.
+    """
     around |= {os.path.realpath(folder or ".")}
     yield folder
-    with os.scandir(folder or ".") as entries:
-        inner = [entry.name for entry in entries if entry.is_dir() and not is_hidden(entry.name)]
-    for path in (os.path.join(folder, name) for name in sorted(inner)):
-        if os.path.realpath(path) not in around:
-            yield from _folders(path, around)
+    with suppress(OSError):
+        for name in sorted(os.listdir(folder or ".")):
+            path = os.path.join(folder, name)
+            if not is_hidden(name) and os.path.isdir(path) and os.path.realpath(path) not in around:
+                yield from _folders(path, around)
 
 
 def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

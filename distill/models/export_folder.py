@@ -27,8 +27,9 @@ from safetensors.torch import save_model
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from distill.models.export_check import check_export, trust_of
+from distill.models.pooling import MEAN, SavedPooling, save_pooling
 from distill.models.pooling import OF_EXPORT as OF_POOLING
-from distill.models.pooling import SavedPooling, save_pooling
+from distill.models.shapes import pooled_width
 from distill.models.ties import TIED, declared_ties, word_embeddings
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
@@ -101,7 +102,7 @@ def export(
         if card is not None:
             (new / CARD).write_text(card, encoding="utf-8")
         if vectors is not None:
-            save_pooling(new, vectors, student.config.hidden_size)
+            save_pooling(new, vectors, pooled_width(student, vectors.kind or MEAN))
         check_export(new, student, weights, auto_class)
     _check_tokenizer(tokenizer, folder, trust_of(student))
 

@@ -74,6 +74,7 @@ def test_links_are_followed_once(
         ("corpus/c", "../elsewhere"),
         ("corpus/four.txt", "../four"),
         ("corpus/gone.txt", "../nowhere"),
+        ("corpus/itself", "itself"),
         (".link.txt", "nowhere"),
     ):
         Path(link).symlink_to(target)
