@@ -91,6 +91,7 @@ def make_student(
             model = custom_model(settings.custom, settings.path, kind, **context)
             for weight in model.parameters():  # optimizers and files take a weight row by row, a part of another too
                 weight.data = weight.data.contiguous()
+    keep_soft_cap(model)
     check_positions(model, "student", length)
     if settings.gradient_checkpointing:
         require_blocks(model)
@@ -232,11 +233,9 @@ def _build(architecture: str, fields: dict[str, Any], settings: BuiltInStudentCo
     fields = {**fields, **kind.fields, **_changes(config, settings, kind)}
     fields.pop("model_type", None)
     try:
-        model = _in_memory(
+        return _in_memory(
             lambda: kind.auto_class.from_config(AutoConfig.for_model(architecture, **fields), dtype=torch.float32)
         )
-        keep_soft_cap(model)
-        return model
     except SettingError:
         raise
     except (*UNFIT, StrictDataclassError) as error:

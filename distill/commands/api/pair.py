@@ -37,6 +37,7 @@ from distill.data.packing import Packing, SequenceWriter, pack_stretch, plain_to
 from distill.data.sequence_format import IDS, causal_format, masked_format
 from distill.models.check import check_model, check_positions, check_vocabulary, max_positions
 from distill.models.export_folder import export, foreign_file
+from distill.models.kernels.attention import keep_soft_cap
 from distill.models.kind import CAUSAL, MASKED, ModelKind
 from distill.models.language_model import LanguageModel
 from distill.models.layer_choice import AUTO
@@ -355,6 +356,7 @@ def _frozen_teacher(teacher: str | Path | LoadedModel) -> LoadedModel:
         _refuse_kind(teacher.kind, teacher)
         teacher.model.requires_grad_(False).float().eval()
         settle_ties(teacher.model)
+        keep_soft_cap(teacher.model)
         check_model(teacher.model, "teacher", teacher.kind)
         return teacher
     settings: OneTeacherConfig = SavedTeacherConfig(path=str(teacher))
@@ -378,6 +380,7 @@ def _trainable(student: LoadedModel, teacher: Any, length: int, kind: ModelKind)
     if model is teacher:
         raise SettingError("student is the very model of the teacher: give a copy of it, as copy.deepcopy makes one")
     settle_ties(model)
+    keep_soft_cap(model)
     check_student(model, length, kind)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         if not student.path:  # else frozen by `load_model`, whatever the model is for
