@@ -18,6 +18,7 @@ import sys, distill
 heavy = {"torch", "transformers", "hydra", "omegaconf", "matplotlib", "numpy"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 import distill.commands.predict
+distill.run, distill.open_run, distill.SettingError
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
 

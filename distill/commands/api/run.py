@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distill.commands.ending import expected
-from distill.config.composition import ComposedRun, composed_run
 from distill.config.settings import OnUsr1
 from distill.config.teacher import BUNDLED
-from distill.distributed import launch
-from distill.models.load import bundled_folder
 from distill.report.page import Table, render
 from distill.report.summary import comparison, findings
-from distill.runs.check import check
 from distill.runs.record import Record
 from distill.runs.results_file import read_run
 from distill.runtime.errors import Damaged, SettingError, first_line, raising_at_the_call
@@ -28,6 +24,7 @@ from distill.runtime.redaction import redact
 from distill.runtime.signals import handled
 
 if TYPE_CHECKING:
+    from distill.config.composition import ComposedRun
     from distill.report.chart import Chart
 
 GAP = "  "  # between two columns of text
@@ -66,6 +63,8 @@ class RunResults:
     @property
     def teacher(self) -> str | None:
         """The folder or Hub name of the teacher; None for none, for several, or for one of a class of your own."""
+        from distill.models.load import bundled_folder
+
         teacher = self.settings.get("teacher") or {}
         if (kind := teacher.get("kind")) in BUNDLED:
             return bundled_folder(kind)
@@ -153,6 +152,8 @@ def run(overrides: Sequence[str] = ()) -> RunResults:
     """
     if isinstance(overrides, str):
         raise SettingError(f"overrides={overrides} is one string: give a list, such as ['+recipe=smoke', 'seed=1']")
+    from distill.config.composition import composed_run
+
     with errors_for_programs():
         job = composed_run([str(override) for override in overrides])
     return run_here(job)
@@ -164,7 +165,7 @@ def open_run(folder: str | Path) -> RunResults:
     return RunResults(Path(folder).expanduser(), read_run(Path(folder), "folder", continued=True))
 
 
-def run_here(job: ComposedRun) -> RunResults:
+def run_here(job: "ComposedRun") -> RunResults:
     """Run a job in this process. Raises as `run`."""
     from distill.job import run_job
 
@@ -177,11 +178,14 @@ def run_here(job: ComposedRun) -> RunResults:
         return open_run(job.folder) if (job.folder / "results.json").is_file() else RunResults(job.folder, record)
 
 
-def _refuse_launch(job: ComposedRun) -> None:
+def _refuse_launch(job: "ComposedRun") -> None:
     """Raises SettingError where this process would have to start the ranks, as the command does."""
     backend = job.config.backend
     if backend.name == "single":
         return
+    from distill.distributed import launch
+    from distill.runs.check import check
+
     check(job.config, job.folder)
     if launch.should_launch(backend):
         launcher = "horovodrun -np" if backend.name == "horovod" else "torchrun --nproc-per-node"
