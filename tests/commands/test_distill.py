@@ -20,7 +20,7 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClas
 import distill
 from distill.commands.api.data import in_memory
 from distill.commands.api.distill import _Job as Job
-from distill.commands.api.objects import Given, target_of
+from distill.commands.api.objects import CallSettings, target_of
 from distill.config.in_memory import InMemory
 from distill.models.identity import model_digest
 from distill.runtime.errors import SettingError
@@ -330,7 +330,7 @@ def test_conversations_and_a_causal_pair(tmp_path: Path, cache: Path) -> None:
 
 
 def test_how_settings_become_options_and_values() -> None:
-    given = Given()
+    given = CallSettings()
     given.add("train", distill.TrainConfig(steps=np.int64(3), epochs=None))
     given.add("student", distill.NewStudentConfig(architecture="bert", config={"hidden_size": 32}))
     given.add("optimizer", "lamb")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from torch import nn
 
 from distill.commands.api.data import TRAIN, in_memory, splits_of
-from distill.commands.api.objects import FLAGS, Given, digest_of, import_path
+from distill.commands.api.objects import FLAGS, CallSettings, digest_of, import_path
 from distill.commands.api.run import RunResults, errors_for_programs, run_here
 from distill.config.command_line import options_of, run_dir
 from distill.config.composition import composed_run
@@ -149,7 +149,7 @@ class _Job:
         self.recipe, self.files, self.tokenizer = recipe, files, settings.get("tokenizer")
         sections = {name: value for name, value in settings.items() if name not in ("tokenizer", "settings")}
         self.settings: Mapping[str, Any] = {**sections, **settings.get("settings", {})}
-        self.given, self.defaults = Given(), Given()  # the latter hold where no recipe is named
+        self.given, self.defaults = CallSettings(), CallSettings()  # the latter hold where no recipe is named
         self.kind: ModelKind | None = None  # of the models, where one is given
         self.terms: set[str] | None = None  # the names of all losses; None: those of the recipe
         self.sets = list[str]()  # names of evaluation sets

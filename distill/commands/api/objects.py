@@ -31,7 +31,7 @@ CHOOSERS = {"student": "init", "teacher": "kind"}  # what chooses one of the cla
 SCHEDULE = {"start", "end"}  # the names of a number that follows a schedule
 
 
-class Given:
+class CallSettings:
     """The settings of a program: options of groups, which name files, and values by dotted names."""
 
     def __init__(self) -> None:
