@@ -22,8 +22,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from benchmarks.step.models import Shape, Variant, batches, make_student, make_teacher, operations
 from benchmarks.step.plain import train_plainly
 from benchmarks.step.step import Over, Plan, train_by_plan, train_with_distill
-from distill.config.compose import objective_config
-from distill.config.settings import PrecisionConfig
+from distill.config.settings import ObjectiveConfig, PrecisionConfig
 from distill.data.batches import Batches, StepShape
 from distill.data.collate.clm import CausalLM
 from distill.data.order import FullShuffle
@@ -249,7 +248,7 @@ class CausalPair:
                 source = Batches(rows, collator, FullShuffle(len(rows), 0), shape, seed=0)
                 soft = {"weight": 1.0, "positions": "targets", "temperature": 1.0}
                 positions = 10**9 if device.type == "cuda" else 0  # with fewer the objective is not compiled
-                plan = Plan(objective_config({"task": "clm", "soft": soft}), _precision(name), positions)
+                plan = Plan(ObjectiveConfig(task="clm", soft=soft), _precision(name), positions)
                 train_by_plan(source, (teacher, student), plan, loop.length, loop.after_step)
             elif name == "trl":
                 _train_with_trl(teacher.bfloat16(), student, rows, self.sequences, loop)

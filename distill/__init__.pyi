@@ -9,7 +9,6 @@ from distill.commands.api.run import run as run
 from distill.commands.prediction import predict as predict
 from distill.commands.scoring.score import evaluate as evaluate
 from distill.config.settings import BackendConfig as BackendConfig
-from distill.config.settings import BundledTeacherConfig as BundledTeacherConfig
 from distill.config.settings import CurveConfig as CurveConfig
 from distill.config.settings import EvaluateConfig as EvaluateConfig
 from distill.config.settings import LayersStudentConfig as LayersStudentConfig
@@ -20,9 +19,10 @@ from distill.config.settings import ProfileConfig as ProfileConfig
 from distill.config.settings import PseudoPerplexityConfig as PseudoPerplexityConfig
 from distill.config.settings import ReportConfig as ReportConfig
 from distill.config.settings import SavedStudentConfig as SavedStudentConfig
-from distill.config.settings import SavedTeacherConfig as SavedTeacherConfig
 from distill.config.settings import SetConfig as SetConfig
+from distill.config.settings import StudentConfig as StudentConfig
 from distill.config.settings import TeacherCacheConfig as TeacherCacheConfig
+from distill.config.settings import TeacherConfig as TeacherConfig
 from distill.config.settings import TrackerConfig as TrackerConfig
 from distill.config.settings import TrainConfig as TrainConfig
 from distill.data.batch import Batch as Batch

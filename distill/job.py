@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
-from distill.config.settings import Config, LayersStudentConfig
+from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Ranks, gradient_sync, join_ranks
 from distill.distributed.rank_identity import refuse_differing_ranks, refuse_differing_settings
@@ -101,7 +101,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         state = folder.load(learner.model, learner.optimizer)
         evaluator = make_evaluator(run)
         best = choose_best(config.train, evaluator.measures, [one.name for one in data.sets])
-        observers = make_observers(config.observers, path, ranks)
+        observers = make_observers(config.own_observers, path, ranks)
         page.begin(state.step, state.seconds, None if steps == ENDLESS else steps)
         notes = notes_of(config, pair, data, objective) + (baseline.remarks if baseline else [])
         announce(config, recipe, pair, data, objective, notes, state)
@@ -165,7 +165,7 @@ def num_steps(config: Config, batches: Batches) -> int:
 def choose_schedule(config: Config, batches: Batches) -> Schedule:
     """The schedule of a run over these batches. Raises SettingError where it does not fit the run's length."""
     steps = length_in_steps(config.train, batches.steps_per_epoch)
-    return make_schedule(config.schedule, steps, optim.peak_lr(config.optimizer, batches.sequences_per_step))
+    return make_schedule(config.schedule.make, steps, optim.peak_lr(config.optimizer, batches.sequences_per_step))
 
 
 def resolve_precision(config: Config, folder: RunFolder) -> tuple[Config, dict[str, Any]]:
@@ -183,7 +183,7 @@ def resolve_precision(config: Config, folder: RunFolder) -> tuple[Config, dict[s
 def found_layers(config: Config, models: RunModels, pair: Pair) -> dict[str, Any] | None:
     """The layers that this run, or the one that it resumes, has found for `student.layers=auto`; None without such."""
     settings, were_open = config.student, models.student is None
-    if not were_open or not isinstance(settings, LayersStudentConfig) or settings.layers == AUTO:
+    if not were_open or not settings.from_layers or settings.layers == AUTO:
         return None
     return pair.built.search or {"layers": settings.layers}
 

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import torch
 
-from distill.config.settings import OnUsr1, OptimizerFlags, PrecisionConfig, TrainConfig
+from distill.config.settings import OnUsr1, OptimizerConfig, PrecisionConfig, TrainConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import GradientSync, Ranks
@@ -55,7 +55,7 @@ class Learner:
     sync: GradientSync
     optimizer: torch.optim.Optimizer
     schedule: Schedule
-    settings: OptimizerFlags
+    settings: OptimizerConfig
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,18 @@ from vocabularies import special_ids, vocabulary_of
 # Some of these are handed on: no other test imports from these modules (see test_structure.py).
 from distill import job as whole_run  # noqa: F401
 from distill.commands.cli import main
-from distill.config import composition  # noqa: F401
+from distill.config import compose as composition  # noqa: F401
 from distill.config.command_line import CommandLine, check_one_run, check_overrides, run_dir  # noqa: F401
-from distill.config.compose import add_recipe, build, chain_config, default_settings, register  # noqa: F401
-from distill.config.composition import (  # noqa: F401
+from distill.config.compose import (  # noqa: F401
     ComposedRun,
     Composition,
+    build,
+    chain_config,
     compose,
     compose_overrides,
     composed_run,
+    default_settings,
+    register,
     run_of,
 )
 from distill.config.override_text import as_value, parse_override  # noqa: F401
@@ -263,7 +266,9 @@ def hydra_set_up() -> Iterator[None]:
 
 def built(*overrides: str) -> Config:
     """As `composed`, where Hydra has been set up."""
-    return build(compose_overrides("config", list(overrides)).settings, list(overrides))
+    line = CommandLine.of(list(overrides))
+    alone = [] if any(text.startswith("recipe=") for text in line.overrides) else ["~recipe"]  # not the main job
+    return build(compose_overrides("config", [*alone, *line.overrides]).settings, line.overrides)
 
 
 def composed(*overrides: str) -> Config:
@@ -275,8 +280,9 @@ def composed(*overrides: str) -> Config:
 def composed_chain(*overrides: str, search: Path | None = None) -> ChainConfig | None:
     """The chain of a recipe; `search`: a folder with more recipes."""
     path = [f"hydra.searchpath=[file://{search}]"] if search else []  # what --config-dir does
+    line = CommandLine.of([*overrides, *path])
     with hydra_set_up():
-        return chain_config(compose_overrides("config", [*overrides, *path]).settings, list(overrides))
+        return chain_config(compose_overrides("config", line.overrides).settings, list(overrides))
 
 
 def composition_of(*arguments: str) -> Composition:

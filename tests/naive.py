@@ -37,7 +37,7 @@ def definition(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """The loss of a whole step as the field defines it: full logits of the models themselves, position by position."""
     values: dict[str, list[torch.Tensor]] = {name: [] for name in NAMES}
-    soft, cosine = (settings.terms[name].make.arguments for name in ("soft", "cosine"))
+    soft, cosine = (settings.component(name).arguments for name in ("soft", "cosine"))
     for batch in batches:
         attention, targets = attention_of(batch), targets_of(batch)
         of_student = student(input_ids=batch.ids, attention_mask=attention, output_hidden_states=True)

@@ -26,29 +26,14 @@ def test_it_is_the_main_recipe(arguments: list[str]) -> None:
 def test_its_defaults_fit_each_other(tmp_path: Path) -> None:
     config = composed_line(f"corpus.path={tmp_path}").config
     check(config)
-    assert config.teacher.kind == "bundled_deep"
+    assert config.teacher.path == "bundled_deep"
     assert config.evaluate.missing.value == "skip"
     assert all(getattr(source, "hub", None) is None for source in config.evaluate.sources.values())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "primary"),
-    [
-        (["+recipe=smoke"], "config"),
-        (["-m", "+recipe=smoke,squad"], "config"),
-        (["--config-dir", ".", "+recipe=smoke", "seed=1,2", "--multirun"], "config"),
-        (["--cfg", "job", "seed=1"], "main"),
-        (["--config-dir", ".", "-m", "seed=1,2"], "main"),
-        (["--config-dir=."], "main"),
-    ],
-)
-def test_a_command_line_that_says_what_to_run_is_no_main_job(arguments: list[str], primary: str) -> None:
-    assert CommandLine.of(arguments).primary == primary
-
-
 def test_options_and_overrides_may_stand_in_any_order() -> None:
     line = CommandLine.of(["seed=1", "-cd", ".", "+recipe=smoke", "-m"])
-    assert line.overrides == ["seed=1", "+recipe=smoke"] and line.options == {"--config-dir": ".", "--multirun": ""}
+    assert line.overrides == ["seed=1", "recipe=smoke"] and line.options == {"--config-dir": ".", "--multirun": ""}
     with pytest.raises(SettingError, match=r"^--multrun: no option \(did you mean --multirun"):
         CommandLine.of(["--multrun"])
 

@@ -135,7 +135,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_the_reference_has_every_setting() -> None:
-    """With a sentence, and a module that reads it."""
+    """With a sentence."""
     page = SettingsPage()
     text = page.text()
     groups = {"student.config", "evaluate.sources", "evaluate.measures", "evaluate.by_set", "corpus.sources"}
@@ -145,7 +145,6 @@ def test_the_reference_has_every_setting() -> None:
     assert len(page.entries) > 180
     for entry in page.entries:
         assert entry.node["description"].endswith("."), entry.name
-        assert page.modules_of(entry), f"nothing reads {entry.name}"
 
 
 def test_the_reference_has_every_key_of_the_record() -> None:

@@ -154,12 +154,12 @@ def test_random_weights_with_a_tokenizer_of_another(shelf: Shelf, reviews: list[
         (["evaluate.sets=[other]"], ("evaluate.sets: other has no source",)),
         (["objective.masking.mlm_probability=0.2"], ("objective.masking", "leave it out")),
         (["corpus.heldout=0.1"], ("corpus.heldout=0.1", "labelled examples")),
-        (["objective=distil_classes"], ("teacher.kind=none", "objective.soft_classes")),
+        (["objective=distil_classes"], ("teacher.path=null", "objective.soft_classes")),
         (
             ["teacher=bundled_small", "+objective.cosine.weight=1", "+objective.cosine.positions=masked"],
             ("objective.cosine.positions", "predicts none", "set it to all"),
         ),
-        (["teacher=bundled_small", "objective=distil_classes"], ("teacher.kind=bundled_small", "classes of texts")),
+        (["teacher=bundled_small", "objective=distil_classes"], ("teacher.path=bundled_small", "classes of texts")),
     ],
 )
 def test_what_is_refused(

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from job import ROOT
 
-from distill.config import unknown
+from distill.config import errors
 from distill.data import remote
 from distill.runtime.version import DISTRIBUTION, __version__, pip_install
 
@@ -41,7 +41,7 @@ def test_texts_and_weights_that_ship_have_their_origin_in_the_notice() -> None:
 
 def test_extras_that_anything_names_exist() -> None:
     extras = PROJECT["optional-dependencies"]
-    named = {*remote.EXTRAS.values(), *unknown.EXTRAS.values()}
+    named = {*remote.EXTRAS.values(), *errors.EXTRAS.values()}
     for path in TEXTS:
         text = path.read_text()
         named |= {

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job import TINY, Shelf, add_recipe, composed, composed_chain, distill, metrics, results, save_model, save_ordered
+from job import TINY, Shelf, composed, composed_chain, distill, metrics, results, save_model, save_ordered
 
 from distill.commands.chain import REFERENCE, check_chain
-from distill.config.component import Component
-from distill.config.settings import CONF, RECIPES, Config, SavedTeacherConfig, SourceConfig
+from distill.config.component import TABLES, kinds
+from distill.config.settings import CONF, RECIPES, Config, SourceConfig, TeacherConfig
 from distill.optim.schedule import Limits, length_in_steps, make_schedule
 from distill.runs.check import check
 from distill.runtime.errors import SettingError
@@ -45,11 +45,8 @@ def test_the_recipes_are_there() -> None:
 @pytest.mark.parametrize("name", sorted(OF_TABLES))
 def test_sets_of_a_table_are_of_its_data_set(name: str) -> None:
     config = composed(f"+recipe={name}", "student.path=x", "corpus.hub=my/data", "corpus.subset=second")
-    assert all(
-        (source.arguments["hub"], source.arguments["subset"]) == ("my/data", "second")
-        for source in config.evaluate.sources.values()
-        if isinstance(source, Component) and "hub" in source.arguments
-    )
+    tables = [source for source in config.evaluate.sources.values() if source.kind in kinds(TABLES)]
+    assert tables and {(source.hub, source.subset) for source in tables} == {("my/data", "second")}
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES, *SEARCHES}))
@@ -71,14 +68,15 @@ def test_recipe_says_what_it_is(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(LARGE))
 def test_the_command_line_wins_over_a_recipe(name: str) -> None:
     config = composed(f"+recipe={name}", "teacher=pretrained", "teacher.path=mine", "corpus.sequence_length=64")
-    assert isinstance(config.teacher, SavedTeacherConfig) and config.teacher.path == "mine"
+    assert isinstance(config.teacher, TeacherConfig) and config.teacher.path == "mine"
     assert config.corpus.sequence_length == 64
 
 
 def test_a_recipe_that_sets_nothing_is_for_the_machine_at_hand(tmp_path: Path) -> None:
     """No 800 sequences a step and three epochs, which are those of the benchmark."""
-    add_recipe("empty", {})
-    train = composed("+recipe=empty").train
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "empty.yaml").write_text("# @package _global_\n{}\n")
+    train = composed(f"hydra.searchpath=[file://{tmp_path}]", "+recipe=empty").train
     assert (train.batch_size, train.sequences(1), train.epochs) == (16, 16, 1)
 
 
@@ -106,7 +104,7 @@ def test_every_stage_of_a_chain_passes_the_checks(name: str, tmp_path: Path) -> 
 
 def test_the_papers_recipe_is_the_benchmark() -> None:
     config = composed("+recipe=distilbert_paper")
-    assert isinstance(config.teacher, SavedTeacherConfig) and config.teacher.path == "google-bert/bert-base-uncased"
+    assert isinstance(config.teacher, TeacherConfig) and config.teacher.path == "google-bert/bert-base-uncased"
     assert config.student.architecture == "distilbert" and config.student.layers == [0, 2, 4, 7, 9, 11]
     assert (config.train.batch_size, config.train.sequences(2), config.train.epochs) == (16, 800, 3)
     assert config.corpus.sequence_length == 512 and config.evaluate.sets == ["wikitext2", "imdb"]
@@ -133,7 +131,7 @@ def test_published_trainings_of_albert(name: str, tmp_path: Path) -> None:
     assert student.dropout == (0.0 if aws else 0.1) and config.objective.masking.max_predictions == (
         None if aws else 20
     )
-    schedule = make_schedule(config.schedule, length_in_steps(train, 0), optimizer.lr)
+    schedule = make_schedule(config.schedule.make, length_in_steps(train, 0), optimizer.lr)
     limits = Limits(125_000, 1.0, False)
     rates = [optimizer.lr * schedule(limits.progress(step, 0.0)) for step in (0, 3124, 3125, 124_999)]
     slope = (optimizer.lr - (3e-5 if aws else 0.0)) / (125_000 - 3125)  # a step
@@ -155,6 +153,7 @@ def test_every_option_of_every_group_composes() -> None:
             arguments += ["corpus.hub=x"] if option.stem == "hub" else []
             arguments += [f"{group}.path=x"] if group in ("teacher", "student") and option.stem == "pretrained" else []
             arguments += [f"{group}._target_=x.y"] if option.stem == "custom" else []
+            arguments += ["student.architecture=bert"] if option.stem == "new" else []
         assert isinstance(composed(*arguments), Config), arguments
 
 

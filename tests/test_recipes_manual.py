@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from job import ROOT, Shelf, composed, distill, metrics, results, save_model
 
-from distill.config.settings import RECIPES, LayersStudentConfig
+from distill.config.settings import RECIPES, StudentConfig
 from distill.models.check import check_packing
 from distill.models.layer_choice import AUTO, RULES, choose_layers
 from distill.models.student import make_student
@@ -118,7 +118,7 @@ def test_a_pair_of_the_table(prefix: list[str], row: list[str], lines: list[str]
     teacher, tokenizer, _ = load_teacher(config.teacher, kind)
     assert tokenizer is not None
     settings_of_student = config.student
-    if isinstance(settings_of_student, LayersStudentConfig) and settings_of_student.layers == AUTO:
+    if isinstance(settings_of_student, StudentConfig) and settings_of_student.layers == AUTO:
         settings_of_student = settings_of_student.changed(layers="even")  # the search needs text
     student = make_student(settings_of_student, teacher, tokenizer, 32, kind)
     if kind.causal:

@@ -1,6 +1,5 @@
 """Small things that tests share: a tokenizer, models of every family, rows of token ids, and a whole training."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,11 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from distill import train as loop
-from distill.config import compose
 from distill.config import settings as conf
-from distill.config.component import Component
-from distill.config.compose import optimizer_config, schedule_config  # noqa: F401  # handed on, of dicts
-from distill.config.errors import setting_error_of
+from distill.config.errors import parse, setting_error_of
 from distill.data.batch import PADDING, Batch
 from distill.data.batches import Batches, StepShape
 from distill.data.collate.mlm import MaskedLM, masked_lm
@@ -136,7 +132,7 @@ def make_evaluator(
 
 def corpus_config(**flat: Any) -> conf.CorpusConfig:
     """The corpus settings by the names of the command line: `corpus_config(kind="text", path=..., heldout=0.1)`."""
-    return compose.corpus_config(flat)
+    return parse(conf.CorpusConfig, flat, "corpus")
 
 
 def text_config(**flat: Any) -> conf.Config:
@@ -168,15 +164,8 @@ def change(settings: Any, name: str, value: Any) -> Any:
 
 def _change(settings: Any, name: str, value: Any, path: str) -> Any:
     first, _, rest = name.partition(".")
-    if isinstance(settings, Component):
-        return dataclasses.replace(settings, arguments=settings.arguments | {name: value})
     if isinstance(settings, dict):
         return settings | {first: _change(settings[first], rest, value, f"{path}.{first}") if rest else value}
-    hidden = {"corpus": ("source",), "optimizer": ("make",), "objective": ("terms",)}
-    hidden[path] = ("make",) if path.startswith("objective.") else hidden.get(path, ())
-    parts = () if first in type(settings).model_fields else hidden[path]
-    if parts:
-        return settings.changed(**{parts[0]: _change(getattr(settings, parts[0]), name, value, path)})
     inner = f"{path}.{first}".lstrip(".")
     if rest:
         return settings.changed(**{first: _change(getattr(settings, first), rest, value, inner)})
@@ -184,6 +173,16 @@ def _change(settings: Any, name: str, value: Any, path: str) -> Any:
         return settings.changed(**{first: value})
     except ValidationError as error:
         raise setting_error_of(error, type(settings), path, {first: value}) from error
+
+
+def optimizer_config(values: dict[str, Any]) -> conf.OptimizerConfig:
+    """The optimizer settings by the names of the command line."""
+    return parse(conf.OptimizerConfig, values, "optimizer")
+
+
+def schedule_config(values: dict[str, Any]) -> Any:
+    """What makes the schedule of these settings."""
+    return parse(conf.ScheduleConfig, values, "schedule").make
 
 
 def objective_config(
@@ -211,7 +210,7 @@ def objective_config(
 
 def named_terms(**flat: Any) -> conf.ObjectiveConfig:
     """An objective with these terms and settings alone, by their names on the command line."""
-    return compose.objective_config(flat)
+    return parse(conf.ObjectiveConfig, flat, "objective")
 
 
 def only(**weights: Any) -> conf.ObjectiveConfig:

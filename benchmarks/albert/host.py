@@ -22,8 +22,14 @@ from transformers import AlbertConfig, AlbertForPreTraining
 
 from benchmarks.scaling.cluster import end_rank, ready
 from benchmarks.step.step import NoHistory
-from distill.config.compose import objective_config, optimizer_config
-from distill.config.settings import BackendConfig, MaskingConfig, PrecisionConfig, TrainConfig
+from distill.config.settings import (
+    BackendConfig,
+    MaskingConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PrecisionConfig,
+    TrainConfig,
+)
 from distill.data.batches import Batches, StepShape
 from distill.data.collate.mlm import MaskedLM
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
@@ -134,13 +140,13 @@ class Trainer:
         self.objective = self._make_objective(model)
         self.trainable = setup_student(model, self.objective, self.precision, self.ranks)
         self.sync = gradient_sync(self.ranks, self.trainable)
-        self.settings = optimizer_config({"kind": "lamb", "lr": 1e-4, "clip": 1.0, "clip_each_rank": True})
+        self.settings = OptimizerConfig(kind="lamb", lr=1e-4, clip=1.0, clip_each_rank=True)
         self.optimizer = optim.build(self.trainable, self.settings)
         self.chosen_rings = self.ranks.rings
 
     def _make_objective(self, model: Any) -> Objective:
         weights = {"mlm": {"weight": 1.0}, "sop": {"weight": float(self.options.order)}}
-        config = objective_config({"task": "mlm_sop", **weights})
+        config = ObjectiveConfig(task="mlm_sop", **weights)
         terms = bind_terms(make_terms(config), model, None)
         return build_objective(terms, config, self.precision, VOCABULARY, 1, self.ranks.device)
 

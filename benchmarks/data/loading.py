@@ -19,8 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.common import save, table, title
-from distill.config.compose import corpus_config
-from distill.config.settings import BundledTeacherConfig, DataConfig, MaskingConfig
+from distill.config.settings import CorpusConfig, DataConfig, MaskingConfig, TeacherConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches, StepShape, Threads
 from distill.data.collate.mlm import MaskedLM
@@ -146,11 +145,11 @@ def text_rates(folder: Path, counts: list[int], given: Path | None, megabytes: f
     """Text to rows of ids with the bundled teacher's tokenizer, once for every number of processes."""
     path = given or write_text(folder, megabytes)
     kind = "text" if given is None else "gutenberg"
-    _, tokenizer, _ = load_teacher(BundledTeacherConfig(kind="bundled_small"))
+    _, tokenizer, _ = load_teacher(TeacherConfig(path="bundled_small"))
     assert tokenizer is not None
     results = []
     for workers in counts:
-        corpus = corpus_config({"kind": kind, "path": str(path), "sequence_length": 128})
+        corpus = CorpusConfig(kind=kind, path=str(path), sequence_length=128)
         data = DataConfig(cache=str(folder / f"cache-{workers}"), workers=workers)
         tokens = prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train")
         results.append({"workers": workers, "tokens_per_second": tokens.tokens_per_second, "tokens": tokens.tokens})

@@ -14,16 +14,13 @@ from benchmarks.step.models import AfterStep
 from benchmarks.step.profile_step import profiled
 from benchmarks.step.step import Plan, train_by_plan
 from benchmarks.step.turns import SEQUENCES, STUDENT, TEACHER, WARM_UP, Job, Over, Turns
-from distill.config.component import Component
-from distill.config.compose import objective_config
-from distill.config.settings import OptimizerConfig, PrecisionConfig
+from distill.config.settings import ObjectiveConfig, OptimizerConfig, PrecisionConfig
 from distill.data.batches import Batches, StepShape
 from distill.data.collate.clm import CausalLM
 from distill.data.order import At, FullShuffle
 from distill.data.sequence_format import SequenceFormat
 from distill.optim.schedules.constant import Constant
 
-ADAMW = "distill.optim.optimizers.adamw.Adamw"
 AS_TRL = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
 # The first kind whose rule holds for an operator; sizes are those of its inputs.
 ATTENTION = ("bmm", "softmax", "scaled_dot_product")
@@ -59,8 +56,8 @@ def plan_of(job: Job) -> Plan:
     """The settings of a job as those of a run; AdamW as TRL has it, at a learning rate that stays as it is."""
     soft = {"weight": 1.0, "positions": "targets", "temperature": 1.0}
     precision = PrecisionConfig(student=job.format, teacher=job.format)
-    optimizer = OptimizerConfig(make=Component("optimizer", ADAMW, AS_TRL), lr=job.lr, clip=job.clip)
-    objective = objective_config({"task": "clm", "soft": soft})
+    optimizer = OptimizerConfig(lr=job.lr, clip=job.clip, **AS_TRL)
+    objective = ObjectiveConfig(task="clm", soft=soft)
     return Plan(objective, precision, optimizer=optimizer, schedule=Constant(warmup=0.0))
 
 

@@ -22,8 +22,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from benchmarks.common import save, table, title
 from benchmarks.step.models import Shape, batches
-from distill.config.compose import objective_config
-from distill.config.settings import BackendConfig, OptimizerConfig, PrecisionConfig
+from distill.config.settings import BackendConfig, ObjectiveConfig, OptimizerConfig, PrecisionConfig
 from distill.data.batch import Batch
 from distill.distributed import gradient_sync
 from distill.distributed.single import Single
@@ -56,7 +55,10 @@ def serve(calls: Connection, checkpoints: bool, options: argparse.Namespace) -> 
     """A step for each call, answered with its seconds; the last answer is the memory."""
     torch.set_num_threads(options.threads)
     student, precision = make_student(options), PrecisionConfig(student=options.precision)
-    ranks, settings = Single(BackendConfig(device="cpu")), objective_config({"task": "mlm", "mlm": {"weight": 1.0}})
+    ranks, settings = (
+        Single(BackendConfig(device="cpu")),
+        ObjectiveConfig(mlm={"weight": 1.0}),
+    )
     vocabulary = student.config.vocab_size
     objective = build_objective(make_terms(settings), settings, precision, vocabulary, 1, ranks.device)
     trainable = setup_student(student, objective, precision, ranks, checkpoints)

@@ -37,7 +37,7 @@ from benchmarks.step.distill_steps import pair_of, profile
 from benchmarks.step.products import Floor, products
 from benchmarks.step.turns import SEQUENCES, STUDENT, TEACHER, Job, start
 from distill.config.folders import HERE
-from distill.config.settings import LayersStudentConfig, SavedTeacherConfig
+from distill.config.settings import StudentConfig, TeacherConfig
 from distill.data.sources.gutenberg import books
 from distill.models.kind import CAUSAL
 from distill.models.student import make_student
@@ -83,9 +83,9 @@ def sequences_of(folder: Path, tokenizer: PreTrainedTokenizerBase, length: int, 
 
 def prepare(folder: Path, options: argparse.Namespace) -> None:
     """Write models, tokenizer and sequences, which all processes read."""
-    teacher, tokenizer, _ = load_teacher(SavedTeacherConfig(path=options.teacher), CAUSAL)
+    teacher, tokenizer, _ = load_teacher(TeacherConfig(path=options.teacher), CAUSAL)
     layers = [int(number) for number in options.layers.split(",")]
-    settings = LayersStudentConfig(layers=layers, dropout=0.0)  # which TRL turns off, too, where it finds it
+    settings = StudentConfig(layers=layers, dropout=0.0)  # which TRL turns off, too, where it finds it
     student = make_student(settings, teacher, tokenizer, options.length, CAUSAL)
     for name, model in ((TEACHER, teacher), (STUDENT, student)):
         model.save_pretrained(folder / name)

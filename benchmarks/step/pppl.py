@@ -23,10 +23,10 @@ from benchmarks.common import save, title
 from benchmarks.step.objective import matrix_rate, peak_bytes, timed
 from distill.config.settings import (
     BackendConfig,
-    BundledTeacherConfig,
     EvaluateConfig,
     PrecisionConfig,
     PseudoPerplexityConfig,
+    TeacherConfig,
 )
 from distill.data.collate.mlm import masked_lm
 from distill.distributed.single import Single
@@ -77,7 +77,7 @@ class Problem:
 
     def __init__(self, case: Case, length: int, batch_size: int, device: str) -> None:
         torch.manual_seed(0)
-        teacher, self.tokenizer, _ = load_teacher(BundledTeacherConfig(kind="bundled_small"))
+        teacher, self.tokenizer, _ = load_teacher(TeacherConfig(path="bundled_small"))
         assert teacher is not None and self.tokenizer is not None
         self.model = {
             "bert-base": lambda: random_model("bert"),

@@ -23,8 +23,7 @@ from transformers import AlbertConfig, AlbertForMaskedLM
 from benchmarks.common import save, table, title
 from benchmarks.step.models import AfterStep, Shape, batches
 from benchmarks.step.step import CallAfterStep, NoHistory, answer, start
-from distill.config.compose import objective_config
-from distill.config.settings import BackendConfig, OptimizerConfig, PrecisionConfig, TrainConfig
+from distill.config.settings import BackendConfig, ObjectiveConfig, OptimizerConfig, PrecisionConfig, TrainConfig
 from distill.distributed import gradient_sync
 from distill.distributed.single import Single
 from distill.objective.build import bind_terms, build_objective, make_terms
@@ -91,7 +90,7 @@ def serve(calls: Connection, rung: Rung, options: argparse.Namespace) -> None:
         layers, width, *_ = SIZES[options.size]
         shape = Shape(layers, layers, width, VOCABULARY, options.rows, options.tokens)
         ranks = Single(BackendConfig(device=options.device))
-        config = objective_config({"mlm": {"weight": 1.0}, "kernel": rung.kernel})
+        config = ObjectiveConfig(mlm={"weight": 1.0}, kernel=rung.kernel)
         model, terms = make_model(options.size, options.tokens, ranks.device), make_terms(config)
         terms = bind_terms(terms, model, None)
         objective = build_objective(terms, config, rung.precision, VOCABULARY, 1, ranks.device)

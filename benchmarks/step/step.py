@@ -32,7 +32,6 @@ import torch
 from benchmarks.common import save, table
 from benchmarks.step.models import SHAPES, AfterStep, Shape, Variant, batches, make_student, make_teacher, operations
 from benchmarks.step.plain import TEMPERATURE, WEIGHTS, train_plainly
-from distill.config.compose import objective_config
 from distill.config.settings import BackendConfig, ObjectiveConfig, OptimizerConfig, PrecisionConfig, TrainConfig
 from distill.data.batches import Batches
 from distill.distributed import gradient_sync
@@ -92,7 +91,7 @@ class NoHistory:
 def settings(rows: str, task: str = "mlm") -> ObjectiveConfig:
     terms: dict[str, Any] = {name: {"weight": WEIGHTS[name]} for name in ("soft", task, "cosine")}
     terms["soft"] |= {"positions": rows, "temperature": TEMPERATURE}
-    return objective_config({"task": task, **terms})
+    return ObjectiveConfig(task=task, **terms)
 
 
 class Plan(NamedTuple):

@@ -28,7 +28,7 @@ import torch
 from benchmarks.common import save, table, title
 from benchmarks.teacher_cache.runs import CACHES, pair_settings
 from distill import job
-from distill.config.composition import composed
+from distill.config.compose import composed
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import Ranks, gradient_sync

@@ -73,7 +73,7 @@ def expected(error: Exception, folder: str = "") -> Failure | None:
         Interrupted: the error only follows from a signal that came while a library was busy, such as OmegaConf, whose
             cleaning up fails then.
     """
-    from distill.config.unknown import setting_error
+    from distill.config.errors import setting_error
     from distill.runtime.host import storage_failure
 
     if os.environ.get("DISTILL_TRACEBACK") == "1":

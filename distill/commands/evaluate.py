@@ -1,9 +1,9 @@
 """The command `distill evaluate`: scores models on evaluation sets without training."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from distill.commands.arguments import split
+from distill.commands.arguments import Arguments, LocalFile, split
+from distill.config.model import LocalPath
 
 HELP = """
 usage: distill evaluate model=MODEL [model=MODEL ...] [output=FOLDER] [+recipe=NAME] [SETTING=VALUE ...]
@@ -23,12 +23,11 @@ Score models on evaluation sets without training, and compare them in a table.
 """
 
 
-@dataclass(frozen=True)
-class EvaluateArguments:
+class EvaluateArguments(Arguments):
     """What the command takes besides settings of a run."""
 
-    model: list[str]
-    output: Path = Path("runs/evaluate")
+    model: list[LocalPath]
+    output: LocalFile = Path("runs/evaluate")
 
 
 def run(arguments: list[str]) -> None:

@@ -16,7 +16,7 @@ from distill.runtime.host import keep_compiled_kernels, limit_spinning, quiet_li
 
 if TYPE_CHECKING:
     from distill.config.command_line import CommandLine
-    from distill.config.composition import ComposedRun, Composition
+    from distill.config.compose import ComposedRun, Composition
     from distill.runtime.signals import Signals
 
 ONE_PROCESS = "each run of --multirun is one process: take backend=single, or start the runs one by one"
@@ -31,7 +31,7 @@ def run_command(arguments: list[str], signals: "Signals") -> int:
     """Run a command line; returns its exit status, of a sweep that of the first run that failed."""
     from distill.commands.sweep import by_hydra, run_sweep
     from distill.config.command_line import CommandLine, check_one_run, check_overrides
-    from distill.config.composition import compose
+    from distill.config.compose import compose
     from distill.config.written import as_yaml
 
     limit_spinning()
@@ -72,7 +72,7 @@ def run_command(arguments: list[str], signals: "Signals") -> int:
 def run_one(line: "CommandLine", composition: "Composition", signals: "Signals") -> int:
     """Run what was composed: one run, or a chain of them."""
     from distill.config.command_line import check_one_run
-    from distill.config.composition import run_of
+    from distill.config.compose import run_of
 
     check_one_run(line)
     folder = Path(os.path.abspath(composition.folder))
@@ -107,7 +107,7 @@ def run_of_sweep(settings: Any) -> float | None:
         RunFailed: it ended by an error, which is reported here, as launchers keep it until all runs have ended.
     """
     from distill.commands.sweep import RunFailed
-    from distill.config.composition import of_job, run_of
+    from distill.config.compose import of_job, run_of
     from distill.distributed.launch import should_launch
     from distill.runtime.signals import handled
 

@@ -1,10 +1,11 @@
 """The command `distill prepare`: the sequences of a recipe's corpus and evaluation sets, without training."""
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distill.commands.arguments import parse
+from pydantic import Field
+
+from distill.commands.arguments import Arguments, parse
 from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
@@ -33,20 +34,17 @@ settings then reads the sequences from data.tokens.
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Arguments):
     """What the command takes besides the settings of a run."""
 
-    show: int = 0  # sequences to print
+    show: int = Field(0, ge=0, le=MOST_SHOWN)  # sequences to print
 
 
 def run(arguments: list[str]) -> None:
     """Prepare the corpus and the sets of a command line; with `show=N`, print the first sequences of training."""
-    from distill.config.composition import composed
+    from distill.config.compose import composed
 
     request = parse(Request, [argument for argument in arguments if argument.startswith("show=")], "prepare")
-    if not 0 <= request.show <= MOST_SHOWN:
-        raise SettingError("no number of sequences", setting="show", value=request.show, cure=f"give 1 to {MOST_SHOWN}")
     prepare(composed([argument for argument in arguments if not argument.startswith("show=")]), request.show)
 
 

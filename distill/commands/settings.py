@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from distill.runtime.errors import SettingError, did_you_mean
 
 if TYPE_CHECKING:
-    from distill.config.origins import Setting
+    from distill.config.explain import Setting
 
 HELP = """
 usage: distill settings [NAME ...] [+recipe=NAME] [GROUP=OPTION ...] [SETTING=VALUE ...]
@@ -30,7 +30,7 @@ RUN = "run"  # the heading of settings that are in no section
 def run(arguments: list[str]) -> None:
     """Print the settings. Raises SettingError for bad input."""
     from distill.config.command_line import CommandLine, check_one_run
-    from distill.config.origins import explained
+    from distill.config.explain import explained
     from distill.runs.check import check
 
     line = CommandLine.of(arguments)

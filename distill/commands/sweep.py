@@ -22,7 +22,7 @@ from distill.runtime.redaction import redact
 
 if TYPE_CHECKING:
     from distill.config.command_line import CommandLine
-    from distill.config.composition import Composition
+    from distill.config.compose import Composition
 
 BASIC = "basic"  # Hydra's own sweeper, which runs every value that is given
 EVERY = 60  # seconds between two pages while runs are under way
@@ -70,6 +70,7 @@ def by_hydra(line: "CommandLine", task: Callable[[Any], float | None]) -> None:
     """
     import hydra
 
+    from distill.config.command_line import BASE
     from distill.config.compose import register
     from distill.config.folders import CONF
 
@@ -78,7 +79,7 @@ def by_hydra(line: "CommandLine", task: Callable[[Any], float | None]) -> None:
     given = sys.argv[1:]
     sys.argv[1:] = line.arguments  # which is what Hydra reads
     try:
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name=line.primary)(task)()
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=BASE)(task)()
     finally:
         sys.argv[1:] = given
 
@@ -112,7 +113,7 @@ def run_sweep(line: "CommandLine", composition: "Composition", task: Callable[[A
 
 def check_sweep(composition: "Composition") -> None:
     """Raises SettingError for the folder of one run, or a search without a number to choose by."""
-    from distill.config.layers import overrides_of
+    from distill.config.compose import overrides_of
 
     if any(text.startswith("hydra.run.dir=") for text in overrides_of(composition.hydra, "hydra")):
         cure = "a sweep has hydra.sweep.dir=DIR, with a folder in it for each run"

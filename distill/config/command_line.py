@@ -6,8 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from distill.config.compose import group_of
-from distill.config.errors import shown
+from distill.config.errors import group_of_settings, shown
 from distill.config.folders import CONF, RECIPES
 from distill.config.override_text import FOLDERS, in_shell, is_text, parse_override, quoted, understood
 from distill.config.synonyms import suggestion
@@ -15,12 +14,12 @@ from distill.runtime.errors import SettingError, did_you_mean
 from distill.runtime.files import expanded
 from distill.runtime.redaction import redact
 
-MAIN, BASE = "main", "config"  # files of conf/: the main job, and the settings that every recipe starts from
+BASE = "config"  # the file of conf/ that every run starts from
 READ_BY_ONE_RUN = ("hydra.run.dir", "hydra.searchpath")
 HYDRA = ("hydra.", "hydra/")
+MAX_NAME = 200  # characters: Hydra looks for a file of that name
 MAX_DIGITS, MAX_DEPTH = 1000, 50  # of a value; what parses them ends in a traceback some way beyond
-MAX_NAME = 200  # characters
-MAX_CHARACTERS, MAX_ENTRIES = 10_000, 1000  # of an override: Hydra parses it a dozen times, long lists in squared time
+MAX_CHARACTERS, MAX_ENTRIES = 10_000, 1000  # of an override: Hydra parses long lists in squared time and memory
 NEEDED = ("corpus", "objective", "student", "teacher")  # groups of which every run has an option
 # Groups of which a run has one option; those of other groups add to each other.
 ONE_OPTION = ("corpus", "student", "teacher", "optimizer", "schedule", "backend", "tracker", "profile")
@@ -72,12 +71,6 @@ class CommandLine:
         return [*(word for option in options for word in option), *self.overrides]
 
     @property
-    def primary(self) -> str:
-        """The configuration that the overrides change: the main job where they name no recipe."""
-        names = {text.lstrip("+~").partition("=")[0].partition("@")[0] for text in self.overrides}
-        return BASE if "recipe" in names else MAIN
-
-    @property
     def shows(self) -> bool:
         """Whether Hydra is asked to print something, and nothing runs."""
         return any(name in self.options for name in SHOWING)
@@ -107,10 +100,6 @@ def check_overrides(line: CommandLine) -> None:
             name no option of it, or an empty run folder.
     """
     for override in line.parsed():
-        if override.key_or_group == "recipe" and not override.is_add() and not override.is_delete():
-            recipe = override.input_line.partition("=")[2]
-            cure = f"give {_recipe(recipe, line.options)}"
-            raise SettingError("a recipe has a plus", setting="recipe", value=recipe, cure=cure)
         if override.is_delete() and (name := override.key_or_group) in NEEDED:
             raise SettingError(
                 f"~{name} leaves a run without {name}", cure=f"choose one of {', '.join(options_of(name))}"
@@ -133,33 +122,24 @@ def check_overrides(line: CommandLine) -> None:
                 "empty (a shell variable that is not set?)", setting=name, value=value, cure="give a folder"
             )
         if name == "train" and not isinstance(value, dict):
-            group_of(name, value)
+            raise group_of_settings(name, value)
 
 
 def _check_size(override: str) -> None:
-    """Raises SettingError for numbers, lists and texts that Python's parsers cannot take, or not in seconds."""
+    """Raises SettingError for an override that Hydra would not read in seconds."""
     name = override.partition("=")[0]
-    if len(name) > MAX_NAME:  # Hydra looks for a file of that name
+    if len(name) > MAX_NAME:
         raise SettingError(f"{name[:80]}... is no setting, as its name has {len(name):,} characters", cure="correct it")
+    cure = "write the setting into a recipe, or name a range as in seed=range(0,2000)"
     if len(override) > MAX_CHARACTERS:
-        raise SettingError(
-            f"has {len(override):,} characters, and an override has {MAX_CHARACTERS:,} at most",
-            setting=name,
-            cure="write the setting into a recipe",
-        )
+        problem = f"has {len(override):,} characters, and an override has {MAX_CHARACTERS:,} at most"
+        raise SettingError(problem, setting=name, cure=cure)
     if override.count(",") > MAX_ENTRIES:
-        raise SettingError(
-            f"has more than {MAX_ENTRIES:,} entries",
-            setting=name,
-            cure="write the setting into a recipe, or name a range as in seed=range(0,2000)",
-        )
+        raise SettingError(f"has more than {MAX_ENTRIES:,} entries", setting=name, cure=cure)
     if re.search(rf"(?<!\d)\d{{{MAX_DIGITS}}}", override):
         raise SettingError(f"a number of {MAX_DIGITS:,} digits or more", setting=name, cure="give a shorter one")
-    depth = 0
-    for sign in override:
-        depth += (sign in "[{(") - (sign in "]})")
-        if depth > MAX_DEPTH:
-            raise SettingError(f"a list in a list more than {MAX_DEPTH} deep", setting=name, cure="give a flat one")
+    if re.search(rf"[\[{{(]{{{MAX_DEPTH}}}", override):
+        raise SettingError(f"a list in a list more than {MAX_DEPTH} deep", setting=name, cure="give a flat one")
 
 
 def _recipe(name: str, options: dict[str, str]) -> str:

@@ -1,26 +1,28 @@
-"""Objects that settings name: a built-in one by `kind`, which is a file of the package, a user's own by `_target_`.
+"""What settings name: a built-in object by `kind`, which is a file of a package, or the user's own by `_target_`.
 
 `_target_` is Hydra's word for the import path of a callable. The settings beside it are its keyword arguments; the
-callable's signature is their schema, types included. Such a kind is no union of classes, as student and teacher are
-(`distill.config.unions`): that would be a second list of the files.
+callable's signature is their schema, types included.
 """
 
 import importlib
 import inspect
 import math
-import pkgutil
 import re
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, get_type_hints
 
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model, model_validator
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import SkipJsonSchema, WithJsonSchema
 
-from distill.config.in_memory import IN_MEMORY, InMemory, refuse_text_of_object
-from distill.config.model import EMPTY, GIVE
+from distill.config.errors import by_name, setting_error_of, unknown_setting
+from distill.config.folders import HERE
+from distill.config.model import EMPTY, GIVE, Settings
 from distill.config.synonyms import suggestion
-from distill.runtime.errors import SettingError, did_you_mean
-from distill.runtime.files import expanded
+from distill.runtime.errors import MAX_NAMES, SettingError, did_you_mean
 from distill.runtime.users_code import MISTAKES, find_modules_here, is_users, mistake, source_digest
 
 # The packages that hold what settings name by `kind`.
@@ -30,9 +32,37 @@ TERMS = "distill.objective.terms"
 OPTIMIZERS = "distill.optim.optimizers"
 SCHEDULES = "distill.optim.schedules"
 
+TARGET = "_target_"
+GROUP = "_group_"  # what its parent calls an entry of a dict, such as objective.soft
+IN_MEMORY = " in memory"  # behind what the report calls an object of a program
+PREFIX = "in memory: "  # of what config.yaml has of such an object
 # How a ValueError begins that names an argument, `warmup=2 must be below 1`: the name, the value and the rest.
 ARGUMENT = re.compile(r"(\w+)(?:=(\[.*\]|\(.*\)|\{.*\}|[^\s,]+?))?:? (.*)", re.DOTALL)
 LARGEST = 1e12  # of numbers that have no range of their own, such as those of a callable of the user's
+PASSED = ("self", "params", "lr", "total_steps", "peak_lr")  # arguments that a run gives to what a kind names
+FIELD = "of_"  # before the names of arguments, which may be those of a model's own methods
+SEVERAL = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+class InMemory:
+    """An object that `distill.distill` was called with, as settings hold it in place of an import path.
+
+    Attributes:
+        name: of its class or function, for people.
+        digest: of what it is: weights, texts, or code and values. A resumed run has to have the same; "" for observers.
+        make: gives it; the settings beside it are the arguments.
+        tokenizer: of a model.
+        code: a digest of the user's code behind it that `digest` has no part of; None where that is not known.
+    """
+
+    # OmegaConf, which holds it for a while, would make settings of a dataclass.
+    def __init__(
+        self, name: str, digest: str, make: Callable[..., Any], tokenizer: Any = None, code: str | None = None
+    ) -> None:
+        self.name, self.digest, self.make, self.tokenizer, self.code = name, digest, make, tokenizer, code
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.name}" + (f", digest {self.digest[:16]}" if self.digest else "")
 
 
 @dataclass(frozen=True)
@@ -44,7 +74,7 @@ class Component:
     arguments: dict[str, Any] = field(default_factory=dict)
     # Settings of the whole group, or of another component: passed on where they have a value and are taken.
     optional: tuple[str, ...] = field(default=(), compare=False)
-    in_memory: SkipJsonSchema[InMemory | None] = None  # in place of what `path` imports
+    in_memory: InMemory | None = None  # in place of what `path` imports
 
     def __call__(self, **context: Any) -> Any:
         """Call it with the settings and those values of `context` that its signature takes.
@@ -68,26 +98,38 @@ class Component:
         except MISTAKES as error:
             if not is_users(self.path):
                 raise
-            raise SettingError(mistake(error), setting=f"{self.setting}._target_", value=self.path) from error
+            raise SettingError(mistake(error), setting=f"{self.setting}.{TARGET}", value=self.path) from error
 
     def bind(self, **context: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
         """What a call would call, and with which arguments; SettingError as there, but for values it refuses."""
         target = self._import()
+        parameters = self._parameters(target)
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        bound = {name: value for name, value in context.items() if name in parameters or takes_all}
+        settings = {
+            name: value
+            for name, value in self.arguments.items()
+            if value is not None or name in parameters  # null is what was not given
+            if name not in self.optional or (name in parameters and value is not None)
+        }
+        model = arguments_model(target, frozenset(bound))
+        names = by_name(model)
+        if not takes_all and (unknown := [name for name in settings if name not in names]):
+            raise self._unknown(unknown[0], sorted(names))
         try:
-            parameters = inspect.signature(target).parameters
-        except ValueError as error:
-            raise SettingError(
-                "does not say what it takes",
-                setting=f"{self.setting}._target_",
-                value=self.path,
-                cure="wrap it in a function of your own",
-            ) from error
-        bound = {name: value for name, value in context.items() if name in parameters or _takes_all(parameters)}
-        return target, {**bound, **self._typed(target, parameters, set(bound))}
+            checked = model.model_validate(settings)
+        except ValidationError as error:
+            raise setting_error_of(error, model, self.setting, settings) from error
+        extra = checked.model_extra or {}
+        return target, {**bound, **{name: extra.get(name, getattr(checked, FIELD + name, None)) for name in settings}}
 
     def takes(self) -> set[str]:
         """The names that the callable's signature has."""
         return set(inspect.signature(self._import()).parameters)
+
+    def schema(self) -> type[BaseModel]:
+        """A model of the settings that the callable takes, apart from what a run gives it."""
+        return arguments_model(self._import())
 
     @property
     def title(self) -> str:
@@ -102,160 +144,153 @@ class Component:
         find_modules_here(self.path)
         return source_digest(self.path)
 
+    def _unknown(self, name: str, names: list[str]) -> SettingError:
+        also = ["weight"] if self.setting.startswith("objective.") else []  # which every loss term has
+        nearest = suggestion(f"{self.setting}.{name}", names + also)
+        return SettingError(
+            f"no setting of {self.path}{nearest} (it takes {', '.join(names) or 'none'})",
+            setting=f"{self.setting}.{name}",
+            cure=f"leave it out; ~{self.setting}.{name} takes out what a recipe sets",
+        )
+
+    def _parameters(self, target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+        try:
+            return inspect.signature(target).parameters
+        except ValueError as error:
+            raise SettingError(
+                "does not say what it takes",
+                setting=f"{self.setting}.{TARGET}",
+                value=self.path,
+                cure="wrap it in a function of your own",
+            ) from error
+
     def _import(self) -> Callable[..., Any]:
         if self.in_memory is not None:
             return self.in_memory.make
-        refuse_text_of_object(self.setting, self.path)
+        setting, path = f"{self.setting}.{TARGET}", self.path
+        if path.startswith(PREFIX):
+            problem = "was an object of the program that started the run"
+            cure = "call distill.distill() with it again, or name a folder or an import path"
+            raise SettingError(problem, setting=setting, value=path, cure=cure)
         module, _, name = self.path.rpartition(".")
         find_modules_here(self.path)
         try:
             target = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
-            raise SettingError(
-                f"cannot be imported: {error}",
-                setting=f"{self.setting}._target_",
-                value=self.path,
-                cure="name a class or a function as PACKAGE.MODULE.NAME",
-            ) from error
+            problem, cure = f"cannot be imported: {error}", "name a class or a function as PACKAGE.MODULE.NAME"
+            raise SettingError(problem, setting=setting, value=path, cure=cure) from error
         if not callable(target):
-            raise SettingError(
-                "not callable", setting=f"{self.setting}._target_", value=self.path, cure="name a class or a function"
-            )
+            raise SettingError("not callable", setting=setting, value=path, cure="name a class or a function")
         return target
 
-    def _typed(self, target: Any, parameters: Mapping[str, inspect.Parameter], context: set[str]) -> dict[str, Any]:
-        """The settings, converted to the types that the signature names where OmegaConf knows such a type."""
-        settings = {
-            name: value
-            for name, value in self.arguments.items()
-            if name not in self.optional or (name in parameters and value is not None)
-        }
-        for name in settings:
-            if name in context or (name not in parameters and not _takes_all(parameters)):
-                names = sorted(set(parameters) - context)
-                also = ["weight"] if self.setting.startswith("objective.") else []  # which every loss term has
-                takes, nearest = ", ".join(names) or "none", suggestion(f"{self.setting}.{name}", names + also)
-                raise SettingError(
-                    f"no setting of {self.path}{nearest} (it takes {takes})",
-                    setting=f"{self.setting}.{name}",
-                    cure="remove it",
-                )
-        for name, parameter in parameters.items():
-            required = parameter.default is parameter.empty and parameter.kind not in (
-                parameter.VAR_KEYWORD,
-                parameter.VAR_POSITIONAL,
-            )
-            if required and name not in {*settings, *context}:
-                raise SettingError("missing", setting=f"{self.setting}.{name}", cure=f"{self.path} needs it")
-        try:
-            hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
-        except (NameError, TypeError):  # types that are imported for a type checker alone; an object that is callable
-            hints = {}
-        return {
-            name: converted(value, hints.get(name, Any), f"{self.setting}.{name}") for name, value in settings.items()
-        }
 
-
-def _takes_all(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-
-
-def converted(value: Any, kind: Any, setting: str) -> Any:
-    """`value` as the type `kind`; as it is where pydantic knows no such type.
-
-    Raises:
-        SettingError: it is none of that type.
-    """
-    from pydantic import ConfigDict, TypeAdapter, ValidationError
-    from pydantic.errors import PydanticUserError
-
-    try:
-        adapter = TypeAdapter(kind, config=ConfigDict(coerce_numbers_to_str=True))
-    except (PydanticUserError, TypeError, ValueError):
-        return value
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        if first["type"] in (
-            "missing",
-            "too_long",
-        ):  # a tuple of another length, of which its reader says what it needs
-            return value
-        reason = "A list or tuple is needed" if first["type"] in ("tuple_type", "list_type") else first["msg"]
-        written = "null" if value is None else value
-        raise SettingError(
-            "does not fit", setting=setting, value=written, cure=f"{reason[0].lower()}{reason[1:]}"
-        ) from error
-
-
-def component(
-    setting: str,
-    settings: dict[str, Any],
-    package: str,
-    kind: str | None = None,
-    optional: tuple[str, ...] = (),
-    named: Collection[str] = (),
-) -> Component:
-    """What `settings` names: a callable of the user's by `_target_`, else the class of a file of `package`.
+def arguments_model(target: Callable[..., Any], without: frozenset[str] = frozenset(PASSED)) -> type[BaseModel]:
+    """A model of the arguments that a callable takes by name, from its signature.
 
     Args:
-        settings: the settings as they were written.
-        kind: the built-in one to take where `settings` names none.
-        optional: as in Component.
-        named: the settings of the group that the command line names, "" where it names an option. Where it chooses the
-            callable, what a recipe, say, has set for another one is optional, too.
-
-    Raises:
-        SettingError: no file of `package` has that name.
+        without: arguments that are no settings.
     """
-    arguments = {name: value for name, value in settings.items() if name not in ("_target_", "kind")}
-    _check_values(setting, arguments)
-    if isinstance(path := arguments.get("path"), str):
-        arguments["path"] = expanded(path)
-    if "_target_" in named or ("_target_" not in settings and {"", "kind"} & {*named}):
-        of_kinds = {name for one in kinds(package) for name in Component(setting, built_in(package, one)).takes()}
-        optional += tuple(name for name in arguments if name in of_kinds and name not in named)
-    if (target := settings.get("_target_")) is not None:
-        held = target if isinstance(target, InMemory) else None
-        return Component(setting, str(target), arguments, optional, held)
-    kind = str(settings.get("kind", kind))
-    if kind not in (names := kinds(package)):
-        of_key = "kind" not in settings and package == TERMS  # a loss is chosen by the name of its group
-        nearest = suggestion(setting, names, "objective.") if of_key else did_you_mean(kind, names)
-        raise SettingError(
-            f"{'no such loss' if of_key else 'not known'}{nearest}",
-            setting=setting if of_key else f"{setting}.kind",
-            value=None if of_key else kind,
-            cure=f"choose one of {', '.join(names)}, or name a callable of your own as {setting}._target_",
-        )
-    return Component(setting, built_in(package, kind), arguments, optional)
+    try:
+        hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except (NameError, TypeError):  # types that are imported for a type checker alone; an object that is callable
+        hints = {}
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(target).parameters.items():
+        if name not in without and parameter.kind not in SEVERAL:
+            default = ... if parameter.default is parameter.empty else parameter.default
+            kind = hints.get(name, Any) if _is_known(hints.get(name, Any)) else Any
+            fields[FIELD + name] = kind, Field(default, alias=name, description=_sentence(target, name))
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(target).parameters.values())
+    config = ConfigDict(
+        extra="allow" if takes_all else "forbid", coerce_numbers_to_str=True, protected_namespaces=(), strict=False
+    )
+    return create_model(getattr(target, "__name__", "Arguments"), __config__=config, **fields)
 
 
-def by_name(group: str, noun: str, values: Mapping[str, Any]) -> dict[str, Component]:
-    """Callables of the user's by the names that the user gives them, in a group that has no built-in ones.
+def _is_known(kind: Any) -> bool:
+    """Whether pydantic knows a type, and can check it."""
+    try:
+        TypeAdapter(kind)
+    except (PydanticUserError, TypeError, ValueError):
+        return False
+    return True
 
-    Raises:
-        SettingError: an entry has no `_target_`; the line calls it a `noun`.
+
+def _sentence(target: Any, name: str) -> str | None:
+    """What the docstrings of a class say of an argument: `name`: a sentence."""
+    for kind in inspect.getmro(target) if inspect.isclass(target) else (target,):
+        for text in (kind.__dict__.get("__doc__"), getattr(kind.__dict__.get("__init__"), "__doc__", None)):
+            if match := re.search(rf"`{name}`:\s+(.+?)\.(?:\s|$)", text or "", re.DOTALL):
+                sentence = " ".join(match[1].split())
+                return f"{sentence[0].upper()}{sentence[1:]}."
+    return None
+
+
+def group_named(name: str) -> Any:
+    """The field of a part that has the name of its group of settings; its parent gives it to entries of a dict."""
+    return Field(name, alias=GROUP, exclude=True, repr=False, description="What the command line calls this group.")
+
+
+class Part(Settings, extra="allow"):
+    """Settings that name a callable; those that are no fields are its arguments.
+
+    Attributes:
+        target: in place of a built-in one.
+        group: the name of this group of settings, such as objective.soft.
     """
-    for name, settings in values.items():
-        if not isinstance(settings, dict) or settings.get("_target_") is None:
-            raise SettingError(
-                f"names no {noun}",
-                setting=f"{group}.{name}",
-                cure=f"give a class of your own as {group}.{name}._target_",
-            )
-    return {name: component(f"{group}.{name}", settings, "") for name, settings in values.items()}
+
+    package: ClassVar[str] = ""  # of the built-in ones
+
+    target: Annotated[str | InMemory | None, WithJsonSchema({"type": "string"})] = Field(
+        default=None,
+        alias="_target_",
+        description="Import path of a callable of yours, in place of a built-in one.",
+    )
+    group: SkipJsonSchema[str] = group_named("")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The settings that are no fields of this class."""
+        return dict(self.model_extra or {})
+
+    def component(
+        self, kind: str = "", more: Mapping[str, Any] | None = None, optional: tuple[str, ...] = ()
+    ) -> Component:
+        """The callable that is named, with its arguments.
+
+        Args:
+            kind: of the built-in one, where `_target_` names none.
+            more: further arguments.
+            optional: as in Component.
+        """
+        arguments = self.arguments | dict(more or {})
+        if self.target is not None:
+            held = self.target if isinstance(self.target, InMemory) else None
+            return Component(self.group, str(self.target), arguments, optional, held)
+        return Component(self.group, built_in(self.package, kind), arguments, optional)
+
+    def refuse_arguments(self) -> None:
+        """Raises SettingError for a name that no field has, where nothing takes further ones."""
+        if unknown := [name for name, value in self.arguments.items() if value is not None]:
+            names = [name for name in type(self).model_fields if name not in ("group", "target")]
+            nearest = suggestion(f"{self.group}.{unknown[0]}", names, f"{self.group}.")
+            raise unknown_setting(f".{unknown[0]}", nearest)
+
+    @model_validator(mode="after")
+    def _has_values_that_can_be(self) -> "Part":
+        for name, value in self.arguments.items():
+            _check_value(f".{name}", value)
+        return self
 
 
-def _check_values(setting: str, value: Any) -> None:
+def _check_value(setting: str, value: Any) -> None:
     """Refuse numbers that are not finite or larger than any setting has, and an empty path."""
     if isinstance(value, dict):
         for name, inner in value.items():
-            _check_values(f"{setting}.{name}", inner)
+            _check_value(f"{setting}.{name}", inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            _check_values(setting, inner)
+            _check_value(setting, inner)
     elif isinstance(value, str) and not value.strip() and setting.endswith(".path"):
         raise SettingError(EMPTY, setting=setting, value=value, cure=GIVE)
     elif isinstance(value, float) and not math.isfinite(value):
@@ -265,10 +300,58 @@ def _check_values(setting: str, value: Any) -> None:
         raise SettingError(f"too {verdict}", setting=setting, value=value, cure="give a number from -1e12 to 1e12")
 
 
+class Named(Part):
+    """What is chosen by `_target_` alone, such as an observer: there are no built-in ones."""
+
+    @model_validator(mode="after")
+    def _is_named(self) -> "Named":
+        if self.target is None:
+            cure = f"give a class of your own as {self.group}.{TARGET}"
+            raise SettingError("names no callable", setting=".", cure=cure)
+        return self
+
+    @property
+    def make(self) -> Component:
+        return self.component()
+
+
+def in_group(group: str) -> Callable[[Any], Any]:
+    """Gives the entries of a dict of parts the names of their groups, such as evaluate.sources.books."""
+
+    def named(values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {
+            name: value | {GROUP: f"{group}.{name}"} if isinstance(value, dict) else value
+            for name, value in values.items()
+        }
+
+    return named
+
+
+def check_kind(kind: str, package: str, setting: str = ".kind") -> str:
+    """The name of a built-in choice. Raises SettingError where its package has no such file."""
+    if kind not in (names := kinds(package)):
+        target = f"{setting.rpartition('.')[0]}.{TARGET}"
+        cure = f"choose one of {', '.join(names)}, or name a callable of your own as {target}"
+        raise SettingError(f"not known{did_you_mean(kind, names)}", setting=setting, value=kind, cure=cure)
+    return kind
+
+
+def takers(package: str, setting: str) -> str:
+    """As `did_you_mean`: the setting of this very name that built-in choices take, `objective.jsd.beta` of a `beta`."""
+    group, _, name = setting.rpartition(".")
+    choices = [kind for kind in kinds(package) if name in Component(setting, built_in(package, kind)).takes()]
+    nearest = [f"{group}.{kind}.{name}" for kind in choices[:MAX_NAMES]]
+    return f" (did you mean {' or '.join(nearest)}?)" if nearest else ""
+
+
 def kinds(package: str) -> list[str]:
     """The built-in choices of a package: its modules, sorted; those that begin with an underscore are none."""
-    folder = importlib.import_module(package).__path__
-    return sorted(module.name for module in pkgutil.iter_modules(folder) if not module.name.startswith("_"))
+    # Nothing is imported to read their names.
+    folders = getattr(sys.modules.get(package), "__path__", [HERE.joinpath(*package.split(".")[1:])])
+    files = {path.stem for folder in folders for path in Path(folder).glob("*.py")}
+    return sorted(name for name in files if not name.startswith("_"))
 
 
 def built_in(package: str, kind: str) -> str:

@@ -1,63 +1,32 @@
-"""Turns Hydra's configuration into typed settings; beside it only what reads the command line knows Hydra.
+"""What Hydra makes of a command line, and the typed settings of the run that it describes.
 
 Behind `build` there is no OmegaConf. Hydra is imported inside the functions that need it, so that processes which only
 read settings start quickly.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple
 
-from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, by_name, component, kinds
-from distill.config.errors import all_of, group_of_settings, parse, shown
+from distill.config.command_line import BASE, CommandLine, check_one_run, check_overrides
+from distill.config.component import TARGET
+from distill.config.corpus import SourceConfig
+from distill.config.errors import explain, group_of_settings, parse, shown
 from distill.config.flat_settings import flatten
-from distill.config.layers import REPLACED, named_settings
-from distill.config.mixture_settings import HELDOUT, MIXTURE, mixture
-from distill.config.model import Settings
-from distill.config.settings import (
-    RECIPES,
-    ChainConfig,
-    Config,
-    CorpusConfig,
-    EvaluateConfig,
-    ObjectiveConfig,
-    ObjectiveFlags,
-    OptimizerConfig,
-    OptimizerFlags,
-    SetConfig,
-    SourceConfig,
-    TermConfig,
-)
-from distill.config.student import STUDENTS, AnyStudentConfig, CustomStudentConfig, StudentConfig
-from distill.config.synonyms import suggestion
-from distill.config.teacher import (
-    MEMBERS,
-    TEACHERS,
-    CustomMemberConfig,
-    CustomTeacherConfig,
-    FrozenModelConfig,
-    MemberConfig,
-    TeacherConfig,
-)
-from distill.config.unions import CUSTOM, Kinds
-from distill.config.unknown import explain, takers
-from distill.config.weight_schedule import WeightSchedule
-from distill.config.written import without_environment, written_and_compared
-from distill.runtime.errors import SettingError, did_you_mean
+from distill.config.folders import CONF, RECIPES
+from distill.config.override_text import as_value, parse_override
+from distill.config.settings import ChainConfig, Config
+from distill.config.written import as_yaml, without_environment, written_and_compared
+from distill.runtime.errors import SettingError
+from distill.runtime.files import expanded
+from distill.runtime.redaction import redact
 
 WHOLE = ("written", "compared")  # of Config: all settings together
-# Settings whose entries have names of the user's, or of transformers: the command line needs no plus for them.
-NAMED = (*REPLACED, *(f"evaluate.{name}" for name in ("by_set", "sources", "measures")))
-NAMED += ("objective", "observers", "teacher.members")
-# Settings of a corpus that are none of its source.
-CORPUS = tuple(name for name in CorpusConfig.model_fields if name not in ("source", "weights"))
-Group = dict[str, Any]  # the settings of a group as they were written, or sections by name
-GROUP = Settings | Component | dict  # what a setting that is a group of settings becomes
-SEVERAL = "several"
-NOT_GIVEN = ("warmup_steps", "end_lr")  # of a schedule where they are null, so that not every schedule has to take them
-
-Custom = TypeVar("Custom", CustomTeacherConfig, CustomMemberConfig)
+CHAIN = ("chain.", "recipe", "hydra.")  # how the settings of a chain begin
 
 
 def register() -> None:
@@ -85,28 +54,21 @@ def _register_recipe(file: Path, _changed: int) -> None:
     ConfigStore.instance().store(group="recipe", name=file.stem, node=OmegaConf.load(file), package="_global_")
 
 
-def add_recipe(name: str, settings: dict[str, Any]) -> None:
-    """Make these settings, nested by the names of the command line, known to this process as `+recipe=name`."""
-    from hydra.core.config_store import ConfigStore
-    from omegaconf import OmegaConf
-
-    ConfigStore.instance().store(group="recipe", name=name, node=OmegaConf.create(settings), package="_global_")
-
-
 def _schema() -> Any:
-    """The defaults of every setting, by the names of the command line."""
+    """The defaults of every setting, whose sections take further names: pydantic refuses those that there are not."""
     from omegaconf import OmegaConf
 
-    schema = {name: value for name, value in plain(Config()).items() if name not in WHOLE}
-    # null: the source's own default, which may be that of a user's own class.
-    source = dict.fromkeys(name for name in SourceConfig.model_fields if name != "kind")
-    schema["corpus"] = source | {name: value for name, value in schema["corpus"].items() if name in CORPUS}
-    schema |= {name: kinds.defaults() for name, kinds in (("student", STUDENTS), ("teacher", TEACHERS))}
-    del schema["objective"]["terms"], schema["optimizer"]["make"]
-    schema["schedule"] = {}
+    schema = Config().model_dump(mode="json", by_alias=True, fallback=str, exclude=set(WHOLE))
+    for section in ("corpus", "teacher", "student", "optimizer", "schedule"):
+        for name in (TARGET, "kind"):  # which the options of the group set
+            schema[section].pop(name, None)
+    # null: the source's own default, which may be that of a class of the user's
+    fields = [name for name in SourceConfig.model_fields if name not in ("target", "group", "kind")]
+    schema["corpus"] |= dict.fromkeys(fields)
     created = OmegaConf.create(schema)
-    for name in NAMED:  # names of the user's, or fields that transformers refuses itself
-        OmegaConf.set_struct(OmegaConf.select(created, name), False)
+    for name, section in schema.items():
+        if isinstance(section, dict):
+            OmegaConf.set_struct(created[name], False)
     return created
 
 
@@ -120,9 +82,216 @@ def default_settings() -> dict[str, Any]:
     return flatten({str(name): section for name, section in schema.items()})
 
 
-def plain(settings: Settings) -> dict[str, Any]:
-    """A section as a dict that anything can be merged into."""
-    return settings.model_dump(mode="json", fallback=str)
+@dataclass(frozen=True)
+class Composition:
+    """What Hydra makes of a command line: the settings, and its own part."""
+
+    settings: Any
+    hydra: Any
+    overrides: list[str]  # those of the settings
+    folder: Path  # of the run
+    sweep_folder: Path  # of a sweep of such runs
+    values: Mapping[str, Any] = field(default_factory=dict)  # of a program, by the dotted names of settings
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether a recipe, or hydra.mode on the command line, makes this a sweep."""
+        return "MULTIRUN" in str(self.hydra.get("mode"))
+
+    @property
+    def folder_has_time(self) -> bool:
+        """Whether the name of the run folder holds the time, so that it is another one when it is composed again."""
+        from omegaconf import OmegaConf
+
+        return "${now" in str(OmegaConf.to_container(self.hydra.run, resolve=False))
+
+    @property
+    def recipe(self) -> str:
+        return str(self.hydra.runtime.choices.get("recipe") or "default")
+
+    @property
+    def chain(self) -> ChainConfig | None:
+        """The chain that the recipe names; None where it names one run."""
+        return chain_config(self.settings, self.overrides)
+
+    def with_values(self, values: Mapping[str, Any]) -> "Composition":
+        """The same with values of a program, which win over all others.
+
+        Args:
+            values: by the dotted names of settings: plain ones, and `InMemory` in place of an import path.
+        """
+        from omegaconf import OmegaConf
+
+        settings = OmegaConf.create(self.settings, flags={"allow_objects": True, "struct": False})
+        for name, value in values.items():
+            OmegaConf.update(settings, name, value, merge=False)
+        return replace(self, settings=settings, values=values)
+
+
+class ComposedRun(NamedTuple):
+    """One run, and what its report says of it."""
+
+    config: Config
+    folder: Path
+    recipe: str
+    command: str
+    resolved: str  # the settings as YAML, as they were given
+
+
+def compose(line: CommandLine) -> Composition:
+    """The configuration that a command line makes; of a sweep what its runs have in common."""
+    from hydra import initialize_config_dir
+
+    register()
+    path, overrides = [], []
+    for text, override in zip(line.overrides, map(parse_override, line.overrides), strict=True):
+        if override is not None and override.key_or_group == "hydra.searchpath":
+            path += _search_path(override)
+        elif override is None or not override.is_sweep_override():
+            overrides.append(text)
+    if folder := line.options.get("--config-dir"):
+        path.insert(0, f"file://{Path(folder).absolute()}")
+    _refuse_hidden_recipes(path, overrides)
+    listed = ",".join("'{}'".format(entry.replace("'", "\\'")) for entry in path)
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose_overrides(BASE, [*overrides, f"hydra.searchpath=[{listed}]"])
+    except RecursionError:
+        problem = "a file of these settings has lists in lists too deep to be read"
+        raise SettingError(problem, cure="correct it") from None
+    except ValueError as error:
+        if "integer string conversion" not in str(error):
+            raise
+        problem = "a file of these settings has a number of too many digits to be read"
+        raise SettingError(problem, cure="correct it") from None
+
+
+def _refuse_hidden_recipes(path: Sequence[str], overrides: Sequence[str]) -> None:
+    """Raises SettingError where a recipe of the user's has the name of one that comes with Distill."""
+    for name in (text.partition("=")[2] for text in overrides if text.startswith("recipe=")):
+        files = [Path(folder.removeprefix("file://"), "recipe", f"{name}.yaml") for folder in path]
+        if (RECIPES / f"{name}.yaml").is_file() and (hidden := [file for file in files if file.is_file()]):
+            problem, cure = f"is {hidden[0]} and also a recipe that comes with Distill", "give yours another name"
+            raise SettingError(problem, setting="recipe", value=name, cure=cure)
+
+
+def _search_path(override: Any) -> list[str]:
+    folders = override.value()
+    if isinstance(folders, list) and all(isinstance(folder, str) for folder in folders):
+        return folders
+    raise SettingError(
+        "no list of folders",
+        setting="hydra.searchpath",
+        value=override.input_line.partition("=")[2],
+        cure="give one as hydra.searchpath=[file://FOLDER]",
+    )
+
+
+def compose_overrides(primary: str, overrides: list[str]) -> Composition:
+    """The same once Hydra is set up.
+
+    Args:
+        primary: the configuration that the overrides change.
+    """
+    from hydra import compose as hydra_compose
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import open_dict
+
+    settings = hydra_compose(primary, overrides, return_hydra_config=True)
+    HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
+    # Read before Hydra's part is taken out: the folders refer to it.
+    folder, sweep_folder = (Path(expanded(str(part.dir))) for part in (settings.hydra.run, settings.hydra.sweep))
+    with open_dict(settings):
+        del settings["hydra"]
+    return _composition(settings, HydraConfig.get(), folder, sweep_folder)
+
+
+def of_job(settings: Any) -> Composition:
+    """The configuration of a run that Hydra itself has started, as it does in a sweep."""
+    from hydra.core.hydra_config import HydraConfig
+
+    job = HydraConfig.get()
+    return _composition(settings, job, Path(job.runtime.output_dir), Path(job.sweep.dir))
+
+
+def _composition(settings: Any, hydra: Any, folder: Path, sweep_folder: Path) -> Composition:
+    overrides = overrides_of(hydra, "task")
+    _refuse_options_without_effect(settings, overrides, hydra)
+    return Composition(settings, hydra, overrides, folder, sweep_folder)
+
+
+def overrides_of(hydra: Any, part: str) -> list[str]:
+    """The overrides of the settings, `task`, or of Hydra itself, as they were given: nothing in them is resolved.
+
+    Args:
+        hydra: its own part of the composition.
+    """
+    from omegaconf import OmegaConf
+
+    overrides = OmegaConf.to_container(hydra.overrides[part], resolve=False)
+    assert isinstance(overrides, list)
+    return [str(override) for override in overrides]
+
+
+def _refuse_options_without_effect(settings: Any, overrides: Sequence[str], hydra: Any) -> None:
+    """Refuse a teacher, or an objective without some losses, that the command line chooses and a recipe undoes.
+
+    Values of a recipe win over options of groups: the run would learn from another teacher than the one that is asked
+    for, or its baseline from a teacher.
+
+    Raises:
+        SettingError: it names the value that the command line has to give.
+    """
+    from omegaconf import OmegaConf
+
+    names = {override.partition("=")[0].lstrip("+") for override in overrides}
+    choices = hydra.runtime.choices
+    wanted = dict[str, Any]()
+    if "teacher" in names and (path := _option("teacher", choices["teacher"]).get("path", "???")) != "???":
+        wanted["teacher.path"] = path
+    if "objective" in names:
+        terms = {name: one for name, one in _option("objective", choices["objective"]).items() if isinstance(one, dict)}
+        wanted |= {f"objective.{name}.weight": 0.0 for name, term in terms.items() if term.get("weight") == 0}
+    for name, value in wanted.items():
+        found, group = OmegaConf.select(settings, name, throw_on_missing=False), name.partition(".")[0]
+        if name not in names and found not in (None, "???", value):
+            problem = f"the recipe sets {name}={found}, and its values win over options of groups"
+            raise SettingError(problem, setting=group, value=choices[group], cure=f"give {name}={shown(value)}")
+
+
+def _option(group: str, name: Any) -> dict[str, Any]:
+    """The values of an option of this package with those of the options that it begins from; {} of any other."""
+    from omegaconf import OmegaConf
+
+    file = CONF / group / f"{name}.yaml"
+    if not file.is_file():
+        return {}
+    content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    assert isinstance(content, dict)
+    whole = OmegaConf.merge(*(_option(group, parent) for parent in content.pop("defaults", [])), content)
+    merged = OmegaConf.to_container(whole, resolve=False)
+    assert isinstance(merged, dict)
+    return {str(key): value for key, value in merged.items()}
+
+
+def run_of(composition: Composition) -> ComposedRun:
+    """The run that was composed."""
+    config = build(composition.settings, composition.overrides, composition.values)
+    return ComposedRun(config, composition.folder, composition.recipe, _command(composition), as_yaml(config.written))
+
+
+def _command(composition: Composition) -> str:
+    """The command of a run for a shell, which resumes this very run where it is given in the same working folder."""
+    of_hydra = overrides_of(composition.hydra, "hydra")
+    signs = {name: "" if name in default_settings() else "++" for name in composition.values}
+    of_program = [f"{signs[name]}{name}={as_value(value)}" for name, value in composition.values.items()]
+    searched = [text for text in of_hydra if text.startswith("hydra.searchpath=") and not text.endswith("=[]")]
+    names = {text.partition("=")[0] for text in of_hydra}
+    is_named = composition.sweeps or "hydra.run.dir" in names
+    folder = [f"hydra.run.dir={as_value(str(composition.folder))}"] if is_named else []
+    folder += ["hydra.mode=RUN"] * composition.sweeps  # of a recipe that searches
+    words = [f"+{text}" if text.startswith("recipe=") else text for text in composition.overrides]
+    return shlex.join(["python", "-m", "distill", *map(redact, [*words, *of_program, *searched, *folder])])
 
 
 def build(composed: Any, overrides: Sequence[str] = (), given: Mapping[str, Any] | None = None) -> Config:
@@ -145,43 +314,10 @@ def build(composed: Any, overrides: Sequence[str] = (), given: Mapping[str, Any]
     assert isinstance(container, dict)
     values = {str(name): value for name, value in container.items()}
     written, compared = written_and_compared(composed, values)
-    names = [name for name in Config.model_fields if name not in WHOLE]
-    for name in values:
-        if name not in names:
-            raise SettingError(
-                f"no setting of Distill{suggestion(name, [*names, 'recipe'])}",
-                setting=name,
-                cure="a recipe is +recipe=NAME, and --cfg job shows the rest",
-            )
-    groups = {name: group_of(name, values.get(name)) for name in names if isinstance(getattr(Config(), name), GROUP)}
-    made, refusals = _sections(groups, named := named_settings(overrides, given or {}))
-    rest = {name: value for name, value in (values | groups).items() if name not in SECTIONS}
-    try:
-        config = parse(Config, rest | made | {"written": written, "compared": compared}, "")
-    except SettingError as error:
-        refusals.append(error)
-    if refusals:
-        raise all_of(refusals)
-    config.train.refuse_unread(named["train"])
+    config = parse(Config, values | {"written": written, "compared": compared}, "")
+    names = {override.partition("=")[0].lstrip("+") for override in overrides} | {*(given or {})}
+    config.train.refuse_unread({name.removeprefix("train.") for name in names if name.startswith("train.")})
     return config
-
-
-def _sections(groups: dict[str, Group], named: dict[str, set[str]]) -> tuple[Group, list[SettingError]]:
-    """Those of `SECTIONS` that their settings make, and the refusals of the others."""
-    made, refusals = Group(), list[SettingError]()
-    for name, make in SECTIONS.items():
-        try:
-            made[name] = make(groups[name], named[name])
-        except SettingError as error:
-            refusals.append(error)
-    return made, refusals
-
-
-def group_of(name: str, values: Any) -> dict[str, Any]:
-    """The settings of a group. Raises SettingError where one value stands in place of them."""
-    if not isinstance(values, dict):
-        raise group_of_settings(name, values)
-    return {str(key): value for key, value in values.items()}
 
 
 def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
@@ -194,8 +330,7 @@ def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
 
     if composed.get("chain") is None:
         return None
-    chains = ("chain.", "recipe", "hydra.")
-    if others := [override for override in overrides if not override.lstrip("+~").startswith(chains)]:
+    if others := [override for override in overrides if not override.lstrip("+~").startswith(CHAIN)]:
         raise SettingError(
             "this recipe is a chain, whose stages have settings of their own",
             setting=others[0].partition("=")[0],
@@ -204,218 +339,77 @@ def chain_config(composed: Any, overrides: list[str]) -> ChainConfig | None:
         )
     try:
         # A variable's value would stand on the command line of the stage, for everybody on this machine to read.
-        values = group_of("chain", without_environment(composed)["chain"])
+        values = without_environment(composed)["chain"]
     except OmegaConfBaseException as error:
         raise explain(error) from error
+    if not isinstance(values, dict):
+        raise group_of_settings("chain", values)
     if left_open := [name for name, value in flatten(values).items() if value == "???"]:
         raise SettingError("missing", setting=f"chain.{left_open[0]}", cure="give it a value")
     return parse(ChainConfig, {name: value for name, value in values.items() if name != "given"}, "chain")
 
 
-def _take(values: dict[str, Any], cls: type[Settings]) -> dict[str, Any]:
-    """Remove the keys that are fields of `cls` from `values`, and give them with their values."""
-    return {name: values.pop(name) for name in cls.model_fields if name in values}
-
-
-def corpus_config(values: dict[str, Any]) -> CorpusConfig:
-    """The group `corpus` as it is written on the command line, with the settings of its source among its own."""
-    source = {name: value for name, value in values.items() if name not in CORPUS}
-    settings = {name: value for name, value in values.items() if name in CORPUS}
-    sources = settings.pop("sources", None) or {}
-    if values.get("kind") == MIXTURE:
-        mixed, weights = mixture(sources, source, _source)
-        parts = {"source": SourceConfig(kind=MIXTURE), "sources": mixed, "weights": weights}
-        return parse(CorpusConfig, settings | parts, "corpus")
-    if sources:
-        raise SettingError(
-            f"is for a mixture, but corpus.kind={values.get('kind')}",
-            setting="corpus.sources",
-            cure="set corpus=mixture",
-        )
-    return parse(CorpusConfig, settings | {"source": _source("corpus", source)}, "corpus")
-
-
-def _source(setting: str, values: Any) -> SourceConfig | Component:
-    if not isinstance(values, dict):
-        raise SettingError(
-            "no source of text", setting=setting, value=shown(values), cure="write {kind: text, path: FILE}"
-        )
-    if values.get("_target_") is not None:
-        return component(setting, values, SOURCES, optional=tuple(SourceConfig.model_fields))
-    kind = str(values.get("kind"))
-    if kind in kinds(TABLES):
-        arguments = {name: value for name, value in values.items() if value is not None}
-        return component(setting, arguments, TABLES)
-    if kind != HELDOUT and kind not in (choices := [*kinds(SOURCES), *kinds(TABLES)]):
-        raise SettingError(
-            f"not known{did_you_mean(kind, choices)}",
-            setting=f"{setting}.kind",
-            value=kind,
-            cure=f"choose one of {', '.join(choices)}, or name a class of your own as {setting}._target_",
-        )
-    return parse(SourceConfig, {name: value for name, value in values.items() if value is not None}, setting)
-
-
-def student_config(values: dict[str, Any], named: set[str]) -> StudentConfig:
-    """The group `student`: built-in settings, or those of the callable that `_target_` names.
+def composed(arguments: list[str]) -> Config:
+    """The settings of the one run that a command line names, for commands beside the main one.
 
     Args:
-        named: the settings that the command line names.
+        arguments: the command line: `+recipe=NAME`, NAME=VALUE, and --config-dir FOLDER.
+
+    Raises:
+        SettingError: bad input, or a chain or a sweep, which are several runs.
     """
-    if values.get("_target_") is None:
-        return cast(StudentConfig, STUDENTS.parse(values, "student", named))
-    arguments = {
-        name: value for name, value in values.items() if name not in ("init", *AnyStudentConfig.model_fields)
-    }  # it gets its tokenizer loaded
-    make = component("student", arguments, "", optional=STUDENTS.optional(CustomStudentConfig, values, named))
-    shared = {name: values[name] for name in ("path", *AnyStudentConfig.model_fields) if name in values}
-    return parse(CustomStudentConfig, {**shared, "init": CUSTOM, CUSTOM: make}, "student")
+    composition = compose_one(CommandLine.of(arguments))
+    return build(composition.settings, composition.overrides)
 
 
-def teacher_config(values: dict[str, Any], named: set[str]) -> TeacherConfig:
-    """The group `teacher`: built-in settings, or those and further ones of the callable that `_target_` names.
+def composed_run(
+    arguments: list[str], values: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+) -> ComposedRun:
+    """The one run that a command line names, for programs that run it themselves.
+
+    What Hydra keeps for the whole process, such as the configuration of a program that uses it too, is as before
+    afterwards.
 
     Args:
-        named: the settings that the command line names.
+        arguments: as `composed` takes them, and hydra.run.dir, the folder of the run.
+        values: gets the settings that these make, and gives those of the program, as `Composition.with_values`
+            takes them.
+
+    Raises:
+        SettingError: bad input, several runs, or a part of Hydra that only the command has.
     """
-    members = group_of("teacher.members", values.get("members", {}))
-    made = {name: _member(name, member) for name, member in members.items()}
-    if values.get("_target_") is not None:
-        return _custom_teacher(CustomTeacherConfig, TEACHERS, values, "teacher", named)
-    if values.get("kind") == SEVERAL:
-        for name in sorted(named):
-            if name in FrozenModelConfig.model_fields and TEACHERS.is_given(name, values[name]):
-                raise SettingError(
-                    "not read with teacher.kind=several",
-                    setting=f"teacher.{name}",
-                    value=shown(values[name]),
-                    cure=f"set teacher.members.NAME.{name}",
-                )
-        values = values | {"members": made}
-    return cast(TeacherConfig, TEACHERS.parse(values, "teacher", named))
+    with hydra_as_before():
+        composition = compose_one(CommandLine.of(arguments))
+        return run_of(composition.with_values(values(composition.settings)))
 
 
-def _member(name: str, values: Any) -> MemberConfig:
-    if not isinstance(values, dict):
+def compose_one(line: CommandLine) -> Composition:
+    """`compose` of a command line that has to be about one run."""
+    if options := [name for name in line.options if name not in ("--config-dir", "--multirun")]:
         raise SettingError(
-            "no teacher",
-            setting=f"teacher.members.{name}",
-            value=shown(values),
-            cure=f"write {{path: {shown(values)}}}",
+            "is an option of the command", setting=options[0], cure="run `python -m distill` with it, or leave it out"
         )
-    setting, values = f"teacher.members.{name}", {"kind": "pretrained", **values}
-    if values.get("_target_") is not None:
-        return _custom_teacher(CustomMemberConfig, MEMBERS, values, setting, set(values))
-    return cast(MemberConfig, MEMBERS.parse(values, setting, set(values)))
+    check_overrides(line)
+    composition = compose(line)
+    if "--multirun" in line.options or composition.sweeps:
+        raise SettingError("this command is about one run", cure="leave --multirun and recipes of sweeps out")
+    check_one_run(line, may_sweep=False)
+    if composition.settings.get("chain") is not None:
+        raise SettingError("this recipe is a chain, which is several runs", cure="name the recipe of one of its stages")
+    return composition
 
 
-def _custom_teacher(
-    section: type[Custom], kinds: Kinds, values: dict[str, Any], setting: str, named: set[str]
-) -> Custom:
-    """The only teacher or one of several, by a callable of the user's."""
-    shared = {name: value for name, value in values.items() if name in section.model_fields}
-    make = component(setting, values, "", optional=kinds.optional(section, values, named))
-    return parse(section, shared | {"kind": CUSTOM, CUSTOM: make}, setting)
+@contextmanager
+def hydra_as_before() -> Iterator[None]:
+    """Within it Hydra is as if nothing had used it; afterwards it is as the program around has left it."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
 
-
-def objective_config(values: dict[str, Any]) -> ObjectiveConfig:
-    """The group `objective`: settings of the objective itself; every other key is a loss term with its settings."""
-    values = dict(values)
-    flags = _take(values, ObjectiveFlags)
-    default = ObjectiveConfig.model_fields["temperature"].default
-    temperature = _number("objective.temperature", values.pop("temperature", default))
-    terms = {name: _term(f"objective.{name}", term, temperature) for name, term in values.items()}
-    return parse(ObjectiveConfig, flags | {"temperature": temperature, "terms": terms}, "objective")
-
-
-def _term(setting: str, values: Any, shared: float | WeightSchedule) -> TermConfig:
-    """A loss term; one that takes a temperature and has none of its own gets `shared`, that of the objective."""
-    name = setting.rpartition(".")[2]
-    if not name.isidentifier():
-        raise SettingError("no name of a loss", setting=setting, cure="take letters, digits and underscores")
-    if not isinstance(values, dict):
-        if name in kinds(TERMS):
-            problem = "a loss is a group of settings"
-            raise SettingError(problem, setting=setting, value=shown(values), cure=f"give {setting}.weight=NUMBER")
-        names = [*ObjectiveFlags.model_fields, "temperature", *kinds(TERMS)]
-        nearest = takers(TERMS, setting) or suggestion(setting, names, "objective.")
-        problem = f"neither a setting of the objective nor a loss{nearest}"
-        of_all = f"losses are {', '.join(kinds(TERMS))}, each with a weight such as objective.soft.weight=1"
-        cure = "give that in its place" if nearest else of_all
-        raise SettingError(problem, setting=setting, value=shown(values), cure=cure)
-    arguments = dict(values)
-    weight = _number(f"{setting}.weight", arguments.pop("weight", 1.0))
-    has_temperature = "temperature" in arguments
-    temperature = arguments.setdefault("temperature", shared)
-    if isinstance(temperature, dict):
-        temperature = _number(f"{setting}.temperature", temperature)
-    schedule = temperature if isinstance(temperature, WeightSchedule) else None
-    if schedule is not None:
-        arguments["temperature"] = schedule.start
-    make = component(setting, arguments, TERMS, kind=name, optional=() if has_temperature else ("temperature",))
-    follows = schedule is not None and (has_temperature or "temperature" in make.takes())
-    return parse(TermConfig, {"weight": weight, "make": make, "temperature": schedule if follows else None}, setting)
-
-
-def _number(setting: str, value: Any) -> float | WeightSchedule:
-    """A number, or one that follows a schedule."""
-    if isinstance(value, dict):
-        for name in ("start", "end"):
-            if value.get(name) is None:
-                raise SettingError(
-                    "missing", setting=f"{setting}.{name}", cure="give a schedule as {start: NUMBER, end: NUMBER}"
-                )
-        return parse(WeightSchedule, value, setting)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise SettingError(
-            "not a number, nor a schedule",
-            setting=setting,
-            value=value,
-            cure="give a number, or {start: NUMBER, end: NUMBER}",
-        )
-    return float(value)
-
-
-def optimizer_config(values: dict[str, Any], named: Collection[str] = ()) -> OptimizerConfig:
-    """The group `optimizer`: learning rate and clipping, and the settings of the optimizer itself; `named` as above."""
-    values = dict(values)
-    flags = _take(values, OptimizerFlags)
-    made = component("optimizer", values, OPTIMIZERS, kind="adamw", named=named)
-    return parse(OptimizerConfig, flags | {"make": made}, "optimizer")
-
-
-def schedule_config(values: dict[str, Any], named: Collection[str] = ()) -> Component:
-    """The group `schedule`: the settings of what gives the learning rate over the run; `named` as above."""
-    values = {name: value for name, value in values.items() if value is not None or name not in NOT_GIVEN}
-    return component("schedule", values, SCHEDULES, kind="linear", named=named)
-
-
-def evaluate_config(values: dict[str, Any]) -> EvaluateConfig:
-    """The group `evaluate`, whose sources and measures may be classes of the user's."""
-    groups = {name: group_of(f"evaluate.{name}", values.get(name, {})) for name in ("sources", "measures", "by_set")}
-    sources = {name: _source(f"evaluate.sources.{name}", source) for name, source in groups["sources"].items()}
-    measures = by_name("evaluate.measures", "measure", groups["measures"])
-    settings = parse(EvaluateConfig, values | {"sources": sources, "measures": measures, "by_set": {}}, "evaluate")
-    return settings.changed(by_set={name: _of_set(settings, name, one) for name, one in groups["by_set"].items()})
-
-
-def _of_set(settings: EvaluateConfig, name: str, values: Any) -> SetConfig:
-    """What is set of one evaluation set; what is not is as for all of them."""
-    setting = f"evaluate.by_set.{name}"
-    of_set = group_of(setting, {} if values is None else values)
-    pseudo = group_of(f"{setting}.pseudo_perplexity", of_set.get("pseudo_perplexity") or {})
-    of_set["pseudo_perplexity"] = {"fraction": settings.pseudo_perplexity.fraction} | pseudo
-    return parse(SetConfig, {"max_sequences": settings.max_sequences} | of_set, setting)
-
-
-# Groups whose settings may be those of the user's callables, and what makes them; the names are the command line's.
-SECTIONS: dict[str, Callable[[Group, set[str]], Any]] = {
-    "corpus": lambda values, _: corpus_config(values),
-    "evaluate": lambda values, _: evaluate_config(values),
-    "objective": lambda values, _: objective_config(values),
-    "observers": lambda values, _: by_name("observers", "observer", values),
-    "optimizer": optimizer_config,
-    "schedule": schedule_config,
-    "student": student_config,
-    "teacher": teacher_config,
-}
+    states = GlobalHydra.instance(), HydraConfig.instance()
+    before = states[0].hydra, states[1].cfg
+    states[0].clear()
+    try:
+        yield
+    finally:
+        GlobalHydra.set_instance(states[0])  # what composes has put a copy in its place
+        states[0].hydra, states[1].cfg = before

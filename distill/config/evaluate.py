@@ -1,10 +1,11 @@
 """The settings of the evaluation: which sets models are scored on, how much of each, and when."""
 
-from typing import Any
+from typing import Annotated
 
-from pydantic import field_validator
+from pydantic import BeforeValidator, field_validator
 
-from distill.config.corpus import Missing
+from distill.config.component import Component, Named, in_group
+from distill.config.corpus import Missing, SourceConfig, are_sources
 from distill.config.model import BATCH, ROWS, STEPS, LocalPath, Settings, setting
 from distill.runtime.errors import SettingError
 
@@ -29,7 +30,7 @@ class PseudoPerplexityConfig(SetFraction):
 
 
 class SetConfig(Settings):
-    """What of one set is scored, in place of the settings of the same names for all sets."""
+    """What of one set is scored; what is not given is as for all sets."""
 
     max_sequences: int | None = setting(
         None, "Score at most this many sequences of this set.", unit="sequences", ge=1, le=ROWS
@@ -51,8 +52,9 @@ class EvaluateConfig(Settings):
     """Which sets models are scored on, and when."""
 
     sets: list[str] = setting(None, "Names of the sets, of `sources`.", factory=lambda: ["heldout"])
-    # Values are SourceConfig or Component.
-    sources: dict[str, Any] = setting(None, "Where the text of each set comes from, by its name.", factory=dict)
+    sources: Annotated[
+        dict[str, SourceConfig], BeforeValidator(in_group("evaluate.sources")), BeforeValidator(are_sources)
+    ] = setting(None, "Where the text of each set comes from, by its name.", factory=dict)
     missing: Missing = setting(Missing.stop, "Stop where a set is not available, or leave it out with a note.")
     max_sequences: int | None = setting(
         None,
@@ -76,12 +78,10 @@ class EvaluateConfig(Settings):
     pseudo_perplexity: PseudoPerplexityConfig = setting(
         None, "Pseudo-perplexity of masked language models.", factory=PseudoPerplexityConfig
     )
-    # Values are SetConfig.
-    by_set: dict[str, Any] = setting(
+    by_set: dict[str, SetConfig] = setting(
         None, "max_sequences and pseudo_perplexity.fraction of one set alone, by its name.", factory=dict
     )
-    # Values are Component.
-    measures: dict[str, Any] = setting(
+    measures: Annotated[dict[str, Named], BeforeValidator(in_group("evaluate.measures"))] = setting(
         None,
         "Further measures by name: a torchmetrics Metric of logits and targets, as `_target_` and its arguments.",
         factory=dict,
@@ -109,12 +109,20 @@ class EvaluateConfig(Settings):
     def max_sequences_of(self, name: str) -> int | None:
         """At most how many sequences of this set are scored; None: all."""
         of_set = self.by_set.get(name)
-        return self.max_sequences if of_set is None else of_set.max_sequences
+        is_own = of_set is not None and "max_sequences" in of_set.model_fields_set
+        return of_set.max_sequences if of_set is not None and is_own else self.max_sequences
 
     def fraction_of(self, name: str) -> float:
         """The fraction of the positions of this set that pseudo-perplexity scores."""
         of_set = self.by_set.get(name)
-        return float(self.pseudo_perplexity.fraction if of_set is None else of_set.pseudo_perplexity.fraction)
+        own = None if of_set is None else of_set.pseudo_perplexity
+        is_own = own is not None and "fraction" in own.model_fields_set
+        return own.fraction if own is not None and is_own else self.pseudo_perplexity.fraction
+
+    @property
+    def own_measures(self) -> dict[str, Component]:
+        """What makes each further measure, by its name."""
+        return {name: measure.make for name, measure in self.measures.items()}
 
     def num_samples(self, causal: bool) -> int:
         """How many beginnings the models of a run continue; only causal ones continue a text."""

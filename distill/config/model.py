@@ -44,9 +44,10 @@ class Settings(BaseModel):
     @classmethod
     def _is_what_was_meant(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse an empty text; take no truth value for a number, and no broken number for a whole one that fits."""
-        if isinstance(value, str) and not value.strip():
+        field = cls.model_fields[str(info.field_name)]
+        if isinstance(value, str) and not value.strip() and value != field.default:
             raise PydanticCustomError("refused", f"{EMPTY}; {GIVE}")
-        kinds = kinds_of(cls.model_fields[str(info.field_name)].annotation)
+        kinds = kinds_of(field.annotation)
         if isinstance(value, bool) and not kinds & {bool, Any} and kinds & {int, float}:
             raise PydanticCustomError("no_number", "a truth value is no number")
         if isinstance(value, float) and int in kinds and not kinds & {float, Any}:
@@ -55,7 +56,9 @@ class Settings(BaseModel):
 
     def changed(self, **values: Any) -> Self:
         """The same settings with other values for some of them, which are checked like those of a command line."""
-        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **values})
+        aliases = {name: field.alias or name for name, field in type(self).model_fields.items()}
+        given = {alias: getattr(self, name) for name, alias in aliases.items()} | (self.model_extra or {})
+        return type(self)(**given | {aliases.get(name, name): value for name, value in values.items()})
 
 
 def setting(
@@ -63,7 +66,7 @@ def setting(
     description: str,
     *,
     unit: str | None = None,
-    factory: Callable[[], Any] | None = None,
+    factory: Callable[..., Any] | None = None,
     **limits: Any,
 ) -> Any:
     """A field: its default, one sentence that says what it does, its unit, and its limits as pydantic takes them.

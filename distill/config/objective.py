@@ -1,14 +1,16 @@
 """The settings of the objective: its terms, their weights and temperatures, and how positions are masked."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from distill.config.component import Component
+from distill.config.component import GROUP, TERMS, Component, Part, kinds, takers
+from distill.config.errors import shown
 from distill.config.model import Settings, setting
+from distill.config.synonyms import suggestion
 from distill.config.weight_schedule import WeightSchedule
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, did_you_mean
 
 
 class Between:
@@ -70,18 +72,77 @@ class MaskingConfig(Settings):
         return self
 
 
-class TermConfig(Settings):
-    """One loss term: its weight in the total, and what makes it."""
+class TermConfig(Part):
+    """One loss term. Its name is that of a file of `distill/objective/terms/`, unless `kind` is."""
 
+    package: ClassVar[str] = TERMS
+
+    kind: str | None = setting(None, "A file of `distill/objective/terms/`; null is the one of the term's name.")
     weight: Weight = setting(1.0, "Weight in the total; it may follow a schedule {start: NUMBER, end: NUMBER}.")
-    make: Component = setting(..., "The class of the term, with its settings.")
-    temperature: Annotated[WeightSchedule, AfterValidator(Between(0.01, 1000))] | None = setting(
-        None, "The schedule of a temperature of its own."
+    temperature: Temperature | None = setting(
+        None, "Its temperature, which may follow a schedule; null is objective.temperature."
     )
 
+    @property
+    def name(self) -> str:
+        return self.group.rpartition(".")[2]
 
-class ObjectiveFlags(Settings):
-    """What is set of the objective as a whole."""
+    @model_validator(mode="after")
+    def _is_a_loss(self) -> Self:
+        if not self.name.isidentifier():
+            raise SettingError("no name of a loss", setting=".", cure="take letters, digits and underscores")
+        if self.target is None and (self.kind or self.name) not in (names := kinds(TERMS)):
+            problem = f"no such loss{suggestion(self.group, names, 'objective.')}"
+            setting, value = ".", None
+            if self.kind is not None:
+                problem, setting, value = f"not known{did_you_mean(self.kind, names)}", ".kind", self.kind
+            own = f"name a callable of your own as {self.group}._target_"
+            raise SettingError(
+                problem, setting=setting, value=value, cure=f"choose one of {', '.join(names)}, or {own}"
+            )
+        return self
+
+    def make(self, shared: float | WeightSchedule) -> Component:
+        """The class of the term with its arguments; `shared`: the temperature where it has none of its own."""
+        temperature = shared if self.temperature is None else self.temperature
+        if isinstance(temperature, WeightSchedule):
+            temperature = temperature.start
+        optional = ("temperature",) if self.temperature is None else ()
+        return self.component(self.kind or self.name, {"temperature": temperature}, optional)
+
+
+def _as_terms(values: Any) -> Any:
+    """Tell the terms their names; refuse what stands in the objective and is neither a setting nor a term."""
+    if not isinstance(values, dict):
+        return values
+    names = ["kernel", "task", "masking", "temperature"]
+    terms = {str(name): value for name, value in values.items() if name not in names}
+    for name, value in terms.items():
+        setting = f"objective.{name}"
+        if isinstance(value, dict):
+            terms[name] = value | {GROUP: setting}
+        elif not isinstance(value, TermConfig) and name in kinds(TERMS):
+            cure = f"give {setting}.weight=NUMBER"
+            raise SettingError("a loss is a group of settings", setting=setting, value=shown(value), cure=cure)
+        elif not isinstance(value, TermConfig):
+            nearest = takers(TERMS, setting) or suggestion(setting, [*names, *kinds(TERMS)], "objective.")
+            of_all = f"losses are {', '.join(kinds(TERMS))}, each with a weight such as objective.soft.weight=1"
+            raise SettingError(
+                f"neither a setting of the objective nor a loss{nearest}",
+                setting=setting,
+                value=shown(value),
+                cure="give that in its place" if nearest else of_all,
+            )
+    return {name: value for name, value in values.items() if name in names} | terms
+
+
+class ObjectiveConfig(Settings, extra="allow"):
+    """total = sum over the terms of weight * mean of the term. Each further name is a term.
+
+    Weights and temperatures may follow a schedule. Terms of weight 0 are left out of training.
+    """
+
+    __pydantic_extra__: dict[str, TermConfig] = Field(init=False)
 
     # Plain is readable; fused is one visit without a [rows, vocabulary] tensor that is kept.
     kernel: Literal["auto", "plain", "fused"] = setting(
@@ -89,11 +150,26 @@ class ObjectiveFlags(Settings):
     )
     task: str = setting("mlm", "What is predicted: a file of `distill/tasks/`, such as mlm or clm.")
     masking: MaskingConfig = setting(None, "How positions are chosen to be predicted.", factory=MaskingConfig)
-
-
-class ObjectiveConfig(ObjectiveFlags):
-    """total = sum over the terms of weight * mean of the term. Weights and temperatures may follow a schedule."""
-
-    # Terms of weight 0 are left out of training.
-    terms: dict[str, TermConfig] = setting(None, "Loss terms by name.", factory=dict)
     temperature: Temperature = setting(2.0, "Temperature of the terms that have none of their own.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_terms(cls, values: Any) -> Any:
+        return _as_terms(values)
+
+    @property
+    def terms(self) -> dict[str, TermConfig]:
+        """The loss terms by name."""
+        return dict(self.__pydantic_extra__)
+
+    def component(self, name: str) -> Component:
+        """The class of a term, with its arguments."""
+        return self.terms[name].make(self.temperature)
+
+    def schedule_of(self, name: str) -> WeightSchedule | None:
+        """The schedule of a term's temperature; None where it is one number, or none that the term reads."""
+        own = self.terms[name].temperature
+        schedule = self.temperature if own is None else own
+        if not isinstance(schedule, WeightSchedule):
+            return None
+        return schedule if own is not None or "temperature" in self.component(name).takes() else None

@@ -1,14 +1,21 @@
 """The settings of the optimizer and of the schedule of its learning rate."""
 
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
-from distill.config.component import Component
-from distill.config.model import Settings, setting
+from pydantic import model_validator
+from pydantic.json_schema import SkipJsonSchema
+
+from distill.config.component import OPTIMIZERS, SCHEDULES, Component, Part, check_kind, group_named
+from distill.config.model import setting
 
 
-class OptimizerFlags(Settings):
-    """What is set of every optimizer."""
+class OptimizerConfig(Part):
+    """What moves the weights; its further settings are arguments of the optimizer."""
 
+    package: ClassVar[str] = OPTIMIZERS
+
+    group: SkipJsonSchema[str] = group_named("optimizer")
+    kind: str = setting("adamw", "A file of `distill/optim/optimizers/`.")
     lr: float = setting(5e-4, "Learning rate at its highest.", ge=1e-12, le=1e6)
     scale_lr: Literal["none", "linear", "sqrt"] = setting(
         "none", "How lr grows with the sequences of a step over base_batch: linearly, by the square root, or not."
@@ -21,14 +28,33 @@ class OptimizerFlags(Settings):
         False, "Let each rank clip the gradient of its own sequences before the exchange, which then cannot overlap."
     )
 
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        if self.target is None:
+            check_kind(self.kind, OPTIMIZERS, "optimizer.kind")
+        return self
 
-class OptimizerConfig(OptimizerFlags):
-    """What moves the weights; its further settings are arguments of `make`."""
-
-    make: Component = setting(
-        None, "The optimizer.", factory=lambda: Component("optimizer", "distill.optim.optimizers.adamw.Adamw")
-    )
+    @property
+    def make(self) -> Component:
+        """The optimizer, with its arguments."""
+        return self.component(self.kind)
 
 
-def default_schedule() -> Component:
-    return Component("schedule", "distill.optim.schedules.linear.Linear")
+class ScheduleConfig(Part):
+    """The learning rate over the run; its further settings are arguments of the schedule."""
+
+    package: ClassVar[str] = SCHEDULES
+
+    group: SkipJsonSchema[str] = group_named("schedule")
+    kind: str = setting("linear", "A file of `distill/optim/schedules/`.")
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        if self.target is None:
+            check_kind(self.kind, SCHEDULES, "schedule.kind")
+        return self
+
+    @property
+    def make(self) -> Component:
+        """The schedule, with its arguments."""
+        return self.component(self.kind)

@@ -45,6 +45,8 @@ def understood(override: str, multirun: bool) -> str:
     name, is_set, value = override.partition("=")
     if not is_set or not NAME.fullmatch(name):
         return override
+    if name == "+recipe":  # a recipe stands in the defaults list already
+        name = "recipe"
     if name in FOLDERS and value.startswith("~"):
         value = expanded(value)
     if name == "hydra.searchpath":
@@ -59,7 +61,7 @@ def understood(override: str, multirun: bool) -> str:
     as_entries = ENTRY.sub(lambda match: match[1] + _entry(match[2]), value)
     is_nested = value.startswith(("[", "{", "'", '"', "${")) and not is_text(name)
     candidate = as_entries if is_nested else as_texts
-    return override if parse_override(f"{name}={candidate}") is None else f"{name}={candidate}"
+    return f"{name}={value}" if parse_override(f"{name}={candidate}") is None else f"{name}={candidate}"
 
 
 def _entry(text: str) -> str:
@@ -74,7 +76,7 @@ def parse_override(override: str) -> Any:
 
     try:
         return OverridesParser.create().parse_override(override)
-    except HydraException:
+    except (HydraException, RecursionError, ValueError):  # lists in lists too deep, numbers of too many digits
         return None
 
 

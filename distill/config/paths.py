@@ -4,12 +4,9 @@ import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from distill.config.component import Component
 from distill.config.folders import RECIPES
-from distill.config.settings import Config, Missing, SavedStudentConfig, SeveralTeachersConfig, SourceConfig
-from distill.config.teacher import FrozenModelConfig, SavedConfig
+from distill.config.settings import Config, FrozenModelConfig, Missing, SourceConfig
 from distill.runtime.errors import SettingError, did_you_mean
 
 LISTED = 1000  # entries of a folder among which the nearest name is looked for
@@ -73,15 +70,12 @@ def refuse_missing(setting: str, path: str) -> None:
 
 def _models(config: Config) -> Iterator[tuple[str, str | None]]:
     """The settings that name a model or a tokenizer, with their values; a callable of the user's reads its path."""
-    teachers: dict[str, Any] = {"teacher": config.teacher}
-    if isinstance(config.teacher, SeveralTeachersConfig):
-        teachers = {f"teacher.members.{name}": member for name, member in config.teacher.members.items()}
-    for setting, teacher in teachers.items():
-        if isinstance(teacher, SavedConfig):
-            yield f"{setting}.path", teacher.path
-        if isinstance(teacher, FrozenModelConfig):
-            yield f"{setting}.tokenizer", teacher.tokenizer
-    if isinstance(config.student, SavedStudentConfig):
+    teachers: list[FrozenModelConfig] = [config.teacher, *config.teacher.members.values()]
+    for teacher in teachers:
+        if teacher.saved:
+            yield f"{teacher.group}.path", teacher.path
+        yield f"{teacher.group}.tokenizer", teacher.tokenizer
+    if config.student.is_saved:
         yield "student.path", config.student.path
     yield "student.tokenizer", config.student.tokenizer
 
@@ -89,7 +83,7 @@ def _models(config: Config) -> Iterator[tuple[str, str | None]]:
 def _texts_to_read(config: Config, corpus: bool) -> Iterator[tuple[str, str | None]]:
     """The settings that name files or folders of text or of an earlier run."""
     if corpus:
-        yield "corpus.path", _path_of(config.corpus.source)
+        yield "corpus.path", _path_of(config.corpus)
         for name, source in config.corpus.sources.items():
             yield f"corpus.sources.{name}.path", _path_of(source)
         yield "corpus.unlabelled", config.corpus.unlabelled
@@ -99,11 +93,6 @@ def _texts_to_read(config: Config, corpus: bool) -> Iterator[tuple[str, str | No
             yield f"evaluate.sources.{name}.path", _path_of(config.evaluate.sources.get(name))
 
 
-def _path_of(source: Any) -> str | None:
-    if isinstance(source, SourceConfig):
-        return source.path
-    # A built-in table of labelled examples; what a callable of the user's calls `path` is not known.
-    if isinstance(source, Component) and source.path.startswith("distill."):
-        path = source.arguments.get("path")
-        return None if path is None else str(path)
-    return None
+def _path_of(source: SourceConfig | None) -> str | None:
+    """What a callable of the user's calls `path` is not known."""
+    return None if source is None or source.target is not None else source.path

@@ -3,19 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from distill.config.component import Component
-from distill.config.mixture_settings import EXAMPLE, HELDOUT, MIXTURE
-from distill.config.settings import (
-    Config,
-    EvaluateConfig,
-    MaskingConfig,
-    NewStudentConfig,
-    NoTeacherConfig,
-    SavedMemberConfig,
-    SeveralTeachersConfig,
-    SourceConfig,
-    TeacherCacheConfig,
-)
+from distill.config.corpus import EXAMPLE, HELDOUT, MIXTURE
+from distill.config.settings import Config, EvaluateConfig, MaskingConfig, TeacherCacheConfig
 from distill.runtime.errors import SettingError, did_you_mean
 
 Terms = Mapping[str, Any]  # loss terms by name, each a `distill.objective.terms.Term`
@@ -51,11 +40,11 @@ def check_task(config: Config, terms: Terms, task: Any) -> None:
                 setting=f"objective.{name}.positions",
                 cure="set it to all",
             )
-        if isinstance(config.teacher, NoTeacherConfig) and term.needs_teacher:
+        if config.teacher.is_none and term.needs_teacher:
             raise SettingError(
                 f"objective.{name} needs a teacher",
-                setting="teacher.kind",
-                value="none",
+                setting="teacher.path",
+                value="null",
                 cure="choose a teacher, or objective=mlm",
             )
     if task.kind.causal:
@@ -94,7 +83,7 @@ def _check_causal(config: Config, terms: Terms) -> None:
             value="true",
             cure="set it to false",
         )
-    if isinstance(config.student, NewStudentConfig) and config.student.init == "neighbours":
+    if config.student.is_new and config.student.init == "neighbours":
         raise SettingError(
             f"for masked words, not for objective.task={config.objective.task}",
             setting="student.init",
@@ -185,12 +174,10 @@ def _refuse_text_settings(config: Config) -> None:
 
 def _refuse_prompts(config: Config) -> None:
     """Those of built-in sources; a user's own is refused when its text is prepared."""
-    sources: dict[str, Any] = {"corpus": config.corpus.source}
-    sources |= {f"corpus.sources.{name}": source for name, source in config.corpus.sources.items()}
-    sources |= {f"evaluate.sources.{name}": config.evaluate.sources.get(name) for name in config.evaluate.sets}
-    for setting, source in sources.items():
-        if isinstance(source, SourceConfig) and (source.kind == "chat" or source.prompt is not None):
-            raise no_prompts(setting)
+    of_sets = [config.evaluate.sources[name] for name in config.evaluate.sets if name in config.evaluate.sources]
+    for source in (config.corpus, *config.corpus.sources.values(), *of_sets):
+        if source.made_by is None and (source.kind == "chat" or source.prompt is not None):
+            raise no_prompts(source.group)
 
 
 def no_prompts(setting: str) -> SettingError:
@@ -205,9 +192,9 @@ def no_prompts(setting: str) -> SettingError:
 def check_members(config: Config, terms: Terms, task: Any) -> None:
     """Raises SettingError for caches that keep too little, and for losses that read more than several teachers give."""
     settings = config.teacher
-    if isinstance(settings, NoTeacherConfig):
+    if settings.is_none:
         return
-    if not isinstance(settings, SeveralTeachersConfig):
+    if not settings.members:
         if config.backend.shards_teacher and settings.micro_batches > 1 and not task.kind.vocabulary:
             raise SettingError(
                 "labelled texts differ in length, so that ranks would run a sharded teacher in different batches",
@@ -216,26 +203,14 @@ def check_members(config: Config, terms: Terms, task: Any) -> None:
                 cure="set it to 1, or choose backend=ddp",
             )
         return _check_cache(config, terms, task, settings.cache, "teacher", first=True)
-    if not settings.members:
-        raise SettingError(
-            "teacher.kind=several has no teacher",
-            setting="teacher.members",
-            value="{}",
-            cure="name each as teacher.members.NAME.path=FOLDER",
-        )
     for number, (name, member) in enumerate(settings.members.items()):
         setting = f"teacher.members.{name}"
-        if isinstance(member, SavedMemberConfig) and member.path is None:
-            raise SettingError(
-                "names no model", setting=f"{setting}.path", value="null", cure="give a path, or kind=bundled_deep"
-            )
         _check_cache(config, terms, task, member.cache or settings.cache, setting, first=number == 0)
     for name, term in terms.items() if len(settings.members) > 1 else ():
         if term.teacher_reads.extra or not task.kind.vocabulary:
             raise SettingError(
                 f"averages probabilities of words, but objective.{name} is not about words",
-                setting="teacher.kind",
-                value="several",
+                setting="teacher.members",
                 cure="choose one teacher",
             )
         if not getattr(term, "center", True):
@@ -284,7 +259,7 @@ def _check_cache(config: Config, terms: Terms, task: Any, cache: TeacherCacheCon
         if getattr(term, "cutoff", 0) > 0:
             problem = "already cuts the teacher off" if cache.sampled is None else "sampled targets cannot be cut off"
             raise refusal(problem, f"set objective.{name}.cutoff={term.cutoff} to 0")
-        if (schedule := objective.terms[name].temperature) is not None:
+        if (schedule := objective.schedule_of(name)) is not None:
             ends = f"goes from {schedule.start} to {schedule.end}"
             raise refusal(
                 f"kept at one temperature, but objective.{name}.temperature {ends}",
@@ -373,11 +348,10 @@ def _check_sharded(config: Config) -> None:
                 cure="leave it out, or choose backend=ddp or backend.shard_student=false",
             )
     formats: dict[str, str | None] = {}
-    if not isinstance(config.teacher, NoTeacherConfig):
+    if not config.teacher.is_none:
         formats["precision.teacher"] = config.precision.teacher
-    if isinstance(config.teacher, SeveralTeachersConfig):
-        members = config.teacher.members
-        formats |= {f"teacher.members.{name}.precision": member.precision for name, member in members.items()}
+    members = config.teacher.members
+    formats |= {f"teacher.members.{name}.precision": member.precision for name, member in members.items()}
     for setting, number_format in formats.items():
         if backend.shards_teacher and number_format == "int8":
             raise SettingError(
@@ -428,8 +402,8 @@ def check_evaluation(config: Config, reads_text: bool) -> None:
                 setting=f"evaluate.by_set.{name}",
                 cure=f"name {', '.join(parts)}",
             )
-    source = config.corpus.source
-    has_books = isinstance(source, SourceConfig) and source.kind == "bundled" and source.split == "train"
+    source = config.corpus
+    has_books = source.made_by is None and source.kind == "bundled" and source.split == "train"
     if held_out and config.corpus.heldout == 0 and not has_books:
         raise SettingError(
             f"evaluate.sets names {held_out[0]}",
@@ -448,7 +422,7 @@ def held_out_sets(settings: EvaluateConfig, names: Sequence[str]) -> list[str]:
 def check_corpus(config: Config) -> None:
     """Raises SettingError for a corpus that is an evaluation set, and for a mixture that is none."""
     settings = config.corpus
-    kind = None if isinstance(settings.source, Component) else settings.source.kind
+    kind = settings.kind if settings.target is None else None
     if kind == HELDOUT:
         raise SettingError(
             "for evaluation sets", setting="corpus.kind", value="heldout", cure="name where the corpus comes from"

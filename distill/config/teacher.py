@@ -1,19 +1,17 @@
-"""The settings of the teacher, of several teachers, and of what is kept of one on disk.
+"""The settings of the teacher, of several teachers, and of what is kept of one on disk."""
 
-`teacher.kind`, and that of each of several teachers, chooses one of these classes, each of which has what it reads.
-"""
+from typing import Annotated, Any, Literal, Self
 
-from typing import Any, Literal
-
-from pydantic import ValidationInfo, field_validator
+from pydantic import BeforeValidator, ValidationInfo, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from distill.config.component import Component
+from distill.config.component import TARGET, Component, Part, group_named, in_group
+from distill.config.errors import shown
 from distill.config.model import SEEDS, LocalPath, Settings, setting
-from distill.config.unions import Kinds
+from distill.runtime.errors import SettingError
 
-BUNDLED = ("bundled_deep", "bundled_small")  # kinds of teachers that ship with this package, in folders of these names
-
+BUNDLED = ("bundled_deep", "bundled_small")  # teachers that ship with this package, in folders of these names
 MICRO_BATCHES: dict[str, Any] = {"ge": 1, "le": 10_000}
 
 
@@ -52,50 +50,55 @@ class TeacherCacheConfig(Settings):
         return self.top_k is not None or self.sampled is not None
 
 
-class BundledConfig(Settings):
-    """A model that ships with this package."""
+class FrozenModelConfig(Part):
+    """Where a teacher comes from: a saved model, or a callable of the user's."""
 
-    kind: Literal["bundled_deep", "bundled_small"] = setting("bundled_deep", "A model that ships with this package.")
-
-
-class FrozenModelConfig(Settings):
-    """Where a model of the user's lies."""
-
-    path: LocalPath | None = setting(None, "Folder of a model, folder of a run, or name on the Hub.")
+    path: LocalPath | None = setting(
+        None,
+        "Folder of a model, folder of a run, name on the Hub, GGUF file, or bundled_deep, bundled_small, smollm2, "
+        "minilm; null is none.",
+    )
     revision: str | None = setting(None, "Revision of a model on the Hub.")
     trust_remote_code: bool = setting(False, "Let transformers run code of the model's repository.")
     tokenizer: LocalPath | None = setting(
         None, "Folder of the tokenizer or its name on the Hub; null reads it beside the model."
     )
 
+    @property
+    def bundled(self) -> bool:
+        """Whether it ships with this package."""
+        return self.target is None and self.path in BUNDLED
 
-class SavedConfig(FrozenModelConfig):
-    """A saved model."""
+    @property
+    def saved(self) -> bool:
+        """Whether it is a saved model of the user's or of the Hub."""
+        return self.target is None and self.path is not None and not self.bundled
 
-    kind: Literal["pretrained"] = setting("pretrained", "A saved model.")
+    @property
+    def custom(self) -> Component | None:
+        """What makes it, where that is a callable of the user's."""
+        if self.target is None:
+            return None
+        given = {name: getattr(self, name) for name in ("path", "revision", "trust_remote_code")}
+        return self.component("", given, tuple(given))
+
+    @model_validator(mode="after")
+    def _reads_what_is_given(self) -> Self:
+        if self.target is not None:
+            return self
+        self.refuse_arguments()
+        for name in ("revision", "trust_remote_code", "tokenizer"):
+            value = getattr(self, name)
+            if not self.saved and value != FrozenModelConfig.model_fields[name].default:
+                cure = "give the path of a saved model, or leave it out"
+                shown = str(value).lower() if isinstance(value, bool) else value
+                problem = f"not read with {self.group}.path={'null' if self.path is None else self.path}"
+                raise SettingError(problem, setting=f".{name}", value=shown, cure=cure)
+        return self
 
 
-class CustomConfig(FrozenModelConfig):
-    """A model that a callable of the user's makes."""
-
-    kind: Literal["custom"] = setting("custom", "Whatever the callable of `_target_` gives.")
-    custom: Component = setting(..., "The callable, with its settings.")
-
-
-class RunningConfig(Settings):
-    """How the only teacher runs, or all of several that have no such settings of their own."""
-
-    micro_batches: int = setting(
-        1, "Micro-batches that one forward of the teacher takes: it keeps nothing for a backward.", **MICRO_BATCHES
-    )
-    cache: TeacherCacheConfig = setting(
-        None, "The teacher's answers on disk, for runs that see the same masked sequences several times.",
-        factory=TeacherCacheConfig,
-    )  # fmt: skip
-
-
-class OneOfSeveralConfig(Settings):
-    """How one of several teachers runs, and what it counts."""
+class MemberConfig(FrozenModelConfig):
+    """One of several teachers: what it is, how it runs, and what it counts."""
 
     weight: float = setting(1.0, "Weight in the mean of all; weights are divided by their sum.", gt=0, le=1e6)
     precision: Literal["fp32", "bf16", "fp16", "int8"] | None = setting(
@@ -106,48 +109,57 @@ class OneOfSeveralConfig(Settings):
     )
     cache: TeacherCacheConfig | None = setting(None, "Its answers on disk; null is teacher.cache.")
 
-
-class BundledMemberConfig(BundledConfig, OneOfSeveralConfig):
-    """One of several teachers, a model that ships with this package."""
-
-
-class SavedMemberConfig(SavedConfig, OneOfSeveralConfig):
-    """One of several teachers, a saved model."""
+    @model_validator(mode="after")
+    def _is_a_model(self) -> Self:
+        if self.target is None and self.path is None:
+            raise SettingError("names no model", setting=".path", value="null", cure="give a path, or bundled_deep")
+        return self
 
 
-class CustomMemberConfig(CustomConfig, OneOfSeveralConfig):
-    """One of several teachers, made by a callable of the user's."""
+def _as_members(values: Any) -> Any:
+    """A text in place of a member's settings is refused with what it has to be."""
+    for name, value in values.items() if isinstance(values, dict) else ():
+        if not isinstance(value, dict | MemberConfig):
+            setting, cure = f"teacher.members.{name}", f"write {{path: {shown(value)}}}"
+            raise SettingError("no teacher", setting=setting, value=shown(value), cure=cure)
+    return values
 
 
-MemberConfig = BundledMemberConfig | SavedMemberConfig | CustomMemberConfig
+class TeacherConfig(FrozenModelConfig):
+    """The only teacher, several whose probabilities are averaged, or none."""
 
-
-class BundledTeacherConfig(BundledConfig, RunningConfig):
-    """The only teacher, a model that ships with this package."""
-
-
-class SavedTeacherConfig(SavedConfig, RunningConfig):
-    """The only teacher, a saved model."""
-
-
-class CustomTeacherConfig(CustomConfig, RunningConfig):
-    """The only teacher, made by a callable of the user's."""
-
-
-class SeveralTeachersConfig(RunningConfig):
-    """Several teachers, whose probabilities are averaged."""
-
-    kind: Literal["several"] = setting("several", "Several teachers, whose probabilities are averaged.")
+    group: SkipJsonSchema[str] = group_named("teacher")
+    micro_batches: int = setting(
+        1, "Micro-batches that one forward of the teacher takes: it keeps nothing for a backward.", **MICRO_BATCHES
+    )
+    cache: TeacherCacheConfig = setting(
+        None, "The teacher's answers on disk, for runs that see the same masked sequences several times.",
+        factory=TeacherCacheConfig,
+    )  # fmt: skip
     # Layers and hidden states are those of the first.
-    members: dict[str, MemberConfig] = setting(None, "The teachers by name.", factory=dict)
+    members: Annotated[
+        dict[str, MemberConfig], BeforeValidator(in_group("teacher.members")), BeforeValidator(_as_members)
+    ] = setting(None, "Several teachers by name, in place of one: their probabilities are averaged.", factory=dict)
 
+    @property
+    def is_none(self) -> bool:
+        """Whether there is no teacher: the student learns from the text, or from the labels, alone."""
+        return self.target is None and self.path is None and not self.members
 
-class NoTeacherConfig(Settings):
-    """No teacher."""
-
-    kind: Literal["none"] = setting("none", "The student learns from the text alone.")
-
-
-OneTeacherConfig = BundledTeacherConfig | SavedTeacherConfig | CustomTeacherConfig
-TeacherConfig = OneTeacherConfig | SeveralTeachersConfig | NoTeacherConfig
-TEACHERS, MEMBERS = Kinds(TeacherConfig, "kind"), Kinds(MemberConfig, "kind")
+    @model_validator(mode="after")
+    def _is_one_or_several(self) -> Self:
+        running = {
+            "micro_batches": self.micro_batches,
+            "cache.top_k": self.cache.top_k,
+            "cache.sampled": self.cache.sampled,
+        }
+        for name, value in running.items():
+            if self.is_none and value != (1 if name == "micro_batches" else None):
+                cure = "choose a teacher, or leave it out"
+                raise SettingError("not read with teacher.path=null", setting=f".{name}", value=value, cure=cure)
+        for name, is_given in (("path", self.path is not None), (TARGET, self.target is not None)):
+            if self.members and is_given:
+                given = self.path if name == "path" else self.target
+                cure = f"set it to null, or name this teacher as teacher.members.NAME.{name}"
+                raise SettingError("beside teacher.members", setting=f".{name}", value=given, cure=cure)
+        return self

@@ -5,8 +5,8 @@ import os
 import re
 from typing import Any
 
+from distill.config.component import InMemory
 from distill.config.flat_settings import flatten
-from distill.config.in_memory import InMemory
 from distill.runtime.redaction import FROM_ENVIRONMENT, is_secret, redact, redacted, remember
 
 VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")

@@ -176,7 +176,7 @@ def _need(source: Source | None, settings: Any, setting: str) -> Source:
 
 
 def _path_of(settings: Any) -> str:
-    return str(settings.path or settings.hub) if isinstance(settings, SourceConfig) else str(settings.path)
+    return str(settings.path or settings.hub) if settings.made_by is None else settings.made_by.path
 
 
 def prepare(

@@ -7,7 +7,6 @@ from typing import TypedDict
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.component import Component
 from distill.config.settings import Config, MaskingConfig, Missing
 from distill.data.batches import Collator
 from distill.data.sample import choose_sequences
@@ -136,7 +135,7 @@ def tokens_of_sets(
             raise SettingError(
                 f"evaluate.sets: {name} has no source; choose from {names} or add evaluate.sources.{name}"
             )
-        if not isinstance(source, Component) and source.kind == HELDOUT:
+        if source.target is None and source.kind == HELDOUT:
             for name_of_source, text in corpus_texts(corpus, data).items():
                 books = heldout_text(text, data)
                 part = HELDOUT if books is None else "all"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from distill.config.settings import LayersStudentConfig
+from distill.config.settings import StudentConfig
 from distill.models.bert_to_distilbert import bert_to_distilbert, distilbert_fields
 from distill.models.layer_choice import Layer, flat
 from distill.models.protocol import block_list
@@ -22,7 +22,7 @@ NUM_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "attention_layers", "layer_rope_theta")
 
 
-def student_fields(settings: LayersStudentConfig, teacher: Any, chosen: list[Layer]) -> dict[str, Any]:
+def student_fields(settings: StudentConfig, teacher: Any, chosen: list[Layer]) -> dict[str, Any]:
     """The student's configuration: the teacher's, with fewer layers, in the student's architecture.
 
     Raises:
@@ -53,7 +53,7 @@ def student_fields(settings: LayersStudentConfig, teacher: Any, chosen: list[Lay
 
 
 def copy_layers(
-    settings: LayersStudentConfig, teacher: Any, student: PreTrainedModel, chosen: list[Layer], alias: bool = False
+    settings: StudentConfig, teacher: Any, student: PreTrainedModel, chosen: list[Layer], alias: bool = False
 ) -> None:
     """Overwrite the student's weights with those of the chosen layers, the embeddings and the head.
 

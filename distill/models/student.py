@@ -11,14 +11,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.config.settings import (
-    CustomStudentConfig,
-    LayersStudentConfig,
-    NewStudentConfig,
-    SavedStudentConfig,
-    StudentConfig,
-)
-from distill.config.student import BuiltInStudentConfig
+from distill.config.settings import StudentConfig
 from distill.distributed.mapped import new_parameters_take_memory, parameters_on_meta
 from distill.models.check import check_length, check_model, check_positions, check_tokenizers, position_offset
 from distill.models.custom import custom_model, tokenizer_in_memory
@@ -79,23 +72,22 @@ def make_student(
     Raises:
         SettingError: an unknown start or one that lacks its source, or sequences too long for it.
     """
-    match settings:
-        case LayersStudentConfig():
-            model = _from_layers(settings, teacher, kind, mapped)
-        case NewStudentConfig():
-            model = _from_config(settings, tokenizer, length, kind)
-        case SavedStudentConfig():
-            model = _from_pretrained(settings, tokenizer, kind, mapped, reads_head)
-        case CustomStudentConfig():
-            context = {"teacher": teacher, "tokenizer": tokenizer, "sequence_length": length}
-            model = custom_model(settings.custom, settings.path, kind, **context)
-            for weight in model.parameters():  # optimizers and files take a weight row by row, a part of another too
-                weight.data = weight.data.contiguous()
+    if (make := settings.custom) is not None:
+        context = {"teacher": teacher, "tokenizer": tokenizer, "sequence_length": length}
+        model = custom_model(make, settings.path, kind, **context)
+        for weight in model.parameters():  # optimizers and files take a weight row by row, a part of another too
+            weight.data = weight.data.contiguous()
+    elif settings.from_layers:
+        model = _from_layers(settings, teacher, kind, mapped)
+    elif settings.is_new:
+        model = _from_config(settings, tokenizer, length, kind)
+    else:
+        model = _from_pretrained(settings, tokenizer, kind, mapped, reads_head)
     keep_soft_cap(model)
     check_positions(model, "student", length)
     if settings.gradient_checkpointing:
         require_blocks(model)
-    frozen = settings.frozen if isinstance(settings, BuiltInStudentConfig) else []
+    frozen = settings.frozen if make is None else []
     freeze(model, frozen)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise _all_frozen(settings, frozen)
@@ -108,7 +100,7 @@ def make_student(
 def _all_frozen(settings: StudentConfig, frozen: list[Any]) -> SettingError:
     if frozen:
         return SettingError(f"student.frozen={frozen} freezes all weights of the student: remove some of the entries")
-    named = f"._target_={settings.custom.path}" if isinstance(settings, CustomStudentConfig) else ""
+    named = "" if settings.custom is None else f"._target_={settings.custom.path}"
     return SettingError(
         f"student{named}: no weight of the student is trained, since requires_grad is off in all of them, as in the "
         "teacher and in its copies: call requires_grad_(True) on it"
@@ -125,17 +117,17 @@ def tokenizer_of(settings: StudentConfig, kind: ModelKind = MASKED) -> PreTraine
     """The tokenizer that `student.tokenizer` names, or that a saved student brings along; None: it has none."""
     if settings.tokenizer is not None:
         return load_tokenizer("student.tokenizer", settings.tokenizer, kind)
-    if isinstance(settings, CustomStudentConfig):
-        return tokenizer_in_memory(settings.custom, kind)
-    if not isinstance(settings, SavedStudentConfig):
+    if (make := settings.custom) is not None:
+        return tokenizer_in_memory(make, kind)
+    if not settings.is_saved:
         return None
     return load_tokenizer("student.path", _path(settings), kind, HubOptions(None, settings.trust_remote_code))
 
 
-def _from_layers(settings: LayersStudentConfig, teacher: Any | None, kind: ModelKind, mapped: bool) -> Any:
+def _from_layers(settings: StudentConfig, teacher: Any | None, kind: ModelKind, mapped: bool) -> Any:
     if teacher is None:
         raise SettingError(
-            "student.init=layers takes layers of a teacher, but teacher.kind=none: name one, as in "
+            "student.init=layers takes layers of a teacher, but teacher.path=null: name one, as in "
             "teacher=bundled_deep or teacher=pretrained teacher.path=FOLDER, or choose student.init=random, which "
             "starts from new weights"
         )
@@ -152,7 +144,7 @@ def _from_layers(settings: LayersStudentConfig, teacher: Any | None, kind: Model
     return from_layers(settings, teacher, chosen, kind, mapped)
 
 
-def _from_any_layers(settings: LayersStudentConfig, teacher: Any, kind: ModelKind, mapped: bool) -> Any:
+def _from_any_layers(settings: StudentConfig, teacher: Any, kind: ModelKind, mapped: bool) -> Any:
     """A student of as many layers as the ones that are to be found yet, from those of the first rule that fits."""
     refusal: SettingError | None = None
     available = teacher.config.num_hidden_layers
@@ -165,7 +157,7 @@ def _from_any_layers(settings: LayersStudentConfig, teacher: Any, kind: ModelKin
     raise refusal
 
 
-def from_layers(settings: LayersStudentConfig, teacher: Any, chosen: list[Layer], kind: ModelKind, alias: bool) -> Any:
+def from_layers(settings: StudentConfig, teacher: Any, chosen: list[Layer], kind: ModelKind, alias: bool) -> Any:
     """A student that starts from these layers of a transformers model.
 
     Args:
@@ -187,7 +179,7 @@ def from_layers(settings: LayersStudentConfig, teacher: Any, chosen: list[Layer]
     return model
 
 
-def _build_alike(teacher: Any, fields: dict[str, Any], settings: LayersStudentConfig, kind: ModelKind) -> Any:
+def _build_alike(teacher: Any, fields: dict[str, Any], settings: StudentConfig, kind: ModelKind) -> Any:
     """A new model of the teacher's own class, which need not be registered with transformers.
 
     Raises:
@@ -206,7 +198,7 @@ def _build_alike(teacher: Any, fields: dict[str, Any], settings: LayersStudentCo
         ) from error
 
 
-def _from_config(settings: NewStudentConfig, tokenizer: PreTrainedTokenizerBase, length: int, kind: ModelKind) -> Any:
+def _from_config(settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, length: int, kind: ModelKind) -> Any:
     if settings.architecture == "same":
         raise _no_architecture(settings)
     special = {
@@ -222,7 +214,7 @@ def _from_config(settings: NewStudentConfig, tokenizer: PreTrainedTokenizerBase,
     return model
 
 
-def _build(architecture: str, fields: dict[str, Any], settings: BuiltInStudentConfig, kind: ModelKind) -> Any:
+def _build(architecture: str, fields: dict[str, Any], settings: StudentConfig, kind: ModelKind) -> Any:
     """A new model of a transformers family; `student.config` and `student.dropout` override everything.
 
     Raises:
@@ -266,23 +258,23 @@ def _in_memory(build: Callable[[], Any]) -> Any:
     return build()
 
 
-def _changes(config: Any, settings: BuiltInStudentConfig, kind: ModelKind) -> dict[str, Any]:
+def _changes(config: Any, settings: StudentConfig, kind: ModelKind) -> dict[str, Any]:
     """What `student.dropout` and `student.config` change of a configuration."""
     check_fields(config, settings.config)
     dropout = settings.dropout
-    if dropout is None and not isinstance(settings, SavedStudentConfig):
+    if dropout is None and not settings.is_saved:
         dropout = DROPOUT
     return {**({} if dropout is None else dict.fromkeys(dropout_names(config, kind), dropout)), **settings.config}
 
 
-def _path(settings: SavedStudentConfig) -> str:
+def _path(settings: StudentConfig) -> str:
     if settings.path is None:
         raise SettingError("student.path=null with student.init=pretrained: give a folder or a name on the Hub")
     return settings.path
 
 
 def _from_pretrained(
-    settings: SavedStudentConfig, tokenizer: PreTrainedTokenizerBase, kind: ModelKind, mapped: bool, reads_head: bool
+    settings: StudentConfig, tokenizer: PreTrainedTokenizerBase, kind: ModelKind, mapped: bool, reads_head: bool
 ) -> Any:
     path, hub = _path(settings), HubOptions(None, settings.trust_remote_code)
     if settings.tokenizer is None or _has_tokenizer(Path(model_folder(path, "student.path"))):
@@ -309,17 +301,17 @@ def _has_tokenizer(folder: Path) -> bool:
 
 def check_student_settings(settings: StudentConfig) -> None:
     """Raises SettingError for settings of which no student can be made, as far as its family decides that."""
-    if isinstance(settings, CustomStudentConfig):
+    if settings.custom is not None:
         return
     for part in settings.frozen:
         if part != EMBEDDINGS and (not isinstance(part, int) or isinstance(part, bool) or part < 0):
             raise SettingError(
                 f"student.frozen={settings.frozen}: {part} is neither {EMBEDDINGS} nor the number of a layer, from 0"
             )
-    if isinstance(settings, SavedStudentConfig):
+    if settings.is_saved:
         _path(settings)
         return
-    if isinstance(settings, LayersStudentConfig):
+    if settings.from_layers:
         _check_layers(settings.layers)
     elif settings.architecture == "same":
         raise _no_architecture(settings)
@@ -327,7 +319,7 @@ def check_student_settings(settings: StudentConfig) -> None:
         check_fields(family(settings.architecture), settings.config)
 
 
-def _no_architecture(settings: NewStudentConfig) -> SettingError:
+def _no_architecture(settings: StudentConfig) -> SettingError:
     return SettingError(
         f"student.architecture=same with student.init={settings.init}: name a transformers model type, e.g. bert"
     )

@@ -7,8 +7,7 @@ import torch
 from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from distill.config.settings import MemberConfig, OneTeacherConfig
-from distill.config.teacher import BundledConfig, CustomConfig, SavedConfig
+from distill.config.settings import FrozenModelConfig
 from distill.models.check import check_model
 from distill.models.custom import custom_model, tokenizer_in_memory
 from distill.models.kind import MASKED, ModelKind, saved_class
@@ -23,23 +22,21 @@ from distill.models.load import (
 )
 from distill.runtime.errors import SettingError
 
-AnyTeacher = OneTeacherConfig | MemberConfig  # the only one, or one of several
-
 TITLES = {"bundled_small": "the small bundled teacher", "bundled_deep": "the deep bundled teacher"}
 # The layers that student.layers=auto takes of a bundled teacher, as a search has found them once for so many.
 STARTS = {"bundled_small": [0, 1], "bundled_deep": [0, 1, 2]}
 
 
-def teacher_path(settings: AnyTeacher, setting: str = "teacher") -> str:
+def teacher_path(settings: FrozenModelConfig, setting: str = "teacher") -> str:
     """The folder or Hub name of the teacher that `setting` names. Raises SettingError where none is given."""
-    path = bundled_folder(settings.kind) if isinstance(settings, BundledConfig) else settings.path
+    path = bundled_folder(settings.path) if settings.bundled and settings.path else settings.path
     if path is None:
         raise SettingError(f"{setting}.path=null: give a model folder, a run folder or a name on the Hub")
     return path
 
 
 def load_teacher(
-    settings: AnyTeacher,
+    settings: FrozenModelConfig,
     kind: ModelKind = MASKED,
     mapped: bool = False,
     setting: str = "teacher",
@@ -53,18 +50,17 @@ def load_teacher(
         has_head: else it is an encoder alone, and the head over the vocabulary, which nobody is to read, begins at
             random, the same one whenever it is loaded.
     """
-    if isinstance(settings, CustomConfig):
+    if (make := settings.custom) is not None:
         tokenizer = teacher_tokenizer(settings, kind, setting)
-        model = custom_model(settings.custom, settings.path, kind, tokenizer=tokenizer)
+        model = custom_model(make, settings.path, kind, tokenizer=tokenizer)
         if not mapped:
             check_model(model, setting, kind)
-        return model.requires_grad_(False).eval(), tokenizer, settings.custom.title
+        return model.requires_grad_(False).eval(), tokenizer, make.title
     path = teacher_path(settings, setting)
-    if isinstance(settings, BundledConfig) and kind is not MASKED:
+    if settings.bundled and kind is not MASKED:
         raise SettingError(
-            f"{setting}.kind={settings.kind} is a {MASKED.noun}, and this objective learns from a {kind.noun}: give "
-            f"one as {setting}.kind=pretrained {setting}.path=FOLDER"
-            + (" (gpt2_pretrain makes one)" if kind.causal else "")
+            f"{setting}.path={settings.path} is a {MASKED.noun}, and this objective learns from a {kind.noun}: give "
+            f"one as {setting}.path=FOLDER" + (" (gpt2_pretrain makes one)" if kind.causal else "")
         )
     hub = _hub(settings)
     with nullcontext() if has_head else torch.random.fork_rng([]):
@@ -72,13 +68,13 @@ def load_teacher(
             torch.default_generator.manual_seed(0)
         model = load_pretrained(f"{setting}.path", path, kind, hub, new_heads=not has_head, mapped=mapped)
     model.requires_grad_(False).eval()
-    name = TITLES.get(settings.kind, path)
+    name = TITLES.get(settings.path or "", path)
     return model, teacher_tokenizer(settings, kind, setting), name
 
 
-def is_encoder_alone(settings: AnyTeacher, kind: ModelKind) -> bool:
+def is_encoder_alone(settings: FrozenModelConfig, kind: ModelKind) -> bool:
     """Whether a saved teacher was saved without a head, by its configuration; False where there is none to read."""
-    if not isinstance(settings, SavedConfig) or settings.path is None or not kind.vocabulary or kind.heads:
+    if not settings.saved or settings.path is None or not kind.vocabulary or kind.heads:
         return False
     try:
         folder = model_folder(settings.path)
@@ -89,14 +85,15 @@ def is_encoder_alone(settings: AnyTeacher, kind: ModelKind) -> bool:
 
 
 def teacher_tokenizer(
-    settings: AnyTeacher, kind: ModelKind = MASKED, setting: str = "teacher"
+    settings: FrozenModelConfig, kind: ModelKind = MASKED, setting: str = "teacher"
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of a teacher, whose weights are not read. Raises SettingError where there is none."""
-    if isinstance(settings, CustomConfig) and (held := tokenizer_in_memory(settings.custom, kind)) is not None:
+    make = settings.custom
+    if make is not None and (held := tokenizer_in_memory(make, kind)) is not None:
         return held
-    path = settings.path if isinstance(settings, CustomConfig) else teacher_path(settings, setting)
+    path = teacher_path(settings, setting) if make is None else settings.path
     named, hub = f"{setting}.path", _hub(settings)
-    if not isinstance(settings, BundledConfig) and settings.tokenizer is not None:
+    if not settings.bundled and settings.tokenizer is not None:
         # teacher.revision is of the repository of teacher.path
         named, path, hub = f"{setting}.tokenizer", settings.tokenizer, hub._replace(revision=None)
     if path is None:
@@ -104,7 +101,7 @@ def teacher_tokenizer(
     return load_tokenizer(named, path, kind, hub)
 
 
-def _hub(settings: AnyTeacher) -> HubOptions:
-    if isinstance(settings, BundledConfig):
+def _hub(settings: FrozenModelConfig) -> HubOptions:
+    if settings.bundled:
         return THE_NEWEST
     return HubOptions(settings.revision, settings.trust_remote_code)

@@ -27,16 +27,16 @@ def make_terms(settings: ObjectiveConfig) -> dict[str, Term]:
     Raises:
         SettingError: settings that a term does not take, or values that it refuses.
     """
-    terms = {name: term.make() for name, term in settings.terms.items() if not is_zero(term.weight)}
+    terms = {name: settings.component(name)() for name, term in settings.terms.items() if not is_zero(term.weight)}
     for name, term in terms.items():
-        path = settings.terms[name].make.path
+        path = settings.component(name).path
         if not isinstance(term, Term):
             raise SettingError(
                 f"objective.{name}._target_={path} gives no loss term: inherit from distill.objective.terms.Term"
             )
         if isinstance(term, VocabularyTerm) and not path.startswith("distill."):
             _check_early(f"objective.{name}._target_={path}", term)
-        if settings.terms[name].temperature is not None and not hasattr(term, "temperature"):
+        if settings.schedule_of(name) is not None and not hasattr(term, "temperature"):
             raise SettingError(
                 f"objective.{name}.temperature follows a schedule, but {path} has no attribute temperature to set in "
                 "each step: keep it as self.temperature, or give one number"
@@ -61,7 +61,7 @@ def check_losses(objective: Objective, settings: ObjectiveConfig, device: torch.
         SettingError: one fails, or does not give one value per position that depends on the student.
     """
     for name, term in objective.terms.items():
-        path = settings.terms[name].make.path
+        path = settings.component(name).path
         if isinstance(term, VocabularyTerm) and not path.startswith("distill."):
             setting, gaps = f"objective.{name}._target_={path}", objective.visits_all_rows
             _try_losses(setting, term, objective.vocab, device, (Exception,), gaps)
@@ -136,7 +136,8 @@ def build_objective(
         _check_compiled(terms)
     plain = settings.kernel == "plain" or precision.kernels == "plain"
     weights = {name: term.weight for name, term in settings.terms.items()}
-    temperatures = {name: term.temperature for name, term in settings.terms.items() if term.temperature is not None}
+    schedules = {name: settings.schedule_of(name) for name in terms}
+    temperatures = {name: schedule for name, schedule in schedules.items() if schedule is not None}
     on_logits = [term for term in terms.values() if isinstance(term, VocabularyTerm)]
     fraction = 1.0 if any(term.positions == ALL for term in on_logits) else settings.masking.mlm_probability
     kernel = by_hand(on_logits)

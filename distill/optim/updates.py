@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from distill.config.settings import OptimizerConfig, OptimizerFlags
+from distill.config.settings import OptimizerConfig
 from distill.distributed.shard import local
 from distill.optim.optimizer_state import PART_OF
 from distill.runtime.errors import SettingError
@@ -89,7 +89,7 @@ def try_out(settings: OptimizerConfig) -> tuple[nn.Module, torch.optim.Optimizer
     return model, optimizer
 
 
-def peak_lr(settings: OptimizerFlags, sequences_per_step: int) -> float:
+def peak_lr(settings: OptimizerConfig, sequences_per_step: int) -> float:
     """The learning rate that the schedule scales: `optimizer.lr` as `scale_lr` changes it for so many sequences.
 
     "linear" is the rule of Goyal et al., "Accurate, Large Minibatch SGD" (2017), "sqrt" that of LAMB's paper.
@@ -100,7 +100,7 @@ def peak_lr(settings: OptimizerFlags, sequences_per_step: int) -> float:
     return settings.lr * (growth if settings.scale_lr == "linear" else math.sqrt(growth))
 
 
-def bound_of_rank(settings: OptimizerFlags, ranks: int) -> float | None:
+def bound_of_rank(settings: OptimizerConfig, ranks: int) -> float | None:
     """The largest norm of a rank's own gradient with `clip_each_rank`; None: the whole gradient alone is clipped.
 
     Where ranks clip, they usually clip the mean over their own positions at `clip`, and then take the mean over the

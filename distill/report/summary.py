@@ -5,7 +5,7 @@ from functools import partial
 from operator import methodcaller
 from typing import Any
 
-from distill.config.in_memory import PREFIX
+from distill.config.component import PREFIX
 from distill.report import gap
 from distill.report.page import Block, Code, Table
 from distill.report.words import MINUS, NONE, TIMES, count_of, is_number, listed, number, percent, ratio, short, time_of

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from distill.config.component import PREFIX
 from distill.config.flat_settings import flatten
-from distill.config.in_memory import PREFIX
 from distill.config.settings import Config, CorpusConfig, OptimizerConfig
-from distill.config.teacher import FrozenModelConfig
 from distill.data.batches import Batches, StepShape
 from distill.data.duplicates import describe_duplicates
 from distill.data.tokens import Tokens
@@ -55,7 +54,7 @@ def _notes(config: Config, tokens: Tokens, needs_teacher: bool) -> list[str]:
         if member.precision.teacher == "int8":
             lines.append(f"In training {whose(name)} encoder ran in int8; its scores are without that rounding.")
     for name, member in settings_by_member(config).items():
-        path = member.model.path if isinstance(member.model, FrozenModelConfig) else None
+        path = None if member.model.bundled else member.model.path
         origin = None if path is None else origin_of(Path(model_folder(path)))
         if origin is not None and origin.rounding is not None:
             lines.append(

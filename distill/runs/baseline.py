@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distill.config.in_memory import PREFIX
-from distill.config.settings import Config, LayersStudentConfig
+from distill.config.component import PREFIX
+from distill.config.settings import Config
 from distill.models.layer_choice import AUTO
 from distill.objective.terms import Term
 from distill.runs.against_baseline import FAIR_START, INHERITED, GapClosed, Resampled, starts_fine_tuned
@@ -156,7 +156,7 @@ def check_baseline_settings(baseline: BaselineRun | None, config: Config) -> Bas
     if baseline is None:
         return None
     layers = baseline.record.student.start.layers if baseline.record.student else []
-    here = config.student.layers if isinstance(config.student, LayersStudentConfig) else None
+    here = config.student.layers if config.student.from_layers else None
     if isinstance(here, list) and layers and layers != here:
         raise SettingError(
             f"evaluate.baseline={config.evaluate.baseline} is no baseline of this run: its "

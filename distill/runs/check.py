@@ -5,7 +5,7 @@ from pathlib import Path
 
 from distill.config.paths import check_paths
 from distill.config.rules import check_rules
-from distill.config.settings import Config, SeveralTeachersConfig
+from distill.config.settings import Config
 from distill.distributed.bucket import MAX_STATS
 from distill.distributed.collective import check_collective
 from distill.evaluation.measures.users import check_measures
@@ -53,13 +53,13 @@ def check(config: Config, folder: Path | None = None) -> None:
             f"has {len(terms)} losses, and a run takes at most {MOST_TERMS}", setting="objective", cure="leave some out"
         )
     check_rules(config, terms, task)
-    if isinstance(config.teacher, SeveralTeachersConfig) and len(config.teacher.members) > 1:
+    if len(config.teacher.members) > 1:
         on_logits = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}
-        mixing_temperature(on_logits, {name: config.objective.terms[name].temperature for name in on_logits})
+        mixing_temperature(on_logits, {name: config.objective.schedule_of(name) for name in on_logits})
     check_collective(config.backend)
     _check_optimizer(config)
-    check_measures(config.evaluate.measures)
-    check_observers(config.observers)
+    check_measures(config.evaluate.own_measures)
+    check_observers(config.own_observers)
     check_student_settings(config.student)
     has_gone_on = folder is not None and any((folder / "checkpoints").glob("step-*"))
     check_paths(config.changed(resume="auto") if has_gone_on else config)
@@ -74,11 +74,11 @@ def _check_optimizer(config: Config) -> None:
     peak = settings.lr if settings.scale_lr == "none" else math.inf  # it depends on the ranks
     unknown = {"total_steps"} if length is not None and train.epochs is not None else set[str]()
     unknown |= {"peak_lr"} if math.isinf(peak) else set()
-    _, arguments = config.schedule.bind(total_steps=length, peak_lr=peak)
+    _, arguments = config.schedule.make.bind(total_steps=length, peak_lr=peak)
     # One of the user's may make a table of so many steps, or divide by such a rate: `job.choose_schedule` tries it with
     # the real numbers.
-    if not is_users(config.schedule.path) or not unknown & arguments.keys():
-        make_schedule(config.schedule, length, peak)
+    if not is_users(config.schedule.make.path) or not unknown & arguments.keys():
+        make_schedule(config.schedule.make, length, peak)
 
 
 def _check_baseline(config: Config, terms: dict[str, Term]) -> None:

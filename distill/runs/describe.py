@@ -13,18 +13,15 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.component import TABLES, Component
+from distill.config.component import Component
 from distill.config.folders import HERE
 from distill.config.paths import looks_local
 from distill.config.settings import (
     Config,
     CorpusConfig,
-    CustomStudentConfig,
-    LayersStudentConfig,
-    NewStudentConfig,
+    FrozenModelConfig,
     SourceConfig,
 )
-from distill.config.teacher import BundledConfig, SavedConfig
 from distill.config.weight_schedule import WeightSchedule
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
@@ -40,7 +37,6 @@ from distill.models.export_folder import tokenizer_class
 from distill.models.language_model import OutputSpec
 from distill.models.layer_choice import AUTO, choose_layers
 from distill.models.load import bundled_folder, size
-from distill.models.teacher import AnyTeacher
 from distill.objective.objective import Objective
 from distill.objective.terms.pooled import Pooled
 from distill.optim.updates import peak_lr
@@ -116,16 +112,16 @@ def teacher_facts(config: Config, pair: Pair, caches: dict[str, Cache]) -> facts
     return replace(together, members=members, cache=facts_by_name.get(ONLY), published=alone)
 
 
-def _published(settings: AnyTeacher) -> facts.Published:
+def _published(settings: FrozenModelConfig) -> facts.Published:
     """How a teacher is published; one of a class of the user's is nowhere."""
-    if isinstance(settings, BundledConfig):
-        return published(bundled_folder(settings.kind))
-    return published(settings.path, settings.revision) if isinstance(settings, SavedConfig) else facts.Published()
+    if settings.bundled and settings.path is not None:
+        return published(bundled_folder(settings.path))
+    return published(settings.path, settings.revision) if settings.saved else facts.Published()
 
 
 def student_facts(config: Config, pair: Pair, objective: Objective) -> facts.Student:
     student = model_facts(facts.Student, plain_class(pair.student).__name__, pair.student)
-    make = config.student.custom if isinstance(config.student, CustomStudentConfig) else None
+    make = config.student.custom
     call = None if make is None or make.in_memory else call_of(make, config.corpus.sequence_length)
     origin = origin_of(pair.student, None if make is None else _maker(make, pair.student), pair.kind.causal, call)
     encodes, tokenizer = None if pair.trained_head else encoded_by(objective), None
@@ -176,9 +172,10 @@ def call_of(make: Component, length: int) -> str:
 def _start(config: Config, pair: Pair) -> facts.Start:
     """The weights that the student starts from: layers of a teacher, a saved model, or new ones."""
     settings = config.student
-    if not isinstance(settings, LayersStudentConfig):
-        source = None if isinstance(settings, NewStudentConfig) else settings.path
-        return facts.Start(init=settings.init, source=source, published=published(source))
+    if not settings.from_layers:
+        source = None if settings.is_new else settings.path
+        init = settings.init if settings.custom is None else "custom"
+        return facts.Start(init=init, source=source, published=published(source))
     first_teacher, layers, search = pair.teachers[0], list[Any](), None
     if settings.layers != AUTO:  # else they were not recorded
         layers = choose_layers(settings.layers, settings.num_layers, first_teacher.model.config.num_hidden_layers)
@@ -211,25 +208,22 @@ def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
 
 def hub_datasets(corpus: CorpusConfig) -> list[str]:
     """The names of the data sets on the Hub that a corpus is read from, or from a copy of which."""
-    names = [_hub_dataset(source) for source in [*corpus.sources.values()] or [corpus.source]]
+    names = [_hub_dataset(source) for source in corpus.parts]
     return [name for name in dict.fromkeys(names) if name is not None and not looks_local(name)]
 
 
-def _hub_dataset(source: SourceConfig | Component) -> str | None:
+def _hub_dataset(source: SourceConfig) -> str | None:
     """Without path and hub, GLUE and SQuAD are those of the Hub, or copies of them under $DISTILL_DATA."""
-    fields = vars(source) if isinstance(source, SourceConfig) else source.arguments
-    if fields.get("path") is not None or fields.get("hub"):
-        return None if fields.get("path") is not None else str(fields["hub"])
-    kind = source.path if isinstance(source, Component) else ""
-    return {f"{TABLES}.glue.Glue": glue.HUB, f"{TABLES}.squad.Squad": squad.HUB.get(str(fields.get("version")))}.get(
-        kind
-    )
+    if source.path is not None or source.hub:
+        return None if source.path is not None else str(source.hub)
+    squads = squad.HUB.get(str(source.arguments.get("version")))
+    return None if source.target is not None else {"glue": glue.HUB, "squad": squads}.get(source.kind)
 
 
 def template_of_chats(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """The chat template by which the student was trained; None without conversations, or with several ways of them."""
     has_start = causal_format(tokenizer).document_start is not None
-    sources = [settings_in_memory(source) for source in [*corpus.sources.values()] or [corpus.source]]
+    sources = [settings_in_memory(source) for source in corpus.parts]
     return chat_template(sources, str(tokenizer.bos_token) if has_start else None, tokenizer)
 
 

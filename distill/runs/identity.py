@@ -8,14 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from distill.config.component import Component
+from distill.config.component import PREFIX
 from distill.config.flat_settings import flatten
-from distill.config.in_memory import PREFIX
 from distill.config.settings import (
     Config,
-    CustomStudentConfig,
-    NoTeacherConfig,
-    SeveralTeachersConfig,
     TeacherCacheConfig,
 )
 from distill.config.weight_schedule import WeightSchedule, is_zero
@@ -89,10 +85,11 @@ def run_identity(
     """
     terms = config.objective.terms
     weightless = {name for name, term in terms.items() if is_zero(term.weight)}
-    numbers = [
-        number for name, term in terms.items() if name not in weightless for number in (term.weight, term.temperature)
-    ]
-    scheduled = any(isinstance(number, WeightSchedule) for number in numbers)
+    scheduled = any(
+        isinstance(term.weight, WeightSchedule) or config.objective.schedule_of(name) is not None
+        for name, term in terms.items()
+        if name not in weightless
+    )
     settings = {
         name: value
         for name, value in flatten(config.compared).items()
@@ -100,7 +97,7 @@ def run_identity(
         if name != "student._target_" or not str(value).startswith(PREFIX)  # its digest is there
         if not (name.startswith("objective.") and name.split(".")[1] in weightless)
     }
-    if config.schedule.path == CONSTANT:
+    if config.schedule.make.path == CONSTANT:
         warmup = settings.pop("schedule.warmup", 0.0)
         settings |= {"schedule.warmup_steps": round(warmup * total_steps, 6)} if warmup else {}
         if not scheduled and (not warmup or config.train.minutes is None):
@@ -121,8 +118,8 @@ def run_identity(
 def _teachers(config: Config) -> Identity:
     """What the student learns from besides the teachers' weights; the first of several is also read in its layers."""
     teacher = config.teacher
-    if not isinstance(teacher, SeveralTeachersConfig):
-        cache = TeacherCacheConfig() if isinstance(teacher, NoTeacherConfig) else teacher.cache
+    if not teacher.members:
+        cache = TeacherCacheConfig() if teacher.is_none else teacher.cache
         return {**_cached(cache, "teacher.cache"), "precision.teacher.int8": config.precision.teacher == "int8"}
     settings: Identity = {"teacher.members": list(teacher.members)}
     for name, member in settings_by_member(config).items():
@@ -136,15 +133,15 @@ def _teachers(config: Config) -> Identity:
 
 def _code(config: Config, weightless: set[str]) -> dict[str, str]:
     """Digests of the user's code that the student depends on."""
-    parts = [term.make for name, term in config.objective.terms.items() if name not in weightless]
-    parts += [config.optimizer.make, config.schedule]
-    parts += [config.student.custom] if isinstance(config.student, CustomStudentConfig) else []
+    parts = [config.objective.component(name) for name in config.objective.terms if name not in weightless]
+    parts += [config.optimizer.make, config.schedule.make]
+    parts += [] if config.student.custom is None else [config.student.custom]
     best = (config.train.keep_best or "").rpartition(".")[2]
-    parts += [config.evaluate.measures[best]] if best in config.evaluate.measures else []
+    parts += [made for name, made in config.evaluate.own_measures.items() if name == best]
     codes = {part.setting: (part.title, part.code) for part in parts}
     for member in settings_by_member(config).values():
-        custom = getattr(member.model, "custom", None)
-        codes[member.setting] = (custom.title if isinstance(custom, Component) else "", member.code)
+        custom = member.model.custom
+        codes[member.setting] = ("" if custom is None else custom.title, member.code)
     return {
         f"{CODE}{setting}": f"{title}, sha256 {code}" for setting, (title, code) in codes.items() if code is not None
     }

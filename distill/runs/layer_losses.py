@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from distill.config.settings import LayersStudentConfig
+from distill.config.settings import StudentConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.models.kind import ModelKind
@@ -77,7 +77,7 @@ class Losses:
 
     def __init__(
         self,
-        settings: LayersStudentConfig,
+        settings: StudentConfig,
         teacher: Any,
         prediction: Prediction,
         batches: list[Batch],

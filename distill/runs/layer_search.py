@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distill.config.settings import LayersStudentConfig
+from distill.config.settings import StudentConfig
 from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.models.from_layers import block_prefix
@@ -69,7 +69,7 @@ def _shown(search: LayerSearch, loss: float | None) -> str:
 
 
 def find_layers(
-    settings: LayersStudentConfig,
+    settings: StudentConfig,
     teacher: Any,
     prediction: Prediction,
     batches: Batches,

@@ -10,14 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import Component
-from distill.config.settings import (
-    Config,
-    CustomStudentConfig,
-    LayersStudentConfig,
-    NewStudentConfig,
-    SavedStudentConfig,
-)
-from distill.config.teacher import BundledConfig, CustomConfig
+from distill.config.settings import Config, StudentConfig
 from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.distributed.gather import empty_copy, put_together
@@ -152,7 +145,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     _check_sizes(teachers if teacher_only_tokenizer is None else [], student, vocabulary)
     _check_export(config, student, ranks)
     digests = _digests(config, teachers, shared, student)
-    layers_are_open = isinstance(config.student, LayersStudentConfig) and config.student.layers == AUTO
+    layers_are_open = config.student.from_layers and config.student.layers == AUTO
     if layers_are_open and ranks.shards_student:
         # It has the teacher's tensors in their format beside others in fp32; the passes below compute in one.
         student.to(next(teachers[0].model.parameters()).dtype)
@@ -181,7 +174,7 @@ def _reads_head(config: Config, terms: dict[str, Term], kind: ModelKind) -> bool
     """Whether the teacher's predictions are read. Raises SettingError where a search for layers alone needs them."""
     if any(isinstance(term, VocabularyTerm) for term in terms.values() if term.needs_teacher):
         return True
-    if not (isinstance(config.student, LayersStudentConfig) and config.student.layers == AUTO):
+    if not (config.student.from_layers and config.student.layers == AUTO):
         return False
     if any(is_encoder_alone(member.model, kind) for member in settings_by_member(config).values()):
         raise SettingError(
@@ -220,12 +213,12 @@ def _check_sizes(teachers: list[Member], student: Any, vocabulary: int) -> None:
 
 def _check_export(config: Config, student: Any, ranks: Ranks) -> None:
     """Raises SettingError, on all ranks, for a student of the user's class that its folder will not give back."""
-    if not isinstance(config.student, CustomStudentConfig):
+    if (make := config.student.custom) is None:
         return
     try:
         ranks.decide(lambda: try_export(student))
     except SettingError as error:
-        raise SettingError(f"student._target_={config.student.custom.path}: {error}") from None
+        raise SettingError(f"student._target_={make.path}: {error}") from None
 
 
 def shard_run_models(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:
@@ -260,7 +253,7 @@ def has_trained_head(config: Config, models: RunModels) -> bool:
     terms = models.terms.values()
     if models.kind.heads or any(isinstance(term, VocabularyTerm) or not term.needs_teacher for term in terms):
         return True
-    is_new = isinstance(config.student, NewStudentConfig) or not all(member.has_head for member in models.teachers)
+    is_new = config.student.is_new or not all(member.has_head for member in models.teachers)
     return not is_new and not all(term.across_tokenizers for term in terms)
 
 
@@ -273,7 +266,6 @@ def find_start(
     searched unless a number of layers is given.
     """
     settings, teacher = config.student, models.teachers[0].model  # of several the first one
-    assert isinstance(settings, LayersStudentConfig)
     search = folder.recorded_layers()
     if not search and (layers := _known_start(config, settings)) is not None:
         logger.info(f"student.layers=auto: {layers}, known as the best of {models.teachers[0].title}")
@@ -291,11 +283,11 @@ def find_start(
     return config, search if "teacher" in search else None
 
 
-def _known_start(config: Config, settings: LayersStudentConfig) -> list[int] | None:
+def _known_start(config: Config, settings: StudentConfig) -> list[int] | None:
     """The layers of a bundled teacher that are known to be the best; None where they are to be searched for."""
     first = next(iter(settings_by_member(config).values())).model
-    if settings.num_layers is None and isinstance(first, BundledConfig):
-        return list(STARTS[first.kind])
+    if settings.num_layers is None and first.bundled and first.path is not None:
+        return list(STARTS[first.path])
     return None
 
 
@@ -308,15 +300,15 @@ def _digests(
     for member in teachers:
         teacher = settings[member.name].model
         digests[member.setting] = (
-            _digest_of_custom(teacher.custom, member.model, shared)
-            if isinstance(teacher, CustomConfig)
+            _digest_of_custom(make, member.model, shared)
+            if (make := teacher.custom) is not None
             else saved_digest(teacher_path(teacher), member.model, shared, config.data.cache)
         )
-    if isinstance(config.student, CustomStudentConfig):
-        digests["student"] = _digest_of_custom(config.student.custom, student)
+    if (of_student := config.student.custom) is not None:
+        digests["student"] = _digest_of_custom(of_student, student)
         frozen = [name for name, weight in student.named_parameters() if not weight.requires_grad]
         digests["student.frozen"] = hashlib.sha256(repr(frozen).encode()).hexdigest()
-    elif isinstance(config.student, SavedStudentConfig):
+    elif config.student.is_saved:
         digests["student"] = model_digest(student)
     return digests
 
@@ -329,7 +321,7 @@ def _digest_of_custom(make: Component, model: Any, tokenizer: PreTrainedTokenize
 def load_baseline(config: Config, pair: Pair) -> Any:
     """The student of the run that `evaluate.baseline` names; of a callable of the user's it is of this run's class."""
     path = config.evaluate.baseline or ""
-    if not isinstance(config.student, CustomStudentConfig):
+    if config.student.custom is None:
         model = load_pretrained("evaluate.baseline", path, pair.kind)
         check_vocabulary(model, f"evaluate.baseline={path}", pair.tokenizer)
         set_padding(model, pair.tokenizer)

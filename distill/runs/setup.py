@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distill.config.settings import CustomStudentConfig, NewStudentConfig, PrecisionConfig, StudentConfig
+from distill.config.settings import PrecisionConfig, StudentConfig
 from distill.distributed import Ranks
 from distill.distributed.gather import skeleton_of
 from distill.distributed.shard import is_root
@@ -94,7 +94,7 @@ def weights_on_disk(ranks: Ranks, settings: StudentConfig) -> AbstractContextMan
     Args:
         settings: of the student; saved weights and those of a teacher are in files already.
     """
-    new = ranks.shards_student and isinstance(settings, NewStudentConfig | CustomStudentConfig)
+    new = ranks.shards_student and (settings.is_new or settings.custom is not None)
     return parameters_in_file() if new else nullcontext()
 
 

@@ -10,10 +10,6 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import (
     Config,
-    CustomStudentConfig,
-    LayersStudentConfig,
-    SeveralTeachersConfig,
-    SourceConfig,
     StudentConfig,
 )
 from distill.data.batches import Collator
@@ -64,8 +60,8 @@ def _lacks_template(config: Config, tokenizer: PreTrainedTokenizerBase, shared: 
 
 def reads_conversations(config: Config) -> bool:
     """Whether any text of the corpus is conversations, in files or in memory."""
-    sources = map(settings_in_memory, [*config.corpus.sources.values()] or [config.corpus.source])
-    return any(isinstance(source, SourceConfig) and source.kind == "chat" for source in sources)
+    sources = map(settings_in_memory, config.corpus.parts)
+    return any(source.made_by is None and source.kind == "chat" for source in sources)
 
 
 def add_ends_of_answers(student: Any, teacher: Any) -> None:
@@ -139,25 +135,25 @@ def check_across_tokenizers(
     """
     setting = "tokenizer" if config.student.tokenizer is not None else "path"
     student_setting = f"student.{setting}={getattr(config.student, setting)}"
-    if isinstance(config.student, CustomStudentConfig) and config.student.tokenizer is None:
-        student_setting = f"student, {config.student.custom.title},"
+    if (make := config.student.custom) is not None and config.student.tokenizer is None:
+        student_setting = f"student, {make.title},"
     differ = how_they_differ(student_setting, student_tokenizer, teacher_tokenizer)
     refuse_layers(config.student, differ)
     refuse_pairs_of_tokens(terms, differ, _nearly_one(config, student_tokenizer, teacher_tokenizer))
-    if (count := getattr(config.teacher, "micro_batches", 1)) > 1:
+    if (count := config.teacher.micro_batches) > 1:
         raise SettingError(
             f"teacher.micro_batches={count} is for a teacher that reads the same tokens, but {differ}: leave it out"
         )
-    if isinstance(config.teacher, SeveralTeachersConfig):
-        raise SettingError(f"teacher.kind=several averages over tokens, but {differ}: choose one teacher")
+    if config.teacher.members:
+        raise SettingError(f"teacher.members averages over tokens, but {differ}: choose one teacher")
 
 
 def _nearly_one(config: Config, student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase) -> str:
     """A further cure where few tokens differ, such as the reserved ones of Llama 3 and 3.2; else empty."""
-    path = config.student.tokenizer or getattr(config.student, "path", None)
+    path = config.student.tokenizer or config.student.path
     number_of = student.get_vocab()
     others = [token for token, number in teacher.get_vocab().items() if number_of.get(token) != number]
-    several = isinstance(config.teacher, SeveralTeachersConfig)  # whose members share a tokenizer
+    several = bool(config.teacher.members)  # whose members share a tokenizer
     if several or path in (None, "corpus") or not 0 < len(others) <= NEARLY * len(number_of):
         return ""
     return (
@@ -173,7 +169,7 @@ def how_they_differ(student: str, one: PreTrainedTokenizerBase, other: PreTraine
 
 def refuse_layers(student: StudentConfig, differ: str) -> None:
     """Raises SettingError for a student from layers of a teacher that reads other tokens, as `differ` states."""
-    if isinstance(student, LayersStudentConfig):
+    if student.from_layers:
         raise SettingError(
             f"student.init=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"
         )

@@ -49,8 +49,16 @@ class SettingError(ValueError):
         lines = ["; ".join(part for part in (line, cure) if part)] if not refusals else map(str, refusals)
         super().__init__(printable("; and ".join(dict.fromkeys(lines))))
         self.setting, self.value, self.cure, self.refusals = setting, value, cure, tuple(refusals)
+        self.problem = problem
         if refusals:
             self.setting, self.value, self.cure = refusals[0].setting, refusals[0].value, refusals[0].cure
+
+    def within(self, group: str) -> "SettingError":
+        """The same error of a setting whose name begins with a dot, as one of this group: `.lr` is optimizer.lr."""
+        if not self.setting.startswith("."):
+            return self
+        name = f"{group}{self.setting}".strip(".")
+        return SettingError(self.problem, setting=name, value=self.value, cure=self.cure)
 
 
 class Damaged(SettingError):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.component import Component
 from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data.batches import Collator
 from distill.data.invalid import Invalid
@@ -188,10 +187,11 @@ class TableTask(Task):
         return setting, source
 
     def _split(self, source: Any, setting: str) -> Split:
-        split = source() if isinstance(source, Component) else None
+        make = source.made_by
+        split = None if make is None else make()
         modules = {kind.__module__.rpartition(".")[2] for kind in type(split).__mro__}
         if not isinstance(split, Split) or not modules.intersection(self.corpora):
-            kind = source.path if isinstance(source, Component) else source.kind
+            kind = source.kind if source.target is None else source.target
             raise SettingError(
                 f"{setting}.kind={kind} holds no {self.noun}, which this objective learns: choose one of "
                 f"{', '.join(self.corpora)}"

@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import Config, LayersStudentConfig, StudentConfig
+from distill.config.settings import Config, StudentConfig
 from distill.data.batches import Collator
 from distill.data.collate.mlm import MaskedLM, masked_lm
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
@@ -41,7 +41,7 @@ class MlmSop(Mlm):
 
     def teacher_kind(self, student: StudentConfig) -> ModelKind:
         """A teacher needs no such head itself to give soft targets for tokens alone, but its layers come with it."""
-        return self.kind if self.order_is_soft or isinstance(student, LayersStudentConfig) else MASKED
+        return self.kind if self.order_is_soft or student.from_layers else MASKED
 
     def sequence_format(self, tokenizer: PreTrainedTokenizerBase) -> SequenceFormat:
         return paired_format(tokenizer)

@@ -14,16 +14,14 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.flat_settings import flatten
 from distill.config.settings import (
     Config,
-    NoTeacherConfig,
+    FrozenModelConfig,
     PrecisionConfig,
-    SeveralTeachersConfig,
     TeacherCacheConfig,
 )
-from distill.config.teacher import CustomConfig
 from distill.distributed.rank_identity import OF_A_HOST
 from distill.models.kernels import int8
 from distill.models.kind import ModelKind
-from distill.models.teacher import AnyTeacher, is_encoder_alone, load_teacher
+from distill.models.teacher import is_encoder_alone, load_teacher
 from distill.runtime.errors import SettingError
 from distill.runtime.redaction import redact
 
@@ -35,7 +33,7 @@ class TeacherSettings:
     """What is set of one teacher of a run."""
 
     name: str  # among `teacher.members`; ONLY for the only one
-    model: AnyTeacher  # what loads it
+    model: FrozenModelConfig  # what loads it
     weight: float  # its weight in the mean of all; they add up to 1
     precision: PrecisionConfig  # of which `teacher` is its format
     micro_batches: int
@@ -56,7 +54,7 @@ class TeacherSettings:
         Its weights alone do not say what it answers. Left out are secrets, as a run is resumed with a new key, and what
         each host has its own values of, such as a device.
         """
-        make = self.model.custom if isinstance(self.model, CustomConfig) else None
+        make = self.model.custom
         if make is None or make.in_memory is not None:
             return None if make is None else make.code
         arguments = flatten({name: value for name, value in make.arguments.items() if name not in make.optional})
@@ -88,9 +86,9 @@ def setting_of(name: str) -> str:
 def settings_by_member(config: Config) -> dict[str, TeacherSettings]:
     """What is set of each teacher, by name; empty without a teacher."""
     shared, precision = config.teacher, config.precision
-    if isinstance(shared, NoTeacherConfig):
+    if shared.is_none:
         return {}
-    if not isinstance(shared, SeveralTeachersConfig):
+    if not shared.members:
         return {ONLY: TeacherSettings(ONLY, shared, 1.0, precision, shared.micro_batches, shared.cache)}
     total = sum(member.weight for member in shared.members.values())
     return {

@@ -1,7 +1,7 @@
-"""All settings as Markdown, for reference/settings.md: default, range, unit and sentence, and where each is read."""
+"""All settings as Markdown, for reference/settings.md: default, range, unit and sentence."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -11,23 +11,21 @@ from typing import Any
 import yaml
 from markdown_text import comment_of, escaped, paragraphs
 from setting_kinds import accepted, shown_default
-from setting_readers import readers
 
 from distill.config.chain import ChainConfig, StageConfig
 from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, class_name, kinds
-from distill.config.corpus import CorpusConfig, SourceConfig
+from distill.config.corpus import CorpusConfig
 from distill.config.errors import models_of
 from distill.config.evaluate import EvaluateConfig, SetConfig
 from distill.config.flat_settings import flatten
 from distill.config.folders import CONF
 from distill.config.model import Settings
 from distill.config.objective import ObjectiveConfig
-from distill.config.optimizer import OptimizerConfig
+from distill.config.optimizer import OptimizerConfig, ScheduleConfig
 from distill.config.schema import INTERNAL, arguments_of, settings_schema
 from distill.config.settings import Config
-from distill.config.student import STUDENTS
-from distill.config.teacher import TEACHERS, OneOfSeveralConfig, SavedMemberConfig
-from distill.config.unions import CUSTOM, Kinds
+from distill.config.student import READ_BY, StudentConfig
+from distill.config.teacher import FrozenModelConfig, MemberConfig, TeacherConfig
 from distill.config.weight_schedule import WeightSchedule
 
 RUN = ("seed", "resume", "optimize", "observers")  # settings that are in no section
@@ -42,6 +40,8 @@ TASKS, BACKENDS = "distill.tasks", "distill.distributed"
 # What is said of settings whose schema has no sentence, as they are groups with names of the user's.
 OPEN = {
     "corpus.sources": "Sources of a mixture by name, each with the settings of its kind and `weight`.",
+    "evaluate.sources": "Where the text of each set comes from, by its name, with the settings of its kind.",
+    "evaluate.measures": "Further measures by name: a torchmetrics Metric of logits and targets, as `_target_`.",
     "chain.given": "Values that the stages refer to as `${chain.given.NAME}`.",
 }
 SCHEDULED = {"weight": "0 to 1,000,000", "temperature": "0.01 to 1,000"}  # ranges that a schedule has to keep, too
@@ -53,17 +53,12 @@ class Entry:
 
     Attributes:
         node: what the schema has of it.
-        section, field: the class that defines it, and its name there; empty for an argument of a constructor.
-        modules: those that read it, where it is such an argument.
         note: a sentence about when it is read.
         default: in place of that of the schema.
     """
 
     name: str
     node: dict[str, Any]
-    section: str = ""
-    field: str = ""
-    modules: tuple[str, ...] = ()
     note: str = ""
     default: str = ""
 
@@ -73,21 +68,16 @@ class SettingsPage:
     """The page, and the entries that it has after `text` has made it."""
 
     schema: dict[str, Any] = field(default_factory=settings_schema)
-    readers: dict[tuple[str, str], list[str]] = field(default_factory=readers)
     entries: list[Entry] = field(default_factory=list)
 
     def text(self) -> str:
         """The page as Markdown."""
         return "\n".join(self._lines()) + "\n"
 
-    def modules_of(self, entry: Entry) -> tuple[str, ...]:
-        """The modules that read a setting, below the package's folder."""
-        return entry.modules or tuple(self.readers.get((entry.section, entry.field), ()))
-
     def _lines(self) -> Iterator[str]:
         yield "## Of a run\n"
         for name in RUN:
-            yield from self._entry(Entry(name, self.schema["properties"][name], "Config", name))
+            yield from self._entry(Entry(name, self.schema["properties"][name]))
         for name, (sentence, default) in HYDRA.items():
             yield f"### `{name}` {{ #{name} }}\n\n{sentence}\n\nDefault: `{default}`.\n{{ .facts }}\n"
         for name, of_group in Config.model_fields.items():
@@ -103,42 +93,39 @@ class SettingsPage:
         yield "## chain\n\nA chain of runs. Its recipe has no other settings than these.\n"
         yield from self._fields(StageConfig, "chain.stages.NAME")
         yield from self._fields(ChainConfig, "chain", skip=("stages",))
-        yield from self._open("chain.given", "distill/config/compose.py")
+        yield from self._open("chain.given")
 
     def _entry(self, entry: Entry, level: int = 3) -> Iterator[str]:
         self.entries.append(entry)
         default = entry.default or shown_default(entry.node)
         takes = accepted(self.schema, entry.node, SCHEDULED.get(entry.name.rpartition(".")[2], ""))
-        modules = [f"`{module.removeprefix('distill/')}`" for module in self.modules_of(entry)]
         facts = [
             f"Default: {default if entry.default else f'`{default}`'}." if default is not None else "No default.",
             f"Takes {takes}.",
-            f"Read in {', '.join(modules)}." if modules else "",
         ]
         yield f"{'#' * level} `{entry.name}` {{ #{entry.name} }}\n"
         yield " ".join(filter(None, [escaped(entry.node.get("description", "")), entry.note])) + "\n"
         yield f"{' '.join(filter(None, facts))}\n{{ .facts }}\n"
 
-    def _open(self, name: str, module: str = "") -> Iterator[str]:
+    def _open(self, name: str) -> Iterator[str]:
         """The entry of a group that has names of the user's."""
-        section, _, last = name.rpartition(".")
-        node = {"type": "object", "default": {}, "description": OPEN[name]}
-        yield from self._entry(Entry(name, node, f"{section.capitalize()}Config", last, (module,) if module else ()))
+        yield from self._entry(Entry(name, {"type": "object", "default": {}, "description": OPEN[name]}))
 
-    def _fields(self, model: type[Settings], prefix: str, note: str = "", skip: tuple[str, ...] = ()) -> Iterator[str]:
-        for name in model.model_fields:
-            if name not in (*INTERNAL, *skip):
-                yield from self._field(model, name, prefix, note)
+    def _fields(self, model: type[Settings], prefix: str, skip: Collection[str] = ()) -> Iterator[str]:
+        for name, of_field in model.model_fields.items():
+            if name not in ("group", *INTERNAL, *skip):
+                yield from self._field(model, name, of_field.alias or name, prefix)
 
-    def _field(self, model: type[Settings], name: str, prefix: str, note: str = "") -> Iterator[str]:
+    def _field(self, model: type[Settings], field: str, name: str, prefix: str) -> Iterator[str]:
         """An entry, or those of the section that the field is."""
-        sections = [held for held in models_of(model.model_fields[name].annotation) if held is not WeightSchedule]
+        annotation = model.model_fields[field].annotation
+        sections = [held for held in models_of(annotation) if held is not WeightSchedule]
         if len(sections) == 1 and issubclass(sections[0], Settings):
-            yield from self._fields(sections[0], f"{prefix}.{name}", note)
+            yield from self._fields(sections[0], f"{prefix}.{name}")
         else:
-            owner = next(cls for cls in model.__mro__ if name in vars(cls).get("__annotations__", {}))
+            note = _read_by("student.init", list(READ_BY[name])) if prefix == "student" and name in READ_BY else ""
             node = self.schema["$defs"][model.__name__]["properties"][name]
-            yield from self._entry(Entry(f"{prefix}.{name}", node, owner.__name__, name, note=note))
+            yield from self._entry(Entry(f"{prefix}.{name}", node, note))
 
     def _options(self, group: str) -> Iterator[str]:
         """The options of a group, by the comments of their files or else by what they set."""
@@ -151,8 +138,7 @@ class SettingsPage:
             yield f"`{file.stem}`\n:   {comment_of(file) or f'Sets {_and(sets)}.'}\n"
 
     def _corpus(self) -> Iterator[str]:
-        yield from self._fields(SourceConfig, "corpus")
-        yield from self._fields(CorpusConfig, "corpus", skip=("source", "sources", "weights"))
+        yield from self._fields(CorpusConfig, "corpus", skip=("sources",))
         yield from self._open("corpus.sources")
         yield "### Kinds of text { #corpus.kinds }\n"
         for kind in kinds(SOURCES):
@@ -165,25 +151,13 @@ class SettingsPage:
         yield from self._arguments("corpus", TABLES, skip=("path", "hub", "subset", "split"))
 
     def _teacher(self) -> Iterator[str]:
-        yield from self._kinds(TEACHERS, "teacher")
+        yield from self._fields(TeacherConfig, "teacher", skip=("members",))
         yield "### Several teachers { #teacher.members }\n"
-        yield "With `teacher=several` each of `teacher.members` has `kind`, `path` and the like as above, and:\n"
-        as_above = tuple(name for name in SavedMemberConfig.model_fields if name not in OneOfSeveralConfig.model_fields)
-        yield from self._fields(SavedMemberConfig, "teacher.members.NAME", skip=as_above)
+        yield "With `teacher=several` each of `teacher.members` has `path` and the like as above, and:\n"
+        yield from self._fields(MemberConfig, "teacher.members.NAME", skip=FrozenModelConfig.model_fields)
 
     def _student(self) -> Iterator[str]:
-        yield from self._kinds(STUDENTS, "student")
-
-    def _kinds(self, of: Kinds, group: str) -> Iterator[str]:
-        """The fields of all kinds of a group, each once, with the kinds that read it."""
-        yield f"### `{group}.{of.by}` {{ #{group}.{of.by} }}\n\nThe kind of {group}, which decides what else is read.\n"
-        for section in of.classes:
-            names = ", ".join(f"`{name}`" for name in of.kinds_of(section))
-            yield f"{names}\n:   {paragraphs(section.__doc__)[0]}\n"
-        for name in of.fields:
-            reading = [section for section in of.classes if name in section.model_fields]
-            if name != "members":
-                yield from self._field(reading[0], name, group, _read_with(of, group, reading))
+        yield from self._fields(StudentConfig, "student")
 
     def _objective(self) -> Iterator[str]:
         yield from self._fields(ObjectiveConfig, "objective")
@@ -192,7 +166,7 @@ class SettingsPage:
             yield f"`{kind}`\n:   {_sentence_of(f'{TASKS}.{kind}')}\n"
         weight = self.schema["$defs"]["ObjectiveConfig"]["properties"]["soft"]["properties"]["weight"]
         note = "A term of weight 0 is left out. A term of your own has any name and `objective.NAME._target_`."
-        yield from self._entry(Entry("objective.NAME.weight", weight, "TermConfig", "weight", note=note))
+        yield from self._entry(Entry("objective.NAME.weight", weight, note))
         for kind in kinds(TERMS):
             cls = _class(TERMS, kind)
             yield f"### `objective.{kind}` {{ #objective.{kind} }}\n"
@@ -200,14 +174,15 @@ class SettingsPage:
             yield f"The class `{cls.__name__}` in `{_module(cls)}`.\n{{ .facts }}\n"
             for name, node in arguments_of(TERMS, kind).items():
                 default = "that of `objective.temperature`" if name == "temperature" else ""
-                entry = Entry(f"objective.{kind}.{name}", node, modules=(_module(cls),), default=default)
+                entry = Entry(f"objective.{kind}.{name}", node, default=default)
                 yield from self._entry(entry, level=4)
 
     def _optimizer(self) -> Iterator[str]:
-        yield from self._fields(OptimizerConfig, "optimizer")
+        yield from self._fields(OptimizerConfig, "optimizer", skip=("kind",))
         yield from self._kinds_of_package("optimizer", OPTIMIZERS)
 
     def _schedule(self) -> Iterator[str]:
+        yield from self._fields(ScheduleConfig, "schedule", skip=("kind",))
         yield from self._kinds_of_package("schedule", SCHEDULES)
 
     def _kinds_of_package(self, group: str, package: str) -> Iterator[str]:
@@ -231,11 +206,12 @@ class SettingsPage:
             differ = len(set(defaults.values())) > 1
             default = ", ".join(f"`{value}` of `{kind}`" for kind, value in defaults.items()) if differ else ""
             described = next((node for node in nodes.values() if "description" in node), next(iter(nodes.values())))
-            modules = tuple(dict.fromkeys(_module(_class(package, kind)) for kind in nodes))
-            yield from self._entry(Entry(f"{group}.{name}", described, modules=modules, note=note, default=default))
+            yield from self._entry(Entry(f"{group}.{name}", described, note, default))
 
     def _evaluate(self) -> Iterator[str]:
-        yield from self._fields(EvaluateConfig, "evaluate", skip=("by_set",))
+        yield from self._fields(EvaluateConfig, "evaluate", skip=("by_set", "sources", "measures"))
+        for name in ("sources", "measures"):
+            yield from self._open(f"evaluate.{name}")
         yield from self._fields(SetConfig, "evaluate.by_set.NAME")
 
     def _backend(self) -> Iterator[str]:
@@ -259,18 +235,6 @@ def _module(cls: type) -> str:
 def _sentence_of(module: str) -> str:
     """What the docstring of a module begins with."""
     return paragraphs(import_module(module).__doc__)[0]
-
-
-def _read_with(of: Kinds, group: str, reading: list[type[Settings]]) -> str:
-    """A sentence about the kinds that read a field; empty where all do."""
-    chosen = [kind for section in reading for kind in of.kinds_of(section)]
-    others = [kind for section in of.classes if section not in reading for kind in of.kinds_of(section)]
-    if not others:
-        return ""
-    if len(others) == 1 and others != [CUSTOM]:
-        return f"Not read with `{group}.{of.by}={others[0]}`."
-    sentence = _read_by(f"{group}.{of.by}", [name for name in chosen if name != CUSTOM])
-    return f"{sentence[:-1]} or `{group}._target_`." if CUSTOM in chosen else sentence
 
 
 def _read_by(setting: str, values: list[str]) -> str:

@@ -15,7 +15,7 @@ from job import book, environment, save_model
 
 import distill
 from distill.commands.api.objects import digest_of, target_of
-from distill.config.in_memory import InMemory
+from distill.config.component import InMemory
 from distill.runtime.errors import SettingError
 
 CELL = """

@@ -21,13 +21,13 @@ import distill
 from distill.commands.api.data import in_memory
 from distill.commands.api.distill import _Job as Job
 from distill.commands.api.objects import CallSettings, target_of
-from distill.config.in_memory import InMemory
+from distill.config.component import InMemory
 from distill.models.identity import model_digest
 from distill.runtime.errors import SettingError
 
 TEXTS = [book(number, 2).strip() for number in range(60)]
 STEPS = distill.TrainConfig(steps=4, epochs=None, save_every=2, batch_size=8)
-LAYERS = distill.LayersStudentConfig(layers=[0, 1])
+LAYERS = distill.StudentConfig(layers=[0, 1])
 
 
 class Triangle:
@@ -108,13 +108,13 @@ def test_objects_give_the_student_of_the_command(
 def test_no_teacher_is_no_teacher_and_not_the_recipes(folder: Path) -> None:
     """The losses are then those without one; a teacher that is left out is the recipe's."""
     student = distill.load_model(folder, "cpu")
-    for kind, (teacher, expected) in {"none": (None, ("none", ["mlm"])), "recipe's": (..., None)}.items():
+    for kind, (teacher, expected) in {"none": (None, (None, ["mlm"])), "recipe's": (..., None)}.items():
         job = Job(None, Path("files"), {})
         job.add_models(teacher, student)
         job.add_settings(None)
         config = composed_run(job.arguments(None), job.values).config
         terms = [name for name, term in config.objective.terms.items() if term.weight]
-        assert (config.teacher.kind, terms) == expected if expected else config.teacher.kind == "bundled_deep", kind
+        assert (config.teacher.path, terms) == expected if expected else config.teacher.path == "bundled_deep", kind
 
 
 def test_a_run_is_resumed_by_the_same_objects_alone(job: dict[str, Any]) -> None:
@@ -143,7 +143,9 @@ def test_a_student_in_memory_is_trained_as_a_copy(job: dict[str, Any], folder: P
     student = distill.load_model(folder, "cpu").model.requires_grad_(True)
     before = model_digest(student)
     first = distill.distill(**job | {"student": student})
-    saved = distill.SavedStudentConfig(path=str(folder), dropout=None)  # the recipe has none, the model its own
+    saved = distill.StudentConfig(
+        init="pretrained", path=str(folder), dropout=None
+    )  # the recipe has none, the model its own
     named = distill.distill(**job | {"student": saved, "folder": "runs/named"})
     assert model_digest(student) == before
     assert_same(first.folder, named.folder)
@@ -332,7 +334,7 @@ def test_conversations_and_a_causal_pair(tmp_path: Path, cache: Path) -> None:
 def test_how_settings_become_options_and_values() -> None:
     given = CallSettings()
     given.add("train", distill.TrainConfig(steps=np.int64(3), epochs=None))
-    given.add("student", distill.NewStudentConfig(architecture="bert", config={"hidden_size": 32}))
+    given.add("student", distill.StudentConfig(init="random", architecture="bert", config={"hidden_size": 32}))
     given.add("optimizer", "lamb")
     given.add("optimizer", {"lr": np.float64(1e-4)})
     given.add("objective", {"soft": {"start": 1.0, "end": 0.0}, "mlm": 2, "temperature": 3.0, "cosine": {"weight": 1}})
@@ -347,8 +349,13 @@ def test_how_settings_become_options_and_values() -> None:
         "objective.temperature": 3.0,
         "optimizer.lr": 1e-4,
         "student.architecture": "bert",
-        "student.config": {"hidden_size": 32},
+        "student.config.hidden_size": 32,
         "student.init": "random",
+        "student.layers": None,
+        "student.num_layers": None,
+        "student.path": None,
+        "student.search_seconds": None,
+        "student.trust_remote_code": False,
         "train.epochs": None,
         "train.steps": 3,
     }
@@ -365,7 +372,7 @@ from job import book
 held = distill.load_model({folder!r}, "cpu")
 run = distill.distill(
     (held.model, held.tokenizer),
-    distill.LayersStudentConfig(layers=[0, 1]),
+    distill.StudentConfig(layers=[0, 1]),
     [book(number, 2).strip() for number in range(60)],
     objective={{"soft": 2.0, "mlm": 1.0}}, backend="ddp", train=distill.TrainConfig(steps=4, epochs=None, batch_size=4),
     precision="fp32", evaluate={{"max_sequences": 32}}, folder={run!r},

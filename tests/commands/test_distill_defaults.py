@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("student", [None, distill.LayersStudentConfig(layers=[0, 2])])
+@pytest.mark.parametrize("student", [None, distill.StudentConfig(layers=[0, 2])])
 def test_layers_of_a_masked_model_that_is_no_bert(tmp_path: Path, student: Any) -> None:
     teacher = save_model(tmp_path / "teacher", "roberta", 4)
     more = {"settings": {"data.cache": str(tmp_path / "cache"), "data.workers": 1}, "folder": tmp_path / "run"}

@@ -157,13 +157,8 @@ def test_bad_input_is_one_line(done: Path, shelf: Shelf, tmp_path: Path, monkeyp
 
 
 def test_settings_of_a_teacher_need_one(done: Path, shelf: Shelf) -> None:
-    said = refused([str(done)], f"teacher.path={shelf.teacher}")
-    assert said.startswith(f"teacher.path={shelf.teacher}: not read with teacher.kind=none; choose ")
-    assert said.count("teacher.kind=pretrained") == 1 and said.endswith(", or leave it out")
-    assert "not read with teacher.kind=none" in refused([str(done)], "+teacher.members.a.path=x")
-    assert "teacher.kind=bundled_small" in refused(
-        [str(done)], "teacher=bundled_small", f"teacher.path={shelf.teacher}"
-    )
+    assert "not read with teacher.path=null" in refused([str(done)], "teacher.tokenizer=x")
+    assert "beside teacher.members" in refused([str(done)], "teacher=bundled_small", "teacher.members.a.path=x")
 
 
 def test_an_output_that_cannot_be_is_refused_before_the_scoring(
@@ -233,7 +228,7 @@ def test_code_that_the_settings_of_a_run_name_is_not_run(done: Path, tmp_path: P
     message = refused([str(run)])
     assert "name code (evaluate.measures.mine._target_=os.getcwd)" in message and "evaluate=local" in message
     config, _ = settings_of(locate([str(run)]), ["evaluate.measures.mine._target_=own_metrics.Hits"])
-    assert config.evaluate.measures["mine"].path == "own_metrics.Hits", "named on the command line it is trusted"
+    assert config.evaluate.own_measures["mine"].path == "own_metrics.Hits", "named on the command line it is trusted"
 
 
 def test_another_text_is_cut_as_that_of_the_run(done: Path, tmp_path: Path) -> None:

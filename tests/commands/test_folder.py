@@ -12,7 +12,7 @@ from families import CAUSAL, FAMILIES, WINDOWS, make_family, tokenizer_of
 from safetensors.torch import load_file
 from tiny import make_tokenizer
 
-from distill import LayersStudentConfig, load_pair
+from distill import StudentConfig, load_pair
 from distill.models.export_folder import export, fields_for_both
 
 
@@ -38,8 +38,8 @@ def test_the_folder_gives_the_student_back(tmp_path: Path, family: str) -> None:
     assert (tmp_path / "student" / "README.md").read_text() == "# The card\n"
 
 
-@pytest.mark.parametrize("student", [LayersStudentConfig(layers=[0]), None])
-def test_a_soft_cap_is_kept(tmp_path: Path, student: LayersStudentConfig | None) -> None:
+@pytest.mark.parametrize("student", [StudentConfig(layers=[0]), None])
+def test_a_soft_cap_is_kept(tmp_path: Path, student: StudentConfig | None) -> None:
     """Of layers and of a model in memory, which transformers 5.17 has by SDPA: it leaves the cap out."""
     teacher, tokenizer = make_family("gemma2"), tokenizer_of("gemma2")
     own = (make_family("gemma2"), tokenizer) if student is None else student

@@ -14,7 +14,7 @@ from tiny import named_terms, text_config
 
 from distill.commands.api.pair import Pair, load_pair
 from distill.commands.prediction import predict
-from distill.config.settings import LayersStudentConfig
+from distill.config.settings import StudentConfig
 from distill.data.tokens import corpus_text, prepare
 from distill.models.loaded import LoadedModel, load_model
 from distill.objective.terms import VocabularyTerm
@@ -22,7 +22,7 @@ from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 
 TEXTS = ["the cat and an owl sat.", "of the owls", "and ran to the end of it"]
-WITHOUT_DROPOUT = LayersStudentConfig(layers=[0], dropout=0.0)
+WITHOUT_DROPOUT = StudentConfig(layers=[0], dropout=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_masks_follow_step_and_seed(teacher: Path) -> None:
 
 def test_a_causal_pair(causal: Path) -> None:
     """The words' term is transformers' own loss of the text between two end-of-text tokens, but for the first."""
-    pair = load_pair(causal, LayersStudentConfig(layers=[1], dropout=0.0), sequence_length=64, device="cpu")
+    pair = load_pair(causal, StudentConfig(layers=[1], dropout=0.0), sequence_length=64, device="cpu")
     losses = pair.objective({"soft": 1.0, "clm": 2.0})(TEXTS[:1])
     ids = torch.tensor([[*pair.student.tokenizer(TEXTS[0])["input_ids"], pair.student.tokenizer.eos_token_id]])
     expected = pair.student.model(input_ids=ids, labels=ids).loss.item()
@@ -188,7 +188,7 @@ def test_what_does_not_fit(teacher: Path, causal: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"^layers and num_layers are for a student from the teacher's layers"):
         load_pair(teacher, student=teacher, layers=[0])
     with pytest.raises(SettingError, match=r"^layers=auto scores sequences of a corpus"):
-        load_pair(teacher, LayersStudentConfig(layers="auto"), device="cpu")
+        load_pair(teacher, StudentConfig(layers="auto"), device="cpu")
     with pytest.raises(SettingError, match=r"^layers=auto scores sequences of a corpus"):
         load_pair(teacher, layers="auto", device="cpu")
     with pytest.raises(SettingError, match=r"^teacher=.*nothing does not load"):
@@ -208,7 +208,7 @@ def test_what_does_not_fit(teacher: Path, causal: Path, tmp_path: Path) -> None:
 
 def test_what_a_causal_pair_does_not_allow(causal: Path) -> None:
     """The same that a run refuses: a first position that has seen nothing of its sequence."""
-    pair = load_pair(causal, LayersStudentConfig(layers=[1], dropout=0.0), sequence_length=24, device="cpu")
+    pair = load_pair(causal, StudentConfig(layers=[1], dropout=0.0), sequence_length=24, device="cpu")
     for term in ({"pooled": {"weight": 1.0, "pooling": "cls"}}, {"patient": 1.0}):
         with pytest.raises(SettingError, match=r"^objective\.(pooled|patient): reads the first position of a sequence"):
             pair.objective(term)
@@ -273,9 +273,9 @@ def test_what_two_tokenizers_do_not_allow(teacher: Path, tmp_path: Path) -> None
     assert str(error.value).startswith("objective.soft and objective.cosine pair tokens, but the student has another")
     assert "give objective.soft.weight=0 objective.cosine.weight=0 objective.pooled.weight=1" in str(error.value)
     with pytest.raises(SettingError, match=r"^student\.init=layers takes the teacher's embeddings, but student\.tok"):
-        load_pair(teacher, LayersStudentConfig(tokenizer=str(own)), device="cpu")
+        load_pair(teacher, StudentConfig(tokenizer=str(own)), device="cpu")
     with pytest.raises(SettingError, match=r"^student\.tokenizer=corpus: no corpus is here"):
-        load_pair(teacher, LayersStudentConfig(tokenizer="corpus"), device="cpu")
+        load_pair(teacher, StudentConfig(tokenizer="corpus"), device="cpu")
 
 
 def test_losses_of_heads_that_no_pair_has_are_refused(teacher: Path, causal: Path) -> None:

@@ -8,9 +8,8 @@ import pytest
 from job import Shelf, results
 from transformers import AutoModel, AutoTokenizer
 
-from distill.config.component import Component
-from distill.config.composition import composed
-from distill.config.settings import CustomStudentConfig, CustomTeacherConfig, SavedTeacherConfig
+from distill.config.compose import composed
+from distill.config.settings import StudentConfig, TeacherConfig
 from distill.data.document import Document
 from distill.data.heldout import fraction, held_out
 from distill.models.student import make_student
@@ -29,7 +28,7 @@ def test_the_tokenizer_of_a_teacher_of_ones_own_is_for_us() -> None:
     """The callable, which takes width and depth alone, does not get it."""
     custom = ["teacher=custom", "teacher._target_=own_models.Convolutions", "teacher.tokenizer=some/folder"]
     teacher = composed([*custom, "student=bert"]).teacher
-    assert isinstance(teacher, CustomTeacherConfig) and teacher.tokenizer == "some/folder"
+    assert isinstance(teacher, TeacherConfig) and teacher.tokenizer == "some/folder"
     assert "tokenizer" not in teacher.custom.bind()[1]
 
 
@@ -38,7 +37,7 @@ def frozen_model(**_: Any) -> Any:
 
 
 def test_a_student_of_frozen_weights(tmp_path: Path) -> None:
-    made = CustomStudentConfig(custom=Component("student", f"{__name__}.frozen_model"))
+    made = StudentConfig(**{"_target_": f"{__name__}.frozen_model"})
     with pytest.raises(SettingError, match=r"^student\._target_=.*frozen_model: no weight .* requires_grad_\(True\)"):
         make_student(made, None, None, 12)  # type: ignore[arg-type]
 
@@ -62,7 +61,7 @@ def test_an_encoder_without_a_head_teaches_what_reads_none(
     AutoModel.from_pretrained(shelf.teacher / "student").save_pretrained(folder)
     AutoTokenizer.from_pretrained(shelf.teacher / "student").save_pretrained(folder)
     with pytest.raises(SettingError, match="lacks weights of a masked language model"):
-        load_teacher(SavedTeacherConfig(path=str(folder)))
+        load_teacher(TeacherConfig(path=str(folder)))
     student = ["student=bert", "student.layers=null", "student.config={hidden_size: 16, num_hidden_layers: 1,"]
     student[-1] += " num_attention_heads: 2, intermediate_size: 16}"
     pooled = ["objective.soft.weight=0", "objective.cosine.weight=0", "objective.pooled.weight=1", "train.epochs=1"]

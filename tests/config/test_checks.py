@@ -7,12 +7,8 @@ import tiny
 import torch
 from tiny import change
 
-from distill.config import compose
-from distill.config.settings import (
-    Config,
-    LayersStudentConfig,
-    SavedTeacherConfig,
-)
+from distill.config.errors import parse
+from distill.config.settings import Config, EvaluateConfig, ScheduleConfig, StudentConfig, TeacherConfig
 from distill.distributed.bucket import MAX_STATS
 from distill.objective.terms.soft import Soft
 from distill.runs.check import MOST_TERMS, check
@@ -21,11 +17,15 @@ from distill.runtime.errors import SettingError
 from distill.runtime.signals import ALL
 
 
+def conf_schedule(values: dict[str, object]) -> ScheduleConfig:
+    return parse(ScheduleConfig, values, "schedule")
+
+
 def make() -> Config:
     return Config(
         corpus=tiny.corpus_config(kind="text", path="."),
-        teacher=SavedTeacherConfig(path="x"),
-        student=LayersStudentConfig(),
+        teacher=TeacherConfig(path="x"),
+        student=StudentConfig(),
         objective=tiny.objective_config(),
     )
 
@@ -61,15 +61,15 @@ def test_a_term_that_reads_no_draws_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_schedule_of_the_users_is_tried_with_the_numbers_of_the_run_alone() -> None:
     """Steps by epochs and a rate that grows with the ranks are not there yet; what fails without them is refused."""
-    table = compose.schedule_config({"_target_": "own_parts.Table"})
+    table = conf_schedule({"_target_": "own_parts.Table"})
     by_epochs = make().changed(schedule=table)
     by_steps = change(change(by_epochs, "train.steps", 50), "train.epochs", None)
     check(by_epochs)
     check(by_steps)
     check(change(change(by_steps, "optimizer.scale_lr", "linear"), "optimizer.base_batch", 8))
-    triangle = compose.schedule_config({"_target_": "own_parts.Triangle", "peak": 1.0})
+    triangle = conf_schedule({"_target_": "own_parts.Triangle", "peak": 1.0})
     assert "own_parts.Triangle fails at progress 0" in refused(by_epochs.changed(schedule=triangle))
-    unfit = compose.schedule_config({"_target_": "own_parts.Table", "peak": 1.0})
+    unfit = conf_schedule({"_target_": "own_parts.Table", "peak": 1.0})
     assert "schedule.peak: no setting of own_parts.Table" in refused(by_epochs.changed(schedule=unfit))
 
 
@@ -80,7 +80,7 @@ def test_a_mixture_has_a_part_of_each_source_in_each_set_that_is_held_out() -> N
     def mixed(sets: str, *by_set: str) -> Config:
         given = {"sets": sets.split(), "sources": {"rest": {"kind": "heldout"}, "rest_one": text}}
         given["by_set"] = {name: {"max_sequences": 3} for name in by_set}
-        return make().changed(corpus=corpus, evaluate=compose.evaluate_config(given))
+        return make().changed(corpus=corpus, evaluate=parse(EvaluateConfig, given, "evaluate"))
 
     check(mixed("rest", "rest_two"))
     assert "evaluate.by_set.rest: a mixture has a held-out set of each source" in refused(mixed("rest", "rest"))

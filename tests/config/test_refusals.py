@@ -16,12 +16,10 @@ from hydra import initialize_config_dir
 from distill.commands.arguments import parse
 from distill.commands.evaluate import EvaluateArguments
 from distill.config.command_line import CommandLine, check_one_run, check_overrides, read_list
-from distill.config.compose import build, register
-from distill.config.composition import Composition, compose_overrides
-from distill.config.layers import apply_overrides
+from distill.config.compose import Composition, build, compose_overrides, register
+from distill.config.errors import setting_error
 from distill.config.override_text import in_shell
 from distill.config.settings import CONF, Config
-from distill.config.unknown import setting_error
 from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
@@ -40,7 +38,7 @@ def hydra() -> Iterator[None]:
 
 @cache
 def defaults() -> Composition:
-    return compose_overrides("config", [])
+    return compose_overrides("config", ["~recipe"])
 
 
 def composed(arguments: list[str]) -> Config:
@@ -56,9 +54,9 @@ def composed(arguments: list[str]) -> Config:
         settings = deepcopy(defaults().settings)
         for each in parsed:
             OmegaConf.update(settings, each.key_or_group, each.value(), merge=True)
-        apply_overrides(settings, line.overrides, defaults().hydra)
     else:
-        settings = compose_overrides("config", line.overrides).settings
+        alone = [] if any(text.startswith("recipe=") for text in line.overrides) else ["~recipe"]
+        settings = compose_overrides("config", [*alone, *line.overrides]).settings
     config = build(settings, line.overrides)
     check(config)
     return config
@@ -138,7 +136,8 @@ def test_home_is_what_a_shell_makes_of_it(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "x").mkdir()
     config = composed(
-        ["corpus.path=~/x", "corpus.unlabelled=null", "teacher.path=~/x", "student.path=~/x", "student.tokenizer=~/x",
+        ["corpus.path=~/x", "corpus.unlabelled=null", "teacher.path=~/x", "student=pretrained", "student.path=~/x",
+         "student.tokenizer=~/x",
          "data.cache=~/x", "resume=~/x", "evaluate.sources.books.path=~/x",
          "evaluate.sources.imdb={kind: text, path: ~/x}"]
     )  # fmt: skip

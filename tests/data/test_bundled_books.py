@@ -55,8 +55,7 @@ def test_whole_books_are_held_out(
     monkeypatch.setattr(bundled, "BOOKS", tmp_path)
     config = changed(reviews, kind="bundled", path=None, heldout=0.1)
     (heldout,), _ = load_sets(config.changed(evaluate=EvaluateConfig(sets=["heldout"], sources=HELDOUT)), words)
-    of_split = SourceConfig(kind="bundled", split="heldout")
-    whole = tokens_of(config.changed(corpus=config.corpus.changed(source=of_split, heldout=0.0)), words)
+    whole = tokens_of(config.changed(corpus=config.corpus.changed(split="heldout", heldout=0.0)), words)
     assert (heldout.description, heldout.documents) == ("1 bundled book (book2)", 1)
     assert all_of(heldout.sequences).tolist() == all_of(whole.sequences).tolist()
     assert tokens_of(config, words).name == "2 bundled books (book0, book1)"

@@ -6,7 +6,6 @@ import pytest
 from chats import TEMPLATE, TOKENIZER, conversations, naive
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.component import Component
 from distill.config.settings import SourceConfig
 from distill.data.sources.chat import chat_template
 
@@ -45,7 +44,7 @@ def test_it_writes_what_the_setting_does(template: str | None) -> None:
 
 
 def test_only_one_way_of_writing_is_a_template() -> None:
-    books, own = SourceConfig(kind="text", path="books"), Component("my.Source", {}, "corpus")
+    books, own = SourceConfig(kind="text", path="books"), SourceConfig(**{"_target_": "my.Source"})
     assert chat_template([books, own], None) is None
     assert chat_template([books, chat(), own, chat(fraction=0.5)], None) == chat_template([chat()], None) is not None
     assert chat_template([chat(), chat("{content}\n")], None) is None

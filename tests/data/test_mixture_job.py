@@ -34,7 +34,7 @@ def arguments(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> list[st
         "precision=fp32",
         "evaluate.pseudo_perplexity.fraction=0",
     ]
-    return ["+recipe=mixture", f"corpus.sources={sources}", *corpus, *train, *model]
+    return ["corpus=mixture", "evaluate=heldout", f"corpus.sources={sources}", *corpus, *train, *model]
 
 
 @pytest.fixture(scope="module")

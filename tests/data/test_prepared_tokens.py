@@ -10,7 +10,7 @@ from text import tokens_of
 from tiny import all_of, changed, make_tokenizer, parts
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.settings import Config, SourceConfig
+from distill.config.settings import Config
 from distill.data.new_tokenizer import train_tokenizer
 from distill.data.sequence_format import paired_format
 from distill.data.tokens import Tokens, corpus_text, prepare, set_text
@@ -26,7 +26,7 @@ def prepared(reviews: Config, words: PreTrainedTokenizerFast, tmp_path: Path) ->
     for folder in (str(reviews.corpus.source.path), str(tmp_path / "cache")):
         shutil.rmtree(folder)
     (tmp_path / "tokens").rename(tmp_path / "elsewhere")
-    return changed(reviews, source=SourceConfig(kind="tokens", path=str(tmp_path / "elsewhere"))), made
+    return changed(reviews, kind="tokens", path=str(tmp_path / "elsewhere")), made
 
 
 @pytest.mark.parametrize("inner", [False, True])
@@ -83,7 +83,7 @@ def test_of_several_texts_the_folder_is_named(reviews: Config, words: PreTrained
     config = changed(reviews, tokens=str(tmp_path / "tokens"))
     tokens_of(config, words)
     other = tokens_of(changed(config, path=f"{reviews.corpus.source.path}/b.jsonl"), words)
-    stored = changed(reviews, source=SourceConfig(kind="tokens", path=str(tmp_path / "tokens")))
+    stored = changed(reviews, kind="tokens", path=str(tmp_path / "tokens"))
     with pytest.raises(SettingError, match="several texts") as error:
         tokens_of(stored, words)
     assert other.stored is not None and other.stored.place in str(error.value)

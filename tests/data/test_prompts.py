@@ -219,8 +219,7 @@ class Undeclared(Riddles):
 def own(name: str, folder: Path) -> Config:
     (folder / "riddles").write_text("the cat|an hat\nan hat|then\n")
     config = text_config(kind="text", heldout=0.0, sequence_length=32, workers=1, cache=str(folder))
-    source = Component("corpus", f"{__name__}.{name}", {"path": f"{folder}/riddles"})
-    return config.changed(corpus=config.corpus.changed(source=source))
+    return config.changed(corpus=config.corpus.changed(target=f"{__name__}.{name}", path=f"{folder}/riddles"))
 
 
 def test_a_source_of_ones_own_with_prompts(tmp_path: Path) -> None:

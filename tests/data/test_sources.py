@@ -348,25 +348,29 @@ class Verses(Source):
             yield Document(f"verse {number}", text.strip())
 
 
+def own(name: str, **settings: object) -> SourceConfig:
+    """A source of this file, as `corpus._target_` and the settings beside it."""
+    return SourceConfig(**{"_target_": f"{__name__}.{name}", "_group_": "corpus", **settings})
+
+
 def test_a_source_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "verses").write_text("Roses\n***\nViolets")
-    settings = Component("corpus", f"{__name__}.Verses", {"path": str(tmp_path / "verses")})
+    settings = own("Verses", path=str(tmp_path / "verses"))
     assert texts(settings) == ["Roses", "Violets"] and located(settings).describe() == "Verses"
 
     def identity(**arguments: str) -> object:
-        given = Component("corpus", f"{__name__}.Verses", {"path": str(tmp_path / "verses"), **arguments})
-        return identity_of(given, tmp_path)
+        return identity_of(own("Verses", path=str(tmp_path / "verses"), **arguments), tmp_path)
 
     assert identity() == identity() != identity(mark="+")  # the settings decide the text, too
-    half = located(Component("corpus", f"{__name__}.Verses", {"path": "x", "fraction": 0.5}, optional=("fraction",)))
+    half = located(own("Verses", path="x", fraction=0.5))
     assert half.fraction == 0.5  # a setting of every source
     before = identity_of(settings, tmp_path)
     (tmp_path / "verses").write_text("Roses")
     assert identity_of(settings, tmp_path) != before
     with pytest.raises(SettingError, match=r"corpus\.colour: no setting of"):
-        find(Component("corpus", f"{__name__}.Verses", {"path": "x", "colour": "red"}))
+        find(own("Verses", path="x", colour="red"))
     with pytest.raises(SettingError, match=r"corpus\._target_=pathlib\.Path gives no distill\.data\.sources\.Source"):
-        find(Component("corpus", "pathlib.Path", {}))
+        find(SourceConfig(**{"_target_": "pathlib.Path", "_group_": "corpus"}))
 
 
 @dataclass(frozen=True)
@@ -377,8 +381,7 @@ class Frozen(Verses):
 
 def test_a_source_of_ones_own_may_be_frozen(tmp_path: Path) -> None:
     (tmp_path / "verses").write_text("Roses\n***\nViolets")
-    arguments = {"path": str(tmp_path / "verses"), "fraction": 1.0}
-    settings = Component("corpus", f"{__name__}.Frozen", arguments, optional=("fraction",))
+    settings = own("Frozen", path=str(tmp_path / "verses"), fraction=1.0)
     assert texts(settings) == ["Roses", "Violets"] and located(settings).made_from is not None
 
 
@@ -386,8 +389,9 @@ def test_a_new_source_is_one_new_file(tmp_path: Path, monkeypatch: pytest.Monkey
     """A file in the folder of the sources is found by its name, with its suffixes and usual paths."""
     import distill.data.sources as package
 
-    (tmp_path / "kinds").mkdir()
-    (tmp_path / "kinds" / "verses.py").write_text(
+    folder = tmp_path / "data" / "sources"
+    folder.mkdir(parents=True)
+    (folder / "verses.py").write_text(
         '"""Files in which every line is a document."""\n'
         "from distill.data.sources._files import FileSource\n"
         "class Verses(FileSource):\n"
@@ -398,7 +402,7 @@ def test_a_new_source_is_one_new_file(tmp_path: Path, monkeypatch: pytest.Monkey
         "    def read(self, path, start, stop):\n"
         "        return iter(path.read_text().splitlines())\n"
     )
-    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path / "kinds")])
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
     (tmp_path / "verses" / "train").mkdir(parents=True)
     (tmp_path / "verses" / "train" / "a.verse").write_text("one\ntwo\n")
     monkeypatch.setenv("DISTILL_DATA", str(tmp_path))

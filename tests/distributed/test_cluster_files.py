@@ -108,7 +108,7 @@ def test_slurm_gives_settings_that_compose(tmp_path: Path) -> None:
 
 def test_slurm_takes_backend_and_recipe_from_the_environment(tmp_path: Path) -> None:
     config = settings(slurm(tmp_path, BACKEND="horovod", PRECISION="fp16", RECIPE="distilbert_gutenberg"))
-    assert (config.backend.name, config.teacher.kind) == ("horovod", "bundled_deep")
+    assert (config.backend.name, config.teacher.path) == ("horovod", "bundled_deep")
     assert config.precision.student == "fp16"
 
 

@@ -10,7 +10,7 @@ import torch
 from distributed import run_ranks
 from tiny import make_tokenizer
 
-from distill.config.settings import BackendConfig, NewStudentConfig
+from distill.config.settings import BackendConfig, StudentConfig
 from distill.distributed import join_ranks
 from distill.distributed.weights_file import parameters_in_file
 from distill.models.kind import CAUSAL, MASKED
@@ -33,7 +33,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def student(family: str, fields: dict[str, Any], init: str = "random") -> Any:
     torch.manual_seed(5)
     kind = CAUSAL if family in ("gpt2", "llama") else MASKED
-    settings = NewStudentConfig(init=init, architecture=family, config=fields)
+    settings = StudentConfig(init=init, architecture=family, config=fields)
     return make_student(settings, None, make_tokenizer(), 16, kind, mapped=True)
 
 
@@ -79,7 +79,12 @@ def on_a_rank() -> dict[str, Any]:
     student("bert", SMALL)  # imports
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
     before = {kind: resident(kind) for kind in ("RssAnon", "VmHWM")}
-    with weights_on_disk(ranks, NewStudentConfig()):
+    with weights_on_disk(
+        ranks,
+        StudentConfig(
+            init="random",
+        ),
+    ):
         made = student("bert", LARGE)
     found: dict[str, Any] = {kind: resident(kind) - value for kind, value in before.items()}
     found["size"] = sum(parameter.nbytes for parameter in made.parameters()) / MB

@@ -19,10 +19,10 @@ from distill.config.settings import (
     Config,
     EvaluateConfig,
     Missing,
-    NoTeacherConfig,
     PrecisionConfig,
     PseudoPerplexityConfig,
     SourceConfig,
+    TeacherConfig,
 )
 from distill.data.collate.mlm import IGNORE, masked_lm
 from distill.distributed.single import Single
@@ -363,7 +363,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
         "lost": SourceConfig(kind="text", path=str(tmp_path / "lost")),
     }
     return config.changed(
-        teacher=NoTeacherConfig(),
+        teacher=TeacherConfig(),
         evaluate=EvaluateConfig(sets=["heldout", "own"], sources=sources),
     )
 

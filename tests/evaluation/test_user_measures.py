@@ -48,13 +48,18 @@ def measures(**targets: str | tuple[str, dict[str, Any]]) -> dict[str, Component
     return {name: Component(f"evaluate.measures.{name}", *each) for name, each in given.items()}
 
 
+def written(chosen: dict[str, Component]) -> dict[str, Any]:
+    """Measures as a recipe has them."""
+    return {name: {"_target_": one.path, **one.arguments} for name, one in chosen.items()}
+
+
 def accuracy(target: str, **arguments: Any) -> dict[str, Component]:
     return measures(accuracy=(target, arguments))
 
 
 def evaluator(tokenizer: Any, chosen: dict[str, Component], batch_size: int = 32, ranks: Any = None) -> Evaluator:
     settings = EvaluateConfig(
-        batch_size=batch_size, measures=chosen, pseudo_perplexity=PseudoPerplexityConfig(fraction=1.0)
+        batch_size=batch_size, measures=written(chosen), pseudo_perplexity=PseudoPerplexityConfig(fraction=1.0)
     )
     ranks = ranks or Single(BackendConfig(device="cpu"))
     return make_evaluator(settings, make(tokenizer).scoring.collator, PrecisionConfig(), ranks)
@@ -105,7 +110,7 @@ def test_titles_and_directions_are_those_of_the_metric(tokenizer: Any) -> None:
 def test_of_causal_models_they_read_the_tokens_of_perplexity() -> None:
     tokenizer = vocabulary_of("gpt2")
     ids = np.random.default_rng(4).integers(5, 40, (11, 12)).astype(np.uint16)
-    settings = EvaluateConfig(batch_size=3, stride=5, measures=measures(other=PERPLEXITY))
+    settings = EvaluateConfig(batch_size=3, stride=5, measures=written(measures(other=PERPLEXITY)))
     collator = CausalLM(causal_format(tokenizer), True)
     scoring = Scoring(collator, tokenizer, settings, Single(BackendConfig(device="cpu")))
     made = Evaluator(scoring, find_task("clm").passes(scoring), PrecisionConfig())
@@ -134,7 +139,7 @@ def table_scoring(labels: np.ndarray, classes: tuple[str, ...], chosen: dict[str
     examples = LabelledTexts("made", texts, None, labels, classes)
     rows = class_sequences(examples, tokenizer, 8, "corpus.sequence_length")
     data = replace(class_set("table", examples, rows), collator=Classes(rows))
-    settings = EvaluateConfig(batch_size=7, measures=chosen)
+    settings = EvaluateConfig(batch_size=7, measures=written(chosen))
     return Scoring(data.collator, tokenizer, settings, Single(BackendConfig(device="cpu")), [data], ("class",))
 
 
@@ -194,7 +199,9 @@ def on_a_rank(settings: BackendConfig) -> tuple[dict[str, dict[str, float]], int
     ranks = join_ranks(settings)
     rows = [make_rows(number, shortest=11, seed=number) for number in NUM_ROWS]
     masks = make_masks(make_tokenizer(), rows[0], mlm_probability=0.5)
-    chosen = EvaluateConfig(batch_size=4, measures=OF_RANKS, pseudo_perplexity=PseudoPerplexityConfig(fraction=0.0))
+    chosen = EvaluateConfig(
+        batch_size=4, measures=written(OF_RANKS), pseudo_perplexity=PseudoPerplexityConfig(fraction=0.0)
+    )
     made = make_evaluator(chosen, masks, PrecisionConfig(), ranks)
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
     scores = made.score(MODEL, "student", sets)
@@ -266,10 +273,10 @@ def test_what_does_not_fit_is_refused_before_anything_is_scored(
     assert "\n" not in text and all(word in text for word in ["evaluate.measures.accuracy._target_=", *words]), text
 
 
-@pytest.mark.parametrize("given", ["3", "{kind: accuracy}", "{_target_: null}"])
+@pytest.mark.parametrize("given", ["{kind: accuracy}", "{_target_: null}"])
 def test_a_measure_needs_a_target(given: str) -> None:
     with pytest.raises(
-        SettingError, match=r"evaluate\.measures\.mine: names no measure.*evaluate\.measures\.mine\._target_"
+        SettingError, match=r"evaluate\.measures\.mine: names no callable.*evaluate\.measures\.mine\._target_"
     ):
         composed(f"+evaluate.measures.mine={given}")
 

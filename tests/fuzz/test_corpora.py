@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from distill.config.component import component
+from distill.config.component import SOURCES, Component, built_in
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data.sources import Document, Source, read
 from distill.runtime.errors import SettingError
@@ -48,7 +48,7 @@ CONTENTS = st.binary(max_size=400) | TEXTS | LINES | ROWS | SPLICED
 def documents_of(kind: str, path: Path) -> list[Document]:
     settings = SourceConfig(kind=kind, path=str(path))
     source: Source | None = (
-        component("corpus", {"kind": kind}, "distill.data.sources")
+        Component("corpus", built_in(SOURCES, kind))
         ._import()
         .find(settings, "corpus", DataConfig(cache=str(path.parent / "cache")))
     )

@@ -10,7 +10,7 @@ from families import make_family, tokenizer_of
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
-from distill.config.settings import SavedStudentConfig, SavedTeacherConfig
+from distill.config.settings import StudentConfig, TeacherConfig
 from distill.models.kind import CAUSAL
 from distill.models.loaded import load_model
 from distill.models.student import make_student
@@ -61,8 +61,8 @@ def test_it_is_read_as_what_it_makes_of_its_base(family: str, base: str | None, 
 
 def test_teacher_and_student(tmp_path: Path) -> None:
     expected, path = logits(adapters(tmp_path)), str(tmp_path / "lora")
-    teacher, tokenizer, _ = load_teacher(SavedTeacherConfig(path=path), CAUSAL)
-    student = make_student(SavedStudentConfig(path=path), teacher, tokenizer, 12, CAUSAL)
+    teacher, tokenizer, _ = load_teacher(TeacherConfig(path=path), CAUSAL)
+    student = make_student(StudentConfig(init="pretrained", path=path), teacher, tokenizer, 12, CAUSAL)
     for model in (teacher, student):
         torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-5)
 

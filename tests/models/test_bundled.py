@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import make_batches
 
-from distill.config.settings import CONF, BackendConfig, BundledTeacherConfig, LayersStudentConfig, MaskingConfig
+from distill.config.settings import CONF, BackendConfig, MaskingConfig, StudentConfig, TeacherConfig
 from distill.config.teacher import BUNDLED
 from distill.data.collate.mlm import masked_lm
 from distill.distributed.single import Single
@@ -32,7 +32,7 @@ def test_it_ships_with_its_record(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", BUNDLED)
 def test_it_knows_some_english(kind: str) -> None:
-    model, tokenizer, title = load_teacher(BundledTeacherConfig(kind=kind))
+    model, tokenizer, title = load_teacher(TeacherConfig(path=kind))
     assert tokenizer is not None and model is not None and title == TITLES[kind]
     assert model.config.num_hidden_layers == LAYERS[kind]
     text = f"he looked at her and said nothing, and she {tokenizer.mask_token} at him."
@@ -52,12 +52,12 @@ def test_they_read_the_same_tokens() -> None:
 )
 def test_its_lower_layers_are_where_a_student_starts_best(kind: str, count: int) -> None:
     """By a long way: what is above them refines what they predict, and every second layer breaks it."""
-    teacher, tokenizer, _ = load_teacher(BundledTeacherConfig(kind=kind))
+    teacher, tokenizer, _ = load_teacher(TeacherConfig(path=kind))
     assert teacher is not None and tokenizer is not None
     ids = tokenizer(" ".join(topics.values())[:60_000], add_special_tokens=False)["input_ids"]
     rows = np.array(ids[: 64 * 32]).reshape(64, 32).astype(np.uint16)
     masks = masked_lm(MaskingConfig(smoothing=0.0), tokenizer, np.ones(len(tokenizer), np.int64))
-    settings = LayersStudentConfig(architecture="distilbert", layers="auto", num_layers=count)
+    settings = StudentConfig(architecture="distilbert", layers="auto", num_layers=count)
     with Single(BackendConfig(device="cpu"), alone=True) as ranks:
         batches = make_batches(rows, masks, batch_size=16, accumulate=1, seed=0)
         prediction = Prediction(MASKED, "mlm", len(tokenizer), "fp32")

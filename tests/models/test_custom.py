@@ -11,7 +11,7 @@ import torch
 from tiny import VOCAB, make_rows, make_tokenizer
 
 from distill.config.component import Component
-from distill.config.settings import CustomTeacherConfig
+from distill.config.settings import TeacherConfig
 from distill.models.check import check_model, check_packing
 from distill.models.custom import custom_model, load_weights
 from distill.models.export_folder import export
@@ -74,7 +74,7 @@ def test_the_card_writes_out_how_it_is_made() -> None:
 
 def test_it_is_the_next_teacher(name: str, tmp_path: Path) -> None:
     model = saved(name, tmp_path / "student")
-    settings = CustomTeacherConfig(path=str(tmp_path), custom=component(name))
+    settings = TeacherConfig(**{"_target_": f"own_models.{name}", "path": str(tmp_path)})
     teacher, tokenizer, title = load_teacher(settings, MASKED)
     assert title == f"own_models.{name}" and tokenizer is not None and not teacher.training
     assert not any(parameter.requires_grad for parameter in teacher.parameters())

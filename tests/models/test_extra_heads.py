@@ -7,7 +7,7 @@ import torch
 from tiny import PAD, VOCAB, documents_of, make_rows
 from transformers import AlbertForPreTraining, AutoConfig, AutoModelForPreTraining
 
-from distill.config.settings import NewStudentConfig
+from distill.config.settings import StudentConfig
 from distill.models.check import check_model
 from distill.models.kind import MASKED, ORDERED
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
@@ -86,7 +86,7 @@ def test_a_model_without_such_a_head_is_refused(tmp_path: Any, teacher: Any) -> 
 
 
 def test_dropout_before_the_head_is_the_students(tokenizer: Any) -> None:
-    settings = NewStudentConfig(architecture="albert", config={**SIZES, "embedding_size": 16}, dropout=0.25)
+    settings = StudentConfig(init="random", architecture="albert", config={**SIZES, "embedding_size": 16}, dropout=0.25)
     rates = [
         make_student(settings, None, tokenizer, 12, kind).config.classifier_dropout_prob for kind in (ORDERED, MASKED)
     ]

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForMaskedLM
 from vocabularies import special_ids, vocabulary_of
 
-from distill.config.settings import LayersStudentConfig, SavedTeacherConfig
+from distill.config.settings import StudentConfig, TeacherConfig
 from distill.data.batch import Batch
 from distill.data.collate.clm import CausalLM
 from distill.data.sequence_format import SequenceFormat, causal_format, masked_format
@@ -69,7 +69,7 @@ def kind_of(case: str) -> kind.ModelKind:
 
 
 def student_of(case: str, layers: Any, **settings: Any) -> Any:
-    wanted = LayersStudentConfig(layers=layers, dropout=0.0, **settings)
+    wanted = StudentConfig(layers=layers, dropout=0.0, **settings)
     return make_student(wanted, _made(case), None, 12, kind_of(case))  # type: ignore[arg-type]
 
 
@@ -116,7 +116,7 @@ def test_a_folder_with_its_own_kind_of_tokenizer_gives_the_model_back(family: st
     model.save_pretrained(tmp_path)
     own.save_pretrained(tmp_path)
     wanted = kind_of(family)
-    loaded, tokenizer, _ = load_teacher(SavedTeacherConfig(path=str(tmp_path)), wanted)
+    loaded, tokenizer, _ = load_teacher(TeacherConfig(path=str(tmp_path)), wanted)
     assert type(loaded) is type(model) and tokenizer is not None
     text = "the man and the end."
     ids = own(text, add_special_tokens=False).input_ids
@@ -140,7 +140,7 @@ def test_the_head_of_deberta_as_its_authors_saved_it(tmp_path: Path) -> None:
     assert any(name.startswith("lm_predictions.lm_head.") for name in model.state_dict())
     model.save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    loaded = load_teacher(SavedTeacherConfig(path=str(tmp_path)))[0]
+    loaded = load_teacher(TeacherConfig(path=str(tmp_path)))[0]
     row = torch.arange(12)[None]
     torch.testing.assert_close(loaded(input_ids=row).logits, model(input_ids=row).logits, rtol=1e-5, atol=1e-5)
 

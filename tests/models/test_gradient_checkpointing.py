@@ -17,8 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig
 
 import distill
-from distill.config.component import Component
-from distill.config.settings import BackendConfig, CustomStudentConfig, LayersStudentConfig, TrainConfig
+from distill.config.settings import BackendConfig, StudentConfig, TrainConfig
 from distill.distributed import join_ranks
 from distill.distributed.shard import whole
 from distill.models import gradient_checkpointing
@@ -130,7 +129,7 @@ def test_a_run_gives_the_same_student_and_may_resume_with_the_other_setting(shel
 def test_a_pair_for_a_loop_of_ones_own_has_the_setting() -> None:
     found = []
     for checkpoints in (False, True):
-        student = LayersStudentConfig(layers=[0, 1], gradient_checkpointing=checkpoints)
+        student = StudentConfig(layers=[0, 1], gradient_checkpointing=checkpoints)
         pair = distill.load_pair("bundled_small", student, sequence_length=16, device="cpu")
         calls: list[bool] = []
         pair.student.model.base_model.encoder.layer[0].attention.register_forward_hook(
@@ -146,7 +145,7 @@ def test_a_pair_for_a_loop_of_ones_own_has_the_setting() -> None:
 
 
 def test_a_model_without_a_list_of_blocks_is_refused() -> None:
-    settings = CustomStudentConfig(custom=Component("student", "own_models.flat", {}), gradient_checkpointing=True)
+    settings = StudentConfig(**{"_target_": "own_models.flat"}, gradient_checkpointing=True)
     with pytest.raises(SettingError, match=r"gradient_checkpointing=true: _Encoder has no list of blocks.*ModuleList"):
         make_student(settings, None, make_tokenizer(), 8)
 

@@ -12,7 +12,7 @@ from job import distill, library
 from tiny import make_model, make_rows
 from torch import nn
 
-from distill.config.settings import BundledTeacherConfig
+from distill.config.settings import TeacherConfig
 from distill.models.check import check_model
 from distill.models.kernels import int8
 from distill.models.language_model import LanguageModel, OutputSpec
@@ -127,7 +127,7 @@ TEXT = (
 
 @needs_int8
 def test_the_embedded_teacher_says_nearly_the_same() -> None:
-    teacher, tokenizer, _ = load_teacher(BundledTeacherConfig(kind="bundled_small"))
+    teacher, tokenizer, _ = load_teacher(TeacherConfig(path="bundled_small"))
     assert tokenizer is not None
     words = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     ids = torch.tensor(

@@ -17,7 +17,7 @@ from transformers import (
     BertConfig,
 )
 
-from distill.config.settings import LayersStudentConfig, NewStudentConfig
+from distill.config.settings import StudentConfig
 from distill.models.check import check_model, check_packing
 from distill.models.kind import (
     CAUSAL,
@@ -83,7 +83,7 @@ def test_sequence_to_sequence_models(kind: ModelKind, tmp_path: Path) -> None:
 
     refused_folder(tmp_path, make(AutoModelForSeq2SeqLM, "t5", **T5), kind, "t5", "sequence-to-sequence", kind.noun)
     with pytest.raises(SettingError) as error:
-        make_student(NewStudentConfig(architecture="t5"), None, make_tokenizer(), 12, kind)
+        make_student(StudentConfig(init="random", architecture="t5"), None, make_tokenizer(), 12, kind)
     refusal(error, "student.architecture=t5", "sequence-to-sequence")
 
 
@@ -91,7 +91,7 @@ def test_students_of_the_other_kind() -> None:
     for architecture, kind in (("gpt2", MASKED), ("bert", CAUSAL)):
         # Both families have a class of each kind; what is made is looked at.
         with pytest.raises(SettingError) as error:
-            make_student(NewStudentConfig(architecture=architecture), None, make_tokenizer(), 12, kind)
+            make_student(StudentConfig(init="random", architecture=architecture), None, make_tokenizer(), 12, kind)
         refusal(error, "student", "language model")
 
 
@@ -175,7 +175,7 @@ def test_models_that_keep_documents_apart() -> None:
 def test_layers_that_go_into_no_such_architecture(family: str, architecture: str) -> None:
     """As with a RoBERTa and the student that the recipe names."""
     with pytest.raises(SettingError) as error:
-        make_student(LayersStudentConfig(architecture=architecture), make_family(family), make_tokenizer(), 12)
+        make_student(StudentConfig(architecture=architecture), make_family(family), make_tokenizer(), 12)
     refusal(error, f"student.architecture={architecture}", family, "set student.architecture=same")
 
 
@@ -184,14 +184,14 @@ def test_layers_whose_parts_stand_in_several_lists(family: str) -> None:
     model = make(AutoModelForMaskedLM, family, emb_dim=32, n_layers=3, n_heads=4)
     check_model(model, "teacher")
     with pytest.raises(SettingError) as error:
-        make_student(LayersStudentConfig(layers=[0, 2]), model, make_tokenizer(), 12)
+        make_student(StudentConfig(layers=[0, 2]), model, make_tokenizer(), 12)
     refusal(error, "student.layers=[0, 2]", "in the teacher's layers or in the student's, not in both")
 
 
 def test_layers_that_make_no_model_of_the_family() -> None:
     model = make(AutoModelForMaskedLM, "longformer", **SIZES, attention_window=[4, 4])
     with pytest.raises(SettingError) as error:
-        make_student(LayersStudentConfig(layers=[0]), model, make_tokenizer(), 12)
+        make_student(StudentConfig(layers=[0]), model, make_tokenizer(), 12)
     refusal(error, "student.init=layers", "LongformerForMaskedLM", "student._target_")
 
 

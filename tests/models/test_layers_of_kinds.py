@@ -15,7 +15,7 @@ from transformers import (
     Lfm2ForCausalLM,
 )
 
-from distill.config.settings import LayersStudentConfig
+from distill.config.settings import StudentConfig
 from distill.models.check import max_positions
 from distill.models.kind import CAUSAL
 from distill.models.student import make_student
@@ -23,7 +23,7 @@ from distill.runtime.errors import SettingError
 
 
 def from_layers(teacher: Any, layers: list[Any]) -> Any:
-    return make_student(LayersStudentConfig(layers=layers), teacher, make_tokenizer(), 16, CAUSAL)
+    return make_student(StudentConfig(layers=layers), teacher, make_tokenizer(), 16, CAUSAL)
 
 
 def hybrid() -> Lfm2ForCausalLM:

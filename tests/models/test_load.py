@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import CLS, VOCAB, make_model, make_tokenizer
 
-from distill.config.settings import SavedTeacherConfig, TeacherConfig
+from distill.config.settings import TeacherConfig
 from distill.models.check import check_tokenizers, check_vocabulary
 from distill.models.load import load_pretrained, load_tokenizer, size
 from distill.models.loaded import device_of
@@ -43,25 +43,25 @@ def test_teacher_loads_frozen_and_in_fp32(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved, half)
     make_model("bert", 2).bfloat16().save_pretrained(half)
     for folder in (saved, half):
-        model, tokenizer, name = load_teacher(SavedTeacherConfig(path=str(folder)))
+        model, tokenizer, name = load_teacher(TeacherConfig(path=str(folder)))
         assert name == str(folder) and tokenizer.get_vocab() == make_tokenizer().get_vocab()
         assert not model.training and not any(p.requires_grad for p in model.parameters())
         assert {p.dtype for p in model.parameters()} == {torch.float32}
     ids = torch.tensor([[CLS, 7, 8, 9]])
-    own = load_teacher(SavedTeacherConfig(path=str(saved)))[0]
+    own = load_teacher(TeacherConfig(path=str(saved)))[0]
     torch.testing.assert_close(own(ids).logits, make_model("bert", 2)(ids).logits.detach())
 
 
 def test_a_run_folder_stands_for_its_student(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved, tmp_path / "run" / "student")
-    assert load_teacher(SavedTeacherConfig(path=str(tmp_path / "run")))[0].config.num_hidden_layers == 2
+    assert load_teacher(TeacherConfig(path=str(tmp_path / "run")))[0].config.num_hidden_layers == 2
 
 
 @pytest.mark.parametrize(
     ("teacher", "words"),
     [
-        (SavedTeacherConfig(), ("teacher.path=null",)),
-        (SavedTeacherConfig(path="/nowhere/at/all"), ("teacher.path=/nowhere/at/all",)),
+        (TeacherConfig(), ("teacher.path=null",)),
+        (TeacherConfig(path="/nowhere/at/all"), ("teacher.path=/nowhere/at/all",)),
     ],
 )
 def test_impossible_teachers_are_refused(teacher: TeacherConfig, words: tuple[str, ...]) -> None:
@@ -148,4 +148,4 @@ def test_adapters_beside_weights_are_refused(saved: Path, tmp_path: Path) -> Non
     with pytest.raises(
         SettingError, match=r"^teacher\.path=.*/both holds adapters beside its weights .*merge_and_unload"
     ):
-        load_teacher(SavedTeacherConfig(path=str(tmp_path / "both")))
+        load_teacher(TeacherConfig(path=str(tmp_path / "both")))

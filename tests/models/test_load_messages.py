@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from job import save_model
 
-from distill.config.settings import SavedTeacherConfig
+from distill.config.settings import TeacherConfig
 from distill.models.kind import CLASSES, MASKED, SPANS, ModelKind
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.teacher import teacher_tokenizer
@@ -56,7 +56,7 @@ def test_the_revision_of_a_teacher_is_not_that_of_another_tokenizer(
     folder = str(save_model(tmp_path / "model", "bert", 2))
     revisions = []
     monkeypatch.setattr("distill.models.teacher.load_tokenizer", lambda *_: revisions.append(_[-1].revision))
-    settings = SavedTeacherConfig(path=folder, revision="a1b2")
+    settings = TeacherConfig(path=folder, revision="a1b2")
     for changed in (settings, settings.changed(tokenizer=folder)):
         teacher_tokenizer(changed)
     assert revisions == ["a1b2", None]

@@ -12,7 +12,7 @@ from job import Shelf
 from tiny import loop, make_model, make_tokenizer, new_student
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
-from distill.config.settings import BackendConfig, NewStudentConfig
+from distill.config.settings import BackendConfig, StudentConfig
 from distill.distributed.single import Single
 from distill.models.kernels.activations import use_one_gelu
 from distill.models.kernels.dropout import replace_dropout
@@ -152,7 +152,7 @@ def test_without_a_limit_the_memory_of_the_machine_counts(
 
 def test_a_student_that_memory_does_not_hold_is_not_built() -> None:
     fields = {"hidden_size": 32_000, "num_hidden_layers": 200, "num_attention_heads": 2, "intermediate_size": 64_000}
-    settings = NewStudentConfig(architecture="bert", config=fields)
+    settings = StudentConfig(init="random", architecture="bert", config=fields)
     with pytest.raises(SettingError, match=r"student\.config makes a student whose weights .* make it smaller"):
         make_student(settings, None, make_tokenizer(), 32)
 

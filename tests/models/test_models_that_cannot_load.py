@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny import make_model, make_tokenizer
 
 from distill.commands.api.pair import load_pair
-from distill.config.settings import SavedStudentConfig, SavedTeacherConfig
+from distill.config.settings import StudentConfig, TeacherConfig
 from distill.models.load import load_tokenizer
 from distill.models.loaded import load_model
 from distill.models.student import make_student
@@ -198,8 +198,11 @@ def test_every_door_refuses_it_in_one_line(case: str, folder: Path, capfd: pytes
     CASES[case](folder)
     path = str(folder)
     capfd.readouterr()
-    refusal(lambda: load_teacher(SavedTeacherConfig(path=path)), f"teacher.path={path}")
-    refusal(lambda: make_student(SavedStudentConfig(path=path), None, make_tokenizer(), 8), f"student.path={path}")
+    refusal(lambda: load_teacher(TeacherConfig(path=path)), f"teacher.path={path}")
+    refusal(
+        lambda: make_student(StudentConfig(init="pretrained", path=path), None, make_tokenizer(), 8),
+        f"student.path={path}",
+    )
     refusal(lambda: load_model(path, "cpu"), f"model={path}")
     refusal(lambda: load_pair(path, device="cpu"), "teacher")
     if case in TOKENIZERS:
@@ -211,8 +214,8 @@ def test_every_door_refuses_it_in_one_line(case: str, folder: Path, capfd: pytes
 def test_the_sound_folder_passes_every_door(folder: Path) -> None:
     """Without which the cases above would be refused for something else."""
     path = str(folder)
-    load_teacher(SavedTeacherConfig(path=path))
-    make_student(SavedStudentConfig(path=path), None, make_tokenizer(), 8)
+    load_teacher(TeacherConfig(path=path))
+    make_student(StudentConfig(init="pretrained", path=path), None, make_tokenizer(), 8)
     load_model(path, "cpu")
     load_pair(path, device="cpu")
     load_tokenizer("teacher.tokenizer", path)
@@ -249,8 +252,8 @@ def test_every_command_ends_with_status_2(
 def test_a_path_that_no_folder_can_have() -> None:
     long = "x" * 5000
     doors: list[tuple[str, Callable[[], object]]] = [
-        (long, lambda: load_teacher(SavedTeacherConfig(path=long))),
-        (long, lambda: make_student(SavedStudentConfig(path=long), None, make_tokenizer(), 8)),
+        (long, lambda: load_teacher(TeacherConfig(path=long))),
+        (long, lambda: make_student(StudentConfig(init="pretrained", path=long), None, make_tokenizer(), 8)),
     ]
     for path in (long, NOBODY):
         doors += [
@@ -262,7 +265,7 @@ def test_a_path_that_no_folder_can_have() -> None:
         assert "is the path of no folder" in refusal(door, path[:100])
 
 
-@pytest.mark.parametrize("section", [SavedTeacherConfig, SavedStudentConfig])
+@pytest.mark.parametrize("section", [TeacherConfig, StudentConfig])
 def test_settings_read_the_home_of_a_user(section: Callable[..., object]) -> None:
     with pytest.raises(ValidationError) as raised:
         section(path=NOBODY)
@@ -274,6 +277,6 @@ def test_a_file_in_place_of_its_folder(folder: Path) -> None:
     """transformers would read it as a pickle."""
     for name in ("config.json", "model.safetensors"):
         path = str(folder / name)
-        line = refusal(lambda path=path: load_teacher(SavedTeacherConfig(path=path)), f"teacher.path={path}")  # type: ignore[misc]
+        line = refusal(lambda path=path: load_teacher(TeacherConfig(path=path)), f"teacher.path={path}")  # type: ignore[misc]
         assert "is a file: give the folder" in line
         refusal(lambda path=path: locate([path]), f"model={path} is a file")  # type: ignore[misc]

@@ -4,7 +4,7 @@ import pytest
 import tiny
 import torch
 
-from distill.config.settings import NewStudentConfig
+from distill.config.settings import StudentConfig
 from distill.models.initialisation import attend_to_neighbours
 from distill.models.student import make_student
 from distill.runtime.errors import SettingError
@@ -17,7 +17,7 @@ def test_every_head_of_the_first_layer_attends_to_its_offset(family: str) -> Non
     config = {"dim": 128, "n_heads": 4} if family == "distilbert" else {"hidden_size": 128, "num_attention_heads": 4}
     if family == "albert":
         config |= {"embedding_size": 64, "num_hidden_layers": 2, "intermediate_size": 256}
-    settings = NewStudentConfig(init="neighbours", architecture=family, dropout=0.0, config=config)
+    settings = StudentConfig(init="neighbours", architecture=family, dropout=0.0, config=config)
     model = make_student(settings, None, tiny.make_tokenizer(), 48).eval()
     model.set_attn_implementation("eager")
     ids = torch.randint(5, model.config.vocab_size, (4, 48))

@@ -10,14 +10,7 @@ from tiny import LENGTH, PAD, VOCAB, make_model, make_rows, make_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 from vocabularies import vocabulary_of
 
-from distill.config.component import Component
-from distill.config.settings import (
-    CustomStudentConfig,
-    LayersStudentConfig,
-    NewStudentConfig,
-    SavedStudentConfig,
-    StudentConfig,
-)
+from distill.config.settings import StudentConfig
 from distill.models.kind import CAUSAL
 from distill.models.student import make_student, tokenizer_of
 from distill.runtime.errors import SettingError
@@ -48,7 +41,7 @@ def answers(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(("family", "architecture"), PAIRS)
 def test_all_layers_taken_is_the_teachers_function(family: str, architecture: str) -> None:
     teacher = make_model(family)
-    student = make(LayersStudentConfig(architecture=architecture, layers=list(range(4))), teacher)
+    student = make(StudentConfig(architecture=architecture, layers=list(range(4))), teacher)
     assert student.training and all(p.requires_grad for p in student.parameters())
     assert student.config.model_type == (family if architecture == "same" else architecture)
     for made, expected in zip(answers(student), answers(teacher), strict=True):
@@ -60,7 +53,7 @@ def test_all_layers_taken_is_the_teachers_function(family: str, architecture: st
 def test_student_owns_its_weights_and_ties_them(family: str, architecture: str) -> None:
     teacher = make_model(family)
     before = tiny.weights_of(teacher)
-    student = make(LayersStudentConfig(architecture=architecture, layers=[0, 2]), teacher)
+    student = make(StudentConfig(architecture=architecture, layers=[0, 2]), teacher)
     assert student.get_output_embeddings().weight is student.get_input_embeddings().weight
     with torch.no_grad():
         for parameter in student.parameters():
@@ -70,7 +63,7 @@ def test_student_owns_its_weights_and_ties_them(family: str, architecture: str) 
 
 @pytest.mark.parametrize("layers", [[1, 3], [3, 0, 0], None])
 def test_chosen_layers_are_copied(teacher: Any, layers: list[int] | None) -> None:
-    student = make(LayersStudentConfig(architecture="distilbert", layers=layers), teacher)
+    student = make(StudentConfig(architecture="distilbert", layers=layers), teacher)
     chosen = [0, 2] if layers is None else layers
     assert student.config.n_layers == len(student.distilbert.transformer.layer) == len(chosen)
     hidden = torch.randn(2, 7, tiny.WIDTH)
@@ -91,40 +84,40 @@ def test_modernbert_layers_that_move(layers: list[int], fitting: list[int]) -> N
     teacher = make_model("modernbert")
     assert teacher.config.layer_types[0] != teacher.config.layer_types[1]
     with pytest.raises(SettingError) as error:
-        make(LayersStudentConfig(architecture="same", layers=layers), teacher)
+        make(StudentConfig(architecture="same", layers=layers), teacher)
     assert (error.value.setting, error.value.value) == ("student.layers", layers)
     assert f"student.layers={fitting}" in error.value.cure
-    make(LayersStudentConfig(architecture="same", layers=fitting), teacher)
-    student = make(LayersStudentConfig(architecture="same", layers=[0, 3]), teacher)
+    make(StudentConfig(architecture="same", layers=fitting), teacher)
+    student = make(StudentConfig(architecture="same", layers=[0, 3]), teacher)
     assert student.config.layer_types == [teacher.config.layer_types[0], teacher.config.layer_types[3]]
     torch.testing.assert_close(student.model.layers[1].attn.Wqkv.weight, teacher.model.layers[3].attn.Wqkv.weight)
 
 
 def test_dropout_is_the_students_own(teacher: Any) -> None:
-    assert make(LayersStudentConfig(architecture="distilbert", dropout=0.3), teacher).config.dropout == 0.3
-    modern = make(LayersStudentConfig(dropout=0.2), make_model("modernbert")).config
+    assert make(StudentConfig(architecture="distilbert", dropout=0.3), teacher).config.dropout == 0.3
+    modern = make(StudentConfig(dropout=0.2), make_model("modernbert")).config
     assert (modern.attention_dropout, modern.embedding_dropout, modern.mlp_dropout) == (0.2, 0.2, 0.2)
-    own = make(LayersStudentConfig(architecture="distilbert", config={"attention_dropout": 0.05}), teacher).config
+    own = make(StudentConfig(architecture="distilbert", config={"attention_dropout": 0.05}), teacher).config
     assert (own.dropout, own.attention_dropout) == (0.1, 0.05)
 
 
 def test_dropout_and_fields_of_a_saved_model(tmp_path: Path) -> None:
     make_model("bert", 1).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    saved = make(SavedStudentConfig(path=str(tmp_path)), None).config
+    saved = make(StudentConfig(init="pretrained", path=str(tmp_path)), None).config
     assert (saved.hidden_dropout_prob, saved.attention_probs_dropout_prob) == (0.0, 0.0)  # as it was saved
-    changed = SavedStudentConfig(path=str(tmp_path), dropout=0.2, config={"hidden_dropout_prob": 0.3})
+    changed = StudentConfig(init="pretrained", path=str(tmp_path), dropout=0.2, config={"hidden_dropout_prob": 0.3})
     config = make(changed, None).config
     assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob) == (0.3, 0.2)
     for wrong in ({"intermediate_size": 7}, {"no_such_field": 1}):
-        assert "student." in refused(SavedStudentConfig(path=str(tmp_path), config=wrong), None)
+        assert "student." in refused(StudentConfig(init="pretrained", path=str(tmp_path), config=wrong), None)
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "modernbert", "albert"])
 def test_student_from_a_configuration(family: str) -> None:
     """Every family works on full rows of the length that was asked for."""
     number = "n_layers" if family == "distilbert" else "num_hidden_layers"
-    settings = NewStudentConfig(architecture=family, config={**tiny.FIELDS[family], number: 1})
+    settings = StudentConfig(init="random", architecture=family, config={**tiny.FIELDS[family], number: 1})
     torch.manual_seed(0)
     student = make(settings, None)
     assert student.config.vocab_size == VOCAB and student.config.pad_token_id == PAD
@@ -139,31 +132,33 @@ def test_saved_student(tmp_path: Path, tokenizer: Any) -> None:
     model = make_model("distilbert", 1)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    student = make(SavedStudentConfig(path=str(tmp_path)), None)
+    student = make(StudentConfig(init="pretrained", path=str(tmp_path)), None)
     assert student.training
     tiny.assert_close(tiny.weights_of(student), tiny.weights_of(model), rtol=0, atol=0)
-    own = tokenizer_of(SavedStudentConfig(path=str(tmp_path)))
+    own = tokenizer_of(StudentConfig(init="pretrained", path=str(tmp_path)))
     assert own is not None and own.get_vocab() == tokenizer.get_vocab()
-    assert tokenizer_of(NewStudentConfig(architecture="bert")) is None
+    assert tokenizer_of(StudentConfig(init="random", architecture="bert")) is None
 
 
 def test_saved_student_of_another_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
     make_model("bert", 1, vocab=VOCAB + 1).save_pretrained(tmp_path)
     make_tokenizer(("whale",)).save_pretrained(tmp_path)
-    text = refused(SavedStudentConfig(path=str(tmp_path)))
+    text = refused(StudentConfig(init="pretrained", path=str(tmp_path)))
     assert f"student.path={tmp_path}" in text and "vocabulary" in text
 
 
 def test_a_saved_student_without_a_tokenizer_takes_the_one_that_is_named(tmp_path: Path, tokenizer: Any) -> None:
     make_model("distilbert", 1).save_pretrained(tmp_path / "pruned")
     tokenizer.save_pretrained(tmp_path / "words")
-    assert make(SavedStudentConfig(path=str(tmp_path / "pruned"), tokenizer=str(tmp_path / "words")), None).training
+    assert make(
+        StudentConfig(init="pretrained", path=str(tmp_path / "pruned"), tokenizer=str(tmp_path / "words")), None
+    ).training
 
 
 def test_a_saved_encoder_is_a_student_where_no_head_is_read(tmp_path: Path, tokenizer: Any) -> None:
     make_model("bert", 1).base_model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    settings = SavedStudentConfig(path=str(tmp_path))
+    settings = StudentConfig(init="pretrained", path=str(tmp_path))
     assert "lacks weights of a masked language model" in refused(settings)
     student = make_student(settings, None, tokenizer, LENGTH, reads_head=False)
     tiny.assert_close(
@@ -179,7 +174,7 @@ def make_custom(teacher: Any, tokenizer: Any, layers: int) -> Any:
 
 def custom(path: str, **arguments: Any) -> StudentConfig:
     """As `student._target_=PATH` and the settings beside it."""
-    return CustomStudentConfig(custom=Component("student", path, arguments))
+    return StudentConfig(**{"_target_": path, **arguments})
 
 
 def test_student_from_ones_own_function(teacher: Any) -> None:
@@ -209,17 +204,23 @@ def not_a_model(tokenizer: Any) -> str:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (LayersStudentConfig(), ("student.init=layers", "teacher.kind=none")),
-        (NewStudentConfig(), ("student.architecture=same",)),
-        (NewStudentConfig(architecture="perceptron"), ("student.architecture=perceptron",)),
-        (NewStudentConfig(architecture="gpt2"), ("student.architecture=gpt2",)),
+        (StudentConfig(), ("student.init=layers", "teacher.path=null")),
         (
-            NewStudentConfig(architecture="bert", config={"colour": "blue"}),
+            StudentConfig(init="random"),
+            ("student.architecture=same",),
+        ),
+        (StudentConfig(init="random", architecture="perceptron"), ("student.architecture=perceptron",)),
+        (StudentConfig(init="random", architecture="gpt2"), ("student.architecture=gpt2",)),
+        (
+            StudentConfig(init="random", architecture="bert", config={"colour": "blue"}),
             ("student.config.colour", "bert"),
         ),
-        (NewStudentConfig(architecture="bert", config={"hidden_size": 30}), ("student.config",)),
-        (SavedStudentConfig(), ("student.path=null",)),
-        (SavedStudentConfig(path="/nowhere/at/all"), ("student.path=/nowhere/at/all",)),
+        (StudentConfig(init="random", architecture="bert", config={"hidden_size": 30}), ("student.config",)),
+        (
+            StudentConfig(init="pretrained"),
+            ("student.path=null",),
+        ),
+        (StudentConfig(init="pretrained", path="/nowhere/at/all"), ("student.path=/nowhere/at/all",)),
         (custom("nothing.there"), ("student._target_=nothing.there",)),
         (custom("distill.config.settings.Nothing"), ("student._target_=distill.config.settings.Nothing",)),
         (
@@ -237,11 +238,11 @@ def test_impossible_students_are_refused(settings: StudentConfig, words: tuple[s
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (LayersStudentConfig(layers=[0, 4]), ("student.layers=[0, 4]", "0 to 3")),
-        (LayersStudentConfig(layers=[-1]), ("student.layers=[-1]", "0 to 3")),
-        (LayersStudentConfig(layers=[]), ("student.layers=[]",)),
-        (LayersStudentConfig(architecture="roberta"), ("student.architecture=roberta", "distilbert")),
-        (LayersStudentConfig(config={"hidden_size": 16}), ("student.config", "hidden_size")),
+        (StudentConfig(layers=[0, 4]), ("student.layers=[0, 4]", "0 to 3")),
+        (StudentConfig(layers=[-1]), ("student.layers=[-1]", "0 to 3")),
+        (StudentConfig(layers=[]), ("student.layers=[]",)),
+        (StudentConfig(architecture="roberta"), ("student.architecture=roberta", "distilbert")),
+        (StudentConfig(config={"hidden_size": 16}), ("student.config", "hidden_size")),
     ],
 )
 def test_impossible_layers_are_refused(teacher: Any, settings: StudentConfig, words: tuple[str, ...]) -> None:
@@ -250,13 +251,13 @@ def test_impossible_layers_are_refused(teacher: Any, settings: StudentConfig, wo
 
 
 def test_rows_longer_than_the_positions_are_refused(teacher: Any) -> None:
-    make(LayersStudentConfig(layers=[0]), teacher, length=32)
-    text = refused(LayersStudentConfig(layers=[0]), teacher, length=33)
+    make(StudentConfig(layers=[0]), teacher, length=32)
+    text = refused(StudentConfig(layers=[0]), teacher, length=33)
     assert "corpus.sequence_length=33" in text and "32" in text
     # RoBERTa's positions begin after its padding id.
     roberta = make_model("roberta", 1)
-    make(LayersStudentConfig(layers=[0]), roberta, length=31)
-    assert "corpus.sequence_length=32" in refused(LayersStudentConfig(layers=[0]), roberta, length=32)
+    make(StudentConfig(layers=[0]), roberta, length=31)
+    assert "corpus.sequence_length=32" in refused(StudentConfig(layers=[0]), roberta, length=32)
 
 
 ALTERNATING = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 2}
@@ -274,7 +275,7 @@ def test_layers_of_kinds_that_their_numbers_decide() -> None:
     teacher = alternating()
 
     def start(layers: Any) -> Any:
-        settings = LayersStudentConfig(layers=layers)
+        settings = StudentConfig(layers=layers)
         return make_student(settings, teacher, vocabulary_of("gpt2"), 16, CAUSAL)
 
     with pytest.raises(SettingError) as error:

@@ -12,7 +12,7 @@ from tiny import VOCAB
 from torch import nn
 
 from distill.commands.api.pair import load_pair
-from distill.config.settings import LayersStudentConfig, SavedStudentConfig
+from distill.config.settings import StudentConfig
 from distill.models.export_folder import export
 from distill.models.kind import CAUSAL as CAUSAL_KIND
 from distill.models.kind import MASKED, ModelKind
@@ -66,7 +66,7 @@ def test_a_head_of_its_own_under_a_configuration_that_ties_it(family: str, tmp_p
     expected = logits(type(model).from_pretrained(folder))
     teacher, tokenizer = load_pretrained("teacher.path", str(folder), kind), tokenizer_of(family)
     assert torch.equal(logits(teacher), expected) and not torch.equal(logits(model), expected)
-    starts = (LayersStudentConfig(layers=[0, 1], dropout=0.0), SavedStudentConfig(path=str(folder)))
+    starts = (StudentConfig(layers=[0, 1], dropout=0.0), StudentConfig(init="pretrained", path=str(folder)))
     for number, settings in enumerate(starts):
         student = make_student(settings, teacher, tokenizer, 12, kind)
         torch.testing.assert_close(logits(student), expected, rtol=0, atol=1e-5)
@@ -98,7 +98,7 @@ def test_distilbert_from_a_bert_with_a_head_of_its_own(tmp_path: Path) -> None:
     folder = written(model, "bert", tmp_path / "teacher")
     own_head(folder, model)
     teacher = load_pretrained("teacher.path", str(folder), MASKED)
-    settings = LayersStudentConfig(layers=[0, 1], dropout=0.0, architecture="distilbert")
+    settings = StudentConfig(layers=[0, 1], dropout=0.0, architecture="distilbert")
     student = make_student(settings, teacher, tokenizer_of("bert"), 12, MASKED)
     torch.testing.assert_close(logits(student), logits(teacher), rtol=0, atol=1e-5)
 
@@ -108,7 +108,7 @@ def test_no_setting_ties_a_head_of_its_own(saved: bool, tmp_path: Path) -> None:
     folder = written(make_family("llama", tie_word_embeddings=False), "llama", tmp_path / "teacher")
     teacher = load_pretrained("teacher.path", str(folder), CAUSAL_KIND)
     changes: dict[str, Any] = {"config": {"tie_word_embeddings": True}}
-    settings = SavedStudentConfig(path=str(folder), **changes) if saved else LayersStudentConfig(**changes)
+    settings = StudentConfig(init="pretrained", path=str(folder), **changes) if saved else StudentConfig(**changes)
     with pytest.raises(SettingError) as raised:
         make_student(settings, teacher, tokenizer_of("llama"), 12, CAUSAL_KIND)
     assert raised.value.setting == "student.config.tie_word_embeddings"

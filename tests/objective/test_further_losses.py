@@ -260,7 +260,8 @@ def test_the_objectives_temperature_reaches_terms_without_one_of_their_own() -> 
         "mlm": {"weight": 1.0},
         "other": {"kind": "soft", "weight": 1.0},
     }
-    made = {name: term.make() for name, term in named_terms(**given).terms.items()}
+    settings = named_terms(**given)
+    made = {name: settings.component(name)() for name in settings.terms}
     assert made["reverse_kl"].temperature == made["other"].temperature == made["other"].top_k_temperature == 3.0
     assert made["jsd"].temperature == 1.5 and not hasattr(made["logit_mse"], "temperature")
     assert type(made["mlm"]) is Mlm
@@ -274,12 +275,10 @@ def test_so_does_one_that_follows_a_schedule() -> None:
         "logit_mse": {"weight": 1.0},
         "mlm": {"weight": 1.0},
     }
-    terms = named_terms(**given).terms
-    assert (
-        terms["reverse_kl"].temperature == WeightSchedule(start=4.0, end=1.0)
-        and terms["reverse_kl"].make().temperature == 4.0
-    )
-    assert terms["jsd"].temperature is terms["logit_mse"].temperature is terms["mlm"].temperature is None
+    settings = named_terms(**given)
+    assert settings.schedule_of("reverse_kl") == WeightSchedule(start=4.0, end=1.0)
+    assert settings.component("reverse_kl")().temperature == 4.0
+    assert settings.schedule_of("jsd") is settings.schedule_of("logit_mse") is settings.schedule_of("mlm") is None
 
 
 @pytest.mark.parametrize(
@@ -294,4 +293,4 @@ def test_so_does_one_that_follows_a_schedule() -> None:
 )
 def test_what_they_do_not_take_is_refused(term: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        named_terms(x={"weight": 1.0, **term}).terms["x"].make()
+        named_terms(x={"weight": 1.0, **term}).component("x")()

@@ -43,7 +43,7 @@ def test_a_resumed_run_goes_on_bitwise(trained: Path, shelf: Shelf, capfd: pytes
         (["schedule=custom"], ["schedule._target_"]),
         (["optimizer.kind=magic"], ["optimizer.kind=magic", "adamw", "optimizer._target_"]),
         (["schedule.kind=stairs"], ["schedule.kind=stairs", "constant, cosine, linear"]),
-        (["schedule=constant", "schedule.floor=0.1"], ["schedule.floor: not known"]),
+        (["schedule=constant", "schedule.floor=0.1"], ["schedule.floor: no setting"]),
         (["schedule=constant", "+schedule.floor=0.1"], ["schedule.floor: no setting"]),
         ([*OPTIMIZER, "+optimizer.speed=1"], ["optimizer.speed: no setting of own_parts.Counter", "decay"]),
         ([*SCHEDULE[:-1], "+schedule.warmup=0.1"], ["schedule.warmup: no setting of own_parts.Triangle", "peak"]),

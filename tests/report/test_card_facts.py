@@ -9,8 +9,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
-from distill.config.component import TABLES, Component
-from distill.config.settings import CorpusConfig, SourceConfig
+from distill.config.settings import CorpusConfig
 from distill.report import report, summary
 from distill.report.card_facts import model_name, shareable, without_paths
 from distill.report.model_card import model_card
@@ -161,15 +160,16 @@ def test_the_licence_of_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_data_sets_of_a_corpus() -> None:
-    of_hub, of_folder = SourceConfig(kind="hub", hub="a/b"), SourceConfig(kind="gutenberg", hub="c/d", path="books")
-    assert hub_datasets(CorpusConfig(source=of_hub)) == ["a/b"]
-    assert hub_datasets(CorpusConfig(source=of_folder)) == []
-    assert hub_datasets(CorpusConfig(sources={"one": of_hub, "other": of_folder, "third": of_hub})) == ["a/b"]
-    tables = [Component("corpus", f"{TABLES}.{name}", fields) for name, fields in (
-        ("glue.Glue", {"task": "sst2"}), ("squad.Squad", {"version": "2.0"}), ("glue.Glue", {"path": "a"}),
-        ("table.Table", {}), ("glue.Glue", {"task": "rte", "hub": "x/y"}),
-    )]  # fmt: skip
-    found = [hub_datasets(CorpusConfig(source=table)) for table in tables]
+    of_hub, of_folder = {"kind": "hub", "hub": "a/b"}, {"kind": "gutenberg", "hub": "c/d", "path": "books"}
+    assert hub_datasets(CorpusConfig(**of_hub)) == ["a/b"]
+    assert hub_datasets(CorpusConfig(**of_folder)) == []
+    mixed = {name: {**one, "weight": 1.0} for name, one in (("a", of_hub), ("b", of_folder), ("c", of_hub))}
+    assert hub_datasets(CorpusConfig(kind="mixture", sources=mixed)) == ["a/b"]
+    tables: list[dict[str, str]] = [
+        {"kind": "glue", "task": "sst2"}, {"kind": "squad", "version": "2.0"}, {"kind": "glue", "path": "a"},
+        {"kind": "table"}, {"kind": "glue", "task": "rte", "hub": "x/y"},
+    ]  # fmt: skip
+    found = [hub_datasets(CorpusConfig(**table)) for table in tables]
     assert found == [["nyu-mll/glue"], ["rajpurkar/squad_v2"], [], [], ["x/y"]]
 
 

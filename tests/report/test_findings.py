@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sample import CONFIG, objective
 
-from distill.config.settings import BundledTeacherConfig, Config, PrecisionConfig
+from distill.config.settings import Config, PrecisionConfig, TeacherConfig
 from distill.data.batches import StepShape
 from distill.data.invalid import Invalid
 from distill.report import report, summary
@@ -272,7 +272,7 @@ def notes(int8: bool = False, needs_teacher: bool = True) -> list[str]:
     pair: Any = SimpleNamespace(comparable=True)
     objective: Any = SimpleNamespace(needs_teacher=needs_teacher)
     precision = PrecisionConfig(teacher="int8" if int8 else "fp32")
-    config = Config(teacher=BundledTeacherConfig(), precision=precision)
+    config = Config(teacher=TeacherConfig(path="bundled_deep"), precision=precision)
     return notes_of(config, pair, data, objective)
 
 

@@ -8,8 +8,7 @@ import pytest
 from job import Shelf, composed, distill
 from tiny import make_batches
 
-from distill.config.component import Component
-from distill.config.settings import DataConfig
+from distill.config.settings import DataConfig, SourceConfig
 from distill.data.sources import find_source
 from distill.data.tokens import Text, key_of
 from distill.runs.identity import refuse_other_settings, run_identity
@@ -143,7 +142,7 @@ def test_the_sequences_of_an_edited_source_are_others(tmp_path: Path, monkeypatc
 
     def key(text: str) -> str:
         (tmp_path / "edited_source.py").write_text(text)
-        source = find_source(Component("corpus", "edited_source.Mine"), "corpus", DataConfig())
+        source = find_source(SourceConfig(**{"_target_": "edited_source.Mine"}), "corpus", DataConfig())
         assert source is not None
         return key_of(Text((source,), "corpus"), {}, DataConfig(cache=str(tmp_path / "cache")))
 

@@ -16,7 +16,7 @@ from families import make_family
 from job import Shelf, assert_same, command, metrics, results
 from tiny import PAD, VOCAB, make_batches, make_model, make_rows, make_tokenizer
 
-from distill.config.settings import BackendConfig, LayersStudentConfig, MaskingConfig
+from distill.config.settings import BackendConfig, MaskingConfig, StudentConfig
 from distill.data.batch import Batch
 from distill.data.class_sequences import ClassSequences
 from distill.data.collate.classes import Classes
@@ -205,7 +205,7 @@ def test_losses_from_recorded_layers_are_those_without(family: str, precision: s
         CausalLM(causal_format(tokenizer), packed=False) if causal
         else masked_lm(MaskingConfig(), tokenizer, np.ones(len(tokenizer), np.int64))
     )  # fmt: skip
-    settings, cpu = LayersStudentConfig(layers="auto", dropout=0.0), torch.device("cpu")
+    settings, cpu = StudentConfig(layers="auto", dropout=0.0), torch.device("cpu")
     batches = list(make_batches(ids, collator, batch_size=3).first(6))
     prediction = Prediction(kind, label, 40, precision)
     plain, fast = (Losses(settings, model, prediction, batches, cpu) for _ in range(2))
@@ -219,7 +219,7 @@ def test_losses_from_recorded_layers_are_those_without(family: str, precision: s
 
 
 def test_a_list_in_place_of_a_layer_gives_the_mean_of_their_weights() -> None:
-    teacher, settings = make_model("bert", 4), LayersStudentConfig(architecture="distilbert")
+    teacher, settings = make_model("bert", 4), StudentConfig(architecture="distilbert")
     made = from_layers(settings, teacher, [[0, 1], 3], MASKED, alias=False)
     blocks = teacher.bert.encoder.layer
     first, second = (blocks[number].attention.self.query.weight for number in (0, 1))
@@ -338,7 +338,7 @@ def test_models_that_are_divided_between_ranks_are_searched_before(
 
 
 def test_layers_are_all_alike_where_one_block_is_called_several_times() -> None:
-    settings = LayersStudentConfig(layers="auto", num_layers=2)
+    settings = StudentConfig(layers="auto", num_layers=2)
     albert = make_family("albert", num_hidden_layers=4)
     nothing: Any = SimpleNamespace()
     assert find_layers(settings, albert, Prediction(MASKED, "mlm", 64, "fp32"), nothing, nothing) == {"layers": [0, 2]}
@@ -356,7 +356,7 @@ def texts(count: int, labelled: int) -> list[Batch]:
 
 
 def test_where_nothing_that_is_scored_has_a_label_layers_are_to_be_named() -> None:
-    settings, ranks = LayersStudentConfig(layers="auto", num_layers=2), Single(BackendConfig(device="cpu"))
+    settings, ranks = StudentConfig(layers="auto", num_layers=2), Single(BackendConfig(device="cpu"))
     batches: Any = SimpleNamespace(sequences=make_rows(12), first=lambda count: texts(12, 0))
     words = r"^student\.layers=auto scores layers by what is to be predicted, and the first 12 sequences .*=even$"
     with pytest.raises(SettingError, match=words):
@@ -364,7 +364,7 @@ def test_where_nothing_that_is_scored_has_a_label_layers_are_to_be_named() -> No
 
 
 def test_few_sequences_without_a_label_sort_out_nothing() -> None:
-    settings, cpu = LayersStudentConfig(layers="auto", num_layers=2), torch.device("cpu")
+    settings, cpu = StudentConfig(layers="auto", num_layers=2), torch.device("cpu")
     score = Losses(settings, None, ON_CLASSES, texts(16, 4), cpu)
     assert score.num_targets == 4 and score.of_fewer_sequences(4) is None and score.of_fewer_sequences(5) is None
     fewer = Losses(settings, None, ON_CLASSES, texts(16, 16), cpu).of_fewer_sequences(4)

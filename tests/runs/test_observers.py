@@ -139,13 +139,13 @@ def test_what_is_no_observer_is_refused(tmp_path: Path) -> None:
     for path in (f"{__name__}.Misspelt", f"{__name__}.misspelt"):
         assert f"observers.mine._target_={path}" in (line := refusal("mine", path)) and "after_step" in line
     assert "observers.mine.fail: no setting" in refusal("mine", f"{__name__}.Recorder", fail=1)
-    assert "does not fit" in refusal("mine", f"{__name__}.Recorder", fails_at="soon")
+    assert "observers.mine.fails_at=soon: no whole number" in refusal("mine", f"{__name__}.Recorder", fails_at="soon")
     assert "cannot be imported" in refusal("mine", "no_such_module_33.Observer")
 
 
 def test_an_observer_needs_a_target(shelf: Shelf, capfd: pytest.CaptureFixture) -> None:
-    assert shelf.run(shelf.root / "untargeted", "observers.mine=3") == 2
-    assert "observers.mine: names no observer; give a class of your own as observers.mine._target_" in (
+    assert shelf.run(shelf.root / "untargeted", "observers.mine={width: 3}") == 2
+    assert "observers.mine: names no callable; give a class of your own as observers.mine._target_" in (
         capfd.readouterr().err
     )
 

@@ -18,7 +18,7 @@ from tiny import (
     only,
 )
 
-from distill.config.settings import BackendConfig, Config, EvaluateConfig, LayersStudentConfig, NewStudentConfig
+from distill.config.settings import BackendConfig, Config, EvaluateConfig, StudentConfig
 from distill.distributed.single import Single
 from distill.evaluation.measures import Scoring
 from distill.evaluation.readers import Readers
@@ -92,12 +92,36 @@ def test_ranks_share_the_work_and_make_as_many_forwards(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("terms", "student", "has_head", "kind", "trained"),
     [
-        ({"mlm": 1.0, "pooled": {"weight": 1.0}}, NewStudentConfig(), True, MASKED, True),
-        ({"pooled": {"weight": 1.0}}, LayersStudentConfig(), True, MASKED, False),
-        ({"relations": {"weight": 1.0}}, NewStudentConfig(), True, MASKED, False),
-        ({"relations": {"weight": 1.0}}, LayersStudentConfig(), True, MASKED, True),
-        ({"relations": {"weight": 1.0}}, LayersStudentConfig(), False, MASKED, False),
-        ({"pooled": {"weight": 1.0}}, NewStudentConfig(), True, ORDERED, True),
+        (
+            {"mlm": 1.0, "pooled": {"weight": 1.0}},
+            StudentConfig(
+                init="random",
+            ),
+            True,
+            MASKED,
+            True,
+        ),
+        ({"pooled": {"weight": 1.0}}, StudentConfig(), True, MASKED, False),
+        (
+            {"relations": {"weight": 1.0}},
+            StudentConfig(
+                init="random",
+            ),
+            True,
+            MASKED,
+            False,
+        ),
+        ({"relations": {"weight": 1.0}}, StudentConfig(), True, MASKED, True),
+        ({"relations": {"weight": 1.0}}, StudentConfig(), False, MASKED, False),
+        (
+            {"pooled": {"weight": 1.0}},
+            StudentConfig(
+                init="random",
+            ),
+            True,
+            ORDERED,
+            True,
+        ),
     ],
 )
 def test_which_runs_train_no_head(

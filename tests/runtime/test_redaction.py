@@ -87,7 +87,7 @@ def test_what_is_written_has_the_names_of_variables(monkeypatch: pytest.MonkeyPa
         "+objective.mine.other=${train.keep}", "+objective.mine.books='https://host/b?token=${oc.env:MY_TOKEN}'",
         "+evaluate.sources.secret={kind: text, path: books}",
     )  # fmt: skip
-    assert config.seed == 17 and config.objective.terms["mine"].make.arguments["same"] == KEY
+    assert config.seed == 17 and config.objective.component("mine").arguments["same"] == KEY
     mine = config.written["objective"]["mine"]
     assert mine["thing"] == mine["same"] == "${oc.env:MY_KEY}" and mine["other"] == config.train.keep
     assert mine["url"] == "s3://***@${seed}" and config.written["seed"] == "${oc.decode:${oc.env:MY_SEED}}"

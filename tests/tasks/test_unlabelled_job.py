@@ -203,7 +203,7 @@ def test_questions_without_answers(shelf: Shelf, tmp_path: Path, lines: list[str
     ("more", "words"),
     [
         (["objective=classes"], ("corpus.unlabelled=", "no labels", "objective=distil_classes teacher=pretrained")),
-        (["teacher=none"], ("teacher.kind=none: objective.soft_classes needs a teacher",)),
+        (["teacher=none"], ("teacher.path=null: objective.soft_classes needs a teacher",)),
         (
             ["corpus.max_sequences=0"],
             ("corpus.max_sequences=0: leaves objective.classes", "set objective.classes.weight=0"),

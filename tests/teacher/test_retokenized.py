@@ -14,7 +14,7 @@ from job import Shelf, distill, results
 from tiny import HIDDEN, make_model, make_rows, make_tokenizer, only, text_config
 from transformers import AutoModel
 
-from distill.config.settings import BackendConfig, NewStudentConfig, SavedTeacherConfig
+from distill.config.settings import BackendConfig, StudentConfig, TeacherConfig
 from distill.data.batch import Batch
 from distill.data.sequence_format import INNER, PROMPT
 from distill.distributed.single import Single
@@ -197,8 +197,8 @@ def models_of(folder: Path, other_tokenizer: bool, **teacher: Any) -> RunModels:
     tokenizer = str(folder / "tokenizer") if other_tokenizer else None
     sizes = {**HIDDEN, "num_hidden_layers": 1}
     config = text_config(kind="text", path=str(folder), sequence_length=24, cache=str(folder / "cache")).changed(
-        teacher=SavedTeacherConfig(path=str(folder / "teacher"), **teacher),
-        student=NewStudentConfig(architecture="bert", tokenizer=tokenizer, config=sizes),
+        teacher=TeacherConfig(path=str(folder / "teacher"), **teacher),
+        student=StudentConfig(init="random", architecture="bert", tokenizer=tokenizer, config=sizes),
         objective=only(pooled={"weight": 1.0}),
     )
     terms = make_terms(config.objective)

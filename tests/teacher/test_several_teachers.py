@@ -205,12 +205,11 @@ BAD = {
     "no path": (["++teacher.members.b.path=null"], ["teacher.members.b.path=null", "give a path"]),
     "a path that holds nothing": (["++teacher.members.b.path=/no/model"], ["teacher.members.b.path=/no/model"]),
     "an unknown setting": (["+teacher.members.b.pathh=x"], ["teacher.members.b", "pathh"]),
-    "an unknown kind": (["+teacher.members.b.kind=nobody"], ["teacher.members.b.kind=nobody", "bundled"]),
     "an unknown format": (["+teacher.members.b.precision=auto"], ["teacher.members.b.precision=auto", "bf16"]),
     "no micro-batch": (["+teacher.members.b.micro_batches=0"], ["teacher.members.b.micro_batches=0"]),
     "no dict": (["+teacher.members.c=runs/c"], ["teacher.members.c=runs/c", "{path: runs/c}"]),
-    "a path beside": (["teacher.path=x"], ["teacher.path=x", "teacher.kind=several"]),
-    "remote code beside": (["teacher.trust_remote_code=true"], ["teacher.members.NAME.trust_remote_code"]),
+    "a path beside": (["teacher.path=x"], ["teacher.path=x", "beside teacher.members"]),
+    "remote code beside": (["teacher.trust_remote_code=true"], ["teacher.trust_remote_code=true", "give the path"]),
     "rows too long": (["corpus.sequence_length=512"], ["corpus.sequence_length=512", "32"]),
 }
 
@@ -232,20 +231,6 @@ def test_other_tokenizers_are_refused_by_name(
     assert distill(*arguments(shelf, tmp_path / "run", *both(shelf, foreign))) == 2
     line = capfd.readouterr().err.splitlines()[-1]
     assert "teacher.members.b" in line and "teacher.members.a" in line and "student=pretrained" in line
-
-
-@pytest.mark.parametrize("kind", ["several", "pretrained"])
-def test_members_belong_to_several(shelf: Shelf, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    if kind == "several":
-        given = arguments(shelf, tmp_path / "run")
-    else:
-        given = shelf.arguments(tmp_path / "run", "+teacher.members.a.path=x")
-    assert distill(*given) == 2
-    words = {
-        "several": "teacher.kind=several has no teacher",
-        "pretrained": "teacher.members.a.path=x: not read with teacher.kind=pretrained; choose teacher.kind=several",
-    }
-    assert words[kind] in capfd.readouterr().err.splitlines()[-1]
 
 
 def test_hidden_states_alone_are_scored_beside_the_first(shelf: Shelf, second: Path, tmp_path: Path) -> None:

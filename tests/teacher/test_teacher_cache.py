@@ -47,7 +47,7 @@ class Desk:
     """Settings, sequences, masks and a teacher, and the cache that they want."""
 
     def __init__(self, folder: Path, tokenizer: Any, teacher: Any, top_k: int = 8, rows: np.ndarray = ROWS) -> None:
-        self.config = change(conf.Config(teacher=conf.SavedTeacherConfig()), "data.cache", str(folder))
+        self.config = change(conf.Config(teacher=conf.TeacherConfig(path="x")), "data.cache", str(folder))
         self.set("teacher.cache.top_k", top_k)
         self.soft_positions, self.temperature, self.kernel, self.mlm = "all", 2.0, "auto", 2.0
         self.masking = conf.MaskingConfig(mlm_probability=0.3, static=True)

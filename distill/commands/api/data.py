@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from distill.config.in_memory import InMemory
+from distill.config.component import InMemory
 from distill.config.settings import SourceConfig
 from distill.data.shards.host import FEW_BYTES
 from distill.data.sources import Source

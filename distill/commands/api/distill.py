@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from torch import nn
 
 from distill.commands.api.data import TRAIN, in_memory, splits_of
-from distill.commands.api.objects import FLAGS, CallSettings, digest_of, import_path
+from distill.commands.api.objects import CALLED, FLAGS, CallSettings, digest_of, import_path
 from distill.commands.api.run import RunResults, errors_for_programs, run_here
 from distill.config.command_line import options_of, run_dir
-from distill.config.composition import composed_run
-from distill.config.in_memory import InMemory
+from distill.config.component import TARGET, InMemory
+from distill.config.compose import composed_run
 from distill.config.settings import (
     BackendConfig,
+    Config,
     EvaluateConfig,
-    LayersStudentConfig,
-    NewStudentConfig,
     PrecisionConfig,
     ProfileConfig,
     ReportConfig,
-    SavedStudentConfig,
-    SavedTeacherConfig,
+    StudentConfig,
+    TeacherConfig,
     TrackerConfig,
     TrainConfig,
 )
@@ -89,8 +88,8 @@ class RunSettings(TypedDict, total=False):
 
 @raising_at_the_call
 def distill(
-    teacher: "Model | SavedTeacherConfig | Mapping[str, Any] | EllipsisType | None" = ...,
-    student: "Model | LayersStudentConfig | NewStudentConfig | SavedStudentConfig | Mapping[str, Any] | None" = None,
+    teacher: "Model | TeacherConfig | Mapping[str, Any] | EllipsisType | None" = ...,
+    student: "Model | StudentConfig | Mapping[str, Any] | None" = None,
     data: "datasets.Dataset | datasets.DatasetDict | Source | Any | None" = None,
     *,
     evaluation: "Mapping[str, Any] | datasets.Dataset | list[str] | None" = None,
@@ -177,7 +176,8 @@ class _Job:
         defaults = self.defaults.values if self.recipe is None else {}
         others = [] if self.terms is None else [name for name in composed["objective"] if name not in self.terms]
         without = {f"objective.{name}.weight": 0.0 for name in others if name not in FLAGS}
-        return {**defaults, **without, **self.given.values}
+        called = {name: _flags_of(name, composed) for name in CALLED if f"{name}.{TARGET}" in self.given.values}
+        return {**defaults, **without, **called, **self.given.values}
 
     def add_settings(self, objective: Any) -> None:
         """Take those that the caller has set himself, which win over the others; and the loss.
@@ -205,7 +205,7 @@ class _Job:
         """Take the models, and from them the kind of the job; `teacher` is `...` where it is the recipe's."""
         trains_alone = teacher is None
         if trains_alone:
-            self.given.add("teacher", "none")
+            self.given.values |= {"teacher.path": None, f"teacher.{TARGET}": None, "teacher.members": {}}
         teacher = None if teacher is ... else teacher
         held = {"teacher": self._held("teacher", teacher), "student": self._held("student", student)}
         if held["teacher"] is not None and held["student"] is not None and held["student"][1] is None:
@@ -215,7 +215,8 @@ class _Job:
             if model is not None:
                 self._add_object(name, *model, loaded=isinstance(value, LoadedModel))
             elif isinstance(value, str | Path) and str(value) not in options_of(name):
-                self.given.add(name, "pretrained")
+                if name == "student":
+                    self.given.add(name, "pretrained")
                 self.given.add(f"{name}.path", value)
             elif value is not None:
                 self.given.add(name, value)
@@ -224,13 +225,14 @@ class _Job:
             self.defaults.add("objective", "clm" if self.kind is CAUSAL else "mlm")
         if self.kind in OBJECTIVES and teacher is not None:
             self.defaults.add("objective", OBJECTIVES[self.kind])
-        if teacher is not None and (student is None or isinstance(student, LayersStudentConfig)):
+        if teacher is not None and (student is None or (isinstance(student, StudentConfig) and student.from_layers)):
             self._add_layers(teacher if held["teacher"] is None else held["teacher"][0])
 
     def _add_layers(self, teacher: Any) -> None:
         """Let the student have the teacher's own architecture where the recipe has another one, or none."""
         if self.kind in OBJECTIVES:
             self.defaults.add("student", "layers")
+            self.defaults.add("student.layers", None)
         elif self.kind is MASKED and _family(teacher) != "bert":
             self.defaults.add("student.architecture", "same")
 
@@ -339,6 +341,13 @@ class _Job:
         names = [name for name in ("field", "prompt") if columns is None or settings.get(name) in columns]
         names += ["template", "target_role"] if written else []
         return {name: settings[name] for name in names if name in settings}
+
+
+def _flags_of(group: str, composed: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a group is no argument of the callable that the recipe has there."""
+    section = Config.model_fields[group].get_default(call_default_factory=True)
+    names = {*type(section).model_fields} - {"kind", "target", "group"}
+    return {name: composed[group][name] for name in names if name in composed[group]}
 
 
 def _kind(name: str, model: Any) -> ModelKind | None:

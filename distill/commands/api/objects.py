@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from distill.config.command_line import groups
-from distill.config.in_memory import InMemory
-from distill.config.layers import REPLACED
+from distill.config.component import InMemory
 from distill.config.model import Settings
-from distill.config.settings import ObjectiveFlags
+from distill.config.settings import ObjectiveConfig, StudentConfig
+from distill.config.student import READ_BY
 from distill.objective.terms import ALL, VocabularyTerm
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.users_code import source_digest
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 LOSSES, METRICS, OBSERVERS = "objective.", "evaluate.measures.", "observers."
-FLAGS = (*ObjectiveFlags.model_fields, "temperature")  # settings of the objective that are no terms
+FLAGS = tuple(ObjectiveConfig.model_fields)  # settings of the objective that are no terms
 CALLED = ("optimizer", "schedule")  # groups in whose place a class or function may stand
-CHOOSERS = {"student": "init", "teacher": "kind"}  # what chooses one of the classes of a section
 SCHEDULE = {"start", "end"}  # the names of a number that follows a schedule
 
 
@@ -45,7 +44,10 @@ class CallSettings:
             SettingError: a value that no setting has.
         """
         if isinstance(value, Settings):
-            value = _given_fields(name, value)
+            value = _given_fields(value)
+        if name == "student" and isinstance(value, Mapping) and "init" in value:
+            unread = [field for field, readers in READ_BY.items() if value["init"] not in readers]
+            value = {field: StudentConfig.model_fields[field].default for field in unread} | dict(value)
         if name == OBSERVERS.rstrip(".") and not isinstance(value, Mapping | None):
             cure = "give each a name, as observers={'mine': OBSERVER}"
             raise SettingError(f"a {type(value).__name__}", setting=name, cure=cure)
@@ -56,7 +58,7 @@ class CallSettings:
         if (place != name and callable(value)) or _is_called(name, value):
             self.options |= {place: "custom"} if place in CALLED else {}
             self.values[f"{place}._target_"] = target_of(place, value)
-        elif isinstance(value, Mapping) and name not in REPLACED and {*value} != SCHEDULE:
+        elif isinstance(value, Mapping) and {*value} != SCHEDULE:
             for key, inner in value.items():
                 self.add(f"{name}.{key}", inner)
         elif isinstance(value, str) and name in groups():
@@ -76,11 +78,12 @@ def _is_called(name: str, value: Any) -> bool:
     return is_place and not isinstance(value, str | int | float | Mapping | list | tuple | None)
 
 
-def _given_fields(name: str, settings: Settings) -> Mapping[str, Any]:
-    """The fields that were given, without the defaults; and the field that chooses this class of a section."""
-    fields = {key: getattr(settings, key) for key in settings.model_fields_set}
-    chooser = CHOOSERS.get(name)
-    return fields if chooser is None else {chooser: getattr(settings, chooser), **fields}
+def _given_fields(settings: Settings) -> Mapping[str, Any]:
+    """The fields that were given, without the defaults; and what says where a student's weights come from."""
+    names = settings.model_fields_set - {"group"} | ({"init"} if isinstance(settings, StudentConfig) else set())
+    extra = settings.model_extra or {}
+    fields = {name: field.alias or name for name, field in type(settings).model_fields.items() if name in names}
+    return {alias: getattr(settings, name) for name, alias in fields.items()} | extra
 
 
 def plain(value: Any, name: str) -> Any:
@@ -95,7 +98,7 @@ def plain(value: Any, name: str) -> Any:
         case Path():
             return str(value)
         case Settings():
-            return plain(_given_fields("", value), name)
+            return plain(_given_fields(value), name)
         case Mapping():
             return {str(key): plain(inner, name) for key, inner in value.items()}
         case list() | tuple() | range() | set():

@@ -12,21 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from distill.commands.api.objects import LOSSES, target_of
-from distill.config.compose import objective_config
 from distill.config.errors import parse
 from distill.config.rules import refuse_first_position
-from distill.config.settings import (
-    BundledTeacherConfig,
-    CustomStudentConfig,
-    LayersStudentConfig,
-    MaskingConfig,
-    ObjectiveConfig,
-    OneTeacherConfig,
-    SavedStudentConfig,
-    SavedTeacherConfig,
-    StudentConfig,
-)
-from distill.config.teacher import BUNDLED
+from distill.config.settings import MaskingConfig, ObjectiveConfig, StudentConfig, TeacherConfig
 from distill.config.weight_schedule import WeightSchedule
 from distill.data.batch import Batch
 from distill.data.collate.clm import causal_lm
@@ -136,7 +124,7 @@ class Pair:
         """
         kind, tokenizers = self.student.kind, (self.student.tokenizer, self.teacher.tokenizer)
         by_name = {name: _term_settings(name, term) for name, term in terms.items()}
-        settings = objective_config({"temperature": temperature, **by_name})
+        settings = parse(ObjectiveConfig, {"temperature": temperature, **by_name}, "objective")
         _refuse_schedules(settings)
         made = make_terms(settings)
         labels = find_task("clm" if kind.causal else "mlm").labels
@@ -297,7 +285,7 @@ def load_pair(
         teacher: a run folder, a model folder or a name on the Hub; or `bundled_small` or `bundled_deep`, which come
             with the package; or a model in memory, as (model, tokenizer) or as `distill.load_model` gives it.
         student: the same of a saved student; None: a copy of some of the teacher's layers; or settings of
-            any student, such as `LayersStudentConfig`.
+            any student, a `StudentConfig`.
         layers: of the teacher, by number or by rule, as in the setting student.layers but for `auto`, which needs
             sequences to score on; None: every second.
         num_layers: how many a rule takes; None: half of them.
@@ -321,7 +309,7 @@ def load_pair(
         with torch.random.fork_rng([]), without_bars():
             torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators
             made = make_student(start, model, tokenizer, length, kind)
-        path = (start.path if isinstance(start, SavedStudentConfig | CustomStudentConfig) else None) or ""
+        path = start.path or ""
     check_vocabulary(model, "teacher", frozen.tokenizer)
     check_vocabulary(made, "student", tokenizer)
     return Pair(
@@ -341,11 +329,11 @@ def _start_of(student: Any, layers: str | Sequence[int] | None, num_layers: int 
         )
     if student is None:
         chosen = layers if layers is None or isinstance(layers, str) else list(layers)
-        student = LayersStudentConfig(layers=chosen, num_layers=num_layers)
+        student = StudentConfig(layers=chosen, num_layers=num_layers)
     start: LoadedModel | StudentConfig = (
-        SavedStudentConfig(path=str(student)) if isinstance(student, str | Path) else student
+        StudentConfig(init="pretrained", path=str(student)) if isinstance(student, str | Path) else student
     )
-    if isinstance(start, LayersStudentConfig) and start.layers == AUTO:
+    if isinstance(start, StudentConfig) and start.from_layers and start.layers == AUTO:
         raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
     return start
 
@@ -359,9 +347,7 @@ def _frozen_teacher(teacher: str | Path | LoadedModel) -> LoadedModel:
         keep_soft_cap(teacher.model)
         check_model(teacher.model, "teacher", teacher.kind)
         return teacher
-    settings: OneTeacherConfig = SavedTeacherConfig(path=str(teacher))
-    if teacher in BUNDLED:
-        settings = parse(BundledTeacherConfig, {"kind": teacher}, "teacher")
+    settings = TeacherConfig(path=str(teacher))
     _refuse_kind(kind := kind_of("teacher", teacher_path(settings)), teacher)
     with without_bars():
         model, tokenizer, _ = load_teacher(settings, kind)

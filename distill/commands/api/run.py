@@ -24,7 +24,7 @@ from distill.runtime.redaction import redact
 from distill.runtime.signals import handled
 
 if TYPE_CHECKING:
-    from distill.config.composition import ComposedRun
+    from distill.config.compose import ComposedRun
     from distill.report.chart import Chart
 
 GAP = "  "  # between two columns of text
@@ -66,9 +66,8 @@ class RunResults:
         from distill.models.load import bundled_folder
 
         teacher = self.settings.get("teacher") or {}
-        if (kind := teacher.get("kind")) in BUNDLED:
-            return bundled_folder(kind)
-        return teacher.get("path") if kind == "pretrained" else None
+        path: str | None = teacher.get("path") if teacher.get("_target_") is None else None
+        return bundled_folder(path) if path in BUNDLED else path
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -152,7 +151,7 @@ def run(overrides: Sequence[str] = ()) -> RunResults:
     """
     if isinstance(overrides, str):
         raise SettingError(f"overrides={overrides} is one string: give a list, such as ['+recipe=smoke', 'seed=1']")
-    from distill.config.composition import composed_run
+    from distill.config.compose import composed_run
 
     with errors_for_programs():
         job = composed_run([str(override) for override in overrides])

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import Config, NoTeacherConfig
+from distill.config.settings import Config
 from distill.distributed import Ranks
 from distill.evaluation.readers import MeanModel
 from distill.models.check import check_packing, check_vocabulary, check_vocabulary_size, max_positions, set_padding
@@ -46,7 +46,7 @@ def groups_of(config: Config, kind: ModelKind, models: Sequence[Located], ranks:
             groups.append(Group(tokenizer, (model,)))
         else:
             groups[number] = replace(groups[number], models=(*groups[number].models, model))
-    if isinstance(config.teacher, NoTeacherConfig):
+    if config.teacher.is_none:
         return groups
     members, shared = load_members(config, kind, ranks.device)
     assert shared is not None

@@ -12,8 +12,8 @@ from transformers.utils import logging as transformers_logging
 from distill.commands.api.run import errors_for_programs, output_for_programs
 from distill.commands.scoring.groups import TEACHER, Group, groups_of, load_models
 from distill.commands.scoring.settings import settings_of
-from distill.config.composition import hydra_as_before
-from distill.config.settings import Config, NoTeacherConfig
+from distill.config.compose import hydra_as_before
+from distill.config.settings import Config
 from distill.distributed import Ranks, join_ranks
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.memory_check import check_memory
@@ -204,6 +204,6 @@ def _notes(scored: Sequence[GroupScores], measures: Mapping[str, facts.Measure],
         f"These models have different vocabularies ({listed}). Perplexity is a number per token, so it cannot be "
         f"compared between vocabularies, and no significance test is made: {cure}."
     ]
-    if not isinstance(config.teacher, NoTeacherConfig):
+    if not config.teacher.is_none:
         lines.append("Agreement with the teacher is given for models of its vocabulary alone.")
     return lines

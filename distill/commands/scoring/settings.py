@@ -1,18 +1,19 @@
 """The settings that models are scored with: those of the run that made the first of them, then what is given."""
 
+import json
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from distill.config.compose import add_recipe
-from distill.config.composition import composed
-from distill.config.in_memory import PREFIX
-from distill.config.mixture_settings import HELDOUT
+from distill.config.component import PREFIX
+from distill.config.compose import composed
+from distill.config.corpus import HELDOUT
 from distill.config.override_text import as_value
 from distill.config.paths import check_paths
 from distill.config.rules import check_corpus, check_evaluation
-from distill.config.settings import CONF, Config, SourceConfig
+from distill.config.settings import CONF, Config
 from distill.evaluation.measures.users import check_measures
 from distill.runs.located import Located, formats_of_run, settings_of_run
 from distill.runtime.errors import SettingError, did_you_mean
@@ -54,8 +55,8 @@ def settings_of(models: Sequence[Located], overrides: Sequence[str]) -> tuple[Co
                 f"leave it out; `distill evaluate` reads {', '.join(READ)}, model and output"
             )
     task = models[0].task if set(TASK) & set(names) else _task(models)
-    arguments = [*_defaults(models[0], task, names), *_teacher(overrides)]
-    config = composed(arguments)
+    with TemporaryDirectory(prefix="distill-recipe-") as folder:  # of the recipe that the settings of a run are here
+        config = composed([*_defaults(models[0], task, names, Path(folder)), *_teacher(overrides)])
     if set(TASK) & set(names):
         task = config.objective.task
     _check(config)
@@ -73,7 +74,7 @@ def _task(models: Sequence[Located]) -> str:
     return first.task
 
 
-def _defaults(first: Located, task: str, names: Sequence[str]) -> Iterator[str]:
+def _defaults(first: Located, task: str, names: Sequence[str], folder: Path) -> Iterator[str]:
     """What comes before the settings that are given; an option of a group only where none is given."""
     if not set(TASK) & set(names):
         if task not in OBJECTIVES:
@@ -81,30 +82,32 @@ def _defaults(first: Located, task: str, names: Sequence[str]) -> Iterator[str]:
         yield f"objective={OBJECTIVES[task]}"
     if "teacher" not in names:
         yield "teacher=none"
+        yield "teacher.path=null"
     if "recipe" in names:
         return
     if first.run is not None:
-        yield from _as_recipe(_of_run(first, names))
+        yield from _as_recipe(_of_run(first, names), folder)
     elif not find_task(task).kind.vocabulary:
         if task == "classes" and "evaluate.sets" not in names:
             raise SettingError(
                 f"model={first.name} gives classes or values of texts: name the labelled ones, as +recipe=glue "
                 "corpus.task=sst2, or +recipe=table corpus.path=FOLDER"
             )
-        yield from ["+recipe=squad"] if task == "spans" else [*_as_recipe({}), "evaluate=local"]
+        yield from ["+recipe=squad"] if task == "spans" else [*_as_recipe({}, folder), "evaluate=local"]
     else:
-        yield from _as_recipe({})  # the main job, which no recipe means, says how much of a set is scored
+        yield from _as_recipe({}, folder)  # the main job, which no recipe means, says how much of a set is scored
         if "evaluate" not in names:
             yield "evaluate=local"
         if "evaluate.sets" not in names:
             yield "evaluate.sets=" + ("[heldout]" if TEXTS & set(names) else USUAL)
 
 
-def _as_recipe(settings: dict[str, Any]) -> Iterator[str]:
-    """The argument that names these settings."""
-    name = f"{OF_RUN}_{threading.get_ident()}"  # Hydra's store is of the process: two threads may score at a time
-    add_recipe(name, settings)
-    yield f"+recipe={name}"
+def _as_recipe(settings: dict[str, Any], folder: Path) -> Iterator[str]:
+    """Write these settings as a recipe into a folder; gives the arguments that name it."""
+    file = folder / "recipe" / f"{OF_RUN}.yaml"
+    file.parent.mkdir()
+    file.write_text(f"# @package _global_\n{json.dumps(settings)}\n", encoding="utf-8")  # YAML reads JSON
+    yield from (f"hydra.searchpath=[{as_value(f'file://{folder}')}]", f"+recipe={OF_RUN}")
 
 
 def _of_run(first: Located, names: Sequence[str]) -> dict[str, Any]:
@@ -196,7 +199,7 @@ def _teacher(overrides: Sequence[str]) -> Iterator[str]:
         name, _, value = override.partition("=")
         if name == "teacher" and value not in options and value and value[0] not in "{[":
             path = value if value[0] in "'\"" else as_value(value)
-            yield from ("teacher=pretrained", f"teacher.path={path}")
+            yield f"teacher.path={path}"
         else:
             yield override
 
@@ -204,10 +207,10 @@ def _teacher(overrides: Sequence[str]) -> Iterator[str]:
 def _check(config: Config) -> None:
     """As before a run, but for what concerns training."""
     check_evaluation(config, find_task(config.objective.task).kind.vocabulary)
-    check_measures(config.evaluate.measures)
+    check_measures(config.evaluate.own_measures)
     check_corpus(config)
     sources = [config.evaluate.sources.get(name) for name in config.evaluate.sets]
-    held_out = any(isinstance(source, SourceConfig) and source.kind == HELDOUT for source in sources)
+    held_out = any(source is not None and source.target is None and source.kind == HELDOUT for source in sources)
     check_paths(config, corpus=held_out)  # which nothing else reads here
     if config.backend.name != "single":
         raise SettingError(f"backend.name={config.backend.name}: models are scored by one process; leave it out")

@@ -147,7 +147,7 @@ def read(
             invalid(error)
 
 
-def find_source(settings: SourceConfig | Component, setting: str, data: DataConfig) -> Source | None:
+def find_source(settings: SourceConfig, setting: str, data: DataConfig) -> Source | None:
     """The source that settings name, its files found; None where it is not available.
 
     Args:
@@ -156,13 +156,11 @@ def find_source(settings: SourceConfig | Component, setting: str, data: DataConf
     Raises:
         SettingError: a path does not exist, or holds no file of the kind.
     """
-    if isinstance(settings, Component):
-        source = settings()
+    if (make := settings.made_by) is not None:
+        source = make()
         if not isinstance(source, Source):
-            raise SettingError(
-                f"{setting}._target_={settings.path} gives no distill.data.sources.Source: inherit from it"
-            )
-        return source.made_by(settings)
+            raise SettingError(f"{setting}._target_={make.path} gives no distill.data.sources.Source: inherit from it")
+        return source.made_by(make)
     module = importlib.import_module(f"{__name__}.{settings.kind}")
     kind = getattr(module, class_name(settings.kind))
     for name in OPTIONAL:

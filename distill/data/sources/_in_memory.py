@@ -182,9 +182,9 @@ def source_in_memory(rows: Any, digest: str, name: str, settings: SourceConfig, 
     return ChatsInMemory(settings.changed(field=field, kind="chat"), setting, rows=rows, digest=digest)
 
 
-def settings_in_memory(source: SourceConfig | Component) -> SourceConfig | Component:
+def settings_in_memory(source: SourceConfig) -> SourceConfig:
     """The settings of conversations in memory, as those of files have them; any other source as it is."""
-    if isinstance(source, Component) and source.in_memory is not None:
-        made = source()
+    if (make := source.made_by) is not None and make.in_memory is not None:
+        made = make()
         return made.settings if isinstance(made, ChatsInMemory) else source
     return source

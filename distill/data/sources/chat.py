@@ -7,7 +7,6 @@ from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Self
 
-from distill.config.component import Component
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
 from distill.data.chat_template import (
@@ -223,7 +222,7 @@ def _text_of(settings: SourceConfig, setting: str) -> str | None:
 
 
 def chat_template(
-    sources: Iterable[SourceConfig | Component], start: str | None, tokenizer: "PreTrainedTokenizerBase | None" = None
+    sources: Iterable[SourceConfig], start: str | None, tokenizer: "PreTrainedTokenizerBase | None" = None
 ) -> str | None:
     """How conversations are written, in Jinja, as tokenizers of transformers keep it; a prompt ends with a turn begun.
 
@@ -235,7 +234,7 @@ def chat_template(
     Returns:
         None where there are no conversations, or some are written in another way than others.
     """
-    chats = [source for source in sources if isinstance(source, SourceConfig) and source.kind == "chat"]
+    chats = [source for source in sources if source.made_by is None and source.kind == "chat"]
     ways = {_as_jinja(source, start, tokenizer) for source in chats}
     return ways.pop() if len(ways) == 1 else None
 

@@ -158,7 +158,9 @@ class MaskPass(TokenPass):
     keeps_head_rows = True
 
     def __init__(self, scoring: Scoring) -> None:
-        super().__init__(scoring, Perplexity(**sum_exchange(scoring.ranks)), (PERPLEXITY,), scoring.settings.measures)
+        super().__init__(
+            scoring, Perplexity(**sum_exchange(scoring.ranks)), (PERPLEXITY,), scoring.settings.own_measures
+        )
 
     def parts(self, model: LanguageModel, data: EvaluationSet, on_progress: ProgressCallback) -> Iterator[Part]:
         for batch, rows in self.scoring.head_rows(model, data, on_progress):

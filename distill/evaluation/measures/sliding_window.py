@@ -84,7 +84,7 @@ class WindowPass(TokenPass):
         )
         self.text_bytes = TextBytes(scoring.tokenizer)
         metric = TextInformation(**sum_exchange(scoring.ranks))
-        super().__init__(scoring, metric, measures, scoring.settings.measures)
+        super().__init__(scoring, metric, measures, scoring.settings.own_measures)
 
     def num_positions(self, data: EvaluationSet) -> int:
         batches = self._batches(data, lambda _: None)

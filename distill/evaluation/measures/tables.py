@@ -113,6 +113,6 @@ def _user_measures(scoring: Scoring) -> UserMeasures:
     """
     classes = next((data.classes for data in scoring.sets if isinstance(data, ClassSet)), None)
     if classes is None:
-        refuse_measures(scoring.settings.measures, "questions with answers")
+        refuse_measures(scoring.settings.own_measures, "questions with answers")
         return UserMeasures({}, 1, scoring.ranks)
-    return UserMeasures(scoring.settings.measures, max(len(classes), 1), scoring.ranks)
+    return UserMeasures(scoring.settings.own_measures, max(len(classes), 1), scoring.ranks)
