@@ -1,9 +1,9 @@
 """The command `distill compare`: lays runs side by side, settings that differ against results."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from distill.commands.arguments import parse
+from distill.commands.arguments import Arguments, LocalFile, parse
+from distill.config.model import LocalPath
 from distill.report.comparison.from_python import ComparedRuns
 from distill.report.comparison.runs import find_runs
 from distill.report.comparison.write import HTML
@@ -28,13 +28,12 @@ in their seed alone become one line, with the mean and the range.
 """
 
 
-@dataclass(frozen=True)
-class CompareArguments:
+class CompareArguments(Arguments):
     """What the command takes."""
 
-    run: list[str]
+    run: list[LocalPath]
     by: str | None = None
-    output: Path | None = None
+    output: LocalFile | None = None
     overwrite: bool = False
 
 

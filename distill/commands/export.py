@@ -15,13 +15,14 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import Field
 
-from distill.commands.arguments import parse
+from distill.commands.arguments import Arguments, LocalFile, parse
+from distill.config.model import ROWS, LocalPath
 from distill.runtime.errors import SettingError, choose, first_line
 
 if TYPE_CHECKING:
@@ -58,14 +59,13 @@ BATCH = 4  # sequences at once: the logits of one take 60 MB with a large vocabu
 Logits = Callable[..., np.ndarray]  # the inputs, each [B, S] -> logits; those of SPAN as [B, S, 2]
 
 
-@dataclass(frozen=True)
-class ExportArguments:
+class ExportArguments(Arguments):
     """What the command takes."""
 
-    model: str
+    model: LocalPath
     format: str = "onnx"
-    input: Path | None = None
-    max_sequences: int = 200
+    input: LocalFile | None = None
+    max_sequences: int = Field(200, ge=1, le=ROWS)
     overwrite: bool = False
 
 
@@ -73,8 +73,6 @@ def run(arguments: list[str]) -> None:
     """Write the files into the folder of the model, and print the table."""
     options = parse(ExportArguments, arguments, "export")
     choose("format", options.format, ["onnx"])
-    if options.max_sequences < 1:
-        raise SettingError("it takes at least one sequence", setting="max_sequences", value=options.max_sequences)
     import torch
 
     torch.set_num_threads(1)

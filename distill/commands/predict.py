@@ -5,12 +5,14 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from distill.commands.arguments import Text, parse, split
+from pydantic import Field
+
+from distill.commands.arguments import Arguments, Text, parse, split
+from distill.config.model import LocalPath
 from distill.runtime.errors import SettingError, first_line
 
 if TYPE_CHECKING:
@@ -46,17 +48,16 @@ OTHER_FORMATS = (".gz", ".zip", ".xls", ".xlsx", ".yaml", ".yml")  # of outputs,
 AT_ONCE = 10_000  # inputs that are read before the first of them is answered
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Arguments):
     """What the command takes besides the options of `PredictOptions`."""
 
-    model: str
-    text: list[Text] = field(default_factory=list)
+    model: LocalPath
+    text: list[Text] = Field(default_factory=list)
     second: Text | None = None
     question: Text | None = None
     context: Text | None = None
-    input: str | None = None
-    output: str | None = None
+    input: LocalPath | None = None
+    output: LocalPath | None = None
     overwrite: bool = False
     device: str = "auto"
 

@@ -2,21 +2,22 @@
 
 import copy
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, overload
+from typing import Annotated, Any, overload
 
 import numpy as np
 import torch
+from pydantic import Field
 from tokenizers.processors import TemplateProcessing
 from torch.nn.utils.rnn import pad_sequence
 from transformers import FillMaskPipeline, GenerationConfig, TextClassificationPipeline
 
-from distill.config.model import SEEDS
+from distill.commands.arguments import Arguments
+from distill.config.errors import parse
+from distill.config.model import ROWS, SEEDS
 from distill.data.chat_template import ASSISTANT, COLUMNS, REWRITE, ChatTemplate, conversation_of
 from distill.data.collate.spans import Spans
 from distill.data.lines import Record
@@ -43,39 +44,35 @@ OPTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class PredictOptions:
+Count = Annotated[int, Field(ge=1, le=ROWS)]
+
+
+class PredictOptions(Arguments):
     """Options of a prediction; None: not given, so that what a kind of model does not read can be refused."""
 
-    top_k: int | None = None
-    max_new_tokens: int | None = None
+    top_k: Count | None = None
+    max_new_tokens: Count | None = None
     sample: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    sequence_length: int | None = None
+    temperature: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, le=SEEDS)] | None = None
+    sequence_length: Count | None = None
     no_answer: bool | None = None
-    max_answer_tokens: int | None = None
-    batch_size: int = 32
+    max_answer_tokens: Count | None = None
+    batch_size: Count = 32
 
     def check(self, kind: ModelKind) -> None:
-        """Raises SettingError for values that cannot be, and for options that this kind of model does not read."""
+        """Raises SettingError for options that this kind of model does not read."""
         reads = OPTIONS[kind.noun]
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        for name, value in ((name, value) for name, value in given.items() if value is not None):
+        for name, value in self:
+            if value is None:
+                continue
             if name not in (*reads, "batch_size"):
                 problem, near = f"a {kind.noun} does not read it", did_you_mean(name, list(reads))
                 cure = f"leave it out (it reads {', '.join(reads)})"
                 raise SettingError(problem + near, setting=name, value=value, cure=cure)
             if name in DRAWING and kind is CAUSAL and not self.sample:
                 raise SettingError("it is for sampling", setting=name, value=value, cure="set sample=true")
-            valid, cure = {
-                "seed": (0 <= value <= SEEDS, f"give a number from 0 to {SEEDS:,}"),
-                "temperature": (0 < value < math.inf, "give a number above 0"),
-                "top_p": (0 < value <= 1, "give a probability above 0, at most 1"),
-            }.get(name, (isinstance(value, bool) or value >= 1, "give 1 or more"))
-            if not valid:
-                raise SettingError("out of range", setting=name, value=value, cure=cure)
 
 
 @overload
@@ -119,10 +116,10 @@ def predict(
     Raises:
         SettingError: no such model, an input that it does not read, or an option that does not fit.
     """
-    if unknown := next((name for name in options if name not in PredictOptions.__dataclass_fields__), None):
-        near = did_you_mean(unknown, PredictOptions.__dataclass_fields__)
+    if unknown := next((name for name in options if name not in PredictOptions.model_fields), None):
+        near = did_you_mean(unknown, PredictOptions.model_fields)
         raise SettingError(f"not an option of distill.predict{near}", setting=unknown, cure="leave it out")
-    settings, loaded = PredictOptions(**options), as_loaded(model, device)
+    settings, loaded = parse(PredictOptions, options, ""), as_loaded(model, device)
     settings.check(loaded.kind)
     several = isinstance(inputs, Sequence) and not isinstance(inputs, str | tuple)
     items = list(inputs) if several else [inputs]

@@ -1,9 +1,11 @@
 """The command `distill profile`: the first steps of a run, and a table of where their time goes."""
 
 import sys
-from dataclasses import dataclass
 
-from distill.commands.arguments import split
+from pydantic import Field
+
+from distill.commands.arguments import Arguments, split
+from distill.config.model import STEPS
 from distill.runtime.errors import SettingError
 
 HELP = """
@@ -24,11 +26,10 @@ FOLDER = "hydra.run.dir=runs/${oc.select:hydra.runtime.choices.recipe,default}-p
 SET_HERE = {"profile": "leave it out", "profile.enabled": "leave it out", "profile.stop_after": "give steps=N"}
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Arguments):
     """What the command takes besides the settings of a run."""
 
-    steps: int = 40
+    steps: int = Field(40, ge=1, le=STEPS)
 
 
 def run(arguments: list[str]) -> None:
@@ -47,8 +48,6 @@ def run(arguments: list[str]) -> None:
     settings = [setting for setting in settings if setting != "hydra.mode=RUN"]  # of a printed command
     if sweeps := [name for name in names if name in ("--multirun", "-m")]:
         raise SettingError(f"{sweeps[0]} makes several runs, and `distill profile` profiles one: leave it out")
-    if request.steps < 1:
-        raise SettingError(f"steps={request.steps}: give 1 or more")
     folder = [] if "hydra.run.dir" in names else [FOLDER]
     # Of a recipe that searches its settings as they are.
     overrides = ["profile=on", f"profile.stop_after={request.steps}", "tracker=none", "hydra.mode=RUN", *folder]

@@ -2,12 +2,12 @@
 
 import os
 import shutil
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from distill.commands.arguments import Text, parse
+from distill.commands.arguments import Arguments, LocalFile, Text, parse
 from distill.runtime.errors import SettingError, StorageFailed, first_line
 
 if TYPE_CHECKING:
@@ -39,11 +39,10 @@ ANSWERS = {
 }
 
 
-@dataclass(frozen=True)
-class PushArguments:
+class PushArguments(Arguments):
     """What the command takes."""
 
-    run: Path
+    run: LocalFile
     name: str
     public: bool = False
     message: Text | None = None
@@ -70,7 +69,7 @@ def run(arguments: list[str]) -> None:
 
 def by_name(arguments: list[str]) -> list[str]:
     """RUN NAME --public as run=RUN name=NAME public=true; the folder of a run of a sweep has a = in its name."""
-    taken, places = tuple(f"{field.name}=" for field in fields(PushArguments)), iter(("run", "name"))
+    taken, places = tuple(f"{name}=" for name in PushArguments.model_fields), iter(("run", "name"))
     words = ["public=true" if word == "--public" else word for word in arguments]
     return [word if word.startswith(("-", *taken)) else f"{next(places, 'name')}={word}" for word in words]
 

@@ -1,9 +1,8 @@
 """The command `distill report`: writes the report of a finished run again, from its folder."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from distill.commands.arguments import parse
+from distill.commands.arguments import Arguments, LocalFile, parse
 from distill.runtime.errors import Damaged, first_line
 
 HELP = """
@@ -15,11 +14,10 @@ Write the report of a finished run again, from its folder: report.html, report.m
 """
 
 
-@dataclass(frozen=True)
-class ReportArguments:
+class ReportArguments(Arguments):
     """What the command takes."""
 
-    run: Path
+    run: LocalFile
 
 
 def run(arguments: list[str]) -> None:

@@ -48,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(run: Path, text: Path) -> dict[str, Any]:
-    return command.export(ExportArguments(str(run), input=text, max_sequences=12))[1]
+    return command.export(ExportArguments(model=str(run), input=text, max_sequences=12))[1]
 
 
 @pytest.mark.parametrize(
@@ -214,6 +214,6 @@ def test_a_file_that_computes_something_else_is_refused(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("family", CAUSAL)
 def test_the_command_serves_causal_students(tmp_path: Path, text: Path, family: str) -> None:
     root = saved(tmp_path / "run", family)
-    _, found = command.export(ExportArguments(str(root), input=text, max_sequences=8))
+    _, found = command.export(ExportArguments(model=str(root), input=text, max_sequences=8))
     plain, same, _ = (found["perplexity"] for found in found["formats"].values())
     assert same == pytest.approx(plain, rel=1e-5)

@@ -72,16 +72,16 @@ def test_an_export_keeps_the_files_of_another_program(
     folder.mkdir()
     other = written(folder / "onnx" / "model.onnx")  # as models of the Hub bring it
     with pytest.raises(SettingError, match="overwrite=true"):
-        onnx.export(ExportArguments(str(folder)))
+        onnx.export(ExportArguments(model=str(folder)))
     text = written(folder / "onnx" / "text.txt")
     with pytest.raises(SettingError, match="this command reads"):
-        onnx.export(ExportArguments(str(folder), input=text, overwrite=True))
+        onnx.export(ExportArguments(model=str(folder), input=text, overwrite=True))
     assert other.read_text() == MINE
     text.unlink()
     for name in (onnx.INT8, onnx.REPORT, "tokenizer.json", "config.json"):
         written(folder / "onnx" / name)
     with pytest.raises(SettingError, match="neither a run folder"):  # its own are replaced, and so it goes further
-        onnx.export(ExportArguments(str(folder)))
+        onnx.export(ExportArguments(model=str(folder)))
 
 
 @pytest.mark.parametrize("name", ["compare.html", "compare.md", "compare.csv", "plots/compare.png"])

@@ -184,7 +184,7 @@ def test_answers_are_the_best_spans(answerer: LoadedModel) -> None:
         ("classifier", {"temperature": 2.0}, r"^temperature=2.0: a model for classes of texts does not read it"),
         ("classifier", {"sequence_length": 999}, r"^sequence_length=999: model=.* reads 5 to 64 tokens"),
         ("classifier", {"sequence_length": 1}, r"^sequence_length=1: "),
-        ("classifier", {"batch_size": 0}, r"^batch_size=0: .*give 1 or more"),
+        ("classifier", {"batch_size": 0}, r"^batch_size=0: too small; give a number from 1"),
         ("classifier", {"topk": 1}, r"^topk: .*did you mean top_k"),
         ("writer", {"temperature": 0.7}, r"^temperature=0.7: it is for sampling; set sample=true"),
         ("writer", {"sample": True, "top_p": 1.5}, r"^top_p=1.5: .*at most 1"),

@@ -76,7 +76,7 @@ def test_a_tokenizer_larger_than_its_model(small: Path, tmp_path: Path, monkeypa
         lambda: load_model(path, "cpu"),
         lambda: predict(path, "the [MASK] of", device="cpu"),
         lambda: score("the of", path, device="cpu"),
-        lambda: export.export(export.ExportArguments(path, input=text)),
+        lambda: export.export(export.ExportArguments(model=path, input=text)),
         lambda: load_pair(path, device="cpu"),
         lambda: LoadedModel.of(make_model("bert", 2, vocab=VOCAB - 1), make_tokenizer()),
     ):

@@ -139,8 +139,8 @@ def test_a_slow_rank_is_found(shelf: Shelf, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("steps=many", "steps=many: give a whole number"),
-        ("steps=0", "steps=0: give 1 or more"),
+        ("steps=many", "steps=many: no whole number; give a number from 1 to 1,000,000,000"),
+        ("steps=0", "steps=0: too small; give a number from 1 to 1,000,000,000"),
         ("profile.stop_after=3", "profile.stop_after is set by `distill profile`: give steps=N"),
         ("profile=off", "profile is set by `distill profile`: leave it out"),
     ],
