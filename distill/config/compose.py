@@ -215,9 +215,7 @@ def of_job(settings: Any) -> Composition:
 
 
 def _composition(settings: Any, hydra: Any, folder: Path, sweep_folder: Path) -> Composition:
-    overrides = overrides_of(hydra, "task")
-    _refuse_options_without_effect(settings, overrides, hydra)
-    return Composition(settings, hydra, overrides, folder, sweep_folder)
+    return Composition(settings, hydra, overrides_of(hydra, "task"), folder, sweep_folder)
 
 
 def overrides_of(hydra: Any, part: str) -> list[str]:
@@ -233,7 +231,13 @@ def overrides_of(hydra: Any, part: str) -> list[str]:
     return [str(override) for override in overrides]
 
 
-def _refuse_options_without_effect(settings: Any, overrides: Sequence[str], hydra: Any) -> None:
+def settings_of(composition: Composition) -> Config:
+    """The typed settings of a composition. Raises SettingError where they cannot be, or a recipe undoes an option."""
+    _refuse_options_without_effect(composition)
+    return build(composition.settings, composition.overrides, composition.values)
+
+
+def _refuse_options_without_effect(composition: Composition) -> None:
     """Refuse a teacher, or an objective without some losses, that the command line chooses and a recipe undoes.
 
     Values of a recipe win over options of groups: the run would learn from another teacher than the one that is asked
@@ -244,8 +248,8 @@ def _refuse_options_without_effect(settings: Any, overrides: Sequence[str], hydr
     """
     from omegaconf import OmegaConf
 
-    names = {override.partition("=")[0].lstrip("+") for override in overrides}
-    choices = hydra.runtime.choices
+    names = {override.partition("=")[0].lstrip("+") for override in composition.overrides} | {*composition.values}
+    choices = composition.hydra.runtime.choices
     wanted = dict[str, Any]()
     if "teacher" in names and (path := _option("teacher", choices["teacher"]).get("path", "???")) != "???":
         wanted["teacher.path"] = path
@@ -253,7 +257,7 @@ def _refuse_options_without_effect(settings: Any, overrides: Sequence[str], hydr
         terms = {name: one for name, one in _option("objective", choices["objective"]).items() if isinstance(one, dict)}
         wanted |= {f"objective.{name}.weight": 0.0 for name, term in terms.items() if term.get("weight") == 0}
     for name, value in wanted.items():
-        found, group = OmegaConf.select(settings, name, throw_on_missing=False), name.partition(".")[0]
+        found, group = OmegaConf.select(composition.settings, name, throw_on_missing=False), name.partition(".")[0]
         if name not in names and found not in (None, "???", value):
             problem = f"the recipe sets {name}={found}, and its values win over options of groups"
             raise SettingError(problem, setting=group, value=choices[group], cure=f"give {name}={shown(value)}")
@@ -276,7 +280,7 @@ def _option(group: str, name: Any) -> dict[str, Any]:
 
 def run_of(composition: Composition) -> ComposedRun:
     """The run that was composed."""
-    config = build(composition.settings, composition.overrides, composition.values)
+    config = settings_of(composition)
     return ComposedRun(config, composition.folder, composition.recipe, _command(composition), as_yaml(config.written))
 
 
@@ -358,8 +362,7 @@ def composed(arguments: list[str]) -> Config:
     Raises:
         SettingError: bad input, or a chain or a sweep, which are several runs.
     """
-    composition = compose_one(CommandLine.of(arguments))
-    return build(composition.settings, composition.overrides)
+    return settings_of(compose_one(CommandLine.of(arguments)))
 
 
 def composed_run(

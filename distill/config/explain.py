@@ -64,10 +64,10 @@ def _values(composition: Composition) -> dict[str, Any]:
 def _origins(line: CommandLine, whole: Composition) -> dict[str, str]:
     """Who set each setting: the options of its groups, the recipe or the command line, whichever changed it last."""
     choices = dict(whole.hydra.runtime.choices)
-    options = [f"{group}={choice}" for group, choice in choices.items() if not group.startswith("hydra/")]
+    options = {group: f"{group}={choice}" for group, choice in choices.items() if not group.startswith("hydra/")}
+    recipe = [options.pop("recipe")]
     of_options, of_recipe = (
-        _values(compose(CommandLine(line.options, given)))
-        for given in (["~recipe", *(text for text in options if not text.startswith("recipe="))], options)
+        _values(compose(CommandLine(line.options, [*given, *options.values()]))) for given in (["~recipe"], recipe)
     )
     names = [override.key_or_group for override in map(parse_override, line.overrides) if override is not None]
     named = tuple(f"{name}." for name in names if "." in name or name not in choices)

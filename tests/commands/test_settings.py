@@ -141,6 +141,14 @@ def test_what_a_loss_term_takes_besides_with_its_defaults(capsys: Capture) -> No
     )
 
 
+def test_a_teacher_of_a_recipe_that_names_it_by_its_path(capsys: Capture) -> None:
+    chat = ["teacher.path", "+recipe=distil_chat", "corpus.path=."]
+    assert origin(printed(capsys, *chat), "path") == ("Qwen/Qwen2.5-1.5B-Instruct", "recipe distil_chat")
+    lines = printed(capsys, *chat, "teacher=none", "teacher.path=bundled_small")
+    assert origin(lines, "path") == ("bundled_small", "command line")
+    assert "its values win over options" in refused_line(capsys, "settings", *chat, "teacher=none")
+
+
 def test_a_setting_of_a_loss_term_without_the_term_is_refused_with_it(capsys: Capture) -> None:
     assert "(did you mean objective.jsd.beta?)" in refused_line(capsys, "objective.beta=0.3")
 
