@@ -42,7 +42,7 @@ def command(
             path.write_bytes(content)
         settings.append(f"{name}: {{kind: jsonl, path: {path}{weight}}}")
     return [
-        "+recipe=mixture", f"corpus.sources={{{', '.join(settings)}}}", f"data.cache={cache}", "teacher=pretrained",
+        "corpus=mixture", "evaluate=heldout", f"corpus.sources={{{', '.join(settings)}}}", f"data.cache={cache}", "teacher=pretrained",
         f"teacher.path={bert(ground)}", "student.layers=[0]", "objective=masked", *SHORT, "corpus.max_invalid=1",
         f"hydra.run.dir={folder}", *more,
     ]  # fmt: skip

@@ -17,7 +17,7 @@ usage: distill settings [NAME ...] [+recipe=NAME] [GROUP=OPTION ...] [SETTING=VA
   distill settings optimizer train.steps           a part of them
   distill settings +recipe=squad optimizer=lamb    what these would train with
 
-Each has its value and unit, who set it (default, an option's file, a recipe, the command line) and what it does. A
+Each has its value and unit, who set it (default, an option, a recipe, the command line) and what it does. A
 reference such as ${objective.temperature} is shown as it was given, and no secret is shown. What a run would refuse is
 refused here, and what it would not read is left out.
 

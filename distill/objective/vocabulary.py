@@ -136,7 +136,7 @@ def mixing_temperature(terms: Mapping[str, VocabularyTerm], scheduled: Mapping[s
     if len(set(temperatures.values())) > 1:
         values = ", ".join(f"objective.{name}.temperature={value}" for name, value in temperatures.items())
         raise SettingError(
-            f"teacher.kind=several averages probabilities at one temperature, but there are {values}: give them the "
+            f"teacher.members averages probabilities at one temperature, but there are {values}: give them the "
             "same (a term of your own that takes no temperature reads them at 1)"
         )
     first: float = next(iter(temperatures.values()), 1.0)
