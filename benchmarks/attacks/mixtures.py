@@ -42,9 +42,9 @@ def command(
             path.write_bytes(content)
         settings.append(f"{name}: {{kind: jsonl, path: {path}{weight}}}")
     return [
-        "corpus=mixture", "evaluate=heldout", f"corpus.sources={{{', '.join(settings)}}}", f"data.cache={cache}", "teacher=pretrained",
-        f"teacher.path={bert(ground)}", "student.layers=[0]", "objective=masked", *SHORT, "corpus.max_invalid=1",
-        f"hydra.run.dir={folder}", *more,
+        "corpus=mixture", "evaluate=heldout", f"corpus.sources={{{', '.join(settings)}}}", f"data.cache={cache}",
+        "teacher=pretrained", f"teacher.path={bert(ground)}", "student.layers=[0]", "objective=masked", *SHORT,
+        "corpus.max_invalid=1", f"hydra.run.dir={folder}", *more,
     ]  # fmt: skip
 
 
