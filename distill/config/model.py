@@ -57,8 +57,9 @@ class Settings(BaseModel):
     def changed(self, **values: Any) -> Self:
         """The same settings with other values for some of them, which are checked like those of a command line."""
         aliases = {name: field.alias or name for name, field in type(self).model_fields.items()}
-        given = {alias: getattr(self, name) for name, alias in aliases.items()} | (self.model_extra or {})
-        return type(self)(**given | {aliases.get(name, name): value for name, value in values.items()})
+        given = {alias: getattr(self, name) for name, alias in aliases.items() if name in self.model_fields_set}
+        changes = {aliases.get(name, name): value for name, value in values.items()}
+        return type(self)(**given | (self.model_extra or {}) | changes)
 
 
 def setting(
