@@ -123,6 +123,14 @@ class Component:
         extra = checked.model_extra or {}
         return target, {**bound, **{name: extra.get(name, getattr(checked, FIELD + name, None)) for name in settings}}
 
+    def refuse_unknown(self) -> None:
+        """Raises SettingError for an argument that the callable does not take, whatever a run gives it besides."""
+        model = self.schema()
+        names = by_name(model)
+        unknown = [name for name, value in self.arguments.items() if value is not None and name not in names]
+        if unknown := [name for name in unknown if name not in self.optional]:
+            raise self._unknown(unknown[0], sorted(names))
+
     def takes(self) -> set[str]:
         """The names that the callable's signature has."""
         return set(inspect.signature(self._import()).parameters)

@@ -234,7 +234,13 @@ def overrides_of(hydra: Any, part: str) -> list[str]:
 def settings_of(composition: Composition) -> Config:
     """The typed settings of a composition. Raises SettingError where they cannot be, or a recipe undoes an option."""
     _refuse_options_without_effect(composition)
-    return build(composition.settings, composition.overrides, composition.values)
+    config = build(composition.settings, composition.overrides, composition.values)
+    # A misspelt argument ends the command here, and not when all that a run needs has been imported.
+    terms = [config.objective.component(name) for name in config.objective.terms]
+    for make in (config.optimizer.make, config.schedule.make, *terms):
+        if make.path.startswith("distill."):
+            make.refuse_unknown()
+    return config
 
 
 def _refuse_options_without_effect(composition: Composition) -> None:
