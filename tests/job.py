@@ -268,7 +268,7 @@ def built(*overrides: str) -> Config:
     """As `composed`, where Hydra has been set up."""
     line = CommandLine.of(list(overrides))
     alone = [] if any(text.startswith("recipe=") for text in line.overrides) else ["~recipe"]  # not the main job
-    return build(compose_overrides("config", [*alone, *line.overrides]).settings, line.overrides)
+    return build(compose_overrides([*alone, *line.overrides]).settings, line.overrides)
 
 
 def composed(*overrides: str) -> Config:
@@ -282,7 +282,7 @@ def composed_chain(*overrides: str, search: Path | None = None) -> ChainConfig |
     path = [f"hydra.searchpath=[file://{search}]"] if search else []  # what --config-dir does
     line = CommandLine.of([*overrides, *path])
     with hydra_set_up():
-        return chain_config(compose_overrides("config", line.overrides).settings, list(overrides))
+        return chain_config(compose_overrides(line.overrides).settings, list(overrides))
 
 
 def composition_of(*arguments: str) -> Composition:

@@ -22,7 +22,7 @@ from benchmarks.common import save, table, title
 from benchmarks.scaling.cluster import NETWORKS, Cluster, end_rank
 from distill.config.settings import BackendConfig
 from distill.distributed import GradientSync, join_ranks
-from distill.distributed.rank import rank_from_env
+from distill.runtime.rank import rank_from_env
 
 
 def seconds_of(sync: GradientSync) -> float:

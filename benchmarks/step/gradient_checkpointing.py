@@ -55,10 +55,7 @@ def serve(calls: Connection, checkpoints: bool, options: argparse.Namespace) -> 
     """A step for each call, answered with its seconds; the last answer is the memory."""
     torch.set_num_threads(options.threads)
     student, precision = make_student(options), PrecisionConfig(student=options.precision)
-    ranks, settings = (
-        Single(BackendConfig(device="cpu")),
-        ObjectiveConfig(mlm={"weight": 1.0}),
-    )
+    ranks, settings = Single(BackendConfig(device="cpu")), ObjectiveConfig(mlm={"weight": 1.0})
     vocabulary = student.config.vocab_size
     objective = build_objective(make_terms(settings), settings, precision, vocabulary, 1, ranks.device)
     trainable = setup_student(student, objective, precision, ranks, checkpoints)

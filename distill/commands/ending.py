@@ -102,7 +102,7 @@ def _raise_interruption(error: BaseException) -> None:
 
 def is_rank() -> bool:
     """Whether this process is one of several ranks."""
-    from distill.distributed.rank import rank_from_env
+    from distill.runtime.rank import rank_from_env
 
     try:
         info = rank_from_env()

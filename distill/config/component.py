@@ -9,7 +9,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
@@ -113,9 +113,7 @@ class Component:
             if name not in self.optional or (name in parameters and value is not None)
         }
         model = arguments_model(target, frozenset(bound))
-        names = by_name(model)
-        if not takes_all and (unknown := [name for name in settings if name not in names]):
-            raise self._unknown(unknown[0], sorted(names))
+        self._refuse_unknown(settings, model)
         try:
             checked = model.model_validate(settings)
         except ValidationError as error:
@@ -125,11 +123,8 @@ class Component:
 
     def refuse_unknown(self) -> None:
         """Raises SettingError for an argument that the callable does not take, whatever a run gives it besides."""
-        model = self.schema()
-        names = by_name(model)
-        unknown = [name for name, value in self.arguments.items() if value is not None and name not in names]
-        if unknown := [name for name in unknown if name not in self.optional]:
-            raise self._unknown(unknown[0], sorted(names))
+        given = {name for name, value in self.arguments.items() if value is not None}
+        self._refuse_unknown(given.difference(self.optional), self.schema())
 
     def takes(self) -> set[str]:
         """The names that the callable's signature has."""
@@ -152,10 +147,14 @@ class Component:
         find_modules_here(self.path)
         return source_digest(self.path)
 
-    def _unknown(self, name: str, names: list[str]) -> SettingError:
+    def _refuse_unknown(self, given: Iterable[str], model: type[BaseModel]) -> None:
+        names = sorted(by_name(model))
+        name = next((name for name in given if name not in names), None)
+        if name is None or model.model_config.get("extra") == "allow":
+            return
         also = ["weight"] if self.setting.startswith("objective.") else []  # which every loss term has
         nearest = suggestion(f"{self.setting}.{name}", names + also)
-        return SettingError(
+        raise SettingError(
             f"no setting of {self.path}{nearest} (it takes {', '.join(names) or 'none'})",
             setting=f"{self.setting}.{name}",
             cure=f"leave it out; ~{self.setting}.{name} takes out what a recipe sets",
@@ -209,9 +208,7 @@ def arguments_model(target: Callable[..., Any], without: frozenset[str] = frozen
             kind = hints.get(name, Any) if _is_known(hints.get(name, Any)) else Any
             fields[FIELD + name] = kind, Field(default, alias=name, description=_sentence(target, name))
     takes_all = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(target).parameters.values())
-    config = ConfigDict(
-        extra="allow" if takes_all else "forbid", coerce_numbers_to_str=True, protected_namespaces=(), strict=False
-    )
+    config = ConfigDict(extra="allow" if takes_all else "forbid", coerce_numbers_to_str=True)
     return create_model(getattr(target, "__name__", "Arguments"), __config__=config, **fields)
 
 
@@ -308,6 +305,26 @@ def _check_value(setting: str, value: Any) -> None:
         raise SettingError(f"too {verdict}", setting=setting, value=value, cure="give a number from -1e12 to 1e12")
 
 
+class Chosen(Part):
+    """What is chosen by `kind`, a file of `package`, unless `_target_` names a callable of the user's."""
+
+    kind: str
+
+    @model_validator(mode="after")
+    def _is_known(self) -> "Chosen":
+        names = kinds(self.package)
+        if self.target is None and self.kind not in names:
+            cure = f"choose one of {', '.join(names)}, or name a callable of your own as {self.group}.{TARGET}"
+            problem = f"not known{did_you_mean(self.kind, names)}"
+            raise SettingError(problem, setting=".kind", value=self.kind, cure=cure)
+        return self
+
+    @property
+    def make(self) -> Component:
+        """What is chosen, with its arguments."""
+        return self.component(self.kind)
+
+
 class Named(Part):
     """What is chosen by `_target_` alone, such as an observer: there are no built-in ones."""
 
@@ -335,15 +352,6 @@ def in_group(group: str) -> Callable[[Any], Any]:
         }
 
     return named
-
-
-def check_kind(kind: str, package: str, setting: str = ".kind") -> str:
-    """The name of a built-in choice. Raises SettingError where its package has no such file."""
-    if kind not in (names := kinds(package)):
-        target = f"{setting.rpartition('.')[0]}.{TARGET}"
-        cure = f"choose one of {', '.join(names)}, or name a callable of your own as {target}"
-        raise SettingError(f"not known{did_you_mean(kind, names)}", setting=setting, value=kind, cure=cure)
-    return kind
 
 
 def takers(package: str, setting: str) -> str:

@@ -149,13 +149,15 @@ def compose(line: CommandLine) -> Composition:
             path += _search_path(override)
         elif override is None or not override.is_sweep_override():
             overrides.append(text)
+        elif override.key_or_group == "recipe":  # the runs have none in common, and a folder that is no recipe's
+            overrides.append("~recipe")
     if folder := line.options.get("--config-dir"):
         path.insert(0, f"file://{Path(folder).absolute()}")
     _refuse_hidden_recipes(path, overrides)
     listed = ",".join("'{}'".format(entry.replace("'", "\\'")) for entry in path)
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose_overrides(BASE, [*overrides, f"hydra.searchpath=[{listed}]"])
+            return compose_overrides([*overrides, f"hydra.searchpath=[{listed}]"])
     except RecursionError:
         problem = "a file of these settings has lists in lists too deep to be read"
         raise SettingError(problem, cure="correct it") from None
@@ -187,23 +189,20 @@ def _search_path(override: Any) -> list[str]:
     )
 
 
-def compose_overrides(primary: str, overrides: list[str]) -> Composition:
-    """The same once Hydra is set up.
-
-    Args:
-        primary: the configuration that the overrides change.
-    """
+def compose_overrides(overrides: list[str]) -> Composition:
+    """The same once Hydra is set up."""
     from hydra import compose as hydra_compose
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import open_dict
 
-    settings = hydra_compose(primary, overrides, return_hydra_config=True)
+    settings = hydra_compose(BASE, overrides, return_hydra_config=True)
     HydraConfig.instance().set_config(settings)  # settings may refer to it, as ${hydra:...}
     # Read before Hydra's part is taken out: the folders refer to it.
     folder, sweep_folder = (Path(expanded(str(part.dir))) for part in (settings.hydra.run, settings.hydra.sweep))
     with open_dict(settings):
         del settings["hydra"]
-    return _composition(settings, HydraConfig.get(), folder, sweep_folder)
+    hydra = HydraConfig.get()
+    return Composition(settings, hydra, overrides_of(hydra, "task"), folder, sweep_folder)
 
 
 def of_job(settings: Any) -> Composition:
@@ -211,11 +210,8 @@ def of_job(settings: Any) -> Composition:
     from hydra.core.hydra_config import HydraConfig
 
     job = HydraConfig.get()
-    return _composition(settings, job, Path(job.runtime.output_dir), Path(job.sweep.dir))
-
-
-def _composition(settings: Any, hydra: Any, folder: Path, sweep_folder: Path) -> Composition:
-    return Composition(settings, hydra, overrides_of(hydra, "task"), folder, sweep_folder)
+    folder, sweep_folder = Path(job.runtime.output_dir), Path(job.sweep.dir)
+    return Composition(settings, job, overrides_of(job, "task"), folder, sweep_folder)
 
 
 def overrides_of(hydra: Any, part: str) -> list[str]:

@@ -1,5 +1,6 @@
 """The settings of the objective: its terms, their weights and temperatures, and how positions are masked."""
 
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
@@ -111,29 +112,21 @@ class TermConfig(Part):
         return self.component(self.kind or self.name, {"temperature": temperature}, optional)
 
 
-def _as_terms(values: Any) -> Any:
-    """Tell the terms their names; refuse what stands in the objective and is neither a setting nor a term."""
-    if not isinstance(values, dict):
-        return values
-    names = ["kernel", "task", "masking", "temperature"]
-    terms = {str(name): value for name, value in values.items() if name not in names}
-    for name, value in terms.items():
-        setting = f"objective.{name}"
-        if isinstance(value, dict):
-            terms[name] = value | {GROUP: setting}
-        elif not isinstance(value, TermConfig) and name in kinds(TERMS):
-            cure = f"give {setting}.weight=NUMBER"
-            raise SettingError("a loss is a group of settings", setting=setting, value=shown(value), cure=cure)
-        elif not isinstance(value, TermConfig):
-            nearest = takers(TERMS, setting) or suggestion(setting, [*names, *kinds(TERMS)], "objective.")
-            of_all = f"losses are {', '.join(kinds(TERMS))}, each with a weight such as objective.soft.weight=1"
-            raise SettingError(
-                f"neither a setting of the objective nor a loss{nearest}",
-                setting=setting,
-                value=shown(value),
-                cure="give that in its place" if nearest else of_all,
-            )
-    return {name: value for name, value in values.items() if name in names} | terms
+def _as_term(name: str, value: Any, flags: Collection[str]) -> Any:
+    """Give a term its name; refuse what stands in the objective and is neither one of its settings nor a term."""
+    setting = f"objective.{name}"
+    if isinstance(value, TermConfig):
+        return value
+    if isinstance(value, dict):
+        return value | {GROUP: setting}
+    if name in kinds(TERMS):
+        cure = f"give {setting}.weight=NUMBER"
+        raise SettingError("a loss is a group of settings", setting=setting, value=shown(value), cure=cure)
+    nearest = takers(TERMS, setting) or suggestion(setting, [*flags, *kinds(TERMS)], "objective.")
+    of_all = f"losses are {', '.join(kinds(TERMS))}, each with a weight such as objective.soft.weight=1"
+    problem = f"neither a setting of the objective nor a loss{nearest}"
+    cure = "give that in its place" if nearest else of_all
+    raise SettingError(problem, setting=setting, value=shown(value), cure=cure)
 
 
 class ObjectiveConfig(Settings, extra="allow"):
@@ -155,7 +148,10 @@ class ObjectiveConfig(Settings, extra="allow"):
     @model_validator(mode="before")
     @classmethod
     def _has_terms(cls, values: Any) -> Any:
-        return _as_terms(values)
+        if not isinstance(values, dict):
+            return values
+        flags = cls.model_fields
+        return {str(name): one if name in flags else _as_term(str(name), one, flags) for name, one in values.items()}
 
     @property
     def terms(self) -> dict[str, TermConfig]:

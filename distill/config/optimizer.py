@@ -1,15 +1,14 @@
 """The settings of the optimizer and of the schedule of its learning rate."""
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from distill.config.component import OPTIMIZERS, SCHEDULES, Component, Part, check_kind, group_named
+from distill.config.component import OPTIMIZERS, SCHEDULES, Chosen, group_named
 from distill.config.model import setting
 
 
-class OptimizerConfig(Part):
+class OptimizerConfig(Chosen):
     """What moves the weights; its further settings are arguments of the optimizer."""
 
     package: ClassVar[str] = OPTIMIZERS
@@ -28,33 +27,11 @@ class OptimizerConfig(Part):
         False, "Let each rank clip the gradient of its own sequences before the exchange, which then cannot overlap."
     )
 
-    @model_validator(mode="after")
-    def _is_known(self) -> Self:
-        if self.target is None:
-            check_kind(self.kind, OPTIMIZERS, "optimizer.kind")
-        return self
 
-    @property
-    def make(self) -> Component:
-        """The optimizer, with its arguments."""
-        return self.component(self.kind)
-
-
-class ScheduleConfig(Part):
+class ScheduleConfig(Chosen):
     """The learning rate over the run; its further settings are arguments of the schedule."""
 
     package: ClassVar[str] = SCHEDULES
 
     group: SkipJsonSchema[str] = group_named("schedule")
     kind: str = setting("linear", "A file of `distill/optim/schedules/`.")
-
-    @model_validator(mode="after")
-    def _is_known(self) -> Self:
-        if self.target is None:
-            check_kind(self.kind, SCHEDULES, "schedule.kind")
-        return self
-
-    @property
-    def make(self) -> Component:
-        """The schedule, with its arguments."""
-        return self.component(self.kind)

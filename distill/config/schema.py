@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from distill.config.chain import ChainConfig
-from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, Component, built_in, kinds
+from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TARGET, TERMS, Component, built_in, kinds
 from distill.config.corpus import HELDOUT, MIXTURE
 from distill.config.settings import Config
 
@@ -34,6 +34,9 @@ def settings_schema() -> dict[str, Any]:
     for kind in kinds(TERMS):
         of_kind = {"type": "object", "properties": arguments_of(TERMS, kind) | term, "additionalProperties": False}
         definitions["ObjectiveConfig"]["properties"][kind] = of_kind
+    for name in ("StudentConfig", "TeacherConfig", "MemberConfig"):  # a callable of the user's alone takes others
+        of_users = definitions[name] | {"required": [TARGET]}
+        definitions[name] = {"anyOf": [definitions[name] | {"additionalProperties": False}, of_users]}
     schema["properties"] |= {
         "defaults": {"type": "array"},
         "hydra": {"type": "object"},

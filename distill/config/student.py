@@ -26,8 +26,8 @@ class StudentConfig(Part):
     # With neighbours the heads of the first layer attend to the tokens beside, `distill.models.initialisation`.
     init: Literal["layers", "random", "neighbours", "pretrained"] = setting(
         "layers",
-        "Where its weights come from: layers of the teacher, random ones (neighbours: whose first layer attends to the "
-        "tokens beside) or a saved model.",
+        "Its weights at the start: layers of the teacher, random ones, random ones that attend to neighbours, or saved "
+        "ones.",
     )
     architecture: str = setting(
         "same", "A transformers model type such as distilbert, or same (as the teacher), which new weights cannot be."

@@ -5,9 +5,9 @@ from torch import nn
 from distill.config.settings import BackendConfig
 from distill.distributed.collective import check_collective
 from distill.distributed.gradient_sync import GradientSync
-from distill.distributed.rank import rank_from_env
 from distill.distributed.ranks import RankLost, Ranks
 from distill.runtime.errors import SettingError
+from distill.runtime.rank import rank_from_env
 
 __all__ = ["GradientSync", "RankLost", "Ranks", "gradient_sync", "join_ranks"]
 

@@ -14,11 +14,11 @@ from distill.config.settings import BackendConfig
 from distill.distributed.collective import load_collective, parse_collective, try_out
 from distill.distributed.devices import choose_device
 from distill.distributed.heartbeat import Heartbeat
-from distill.distributed.rank import RankInfo, rank_from_env
 from distill.distributed.ranks import WIRE, Ranks
 from distill.distributed.rendezvous import open_store, wait_for_all
 from distill.distributed.rings import CANDIDATES, TorchRings, requested_rings
 from distill.runtime.errors import SettingError, first_line
+from distill.runtime.rank import RankInfo, rank_from_env
 
 
 class Ddp(Ranks):

@@ -14,11 +14,11 @@ from torch import Tensor
 from distill.config.settings import BackendConfig
 from distill.distributed.devices import choose_device
 from distill.distributed.install_horovod import COMMAND
-from distill.distributed.rank import RankInfo, number_of, rank_from_env
 from distill.distributed.ranks import Ranks
 from distill.distributed.rendezvous import meeting_point, open_store, wait_for_address, wait_for_all
 from distill.distributed.rings import CANDIDATES, TorchRings, requested_rings
 from distill.runtime.errors import SettingError
+from distill.runtime.rank import RankInfo, number_of, rank_from_env
 
 RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_"  # of variables with the address of the launcher's server
 POLL = 0.0005  # seconds between two looks at an exchange

@@ -15,10 +15,10 @@ from typing import IO, NoReturn
 from distill.config.settings import BackendConfig
 from distill.distributed.install_horovod import COMMAND
 from distill.distributed.processes import run_ranks
-from distill.distributed.rank import rank_from_env, refuse_half_numbered
 from distill.runtime.errors import RankLost, SettingError
 from distill.runtime.files import make_folder
 from distill.runtime.progress import write_to
+from distill.runtime.rank import rank_from_env, refuse_half_numbered
 from distill.runtime.redaction import is_secret
 from distill.runtime.signals import handled
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from distill.config.settings import BackendConfig
-from distill.distributed.rank import RankInfo
 from distill.distributed.rings import choose_rings, requested_rings
 from distill.runtime.errors import RankLost, SettingError
+from distill.runtime.rank import RankInfo
 
 # Number formats on the wire by `backend.compression`, and what gradients are multiplied by there. fp16 loses its digits
 # below 6e-5, where most gradients of one rank lie, and ends at 65,504: with this factor they go from 6e-8 to 64.

@@ -13,8 +13,8 @@ from threading import Thread
 
 import torch.distributed as dist
 
-from distill.distributed.rank import VARIABLES, RankInfo, number_of
 from distill.runtime.errors import RankLost, SettingError, first_line
+from distill.runtime.rank import VARIABLES, RankInfo, number_of
 
 POLL = 0.05  # seconds between two looks at who is there
 RETRY, CONNECT = 0.5, 5.0  # seconds between two attempts to reach rank 0, and that one takes at most

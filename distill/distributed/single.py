@@ -2,9 +2,9 @@
 
 from distill.config.settings import BackendConfig
 from distill.distributed.devices import choose_device
-from distill.distributed.rank import RankInfo, rank_from_env
 from distill.distributed.ranks import Ranks
 from distill.runtime.errors import SettingError
+from distill.runtime.rank import RankInfo, rank_from_env
 
 
 class Single(Ranks):

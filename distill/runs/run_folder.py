@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from distill.distributed import Ranks
-from distill.distributed.rank import BY_TORCHRUN
 from distill.distributed.rank_identity import refuse_differing_ranks
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.checkpoint_record import STEP, began_from, read_record
@@ -28,6 +27,7 @@ from distill.runs.sharded_checkpoint import ShardedCheckpoints
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import atomic, make_folder, quarantine, remove, try_lock
 from distill.runtime.jsonl import JsonLines, is_curve, is_history, is_metrics, read_lines
+from distill.runtime.rank import BY_TORCHRUN
 
 FORMER_RANK = 60.0  # seconds for the rank 0 of an earlier start by torchrun, on a host that was cut off, to end
 CHOICES = ("auto", "strict", "never")  # of `resume`, besides the folder of a checkpoint

@@ -124,7 +124,8 @@ class SettingsPage:
             yield from self._fields(sections[0], f"{prefix}.{name}")
         else:
             note = _read_by("student.init", list(READ_BY[name])) if prefix == "student" and name in READ_BY else ""
-            node = self.schema["$defs"][model.__name__]["properties"][name]
+            definition = self.schema["$defs"][model.__name__]
+            node = definition.get("anyOf", [definition])[0]["properties"][name]
             yield from self._entry(Entry(f"{prefix}.{name}", node, note))
 
     def _options(self, group: str) -> Iterator[str]:

@@ -143,9 +143,8 @@ def test_a_student_in_memory_is_trained_as_a_copy(job: dict[str, Any], folder: P
     student = distill.load_model(folder, "cpu").model.requires_grad_(True)
     before = model_digest(student)
     first = distill.distill(**job | {"student": student})
-    saved = distill.StudentConfig(
-        init="pretrained", path=str(folder), dropout=None
-    )  # the recipe has none, the model its own
+    # The recipe has no dropout, the model its own.
+    saved = distill.SavedStudentConfig(path=str(folder), dropout=None)
     named = distill.distill(**job | {"student": saved, "folder": "runs/named"})
     assert model_digest(student) == before
     assert_same(first.folder, named.folder)

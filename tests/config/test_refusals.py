@@ -38,7 +38,7 @@ def hydra() -> Iterator[None]:
 
 @cache
 def defaults() -> Composition:
-    return compose_overrides("config", ["~recipe"])
+    return compose_overrides(["~recipe"])
 
 
 def composed(arguments: list[str]) -> Config:
@@ -56,7 +56,7 @@ def composed(arguments: list[str]) -> Config:
             OmegaConf.update(settings, each.key_or_group, each.value(), merge=True)
     else:
         alone = [] if any(text.startswith("recipe=") for text in line.overrides) else ["~recipe"]
-        settings = compose_overrides("config", [*alone, *line.overrides]).settings
+        settings = compose_overrides([*alone, *line.overrides]).settings
     config = build(settings, line.overrides)
     check(config)
     return config

@@ -9,7 +9,7 @@ from job import distill
 
 from distill.commands.sweep import by_hydra
 from distill.config.command_line import CommandLine
-from distill.config.compose import build, composed, composed_run, of_job
+from distill.config.compose import build, compose, composed, composed_run, of_job
 from distill.config.settings import Config
 from distill.runtime.errors import SettingError
 
@@ -86,6 +86,12 @@ def test_a_recipe_is_taken_with_and_without_a_plus_anywhere(recipe: str) -> None
         assert run.config.corpus.max_sequences == 256 and run.config.seed == 3
         assert "+recipe=smoke" in run.command and run.folder == Path("runs/smoke")
     assert composed_run([]).config == composed_run(["+recipe=distilbert_gutenberg"]).config, "the main job"
+
+
+def test_a_sweep_over_recipes_has_a_folder_that_is_no_recipes() -> None:
+    for recipe in ("+recipe=smoke,squad", "recipe=smoke,squad"):
+        assert compose(CommandLine.of(["-m", recipe])).sweep_folder == Path("runs/default-sweep")
+    assert compose(CommandLine.of(["-m", "+recipe=smoke", "seed=1,2"])).sweep_folder == Path("runs/smoke-sweep")
 
 
 def test_corpus_and_sets_of_the_command_line(tmp_path: Path) -> None:

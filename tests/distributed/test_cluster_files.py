@@ -16,9 +16,9 @@ from job import ROOT, composed, environment
 from distill.config.settings import Config, OnUsr1
 from distill.distributed.cluster.__main__ import FOLDER, main
 from distill.distributed.launch import should_launch
-from distill.distributed.rank import RankInfo, rank_from_env
 from distill.distributed.rendezvous import meeting_point
 from distill.runs.check import check
+from distill.runtime.rank import RankInfo, rank_from_env
 
 MANIFESTS = ("mpijob.yml", "pytorchjob.yml")
 OVERRIDE = re.compile(r"\+?[a-z_]+(\.[a-z0-9_]+)*=.+")
@@ -258,7 +258,7 @@ def test_pytorchjob_gives_settings_that_compose() -> None:
 def test_torchrun_starts_the_ranks_of_a_pytorchjob(tmp_path: Path) -> None:
     """torchrun itself, with the variables that the operator gives a pod and the manifest's own options."""
     (tmp_path / "print_rank.py").write_text(
-        "from distill.distributed.rank import rank_from_env\n"
+        "from distill.runtime.rank import rank_from_env\n"
         "from distill.distributed.rendezvous import meeting_point\n"
         "info = rank_from_env()\nprint(info, meeting_point(info))\n"
     )

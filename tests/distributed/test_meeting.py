@@ -17,9 +17,9 @@ from torch.distributed import TCPStore
 from distill.config.settings import BackendConfig
 from distill.distributed import RankLost, join_ranks
 from distill.distributed.launch import should_launch
-from distill.distributed.rank import RankInfo, rank_from_env
 from distill.distributed.rendezvous import meeting_point, open_store, wait_for_all
 from distill.runtime.errors import SettingError
+from distill.runtime.rank import RankInfo, rank_from_env
 
 TIMEOUT = 1.0
 

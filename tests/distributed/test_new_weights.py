@@ -79,12 +79,7 @@ def on_a_rank() -> dict[str, Any]:
     student("bert", SMALL)  # imports
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
     before = {kind: resident(kind) for kind in ("RssAnon", "VmHWM")}
-    with weights_on_disk(
-        ranks,
-        StudentConfig(
-            init="random",
-        ),
-    ):
+    with weights_on_disk(ranks, StudentConfig(init="random")):
         made = student("bert", LARGE)
     found: dict[str, Any] = {kind: resident(kind) - value for kind, value in before.items()}
     found["size"] = sum(parameter.nbytes for parameter in made.parameters()) / MB

@@ -11,11 +11,11 @@ from torch import nn
 from distill.config.settings import BackendConfig
 from distill.distributed import gradient_sync
 from distill.distributed.devices import choose_device
-from distill.distributed.rank import RankInfo, rank_from_env
 from distill.distributed.rendezvous import first_host, meeting_point
 from distill.distributed.rings import choose_rings
 from distill.distributed.single import Single
 from distill.runtime.errors import SettingError
+from distill.runtime.rank import RankInfo, rank_from_env
 
 RANKS = [
     ({}, None),

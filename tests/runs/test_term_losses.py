@@ -92,36 +92,12 @@ def test_ranks_share_the_work_and_make_as_many_forwards(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("terms", "student", "has_head", "kind", "trained"),
     [
-        (
-            {"mlm": 1.0, "pooled": {"weight": 1.0}},
-            StudentConfig(
-                init="random",
-            ),
-            True,
-            MASKED,
-            True,
-        ),
+        ({"mlm": 1.0, "pooled": {"weight": 1.0}}, StudentConfig(init="random"), True, MASKED, True),
         ({"pooled": {"weight": 1.0}}, StudentConfig(), True, MASKED, False),
-        (
-            {"relations": {"weight": 1.0}},
-            StudentConfig(
-                init="random",
-            ),
-            True,
-            MASKED,
-            False,
-        ),
+        ({"relations": {"weight": 1.0}}, StudentConfig(init="random"), True, MASKED, False),
         ({"relations": {"weight": 1.0}}, StudentConfig(), True, MASKED, True),
         ({"relations": {"weight": 1.0}}, StudentConfig(), False, MASKED, False),
-        (
-            {"pooled": {"weight": 1.0}},
-            StudentConfig(
-                init="random",
-            ),
-            True,
-            ORDERED,
-            True,
-        ),
+        ({"pooled": {"weight": 1.0}}, StudentConfig(init="random"), True, ORDERED, True),
     ],
 )
 def test_which_runs_train_no_head(

@@ -330,9 +330,9 @@ def _start_of(student: Any, layers: str | Sequence[int] | None, num_layers: int 
     if student is None:
         chosen = layers if layers is None or isinstance(layers, str) else list(layers)
         student = StudentConfig(layers=chosen, num_layers=num_layers)
-    start: LoadedModel | StudentConfig = (
-        StudentConfig(init="pretrained", path=str(student)) if isinstance(student, str | Path) else student
-    )
+    start: LoadedModel | StudentConfig = student
+    if isinstance(student, str | Path):
+        start = parse(StudentConfig, {"init": "pretrained", "path": str(student)}, "student")
     if isinstance(start, StudentConfig) and start.from_layers and start.layers == AUTO:
         raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
     return start
@@ -347,7 +347,7 @@ def _frozen_teacher(teacher: str | Path | LoadedModel) -> LoadedModel:
         keep_soft_cap(teacher.model)
         check_model(teacher.model, "teacher", teacher.kind)
         return teacher
-    settings = TeacherConfig(path=str(teacher))
+    settings = parse(TeacherConfig, {"path": str(teacher)}, "teacher")
     _refuse_kind(kind := kind_of("teacher", teacher_path(settings)), teacher)
     with without_bars():
         model, tokenizer, _ = load_teacher(settings, kind)
