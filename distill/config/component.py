@@ -6,7 +6,6 @@ callable's signature is their schema, types included.
 
 import importlib
 import inspect
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +19,7 @@ from pydantic.json_schema import SkipJsonSchema, WithJsonSchema
 
 from distill.config.errors import by_name, setting_error_of, unknown_setting
 from distill.config.folders import HERE
-from distill.config.model import EMPTY, GIVE, Settings
+from distill.config.model import Settings
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import MAX_NAMES, SettingError, did_you_mean
 from distill.runtime.users_code import MISTAKES, find_modules_here, is_users, mistake, source_digest
@@ -37,8 +36,7 @@ GROUP = "_group_"  # what its parent calls an entry of a dict, such as objective
 IN_MEMORY = " in memory"  # behind what the report calls an object of a program
 PREFIX = "in memory: "  # of what config.yaml has of such an object
 # How a ValueError begins that names an argument, `warmup=2 must be below 1`: the name, the value and the rest.
-ARGUMENT = re.compile(r"(\w+)(?:=(\[.*\]|\(.*\)|\{.*\}|[^\s,]+?))?:? (.*)", re.DOTALL)
-LARGEST = 1e12  # of numbers that have no range of their own, such as those of a callable of the user's
+ARGUMENT = re.compile(r"(\w+)(?:=(\[.*\]|\S+?))?:? (.*)", re.DOTALL)
 PASSED = ("self", "params", "lr", "total_steps", "peak_lr")  # arguments that a run gives to what a kind names
 FIELD = "of_"  # before the names of arguments, which may be those of a model's own methods
 SEVERAL = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -89,12 +87,12 @@ class Component:
         except ValueError as error:
             if isinstance(error, SettingError):
                 raise
-            begin = ARGUMENT.match(str(error))
-            if begin is None or begin[1] not in inspect.signature(target).parameters:
+            found = ARGUMENT.match(str(error))
+            if found is None or found[1] not in inspect.signature(target).parameters:
                 raise SettingError(error, setting=self.setting) from error
-            problem, _, cure = begin[3].removeprefix("is ").rpartition(": ")
-            problem = problem or "out of range"
-            raise SettingError(problem, setting=f"{self.setting}.{begin[1]}", value=begin[2], cure=cure) from error
+            problem, _, cure = found[3].removeprefix("is ").rpartition(": ")
+            setting = f"{self.setting}.{found[1]}"
+            raise SettingError(problem or "out of range", setting=setting, value=found[2], cure=cure) from error
         except MISTAKES as error:
             if not is_users(self.path):
                 raise
@@ -103,7 +101,7 @@ class Component:
     def bind(self, **context: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
         """What a call would call, and with which arguments; SettingError as there, but for values it refuses."""
         target = self._import()
-        parameters = self._parameters(target)
+        parameters = inspect.signature(target).parameters
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         bound = {name: value for name, value in context.items() if name in parameters or takes_all}
         settings = {
@@ -117,7 +115,7 @@ class Component:
         try:
             checked = model.model_validate(settings)
         except ValidationError as error:
-            raise setting_error_of(error, model, self.setting, settings) from error
+            raise setting_error_of(error, model, self.setting) from error
         extra = checked.model_extra or {}
         return target, {**bound, **{name: extra.get(name, getattr(checked, FIELD + name, None)) for name in settings}}
 
@@ -160,17 +158,6 @@ class Component:
             cure=f"leave it out; ~{self.setting}.{name} takes out what a recipe sets",
         )
 
-    def _parameters(self, target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-        try:
-            return inspect.signature(target).parameters
-        except ValueError as error:
-            raise SettingError(
-                "does not say what it takes",
-                setting=f"{self.setting}.{TARGET}",
-                value=self.path,
-                cure="wrap it in a function of your own",
-            ) from error
-
     def _import(self) -> Callable[..., Any]:
         if self.in_memory is not None:
             return self.in_memory.make
@@ -182,12 +169,11 @@ class Component:
         module, _, name = self.path.rpartition(".")
         find_modules_here(self.path)
         try:
-            target = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
+            target: Callable[..., Any] = getattr(importlib.import_module(module), name)
+            inspect.signature(target)  # which says what it takes
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
             problem, cure = f"cannot be imported: {error}", "name a class or a function as PACKAGE.MODULE.NAME"
             raise SettingError(problem, setting=setting, value=path, cure=cure) from error
-        if not callable(target):
-            raise SettingError("not callable", setting=setting, value=path, cure="name a class or a function")
         return target
 
 
@@ -208,7 +194,7 @@ def arguments_model(target: Callable[..., Any], without: frozenset[str] = frozen
             kind = hints.get(name, Any) if _is_known(hints.get(name, Any)) else Any
             fields[FIELD + name] = kind, Field(default, alias=name, description=_sentence(target, name))
     takes_all = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(target).parameters.values())
-    config = ConfigDict(extra="allow" if takes_all else "forbid", coerce_numbers_to_str=True)
+    config = ConfigDict(extra="allow" if takes_all else "forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
     return create_model(getattr(target, "__name__", "Arguments"), __config__=config, **fields)
 
 
@@ -280,29 +266,6 @@ class Part(Settings, extra="allow"):
             names = [name for name in type(self).model_fields if name not in ("group", "target")]
             nearest = suggestion(f"{self.group}.{unknown[0]}", names, f"{self.group}.")
             raise unknown_setting(f".{unknown[0]}", nearest)
-
-    @model_validator(mode="after")
-    def _has_values_that_can_be(self) -> "Part":
-        for name, value in self.arguments.items():
-            _check_value(f".{name}", value)
-        return self
-
-
-def _check_value(setting: str, value: Any) -> None:
-    """Refuse numbers that are not finite or larger than any setting has, and an empty path."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            _check_value(f"{setting}.{name}", inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            _check_value(setting, inner)
-    elif isinstance(value, str) and not value.strip() and setting.endswith(".path"):
-        raise SettingError(EMPTY, setting=setting, value=value, cure=GIVE)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise SettingError("not finite", setting=setting, value=value, cure="give a number")
-    elif isinstance(value, int | float) and abs(value) > LARGEST:
-        verdict = "large" if value > 0 else "small"
-        raise SettingError(f"too {verdict}", setting=setting, value=value, cure="give a number from -1e12 to 1e12")
 
 
 class Chosen(Part):

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from distill.config.model import kinds_of
+from distill.config.flat_settings import flatten
 from distill.config.override_text import in_shell
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError, did_you_mean
@@ -17,14 +17,18 @@ from distill.runtime.version import pip_install
 
 Model = TypeVar("Model", bound=BaseModel)
 GROUPS = ("model_type", "model_attributes_type", "dict_type", "dataclass_type")
-WHOLE = ("int_type", "int_parsing", "int_from_float", "int_parsing_size")
-NUMBERS = (*WHOLE, "no_number", "float_type", "float_parsing")
-LISTS = ("list_type", "tuple_type", "too_long", "too_short")
 REFUSED = "refused"  # the type of an error whose message is a problem and, behind a semicolon, its cure
-LIMITS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "out_of_range")
+LIMITS = {"ge": "from", "gt": "above", "le": "up to", "lt": "and below"}  # in the order in which they are said
 LONGEST = 300  # characters of a value that are shown
 NO_TRIAL = "No trials are completed"  # what Optuna ends a search with where no run gave a number
 EXTRAS = {"hydra/sweeper/optuna": "search"}  # options that come with another package, and how to install it
+# What stands in an error of Hydra or OmegaConf: the problem, where {} is the name in it, and the cure.
+OF_HYDRA = {
+    r"Environment variable '(\w+)' not found": ("the environment variable {} is not set", "set it, or give a value"),
+    r"Missing mandatory value: (\S+)": ("missing", "give it a value"),
+    r"Could not delete from config\. '(\S+)' does not exist": ("there is no value to take out", "leave it out"),
+    r"Interpolation key '(\S+)' not found": ("there is no setting {} to refer to", "correct its name"),
+}
 
 
 def parse(model: type[Model], values: Mapping[str, Any], name: str) -> Model:
@@ -32,38 +36,20 @@ def parse(model: type[Model], values: Mapping[str, Any], name: str) -> Model:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise setting_error_of(error, model, name, values) from error
+        raise setting_error_of(error, model, name) from error
 
 
-def setting_error_of(error: ValidationError, model: Any, name: str, given: Any = None) -> SettingError:
-    """The refusals of a section, which the command line calls `name`, as one: one of each setting.
-
-    Args:
-        given: the settings as they were given, of which a list is shown as a whole.
-    """
+def setting_error_of(error: ValidationError, model: Any, name: str) -> SettingError:
+    """The refusals of a section, which the command line calls `name`, as one: one of each setting."""
     refusals: dict[str, SettingError] = {}  # by setting: a union finds an error for each of its types
     for details in error.errors(include_url=False):
         place = _place(model, details["loc"], name, details["type"])
         if isinstance(cause := details.get("ctx", {}).get("error"), SettingError):
             refusals.setdefault(cause.setting or place.name, cause.within(place.name))
         elif place.name not in refusals:
-            refusals[place.name] = _refusal(details, place, _list_of(details["loc"], given))
-    return all_of(list(refusals.values()))
-
-
-def all_of(refusals: Sequence[SettingError]) -> SettingError:
-    """Several refusals as one, in one line."""
-    single = [each for refusal in refusals for each in (refusal.refusals or [refusal])]
+            refusals[place.name] = _refusal(details, place)
+    single = [each for refusal in refusals.values() for each in (refusal.refusals or [refusal])]
     return single[0] if len(single) == 1 else SettingError(refusals=single)
-
-
-def _list_of(location: tuple[int | str, ...], values: Any) -> list[Any] | None:
-    """The list whose entry is wrong; None where the error is about no entry of a list."""
-    for part in location:
-        if isinstance(values, list) and isinstance(part, int):
-            return values
-        values = values.get(part) if isinstance(values, dict) else None
-    return None
 
 
 class Place(NamedTuple):
@@ -101,10 +87,9 @@ def _values_of_others(annotation: Any, models: Sequence[type[BaseModel]]) -> Any
     for model in models:
         if (extra := model.__annotations__.get("__pydantic_extra__")) is not None:
             return get_args(extra)[1]
-    plain = annotation
-    while get_origin(plain) is Annotated:
-        plain = get_args(plain)[0]
-    return get_args(plain)[1] if get_origin(plain) is dict else None
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return get_args(annotation)[1] if get_origin(annotation) is dict else None
 
 
 def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -116,38 +101,45 @@ def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from models_of(inner)
 
 
-def _refusal(error: ErrorDetails, place: Place, entries: list[Any] | None) -> SettingError:
+def _refusal(error: ErrorDetails, place: Place) -> SettingError:
     name, kind, value = place.name, error["type"], error["input"]
+    section = name.rpartition(".")[0]
     if kind == "extra_forbidden":
         names = [field for model in models_of(place.owner) for field in by_name(model)]
-        before = name.rpartition(".")[0]
-        names += [] if before else ["recipe"]
-        return unknown_setting(name, suggestion(name, names, f"{before}." if before else ""))
-    if kind == "missing" and entries is None:
+        return unknown_setting(
+            name, suggestion(name, names if section else [*names, "recipe"], f"{section}." if section else "")
+        )
+    if kind == "missing":
         return SettingError("missing", setting=name, cure="give it a value")
     if kind in GROUPS:
         return group_of_settings(name, value)
     if value is None:
-        return not_null(name)
-    if kind in ("literal_error", "enum"):
-        options = options_of(place.field)
-        problem, cure = f"not known{did_you_mean(value, options)}", f"choose one of {', '.join(options)}"
-    elif kind in LISTS or kind == "missing":
-        problem, cure = "no list of so many entries", "give it as [A,B]"
-        value = value if entries is None else entries
-        if kind in ("list_type", "tuple_type"):
-            problem, cure = "no list", f"write {name}=[{shown(value)}]"
-    elif kind.startswith("bool"):
-        problem, cure = "neither true nor false", "give one of them"
+        return SettingError("not possible", setting=name, value="null", cure="give it a value, or leave it out")
+    problem, cure = error["msg"].removeprefix("Input "), ""  # such as: should be a valid integer
+    limits = _limits(place.field)
+    if kind == REFUSED:  # its message may name another setting beside this one
+        problem, _, cure = problem.replace("{section}", section).partition("; ")
+    elif kind in ("literal_error", "enum"):
+        problem += did_you_mean(value, re.findall(r"'([^']*)'", error["ctx"]["expected"]))
+    elif kind in ("list_type", "tuple_type"):
+        cure = f"write {name}=[{shown(value)}]"
     elif kind == "string_type":
-        as_text = "[" + ",".join(map(str, value)) + "]" if isinstance(value, list) else "TEXT"
-        problem, cure = "no text", f"give one, in quotes such as {in_shell(name, as_text)}"
-    elif kind == REFUSED:
-        # Its message may name another setting beside this one.
-        problem, _, cure = error["msg"].replace("{section}", name.rpartition(".")[0]).partition("; ")
-    else:
-        return _number_refusal(error, place, entries)
-    return SettingError(problem, setting=name, value=shown(value), cure=cure)
+        text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else "TEXT"
+        cure = f"give one in quotes such as {in_shell(name, text)}"
+    elif limits:
+        cure = f"give a number {limits}"
+    if kind == "out_of_range":  # of one number, or of one of the ends of a schedule
+        context = error["ctx"]
+        name, value = f"{name}{context['part']}", context["number"]
+        cure = f"give a number from {context['ge']} up to {context['le']:,}"
+    return SettingError(f"{problem[0].lower()}{problem[1:]}", setting=name, value=shown(value), cure=cure)
+
+
+def _limits(field: FieldInfo | None) -> str:
+    """The range of a number, such as `from 1 up to 64`; empty where it has none."""
+    constraints = [] if field is None else field.metadata
+    limits = [(words, getattr(one, name, None)) for name, words in LIMITS.items() for one in constraints]
+    return " ".join(f"{words} {limit:,}" for words, limit in limits if limit is not None)
 
 
 def unknown_setting(name: str, nearest: str) -> SettingError:
@@ -160,95 +152,12 @@ def group_of_settings(name: str, value: Any) -> SettingError:
     return SettingError("a group of settings", setting=name, value=shown(value), cure=f"give {name}.NAME=VALUE")
 
 
-def not_null(name: str) -> SettingError:
-    """For a setting that has to have a value."""
-    return SettingError("not possible", setting=name, value="null", cure="give it a value, or leave it out")
-
-
-def _number_refusal(error: ErrorDetails, place: Place, entries: list[Any] | None) -> SettingError:
-    context = error.get("ctx", {})
-    kind, number = error["type"], context.get("number", error["input"])
-    if isinstance(number, str) and kind in LIMITS:  # of a command, whose values are texts
-        number = int(number) if number.lstrip("+-").isdecimal() else float(number)
-    if isinstance(number, int) and place.field is not None and float in kinds_of(place.field.annotation):
-        number = float(number)
-    limits = range_of(place.field) if kind != "out_of_range" else Range(context["ge"], context["le"])
-    cure = f"give a number {limits}" if limits else "give a number"
-    if kind in NUMBERS:
-        problem = f"no {'whole ' * (kind in WHOLE)}number"
-    elif kind == "finite_number":
-        problem = "not finite"
-    elif kind in LIMITS and limits is not None:
-        problem = f"too {'large' if number >= limits.most else 'small'}"
-    else:
-        problem, cure = "does not fit", f"{error['msg'][0].lower()}{error['msg'][1:]}"
-    if entries is not None:
-        problem = f"{shown(number)} is {problem}"
-    value = shown(number if entries is None else entries)
-    return SettingError(problem, setting=f"{place.name}{context.get('part', '')}", value=value, cure=cure)
-
-
 def shown(value: Any) -> str:
     """A value as it is written on the command line."""
     if isinstance(value, Enum):
         return str(value.value)
     text = "null" if value is None else str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-
-
-def options_of(field: FieldInfo | None) -> list[str]:
-    """The words that a field takes."""
-    kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
-    options: list[str] = []
-    for kind in kinds:
-        if get_origin(kind) is Literal:
-            options += [str(option) for option in get_args(kind)]
-        elif isinstance(kind, type) and issubclass(kind, Enum):
-            options += [str(option.value) for option in kind]
-    return options
-
-
-class Range(NamedTuple):
-    """From `least` to `most`; an end that is `open` does not belong to it."""
-
-    least: float
-    most: float
-    open_below: bool = False
-    open_above: bool = False
-
-    def __str__(self) -> str:
-        low = f"above {_number(self.least)}" if self.open_below else f"from {_number(self.least)}"
-        if self.open_above:
-            return (
-                f"{low} and below {_number(self.most)}" if self.open_below else f"{low} to below {_number(self.most)}"
-            )
-        return f"{low} and at most {_number(self.most)}" if self.open_below else f"{low} to {_number(self.most)}"
-
-
-def range_of(field: FieldInfo | None) -> Range | None:
-    """The range of a number, or of the numbers of a list; None for a field without one."""
-    limits: dict[str, float] = {}
-    for constraint in [] if field is None else [*field.metadata, *_inner(field.annotation)]:
-        for name in ("ge", "gt", "le", "lt"):
-            if (limit := getattr(constraint, name, None)) is not None:
-                limits[name] = limit
-    if not limits.keys() & {"ge", "gt"} or not limits.keys() & {"le", "lt"}:
-        return None
-    low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
-    assert low is not None and high is not None
-    return Range(low, high, "gt" in limits, "lt" in limits)
-
-
-def _inner(annotation: Any) -> Iterator[Any]:
-    """The constraints on the entries of a list."""
-    for inner in get_args(annotation):
-        if get_origin(annotation) is Annotated and isinstance(inner, FieldInfo):
-            yield from inner.metadata
-        yield from _inner(inner)
-
-
-def _number(number: float) -> str:
-    return f"{number:,.0f}" if abs(number) >= 10_000 and number < 1e15 else f"{number:g}"
 
 
 def setting_error(error: Exception) -> SettingError | None:
@@ -258,7 +167,7 @@ def setting_error(error: Exception) -> SettingError | None:
         return explain(error)
     if isinstance(error, ValueError) and str(error).startswith(NO_TRIAL):
         return SettingError(
-            "no run of the search has given a number to optimize", cure="the lines above and its page say why"
+            "no run of the search gave a number to optimize", cure="the lines above and its page say why"
         )
     return None
 
@@ -274,38 +183,24 @@ def explain(error: Exception) -> SettingError:
         chain.append(cause)
     # Hydra wraps OmegaConf's error, which says what is wrong with the value.
     inner = next((e for e in reversed(chain) if getattr(e, "full_key", None)), error)
-    key = getattr(inner, "full_key", None) or getattr(error, "full_key", None)
+    key = str(getattr(inner, "full_key", None) or "")
     if type(inner).__name__ in ("ConfigKeyError", "ConfigAttributeError") and key:
-        return _no_such_setting(str(key), getattr(inner, "parent_node", None))
-    return _by_its_first_line(error, inner, str(key or ""))
+        return _no_such_setting(key, getattr(inner, "parent_node", None))
+    what = str(inner).strip().splitlines()[0]
+    for begin, (problem, cure) in OF_HYDRA.items():
+        if found := re.search(begin, what):
+            setting = f"~{found[1]}" if "delete" in begin else key or found[1]
+            return SettingError(problem.format(found[1]), setting=setting, cure=cure)
+    return SettingError(what, setting="" if key in what else key)
 
 
 def _not_understood(override: str) -> SettingError:
-    name, _, value = override.partition("=")
-    is_nested = value[:1] in ("[", "{", "'", '"')
-    example = f"\"{name or 'NAME'}=['a, b', 'c=d']\"" if is_nested else in_shell(name or "NAME", value)
-    cure = f"write NAME=VALUE, and texts with special signs in quotes, such as {example}"
-    if not name or "=" not in override:
+    name, is_set, value = override.partition("=")
+    if not name or not is_set:
         return SettingError(f"{override} is not understood", cure="write NAME=VALUE")
+    example = f"\"{name}=['a, b', 'c=d']\"" if value[:1] in ("[", "{", "'", '"') else in_shell(name, value)
+    cure = f"write NAME=VALUE, and texts with special signs in quotes, such as {example}"
     return SettingError("not understood", setting=name, value=value, cure=cure)
-
-
-def _by_its_first_line(error: Exception, inner: BaseException, key: str) -> SettingError:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    what = str(inner).strip().splitlines()[0] if inner is not error else lines[0]
-    if inner is error:
-        options = [line for line in lines[1:] if not any(word in line for word in ("full_key", "_type="))]
-        what = " ".join([what, *options])
-    if variable := re.search(r"Environment variable '(\w+)' not found", what):
-        problem = f"the environment variable {variable[1]} is not set"
-        return SettingError(problem, setting=key, cure=f"set it, or give {key}=VALUE")
-    if missing := re.match(r"Missing mandatory value: (\S+)", what):
-        return SettingError("missing", setting=key or missing[1], cure="give it a value")
-    if absent := re.match(r"Could not delete from config\. '(\S+)' does not exist", what):
-        return SettingError("there is no value to take out", setting=f"~{absent[1]}", cure="leave it out")
-    if reference := re.match(r"Interpolation key '(\S+)' not found", what):
-        return SettingError(f"there is no setting {reference[1]} to refer to", setting=key, cure="correct its name")
-    return SettingError(what, setting="" if key in what else key)
 
 
 def _no_such_option(missing: str, options: list[str]) -> SettingError:
@@ -314,9 +209,8 @@ def _no_such_option(missing: str, options: list[str]) -> SettingError:
     if missing in EXTRAS:
         return SettingError("not installed", setting=group, value=name, cure=pip_install(EXTRAS[missing]))
     if group == "hydra/launcher":
-        plugin = f"hydra-{name.partition('_')[0]}-launcher"
-        problem, cure = "no launcher that is installed", f"pip install {plugin}, or leave it out for one run at a time"
-        return SettingError(problem, setting=group, value=name, cure=cure)
+        cure = f"pip install hydra-{name.partition('_')[0]}-launcher, or leave it out for one run at a time"
+        return SettingError("no launcher that is installed", setting=group, value=name, cure=cure)
     if not options:
         return SettingError(f"{missing}: there is no such group or option", cure="--help shows those that there are")
     problem, cure = f"there is no {missing}{did_you_mean(name, options)}", f"choose one of {', '.join(sorted(options))}"
@@ -329,32 +223,14 @@ def _no_such_setting(key: str, parent: Any) -> SettingError:
     Args:
         parent: the node of OmegaConf that has no such key.
     """
+    from omegaconf import DictConfig, OmegaConf
+
     name = key.rpartition(".")[2]
-    nearest = suggestion(key, _names(parent), key.removesuffix(name))
+    if not isinstance(parent, DictConfig):
+        return unknown_setting(key, suggestion(key, []))
+    nearest = suggestion(key, map(str, parent), key.removesuffix(name))
     if not nearest:
-        same = [setting for setting in _leaves(_root(parent), "") if setting.rpartition(".")[2] == name]
+        settings = flatten(dict(OmegaConf.to_container(parent._get_root())))
+        same = [setting for setting in settings if setting.rpartition(".")[2] == name]
         nearest = f" (did you mean {' or '.join(same[:3])}?)" if same else ""
     return unknown_setting(key, nearest)
-
-
-def _names(node: Any) -> list[str]:
-    try:
-        return [str(name) for name in node]
-    except Exception:  # what is no mapping, or one that is missing
-        return []
-
-
-def _root(node: Any) -> Any:
-    while (above := getattr(node, "_get_parent", lambda: None)()) is not None:
-        node = above
-    return node
-
-
-def _leaves(node: Any, path: str) -> Iterator[str]:
-    """The dotted names of all settings below a node."""
-    for name in _names(node):
-        if hasattr(node, "_get_node"):
-            inner = node._get_node(name)
-            yield f"{path}{name}"
-            if hasattr(inner, "keys"):
-                yield from _leaves(inner, f"{path}{name}.")

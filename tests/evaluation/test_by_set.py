@@ -43,7 +43,7 @@ def test_a_set_has_its_own_settings_and_else_those_of_all() -> None:
     ("override", "words"),
     [
         ("evaluate.by_set.imbd.max_sequences=3", ("evaluate.by_set.imbd", "did you mean imdb")),
-        ("evaluate.by_set.imdb.max_sequences=0", ("evaluate.by_set.imdb.max_sequences=0", "too small")),
+        ("evaluate.by_set.imdb.max_sequences=0", ("evaluate.by_set.imdb.max_sequences=0", "from 1 up to")),
         ("evaluate.by_set.imdb.pseudo_perplexity.fraction=2", ("evaluate.by_set.imdb.pseudo_perplexity.fraction=2",)),
         ("evaluate.by_set.imdb.share=1", ("evaluate.by_set.imdb", "share")),
         ("evaluate.by_set.imdb=3", ("evaluate.by_set.imdb=3", "group of settings")),

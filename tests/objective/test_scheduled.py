@@ -168,7 +168,7 @@ def test_a_temperature_of_one_term_alone() -> None:
         ({"mlm": {"weight": {"start": 1.0, "end": 0.0, "stop": 2.0}}}, ["objective.mlm.weight", "stop"]),
         ({"mlm": {"weight": {"start": 1.0, "end": "low"}}}, ["objective.mlm.weight", "low"]),
         ({"mlm": {"weight": {"start": 1.0, "end": 0.0, "shape": "wave"}}}, ["objective.mlm.weight", "wave", "cosine"]),
-        ({"mlm": {"weight": [1.0, 0.0]}}, ["objective.mlm.weight=[1.0, 0.0]", "no number"]),
+        ({"mlm": {"weight": [1.0, 0.0]}}, ["objective.mlm.weight=[1.0, 0.0]", "valid number"]),
         ({"temperature": "hot"}, ["objective.temperature=hot", "number"]),
         ({"soft": {"temperature": {"start": 0.0, "end": 1.0}}}, ["objective.soft.temperature.start=0.0", "from 0.01"]),
         (

@@ -45,8 +45,8 @@ def test_it_cannot_be_continued(trained: Path, shelf: Shelf, capfd: pytest.Captu
     ("settings", "words"),
     [
         (["objective.mlm.weight={start: 1.0}"], ["objective.mlm.weight.end: missing"]),
-        (["objective.mlm.weight={start: 1.0, end: -1.0}"], ["objective.mlm.weight.end=-1.0", "too small"]),
-        (["objective.temperature={start: 4.0, end: 0.0}"], ["objective.temperature.end=0.0", "too small"]),
+        (["objective.mlm.weight={start: 1.0, end: -1.0}"], ["objective.mlm.weight.end=-1.0", "from 0 up to 1,000,000"]),
+        (["objective.temperature={start: 4.0, end: 0.0}"], ["objective.temperature.end=0.0", "from 0.01 up to 1,000"]),
         (["objective.temperature={start: 4.0, end: 1.0, shape: wave}"], ["objective.temperature", "wave"]),
         (
             [*SCHEDULED, "teacher.cache.top_k=8", "objective.masking.static=true", "objective.cosine.weight=0"],

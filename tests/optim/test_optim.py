@@ -111,7 +111,7 @@ def test_an_optimizer_of_torch_needs_no_code() -> None:
     [
         ({"kind": "magic"}, ["optimizer.kind=magic", "adamw", "optimizer._target_"]),
         ({"beta": 0.9}, ["optimizer.beta: no setting", "betas"]),
-        ({"betas": "wide"}, ["optimizer.betas=wide: no list"]),
+        ({"betas": "wide"}, ["optimizer.betas=wide: should be a valid tuple"]),
         ({"_target_": "own_parts.Nothing"}, ["optimizer._target_=own_parts.Nothing", "imported"]),
         ({"_target_": "own_parts.Counter", "speed": 1}, ["optimizer.speed: no setting", "own_parts.Counter"]),
         ({"_target_": "own_parts.Counter", "params": 1}, ["optimizer.params: no setting"]),
