@@ -18,7 +18,7 @@ from distill.config.corpus import SourceConfig
 from distill.config.errors import explain, group_of_settings, parse, shown
 from distill.config.flat_settings import flatten
 from distill.config.folders import CONF, RECIPES
-from distill.config.override_text import as_value, parse_override
+from distill.config.override_text import as_value, parse_override, quoted
 from distill.config.settings import ChainConfig, Config
 from distill.config.written import as_yaml, without_environment, written_and_compared
 from distill.runtime.errors import SettingError
@@ -143,50 +143,27 @@ def compose(line: CommandLine) -> Composition:
     from hydra import initialize_config_dir
 
     register()
-    path, overrides = [], []
+    overrides = []
     for text, override in zip(line.overrides, map(parse_override, line.overrides), strict=True):
-        if override is not None and override.key_or_group == "hydra.searchpath":
-            path += _search_path(override)
-        elif override is None or not override.is_sweep_override():
+        if override is None or not override.is_sweep_override():
             overrides.append(text)
         elif override.key_or_group == "recipe":  # the runs have none in common, and a folder that is no recipe's
             overrides.append("~recipe")
     if folder := line.options.get("--config-dir"):
-        path.insert(0, f"file://{Path(folder).absolute()}")
-    _refuse_hidden_recipes(path, overrides)
-    listed = ",".join("'{}'".format(entry.replace("'", "\\'")) for entry in path)
-    try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose_overrides([*overrides, f"hydra.searchpath=[{listed}]"])
-    except RecursionError:
-        problem = "a file of these settings has lists in lists too deep to be read"
-        raise SettingError(problem, cure="correct it") from None
-    except ValueError as error:
-        if "integer string conversion" not in str(error):
-            raise
-        problem = "a file of these settings has a number of too many digits to be read"
-        raise SettingError(problem, cure="correct it") from None
+        overrides.append(f"hydra.searchpath=[{quoted(f'file://{Path(folder).absolute()}')}]")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        composition = compose_overrides(overrides)
+    _refuse_hidden_recipe(composition)
+    return composition
 
 
-def _refuse_hidden_recipes(path: Sequence[str], overrides: Sequence[str]) -> None:
+def _refuse_hidden_recipe(composition: Composition) -> None:
     """Raises SettingError where a recipe of the user's has the name of one that comes with Distill."""
-    for name in (text.partition("=")[2] for text in overrides if text.startswith("recipe=")):
-        files = [Path(folder.removeprefix("file://"), "recipe", f"{name}.yaml") for folder in path]
-        if (RECIPES / f"{name}.yaml").is_file() and (hidden := [file for file in files if file.is_file()]):
-            problem, cure = f"is {hidden[0]} and also a recipe that comes with Distill", "give yours another name"
-            raise SettingError(problem, setting="recipe", value=name, cure=cure)
-
-
-def _search_path(override: Any) -> list[str]:
-    folders = override.value()
-    if isinstance(folders, list) and all(isinstance(folder, str) for folder in folders):
-        return folders
-    raise SettingError(
-        "no list of folders",
-        setting="hydra.searchpath",
-        value=override.input_line.partition("=")[2],
-        cure="give one as hydra.searchpath=[file://FOLDER]",
-    )
+    name = f"{composition.recipe}.yaml"
+    for source in composition.hydra.runtime.config_sources if (RECIPES / name).is_file() else ():
+        if source.schema == "file" and (file := Path(source.path, "recipe", name)).is_file():
+            problem, cure = f"is {file} and also a recipe that comes with Distill", "give yours another name"
+            raise SettingError(problem, setting="recipe", value=composition.recipe, cure=cure)
 
 
 def compose_overrides(overrides: list[str]) -> Composition:
@@ -250,14 +227,17 @@ def _refuse_options_without_effect(composition: Composition) -> None:
     """
     from omegaconf import OmegaConf
 
-    names = {override.partition("=")[0].lstrip("+") for override in composition.overrides} | {*composition.values}
+    given = [override.lstrip("+").partition("=") for override in composition.overrides]
+    names = {name for name, _, _ in given} | {*composition.values}
     choices = composition.hydra.runtime.choices
     wanted = dict[str, Any]()
-    if "teacher" in names and (path := _option("teacher", choices["teacher"]).get("path", "???")) != "???":
+    chosen = {name for name, _, value in given if not value.startswith("{")}
+    if "teacher" in chosen and (path := _option("teacher", choices["teacher"]).get("path", "???")) != "???":
         wanted["teacher.path"] = path
-    if "objective" in names:
-        terms = {name: one for name, one in _option("objective", choices["objective"]).items() if isinstance(one, dict)}
-        wanted |= {f"objective.{name}.weight": 0.0 for name, term in terms.items() if term.get("weight") == 0}
+    if "objective" in chosen:
+        option = _option("objective", choices["objective"])
+        weights = {name: OmegaConf.select(option, f"{name}.weight") for name in option}
+        wanted |= {f"objective.{name}.weight": 0.0 for name, weight in weights.items() if weight == 0}
     for name, value in wanted.items():
         found, group = OmegaConf.select(composition.settings, name, throw_on_missing=False), name.partition(".")[0]
         if name not in names and found not in (None, "???", value):
@@ -265,19 +245,13 @@ def _refuse_options_without_effect(composition: Composition) -> None:
             raise SettingError(problem, setting=group, value=choices[group], cure=f"give {name}={shown(value)}")
 
 
-def _option(group: str, name: Any) -> dict[str, Any]:
-    """The values of an option of this package with those of the options that it begins from; {} of any other."""
+def _option(group: str, name: str) -> Any:
+    """The values of an option of this package with those of the options that it begins from; none of any other."""
     from omegaconf import OmegaConf
 
     file = CONF / group / f"{name}.yaml"
-    if not file.is_file():
-        return {}
-    content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-    assert isinstance(content, dict)
-    whole = OmegaConf.merge(*(_option(group, parent) for parent in content.pop("defaults", [])), content)
-    merged = OmegaConf.to_container(whole, resolve=False)
-    assert isinstance(merged, dict)
-    return {str(key): value for key, value in merged.items()}
+    content: Any = OmegaConf.load(file) if file.is_file() else OmegaConf.create()
+    return OmegaConf.merge(*(_option(group, parent) for parent in content.pop("defaults", [])), content)
 
 
 def run_of(composition: Composition) -> ComposedRun:

@@ -167,7 +167,7 @@ def setting_error(error: Exception) -> SettingError | None:
         return explain(error)
     if isinstance(error, ValueError) and str(error).startswith(NO_TRIAL):
         return SettingError(
-            "no run of the search gave a number to optimize", cure="the lines above and its page say why"
+            "no run of the search has given a number to optimize", cure="the lines above and its page say why"
         )
     return None
 

@@ -83,7 +83,7 @@ def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     [
         (["optimizr"], "optimizr is no setting or section (did you mean optimizer"),
         (["optimizer.lr=1e-3,2e-3"], "optimizer.lr=1e-3,2e-3: several values; add --multirun"),
-        (["train.steps=abc"], "train.steps=abc: no whole number"),
+        (["train.steps=abc"], "train.steps=abc: should be a valid integer"),
         (["train.batch_size=64"], "train.batch_size=64: more than a step has"),
         (["+recipe=albert_chain"], "this recipe is a chain"),
         (["--cfg", "job"], "--cfg: `distill settings` takes --config-dir alone"),

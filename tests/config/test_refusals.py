@@ -145,8 +145,8 @@ def test_home_is_what_a_shell_makes_of_it(tmp_path: Path, monkeypatch: pytest.Mo
     found += [config.data.cache, config.resume, *(config.evaluate.sources[name].path for name in ("books", "imdb"))]
     assert set(found) == {str(tmp_path / "x")}
     assert config.written["corpus"]["path"] == "~/x", "as it was given, for another host"
-    line = CommandLine.of(["hydra.run.dir=~/r", "hydra.searchpath=['file://~/x']", "--config-dir=~/x"])
+    line = CommandLine.of(["hydra.run.dir=~/r", "hydra.searchpath=['file://~/x']"])
     assert [each.value() for each in line.parsed()] == [f"{tmp_path}/r", [f"file://{tmp_path}/x"]]
-    assert line.options["--config-dir"] == str(tmp_path / "x")
+    assert CommandLine.of(["--config-dir=~/x"]).options["--config-dir"] == str(tmp_path / "x")
     arguments = parse(EvaluateArguments, ["model=~/x", "output=~/scores"], "evaluate")
     assert arguments.model == [f"{tmp_path}/x"] and arguments.output == tmp_path / "scores"

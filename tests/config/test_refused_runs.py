@@ -20,7 +20,7 @@ def refused(capfd: pytest.CaptureFixture, status: int, *words: str) -> None:
 RUN = {
     "smoke": ["give +recipe=smoke"],
     "+recipe=nope": ["recipe=nope", "distilbert_gutenberg"],
-    "hydra.searchpath=null": ["hydra.searchpath=null", "hydra.searchpath=[file://FOLDER]"],
+    "hydra.searchpath=null": ["hydra.searchpath"],
     "student.layers=[0,9]": ["student.layers=[0, 9]", "layers 0 to 3"],
     "corpus.sequence_length=512": ["corpus.sequence_length=512", "32"],
     "evaluate.sets=[books] evaluate.missing=stop": ["evaluate.sets", "evaluate.sources.books.path", "DISTILL_DATA"],

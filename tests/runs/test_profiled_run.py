@@ -139,7 +139,10 @@ def test_a_slow_rank_is_found(shelf: Shelf, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("steps=many", "steps=many: should be a valid integer, unable to parse string as an integer; give a number from 1 up to 1,000,000,000"),
+        (
+            "steps=many",
+            "steps=many: should be a valid integer, unable to parse string as an integer; give a number from 1 up to 1,000,000,000",
+        ),
         ("steps=0", "steps=0: should be greater than or equal to 1; give a number from 1 up to 1,000,000,000"),
         ("profile.stop_after=3", "profile.stop_after is set by `distill profile`: give steps=N"),
         ("profile=off", "profile is set by `distill profile`: leave it out"),
