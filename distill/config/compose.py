@@ -29,29 +29,16 @@ WHOLE = ("written", "compared")  # of Config: all settings together
 CHAIN = ("chain.", "recipe", "hydra.")  # how the settings of a chain begin
 
 
+@cache
 def register() -> None:
-    """Make the schema and the recipes known to Hydra, once for this process and again where a file has changed.
-
-    Hydra finds a group by the name of its folder, so `recipes/x.yaml` can be `recipe/x` only through the ConfigStore.
-    """
-    _register_schema()
-    for file in sorted(RECIPES.glob("*.yaml")):
-        _register_recipe(file, file.stat().st_mtime_ns)
-
-
-@cache
-def _register_schema() -> None:
-    from hydra.core.config_store import ConfigStore
-
-    ConfigStore.instance().store(name="schema", node=_schema())
-
-
-@cache
-def _register_recipe(file: Path, _changed: int) -> None:
+    """Make the schema and the recipes known to Hydra, which finds `recipes/x.yaml` as `recipe/x` in no other way."""
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    ConfigStore.instance().store(group="recipe", name=file.stem, node=OmegaConf.load(file), package="_global_")
+    store = ConfigStore.instance()
+    store.store(name="schema", node=_schema())
+    for file in RECIPES.glob("*.yaml"):
+        store.store(group="recipe", name=file.stem, node=OmegaConf.load(file), package="_global_")
 
 
 def _schema() -> Any:
@@ -199,9 +186,7 @@ def overrides_of(hydra: Any, part: str) -> list[str]:
     """
     from omegaconf import OmegaConf
 
-    overrides = OmegaConf.to_container(hydra.overrides[part], resolve=False)
-    assert isinstance(overrides, list)
-    return [str(override) for override in overrides]
+    return [str(override) for override in OmegaConf.to_container(hydra.overrides[part], resolve=False) or []]
 
 
 def settings_of(composition: Composition) -> Config:
