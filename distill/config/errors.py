@@ -230,7 +230,8 @@ def _no_such_setting(key: str, parent: Any) -> SettingError:
         return unknown_setting(key, suggestion(key, []))
     nearest = suggestion(key, map(str, parent), key.removesuffix(name))
     if not nearest:
-        settings = flatten(dict(OmegaConf.to_container(parent._get_root())))
+        root: Any = OmegaConf.to_container(parent._get_root())
+        settings = flatten(root)
         same = [setting for setting in settings if setting.rpartition(".")[2] == name]
         nearest = f" (did you mean {' or '.join(same[:3])}?)" if same else ""
     return unknown_setting(key, nearest)
