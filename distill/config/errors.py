@@ -43,7 +43,7 @@ def setting_error_of(error: ValidationError, model: Any, name: str) -> SettingEr
     """The refusals of a section, which the command line calls `name`, as one: one of each setting."""
     refusals: dict[str, SettingError] = {}  # by setting: a union finds an error for each of its types
     for details in error.errors(include_url=False):
-        place = _place(model, details["loc"], name, details["type"])
+        place = place_of(model, details["loc"], name, details["type"])
         if isinstance(cause := details.get("ctx", {}).get("error"), SettingError):
             refusals.setdefault(cause.setting or place.name, cause.within(place.name))
         elif place.name not in refusals:
@@ -53,15 +53,20 @@ def setting_error_of(error: ValidationError, model: Any, name: str) -> SettingEr
 
 
 class Place(NamedTuple):
-    """Where an error is."""
+    """Where a setting or an error is."""
 
     name: str  # of the setting, as on the command line
     field: FieldInfo | None  # None: in a dict, or no field at all
     owner: Any  # the model that has the field, or has none of that name
 
 
-def _place(model: Any, location: tuple[int | str, ...], name: str, kind: str) -> Place:
-    """Follow a location into a model. A setting's name has no indices of lists and no tags of unions."""
+def place_of(model: Any, location: tuple[int | str, ...], name: str = "", kind: str = "") -> Place:
+    """Follow a location into a model. A setting's name has no indices of lists and no tags of unions.
+
+    Args:
+        name: what the command line calls the model.
+        kind: of the error that is there.
+    """
     owner, field, holder = model, None, model
     for number, part in enumerate(location, 1):
         models = list(models_of(owner))

@@ -5,13 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-
 from distill.config.command_line import CommandLine
 from distill.config.component import Component
 from distill.config.compose import ComposedRun, Composition, compose, compose_one, default_settings, run_of
-from distill.config.errors import by_name, models_of
+from distill.config.errors import by_name, place_of
 from distill.config.flat_settings import flatten
 from distill.config.override_text import parse_override
 from distill.config.settings import Config
@@ -86,28 +83,11 @@ def _origins(line: CommandLine, whole: Composition) -> dict[str, str]:
 
 def _described(name: str) -> tuple[str, str]:
     """The unit and the sentence of a setting by its dotted name; each is empty where there is none."""
-    kinds: list[type[BaseModel]] = [Config]
-    field: FieldInfo | None = None
-    for part in name.split("."):
-        found = next((by_name(kind)[part] for kind in kinds if part in by_name(kind)), None)
-        if found is not None:
-            field, kinds = found, list(models_of(found.annotation)) or _of_values(found.annotation)
-        else:
-            extra = [kind.__annotations__["__pydantic_extra__"] for kind in kinds if _takes_others(kind)]
-            field, kinds = None, [model for one in extra for model in models_of(one.__args__[1])]
-    if field is None:
+    place = place_of(Config, tuple(name.split(".")))
+    if place.field is None or place.name != name:
         return "", ""
-    unit = field.json_schema_extra.get("unit", "") if isinstance(field.json_schema_extra, dict) else ""
-    return str(unit), field.description or ""
-
-
-def _takes_others(kind: type[BaseModel]) -> bool:
-    return "__pydantic_extra__" in kind.__annotations__
-
-
-def _of_values(annotation: Any) -> list[type[BaseModel]]:
-    """The models of the values of a dict."""
-    return [model for inner in getattr(annotation, "__args__", ()) for model in models_of(inner)]
+    extra = place.field.json_schema_extra
+    return str(extra.get("unit", "")) if isinstance(extra, dict) else "", place.field.description or ""
 
 
 def _is_read(config: Config, name: str) -> bool:
