@@ -6,8 +6,8 @@ from distill.commands.api.pair import load_pair as load_pair
 from distill.commands.api.run import RunResults as RunResults
 from distill.commands.api.run import open_run as open_run
 from distill.commands.api.run import run as run
+from distill.commands.evaluate import evaluate as evaluate
 from distill.commands.prediction import predict as predict
-from distill.commands.scoring.score import evaluate as evaluate
 from distill.config.settings import BackendConfig as BackendConfig
 from distill.config.settings import CurveConfig as CurveConfig
 from distill.config.settings import EvaluateConfig as EvaluateConfig

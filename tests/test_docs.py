@@ -20,15 +20,12 @@ from settings_page import SettingsPage
 import distill
 from distill.commands.arguments import parse, split
 from distill.commands.cli import COMMANDS
-from distill.commands.compare import CompareArguments
-from distill.commands.evaluate import EvaluateArguments
 from distill.commands.export import ExportArguments
 from distill.commands.predict import Request as PredictRequest
 from distill.commands.prediction import PredictOptions
-from distill.commands.prepare import Request as PrepareRequest
-from distill.commands.profile import Request as ProfileRequest
+from distill.commands.prepare import PrepareArguments
 from distill.commands.push import PushArguments
-from distill.commands.report import ReportArguments
+from distill.commands.small import CompareArguments, EvaluateArguments, ProfileArguments, ReportArguments
 from distill.runs.record import Record
 from distill.runtime import errors
 
@@ -79,7 +76,7 @@ def check(words: tuple[str, ...]) -> None:
     elif name == "settings":
         check_settings([word for word in rest if "=" in word or word.startswith("-")])
     else:
-        requests: dict[str, type] = {"profile": ProfileRequest, "prepare": PrepareRequest}
+        requests: dict[str, type] = {"profile": ProfileArguments, "prepare": PrepareArguments}
         check_settings(split(requests[name], rest, name)[1] if name in requests else rest)
 
 

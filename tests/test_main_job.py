@@ -26,7 +26,7 @@ from job import (
     wait_for,
 )
 
-from distill.commands.main_job import start_ranks
+from distill.commands.cli import start_ranks
 from distill.distributed.ranks import Ranks
 from distill.runtime.errors import SettingError
 

@@ -11,32 +11,26 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
+from distill.commands.ending import is_rank
 from distill.config.command_line import run_dir
 from distill.config.settings import ChainConfig, StageConfig
 from distill.report import chain_report
-from distill.report.chain_report import FILES
 from distill.report.jobs import PAGE, Job, JobsPage
 from distill.report.page import is_written_here
 from distill.runs.results_file import check_student, read_results
 from distill.runtime.errors import SettingError, StageFailed
 from distill.runtime.files import make_folder
+from distill.runtime.progress import configure_logging
 from distill.runtime.redaction import redact
 from distill.runtime.signals import STOPPING, handled, start
 
 REFERENCE = re.compile(r"\{(\w+)\}")  # in a setting: the folder of an earlier stage
-TEMPLATE = re.compile(r"\+*[\w.]*\.template=")  # of conversations, where names in braces stand for something else
 STAGE = "chain_stage.json"  # in the folder of a run: the arguments that it was finished with
 
+Runs = dict[int | None, Path]  # the folders of the runs of a stage, by their seeds; None: that of the recipe
+
 logger = logging.getLogger(__name__)
-
-
-class Run(NamedTuple):
-    """One run of a stage, with its seed where there are several."""
-
-    folder: Path
-    seed: int | None
 
 
 def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
@@ -49,18 +43,22 @@ def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
         SettingError: a stage that names a later one or none, or a table of stages that are not there.
         StageFailed: a job ended with another status than 0.
     """
+    if is_rank():
+        problem = "a chain starts its stages itself: run it as one process, with backend=ddp backend.processes=N in the"
+        raise SettingError(f"{problem} settings of its stages")
+    configure_logging(0)
     check_chain(chain)
     _refuse_files_of_others(chain, path)
     make_folder(path, f"hydra.run.dir={path}")
     runs = {name: runs_of(path / name, stage) for name, stage in chain.stages.items()}
-    jobs = [Job(str(run.folder.relative_to(path)), run.folder) for of_stage in runs.values() for run in of_stage]
+    jobs = [Job(str(each.relative_to(path)), each) for of_stage in runs.values() for each in of_stage.values()]
     with JobsPage(path, f"{path.name}: a chain", jobs) as page:
         for name, of_stage in runs.items():
-            for run in of_stage:
-                page.start(run.folder)
-                _finish(name, chain.stages[name], run, runs, options)
+            for seed, folder in of_stage.items():
+                page.start(folder)
+                _finish(name, chain.stages[name], seed, runs, options)
         results = {
-            model: [[read_results(run.folder / "results.json") for run in runs[name]] for name in stages]
+            model: [[read_results(folder / "results.json") for folder in runs[name].values()] for name in stages]
             for model, stages in chain.table.items()
         }
         text = chain_report.write(path, results, chain.anchors)
@@ -75,13 +73,10 @@ def check_chain(chain: ChainConfig) -> None:
         if not re.fullmatch(r"\w+", name):
             raise SettingError(f"chain.stages.{name}: the name of a stage has to be letters, digits and underscores")
         for setting in stage.settings:
-            if unknown := [other for other in _references(setting) if other not in earlier]:
-                raise SettingError(
-                    f"{{{unknown[0]}}} is not among the earlier stages ({', '.join(earlier) or 'none'})",
-                    setting=f"chain.stages.{name}.settings",
-                    value=setting,
-                    cure="correct the name or the order",
-                )
+            if unknown := [other for other in REFERENCE.findall(setting) if other not in earlier]:
+                problem = f"{{{unknown[0]}}} is not among the earlier stages ({', '.join(earlier) or 'none'})"
+                place, cure = f"chain.stages.{name}.settings", "correct the name or the order"
+                raise SettingError(problem, setting=place, value=setting, cure=cure)
         earlier.append(name)
     for model, stages in chain.table.items():
         unknown = [name for name in stages if name not in earlier]
@@ -91,58 +86,43 @@ def check_chain(chain: ChainConfig) -> None:
             raise SettingError(problem, setting=f"chain.table.{model}", value=f"[{', '.join(stages)}]", cure=cure)
 
 
-def _references(setting: str) -> list[str]:
-    """The stages that a setting names."""
-    return [] if TEMPLATE.match(setting) else REFERENCE.findall(setting)
-
-
 def _refuse_files_of_others(chain: ChainConfig, path: Path) -> None:
     """Raises SettingError where the files of a chain that begins would replace those of another program."""
     begun = is_written_here(path / PAGE) or any((path / name).is_dir() for name in chain.stages)
-    begun &= not any((path / name).exists() for name in ("results.json", "metrics.jsonl", "checkpoints"))  # of a run
-    other = next((path / name for name in (PAGE, *FILES) if (path / name).exists()), None)
-    if other is not None and not begun:
-        raise SettingError(
-            f"hydra.run.dir={path} holds no chain, but {other.name}, which the chain would write over: choose another "
-            "folder, or move it away"
-        )
+    is_run = any((path / name).exists() for name in ("results.json", "metrics.jsonl", "checkpoints"))
+    other = [name for name in (PAGE, *chain_report.FILES) if (path / name).exists()]
+    if other and (is_run or not begun):
+        problem = f"hydra.run.dir={path} holds no chain, but {other[0]}, which the chain would write over"
+        raise SettingError(f"{problem}: choose another folder, or move it away")
 
 
-def runs_of(folder: Path, stage: StageConfig) -> list[Run]:
+def runs_of(folder: Path, stage: StageConfig) -> Runs:
     """The runs of a stage."""
-    return [Run(folder / f"seed-{seed}", seed) for seed in stage.seeds] or [Run(folder, None)]
+    return {seed: folder / f"seed-{seed}" for seed in stage.seeds} or {None: folder}
 
 
-def _finish(name: str, stage: StageConfig, run: Run, runs: dict[str, list[Run]], options: list[str]) -> None:
+def _finish(name: str, stage: StageConfig, seed: int | None, runs: dict[str, Runs], options: list[str]) -> None:
     """Do one run of a stage, unless it is finished.
 
     Args:
         runs: of all stages; a name in a setting is the run with the same seed, or the only or first one.
     """
-    inputs = {
-        other: next((each for each in runs[other] if each.seed == run.seed), runs[other][0]).folder
-        for setting in stage.settings
-        for other in _references(setting)
-    }
-    settings = [
-        REFERENCE.sub(lambda match: str(inputs[match[1]]), setting) if _references(setting) else setting
-        for setting in stage.settings
-    ]
-    seeded = [] if run.seed is None else [f"seed={run.seed}"]
-    arguments = [*options, f"+recipe={stage.recipe}", *settings, *seeded, run_dir(run.folder)]
+    names = REFERENCE.findall(" ".join(stage.settings))
+    inputs = {other: runs[other].get(seed) or next(iter(runs[other].values())) for other in names}
+    settings = [REFERENCE.sub(lambda match: str(inputs[match[1]]), setting) for setting in stage.settings]
+    folder, seeded = runs[name][seed], [] if seed is None else [f"seed={seed}"]
+    arguments = [*options, f"+recipe={stage.recipe}", *settings, *seeded, run_dir(folder)]
     shown = [redact(argument) for argument in arguments]
-    if _is_finished(run.folder, shown, inputs.values()):
+    if _is_finished(folder, shown, inputs.values()):
         return
-    label = name if run.seed is None else f"{name}, seed {run.seed}"
+    label = name if seed is None else f"{name}, seed {seed}"
     logger.info(f"stage {label}: python -m distill {' '.join(shown)}")
     if status := _run([sys.executable, "-m", "distill", *arguments]):
         raise StageFailed(label, status)
-    if not (run.folder / "results.json").is_file():
-        raise SettingError(
-            f"chain.stages.{name}.recipe={stage.recipe} has left no results in {run.folder}: a stage is one run to its "
-            "end, and no sweep, chain or profile"
-        )
-    (run.folder / STAGE).write_text(json.dumps(shown))
+    if not (folder / "results.json").is_file():
+        problem = f"chain.stages.{name}.recipe={stage.recipe} has left no results in {folder}"
+        raise SettingError(f"{problem}: a stage is one run to its end, and no sweep, chain or profile")
+    (folder / STAGE).write_text(json.dumps(shown))
 
 
 def _is_finished(folder: Path, arguments: list[str], inputs: Iterable[Path]) -> bool:
@@ -155,7 +135,7 @@ def _is_finished(folder: Path, arguments: list[str], inputs: Iterable[Path]) -> 
         check_student(folder, read_results(folder / "results.json"))
         newest = max(((each / "results.json").stat().st_mtime_ns for each in inputs), default=0)
         return bool(json.loads(stage.read_bytes()) == arguments and stage.stat().st_mtime_ns >= newest)
-    except (OSError, ValueError, RecursionError):  # damage: the run itself reports it and resumes
+    except (OSError, ValueError):  # damage: the run itself reports it and resumes
         return False
 
 

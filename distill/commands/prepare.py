@@ -1,51 +1,53 @@
 """The command `distill prepare`: the sequences of a recipe's corpus and evaluation sets, without training."""
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from distill.commands.arguments import Arguments, parse
+from distill.commands.arguments import Arguments, help_of, parse
 from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from distill.config.settings import Config
     from distill.data.tokens import Tokens
     from distill.tasks import Task
 
 MOST_SHOWN = 1000  # sequences
 
-HELP = """
-usage: distill prepare [+recipe=NAME] [show=N] [SETTING=VALUE ...] [--config-dir FOLDER]
-
-Tokenize and pack a recipe's corpus and evaluation sets, without training. Any number of hosts may run the same command
-at the same time: each takes a part of the rest, and one that was killed resumes. A run of the recipe with the same
-settings then reads the sequences from data.tokens.
-
-  show=3           print the first sequences of training too, with what the student is to predict in [[ ]]; also of
-                   labelled examples, which need no preparation
-  SETTING=VALUE    as of a run; it reads corpus, data, evaluate and the tokenizer of the teacher
-
-  distill prepare +recipe=distilbert_gutenberg corpus.path=s3://BUCKET/books data.tokens=s3://BUCKET/tokens
-"""
-
 logger = logging.getLogger(__name__)
 
 
-class Request(Arguments):
-    """What the command takes besides the settings of a run."""
+class PrepareArguments(Arguments):
+    """Tokenize and pack a recipe's corpus and evaluation sets, without training.
 
-    show: int = Field(0, ge=0, le=MOST_SHOWN)  # sequences to print
+    Any number of hosts may run the same command at the same time: each takes a part of the rest, and one that was
+    killed resumes. A run of the recipe with the same settings then reads the sequences from data.tokens.
+
+      distill prepare +recipe=distilbert_gutenberg corpus.path=s3://BUCKET/books data.tokens=s3://BUCKET/tokens
+    """
+
+    settings: ClassVar[str] = "as of a run; it reads corpus, data, evaluate and the tokenizer of the teacher"
+    show: int = Field(
+        0,
+        ge=0,
+        le=MOST_SHOWN,
+        title="N",
+        description="print the first sequences of training too, with what the student is to predict in [[ ]]; also of "
+        "labelled examples, which need no preparation",
+    )
+
+
+HELP = help_of(PrepareArguments, "prepare")
 
 
 def run(arguments: list[str]) -> None:
     """Prepare the corpus and the sets of a command line; with `show=N`, print the first sequences of training."""
     from distill.config.compose import composed
 
-    request = parse(Request, [argument for argument in arguments if argument.startswith("show=")], "prepare")
-    prepare(composed([argument for argument in arguments if not argument.startswith("show=")]), request.show)
+    shows = [argument for argument in arguments if argument.startswith("show=")]
+    request = parse(PrepareArguments, shows, "prepare")
+    prepare(composed([argument for argument in arguments if argument not in shows]), request.show)
 
 
 def prepare(config: "Config", show: int = 0) -> "dict[str, Tokens]":
@@ -68,19 +70,20 @@ def prepare(config: "Config", show: int = 0) -> "dict[str, Tokens]":
     from distill.objective.build import make_terms
     from distill.runs.check import check
     from distill.runs.tokenizers import tokenizer_of_run
-    from distill.runtime.progress import configure_logging
+    from distill.runtime.host import size
+    from distill.runtime.progress import configure_logging, counted
     from distill.tasks import find_task
     from distill.tasks._text import TextTask
 
     configure_logging(0)
     check(config)
     task = find_task(config.objective.task, make_terms(config.objective).values())
-    if show and not isinstance(task, TextTask):
-        task = task.read(config)
-        print_shown(config, task, tokenizer_of_run(config, task), show)
-        return {}
     if not isinstance(task, TextTask):
-        raise SettingError(f"objective.task={config.objective.task} reads labelled examples, which need no preparation")
+        if not show:
+            problem = "reads labelled examples, which need no preparation"
+            raise SettingError(f"objective.task={config.objective.task} {problem}")
+        print_shown(config, task.read(config), show)
+        return {}
     tokenizer, corpus, data = tokenizer_of_run(config, task), config.corpus, config.data
     tokens_by_name = {
         text.setting: prepare_text(text, tokenizer, corpus, data, "train", task.sequence_format)
@@ -92,38 +95,25 @@ def prepare(config: "Config", show: int = 0) -> "dict[str, Tokens]":
         elif config.evaluate.missing is Missing.stop:
             raise SettingError(f"evaluate.sets: {name} is not available; give evaluate.sources.{name}.path")
     for name, tokens in tokens_by_name.items():
-        logger.info(f"{name}: {describe(tokens)}")
+        stored, (count, length) = tokens.stored, tokens.sequences.shape
+        assert stored is not None
+        parts = f"{counted(stored.shards, 'shard')}, {counted(count, 'sequence')} of {length:,}"
+        logger.info(f"{name}: {parts}, {tokens.tokens:,} tokens, {size(stored.bytes)} in {stored.place}")
     if show:
-        print_shown(config, task, tokenizer, show)
+        print_shown(config, task, show)
     return tokens_by_name
 
 
-def print_shown(config: "Config", task: "Task", tokenizer: "PreTrainedTokenizerBase", count: int) -> None:
+def print_shown(config: "Config", task: "Task", count: int) -> None:
     """Prints so many of the sequences that training begins with as text, their targets in [[ ]]."""
     from distill.data.shown import LEGEND, shown
     from distill.distributed.single import Single
+    from distill.runs.tokenizers import tokenizer_of_run
 
+    tokenizer = tokenizer_of_run(config, task)
     batches = task.prepare(config, tokenizer, Single(config.backend)).batches
     examples = getattr(getattr(task, "data", None), "examples", None)
     print(LEGEND)
     for batch in batches.first(count):
         for number, text in zip(batch.row_ids, shown(batch, tokenizer, getattr(examples, "classes", ())), strict=True):
             print(f"--- sequence {number}\n{text}")
-
-
-def describe(tokens: "Tokens") -> str:
-    """Its shards, sequences, tokens and bytes, in a line."""
-    from distill.runtime.host import size
-    from distill.runtime.progress import counted
-
-    stored = tokens.stored
-    assert stored is not None
-    count, length = tokens.sequences.shape
-    line = (
-        f"{counted(stored.shards, 'shard')}, {counted(count, 'sequence')} of {length:,}, "
-        f"{tokens.tokens:,} tokens, {size(stored.bytes)} in {stored.place}"
-    )
-    if stored.compression is None or not stored.bytes:
-        return line
-    ratio, rate = stored.plain_bytes / stored.bytes, size(stored.plain_bytes / max(stored.compress_seconds, 1e-9))
-    return f"{line}; {stored.compression} made it {ratio:.2f} times smaller, {rate} a second"

@@ -7,7 +7,6 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,29 +14,26 @@ from typing import TYPE_CHECKING, Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from distill.config.command_line import BASE, CommandLine
+from distill.config.folders import CONF
+from distill.config.override_text import as_value, parse_override
 from distill.runtime.errors import Interrupted, SettingError, first_line
 from distill.runtime.host import storage_failure
 from distill.runtime.progress import write_to
 from distill.runtime.redaction import redact
 
 if TYPE_CHECKING:
-    from distill.config.command_line import CommandLine
     from distill.config.compose import Composition
 
 BASIC = "basic"  # Hydra's own sweeper, which runs every value that is given
-EVERY = 60  # seconds between two pages while runs are under way
+EVERY = 60  # seconds between two pages while runs are active
 LONGEST = 120  # bytes of a folder's name; file systems take 255, and some that encrypt 143
-FIXED = "hydra.job.config.override_dirname.exclude_keys"
 
 logger = logging.getLogger(__name__)
 
 
 class RunFailed(Exception):
-    """A run of a sweep has ended by an error, which it has reported; `status` is the exit status for it."""
-
-    @property
-    def status(self) -> int:
-        return int(self.args[0])
+    """A run of a sweep has ended by an error, which it has reported; its argument is the exit status for it."""
 
 
 def folder_name(swept: str) -> str:
@@ -53,16 +49,14 @@ def folder_name(swept: str) -> str:
 
 def _swept(*, _root_: Any) -> str:
     """As they were given: a value that refers to the environment may be a secret."""
-    job = OmegaConf.to_container(_root_.hydra.job, resolve=False)
-    assert isinstance(job, dict)
-    return folder_name(str(job["override_dirname"]))
+    return folder_name(str(OmegaConf.to_container(_root_.hydra.job, resolve=False)["override_dirname"]))  # type: ignore[index, call-overload]
 
 
 # Here, so that it is there in the processes of launchers too, which import this module for the callback.
 OmegaConf.register_new_resolver("sweep_folder", _swept, replace=True)
 
 
-def by_hydra(line: "CommandLine", task: Callable[[Any], float | None]) -> None:
+def by_hydra(line: CommandLine, task: Callable[[Any], float | None]) -> None:
     """Let Hydra read a command line: it prints what is asked for, or calls `task` with the settings of each run.
 
     Raises:
@@ -70,9 +64,7 @@ def by_hydra(line: "CommandLine", task: Callable[[Any], float | None]) -> None:
     """
     import hydra
 
-    from distill.config.command_line import BASE
     from distill.config.compose import register
-    from distill.config.folders import CONF
 
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through, which get one line
@@ -84,30 +76,31 @@ def by_hydra(line: "CommandLine", task: Callable[[Any], float | None]) -> None:
         sys.argv[1:] = given
 
 
-def run_sweep(line: "CommandLine", composition: "Composition", task: Callable[[Any], float | None]) -> int:
+def run_sweep(line: CommandLine, composition: "Composition", task: Callable[[Any], float | None]) -> int:
     """Run a sweep or a search; returns the exit status of the first run that failed; the others still run.
 
     Args:
         task: makes a run and returns the number that a search optimizes; launchers send it to other processes.
     """
-    from distill.config.override_text import as_value, parse_override
-
     check_sweep(composition)
     params = [f"{name}={value}" for name, value in (composition.hydra.sweeper.get("params") or {}).items()]
     # Of a name that comes twice the last one holds.
     swept = {each.key_or_group: each.is_sweep_override() for each in [*map(parse_override, params), *line.parsed()]}
     fixed = ",".join(as_value(name) for name, is_swept in swept.items() if not is_swept)
-    folder, goal = composition.sweep_folder, composition.settings.get("optimize")
-    own = [f"hydra.sweep.dir={as_value(str(folder))}", f"{FIXED}=[{fixed}]"]
-    status = 0
+    folder = composition.sweep_folder
+    own = [
+        f"hydra.sweep.dir={as_value(str(folder))}",
+        f"hydra.job.config.override_dirname.exclude_keys=[{fixed}]",  # of the names of folders
+    ]
+    status, goal = 0, composition.settings.get("optimize")
     try:
         by_hydra(replace(line, overrides=[*line.overrides, *own]), task)
     except RunFailed as failed:
-        status = failed.status
+        status = int(failed.args[0])
     except Interrupted:
         write_to(sys.stdout, write_page(folder, goal))
         raise
-    write_to(sys.stdout, write_page(folder, goal))
+    write_to(sys.stdout, write_page(folder, goal))  # Hydra calls `on_multirun_end` only where no run has failed
     return status
 
 
@@ -120,29 +113,22 @@ def check_sweep(composition: "Composition") -> None:
         raise SettingError("names the folder of one run", setting="hydra.run.dir", cure=cure)
     sweeper = composition.hydra.runtime.choices.get("hydra/sweeper")
     if sweeper != BASIC and composition.settings.get("optimize") is None:
-        raise SettingError(
-            f"the sweeper {sweeper} chooses by a number of each run",
-            setting="optimize",
-            value="null",
-            cure="set optimize=perplexity, or another number of the results",
-        )
+        problem = f"the sweeper {sweeper} chooses by a number of each run"
+        cure = "set optimize=perplexity, or another number of the results"
+        raise SettingError(problem, setting="optimize", value="null", cure=cure)
 
 
 class SweepPage(Callback):
     """Compares the runs so far when one has ended, at most once a minute, in whatever process that was."""
 
     def on_job_end(self, config: DictConfig, job_return: Any, **_: Any) -> None:
-        """The page of the end is `run_sweep`'s, as Hydra calls `on_multirun_end` only where no run has failed."""
         from distill.report.comparison.write import HTML
 
-        job_return.overrides[:] = [
-            redact(text) for text in job_return.overrides
-        ]  # Hydra prints them of a run that failed
-        folder = Path(config.hydra.sweep.dir)
-        with suppress(FileNotFoundError):
-            if time.time() - (folder / HTML).stat().st_mtime < EVERY:
-                return
-        write_page(folder, config.get("optimize"), EVERY)
+        # Hydra prints them of a run that failed.
+        job_return.overrides[:] = [redact(text) for text in job_return.overrides]
+        page = Path(config.hydra.sweep.dir, HTML)
+        if not page.exists() or time.time() - page.stat().st_mtime >= EVERY:
+            write_page(page.parent, config.get("optimize"), EVERY)
 
 
 def write_page(folder: Path, goal: str | None, renew: int | None = None) -> str:
@@ -150,7 +136,7 @@ def write_page(folder: Path, goal: str | None, renew: int | None = None) -> str:
 
     Args:
         goal: the number that orders them.
-        renew: seconds until the page is loaded again, while runs are under way.
+        renew: seconds until the page is loaded again, while runs are active.
 
     Returns:
         The table to print, and where the page is.

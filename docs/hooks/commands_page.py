@@ -3,19 +3,17 @@
 import re
 import textwrap
 from collections.abc import Iterator
-from importlib import import_module
 
 from markdown_text import escaped
 
-from distill.commands.cli import COMMANDS
-from distill.commands.help import HELP, OPTIONS
+from distill.commands.cli import COMMANDS, HELP, OPTIONS, command
 
 
 def text() -> str:
     """All commands, as Markdown."""
     parts = ["## distill\n", *_formatted(HELP), *_formatted(OPTIONS)]
-    for name, (module, _) in COMMANDS.items():
-        parts += [f"\n## distill {name}\n", *_formatted(import_module(module).HELP)]
+    for name in COMMANDS:
+        parts += [f"\n## distill {name}\n", *_formatted(command(name).HELP)]
     return "\n".join(parts)
 
 

@@ -13,8 +13,8 @@ from job import CommandLine, Shelf, composed_chain, distill, environment, parse_
 from test_fine_tuning import table
 
 from distill.commands import chain as chain_module
-from distill.commands.chain import STAGE, _finish, _is_finished, check_chain, run_chain, runs_of
-from distill.config.settings import ChainConfig, StageConfig
+from distill.commands.chain import STAGE, _finish, _is_finished, run_chain, runs_of
+from distill.config.settings import StageConfig
 from distill.runs.record import Record
 from distill.runs.results_file import write_results
 from distill.runtime.errors import StageFailed
@@ -29,14 +29,11 @@ chain:
     student:
       recipe: distilalbert_gutenberg
       settings: [{corpus}, "teacher.path={{teacher}}", "student.layers=[0]", train.steps=3]
-    teacher_task: {{recipe: table, settings: ["student.path={{teacher}}", {table}], seeds: [0, 1]}}
-    student_task:
+    task:
       recipe: table
-      settings: [objective=distil_classes, teacher=pretrained, "teacher.path={{teacher_task}}", {pair}]
-      seeds: [1]
-  table:
-    teacher: [teacher, teacher_task]
-    student: [student, student_task]
+      settings: ["student.path={{student}}", {table}]
+      seeds: [0, 1]
+  table: {{teacher: [teacher], student: [student, task]}}
   anchors: ["Published: 99."]
 """
 SIZE = (
@@ -53,9 +50,7 @@ def configs(shelf: Shelf) -> Path:
     corpus = ", ".join(json.dumps(each) for each in [*shelf.corpus, "train.batch_size=8", "precision=fp32"])
     folder = shelf.root / "configs"
     (folder / "recipe").mkdir(parents=True)
-    pair = f'"student.path={{student}}", {labels}'
-    text = RECIPE.format(corpus=corpus, size=SIZE, table=labels, pair=pair)
-    (folder / "recipe" / "small.yaml").write_text(text)
+    (folder / "recipe" / "small.yaml").write_text(RECIPE.format(corpus=corpus, size=SIZE, table=labels))
     return folder
 
 
@@ -63,14 +58,14 @@ def run(configs: Path, folder: Path, *more: str) -> int:
     return distill("--config-dir", str(configs), "+recipe=small", f"hydra.run.dir={folder}", *more)
 
 
-def run_here(configs: Path, folder: Path, own_process: Callable[[list[str]], bool]) -> tuple[str, list[str]]:
+def run_here(configs: Path, folder: Path, own_process: Callable[[list[str]], bool]) -> list[str]:
     """The chain with its stages in this process, which spares each the seconds that a new one needs to import torch.
 
     Args:
-        own_process: says of a command whether it is run as chains run it nevertheless.
+        own_process: whether a command is run as chains run it nevertheless.
 
     Returns:
-        The text of chain.md, and the folders of the stages that were started.
+        The folders of the stages that were started.
     """
     started = []
     alone = chain_module._run
@@ -83,38 +78,40 @@ def run_here(configs: Path, folder: Path, own_process: Callable[[list[str]], boo
     assert chain is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chain_module, "_run", run_stage)
-        return run_chain(chain, folder, ["--config-dir", str(configs)]), started
+        run_chain(chain, folder, ["--config-dir", str(configs)])
+    return started
 
 
-JOBS = ["teacher", "student", "teacher_task/seed-0", "teacher_task/seed-1", "student_task/seed-1"]
+JOBS = ["teacher", "student", "task/seed-0", "task/seed-1"]
 
 
 @pytest.fixture(scope="module")
 def finished(configs: Path, shelf: Shelf) -> Path:
     """The folder of the chain; the first stage ran in a process of its own, as all of them do."""
     folder = shelf.root / "chain"
-    _, started = run_here(configs, folder, lambda command: "+recipe=albert_pretrain" in command)
-    assert started == JOBS
+    assert run_here(configs, folder, lambda command: "+recipe=albert_pretrain" in command) == JOBS
     return folder
 
 
 def test_a_chain_from_text_to_table(finished: Path) -> None:
     assert all(results(finished / name)["finished"] for name in JOBS)
     assert results(finished / "teacher")["training"]["steps"] == 4
-    task = results(finished / "student_task" / "seed-1")
-    assert task["teacher"]["name"] == str(finished / "teacher_task" / "seed-1")
+    assert results(finished / "student")["teacher"]["name"] == str(finished / "teacher")
     head, _, teacher, student = (finished / "chain.md").read_text().splitlines()[:4]
     assert "Perplexity, heldout" in head and ACCURACY in head
-    assert teacher.startswith("| teacher |") and " to " in teacher and "%" not in teacher and "%" in student
+    assert teacher.startswith("| teacher |") and "%" not in teacher and " to " in student and "%" in student
     scores = json.loads((finished / "chain.json").read_text())["models"]
-    assert [len(scores[model][ACCURACY]) for model in ("teacher", "student")] == [2, 1]
+    assert len(scores["student"][ACCURACY]) == 2 and ACCURACY not in scores["teacher"]
+    page = (finished / "report.html").read_text()
+    assert f"{len(JOBS)} of {len(JOBS)} jobs are finished" in page and "<script" not in page
+    assert all(f'<a href="{name}/report.html">{name}</a>' in page for name in JOBS)
+    assert "Published: 99." in page and f'<th scope="col">{ACCURACY}</th>' in page.replace("<wbr/>", "")
 
 
 def test_what_is_finished_is_not_run_again(configs: Path, finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
     times = {name: (finished / name / "results.json").stat().st_mtime_ns for name in JOBS}
     (finished / "student" / "results.json").unlink()
-    _, started = run_here(configs, finished, lambda _: False)
-    assert started == ["student", "student_task/seed-1"], "this, and what refers to it"
+    assert run_here(configs, finished, lambda _: False) == JOBS[1:], "this, and what refers to it"
     again = {name: (finished / name / "results.json").stat().st_mtime_ns for name in JOBS}
     assert [name for name in JOBS if times[name] != again[name]] == ["student"]
     capfd.readouterr()
@@ -143,23 +140,17 @@ def test_a_run_is_finished_by_these_arguments_after_its_inputs(tmp_path: Path) -
 
 
 def test_a_name_is_the_folder_of_the_run_with_the_same_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or of the first one, whatever signs are in it; in a template of conversations names stand for something else."""
-    template = 'corpus.template="{role}: {content}"'
-    stages = {
-        "one": StageConfig(recipe="r", settings=[template], seeds=[0, 1]),
-        "two": StageConfig(recipe="r", settings=["student.path={one}/x"], seeds=[1, 2]),
-    }
+    """Or of the first one, whatever signs are in it."""
+    settings = {"one": [], "two": ["student.path={one}/x"]}
+    stages = {name: StageConfig(recipe="r", settings=given, seeds=[0, 1]) for name, given in settings.items()}
     commands: list[list[str]] = []
     monkeypatch.setattr(chain_module, "_run", lambda command: commands.append(command) or 1)
     folder = tmp_path / "a b, c=d"
-    check_chain(ChainConfig(stages=stages))
-    for name, stage in stages.items():
-        runs = {each: runs_of(folder / each, of) for each, of in stages.items()}
-        for run in runs[name]:
-            with pytest.raises(StageFailed):
-                _finish(name, stage, run, runs, [])
-    assert template in commands[0]
-    for command, seed in zip(commands[2:], (1, 0), strict=True):
+    runs = {"one": runs_of(folder / "one", stages["one"]), "two": {seed: folder / "two" for seed in (1, 2)}}
+    for seed in runs["two"]:
+        with pytest.raises(StageFailed):
+            _finish("two", stages["two"], seed, runs, [])
+    for command, seed in zip(commands, (1, 0), strict=True):
         path = parse_override(CommandLine.of(command[3:]).overrides[1]).value()
         assert path == f"{folder}/one/seed-{seed}/x"
 
@@ -178,7 +169,10 @@ def test_a_signal_reaches_the_stage_which_ends_in_its_own_time(tmp_path: Path) -
     ("more", "words"),
     [
         (["optimizer.lr=1"], ("optimizer.lr=1", "chain.given.NAME")),
-        (["chain.stages.teacher.settings=['teacher.path={student}']"], ("chain.stages.teacher", "student")),
+        (
+            ["chain.stages.teacher.settings=['teacher.path={student}']"],
+            ("{student} is not among the earlier stages (none)",),
+        ),
         (["chain.table.teacher=[nothing]"], ("chain.table.teacher", "nothing")),
         (["chain.table.teacher=[]"], ("chain.table.teacher=[]: names no stage",)),
         (["+chain.stages.my-stage={recipe: table}"], ("chain.stages.my-stage", "letters, digits and underscores")),
@@ -193,11 +187,3 @@ def test_what_stops_it(
     line = capfd.readouterr().err.strip().splitlines()[-1]
     assert all(word in line for word in words), line
     assert not (tmp_path / "chain" / "chain.md").exists()
-
-
-def test_the_page_of_a_chain_lists_its_jobs_and_ends_with_its_table(finished: Path) -> None:
-    text = (finished / "report.html").read_text()
-    assert f"{len(JOBS)} of {len(JOBS)} jobs are finished" in text and "<script" not in text
-    for name in JOBS:
-        assert f'<a href="{name}/report.html">{name}</a>' in text
-    assert "Published: 99." in text and f'<th scope="col">{ACCURACY}</th>' in text.replace("<wbr/>", "")

@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from job import Shelf, book, distill, results, save_model
+from omegaconf import OmegaConf
 from prediction_models import save_fine_tuned
 from test_fine_tuning import squad, table
 from transformers import AutoModelForSequenceClassification, BloomConfig, BloomForCausalLM
 from vocabularies import vocabulary_of
 
 from distill.commands.cli import main
-from distill.commands.scoring.score import evaluate_models
-from distill.commands.scoring.settings import _references_in, settings_of
+from distill.commands.evaluate import REFERENCE, evaluate_models, settings_of
 from distill.runs.located import locate
 from distill.runtime.errors import SettingError
 
@@ -153,18 +152,19 @@ def test_bad_input_is_one_line(done: Path, shelf: Shelf, tmp_path: Path, monkeyp
     assert "exceeds the" in refused([run], "corpus.sequence_length=4096")
     assert "two commands" in refused([run, str(save_model(tmp_path / "gpt2"))])
     assert "none of the sets" in refused([str(shutil.copytree(done / "student", tmp_path / "plain"))])
+    assert "not read with teacher.path=null" in refused([run], "teacher.tokenizer=x")
+    assert "beside teacher.members" in refused([run], "teacher=bundled_small", "teacher.members.a.path=x")
+    text = tmp_path / "chinese.txt"
+    text.write_text("\u8fd9\u662f\u4e00\u6761\u6cb3\u3002" * 300 + "\n", encoding="utf-8")
+    said = refused([run], f"+evaluate.sources.mine={{kind: text, path: {text}}}", "evaluate.sets=[mine]")
+    assert said.startswith("evaluate.sets: mine: 100.0% of its tokens are not in the vocabulary")
     assert evaluate() == 2
-
-
-def test_settings_of_a_teacher_need_one(done: Path, shelf: Shelf) -> None:
-    assert "not read with teacher.path=null" in refused([str(done)], "teacher.tokenizer=x")
-    assert "beside teacher.members" in refused([str(done)], "teacher=bundled_small", "teacher.members.a.path=x")
 
 
 def test_an_output_that_cannot_be_is_refused_before_the_scoring(
     done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distill.commands.scoring.score._score", None)  # a call of it would be a TypeError
+    monkeypatch.setattr("distill.commands.evaluate._score", None)  # a call of it would be a TypeError
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingError, match="output= is empty"):
         evaluate_models([done], [], "")
@@ -172,63 +172,54 @@ def test_an_output_that_cannot_be_is_refused_before_the_scoring(
         evaluate_models([done], [], tmp_path / "file" / "scores")
 
 
-def test_a_teacher_is_checked_as_in_a_run(shelf: Shelf, tmp_path: Path) -> None:
+def test_models_and_teachers_are_checked_as_in_a_run(shelf: Shelf, tmp_path: Path) -> None:
+    """Too short for the sequences, smaller than the tokenizer, or mixing up the documents of a sequence."""
     first, tokens = str(save_model(tmp_path / "gpt2")), len(vocabulary_of("gpt2"))
     short = save_model(tmp_path / "short", max_position_embeddings=16)
     said = refused([first], *shelf.corpus, f"teacher={short}")
     assert said == "corpus.sequence_length=32 exceeds the 16 positions of teacher: lower it"
     poor = save_model(tmp_path / "poor", vocab_size=tokens - 1)
-    said = refused([first], *shelf.corpus, f"teacher={poor}")
     sizes = f"its vocabulary has {tokens - 1} tokens, but the tokenizer of {poor} has {tokens}"
-    assert said.startswith(f"teacher ({poor}): {sizes}")
+    assert refused([first], *shelf.corpus, f"teacher={poor}").startswith(f"teacher ({poor}): {sizes}")
     said = refused([str(poor)], *shelf.corpus, f"data.cache={tmp_path / 'cache'}")
     assert said.startswith(f"model={poor}: {sizes}") and not (tmp_path / "cache").exists(), "before text is prepared"
-
-
-def test_models_that_mix_up_the_documents_of_a_row_are_refused(shelf: Shelf, tmp_path: Path) -> None:
-    first, mixing, tokenizer = save_model(tmp_path / "gpt2"), tmp_path / "bloom", vocabulary_of("gpt2")
-    model = BloomForCausalLM(BloomConfig(vocab_size=len(tokenizer), hidden_size=32, n_layer=2, n_head=4))
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.15)
-    model.save_pretrained(mixing)
-    tokenizer.save_pretrained(mixing)
-    packed = [*shelf.corpus, "corpus.cross_documents=true"]
-    for setting, models, teacher in (
-        (f"model={mixing}", [str(mixing)], []),
-        ("teacher", [str(first)], [f"teacher={mixing}"]),
-    ):
-        said = refused(models, *packed, *teacher)
+    mixing, packed = tmp_path / "bloom", [*shelf.corpus, "corpus.cross_documents=true"]
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        config = BloomConfig(vocab_size=tokens, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2)
+        BloomForCausalLM(config).save_pretrained(mixing)
+    vocabulary_of("gpt2").save_pretrained(mixing)
+    for setting, model, teacher in ((f"model={mixing}", mixing, []), ("teacher", first, [f"teacher={mixing}"])):
+        said = refused([str(model)], *packed, *teacher)
         assert said.startswith(f"{setting}: BloomForCausalLM") and "set corpus.cross_documents=false" in said
 
 
-def test_code_beside_a_model_is_never_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers would ask on the console whether to run it."""
-    questions: list[str] = []
-
-    def ask(question: str = "") -> str:
-        questions.append(question)
-        return "n"
-
-    monkeypatch.setattr("builtins.input", ask)
-    config = {"model_type": "unheard_of", "auto_map": {"AutoConfig": "configuration.Own"}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert refused([str(tmp_path)]).startswith(f"model={tmp_path} does not load: it comes with code of its own; ")
-    assert not questions
-
-
-def test_code_that_the_settings_of_a_run_name_is_not_run(done: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "message", "given"),
+    [
+        ({"evaluate": {"measures": {"mine": {"_target_": "os.getcwd"}}}},
+         "name code (evaluate.measures.mine._target_=os.getcwd)", "evaluate.measures.mine._target_=own_metrics.Hits"),
+        ({"corpus": {"path": "${oc.env:HOME}/books"}},
+         "read the environment (corpus.path=${oc.env:HOME}/books)", "corpus.path=BOOKS"),
+        ({"data": {"tokens": "s3://other/tokens"}},
+         "write prepared sequences elsewhere (data.tokens=s3://other/tokens)", "data.tokens=null"),
+    ],
+    ids=["code", "environment", "store"],
+)  # fmt: skip
+def test_the_settings_of_a_run_reach_no_further_than_its_user_says(
+    settings: dict[str, Any], message: str, given: str, done: Path, shelf: Shelf, tmp_path: Path
+) -> None:
+    """A folder may be a stranger's: what its settings name there, the command has to name too."""
     run = tmp_path / "run"
     shutil.copytree(done / "student", run / "student")
-    config = (done / "config.yaml").read_text()
-    assert "measures: {}" in config
-    own = "measures:\n    mine:\n      _target_: os.getcwd"
-    (run / "config.yaml").write_text(config.replace("measures: {}", own))
-    message = refused([str(run)])
-    assert "name code (evaluate.measures.mine._target_=os.getcwd)" in message and "evaluate=local" in message
-    config, _ = settings_of(locate([str(run)]), ["evaluate.measures.mine._target_=own_metrics.Hits"])
-    assert config.evaluate.own_measures["mine"].path == "own_metrics.Hits", "named on the command line it is trusted"
+    own = OmegaConf.merge(OmegaConf.load(done / "config.yaml"), settings)
+    own.evaluate.sources.mine = {"kind": "text", "path": "${corpus.path}"}
+    OmegaConf.save(own, run / "config.yaml")
+    said = refused([str(run)])
+    assert message in said and "evaluate=local" in said
+    config, _ = settings_of(locate([str(run)]), [given.replace("BOOKS", str(shelf.books))])
+    assert config.evaluate.sources["mine"].path == config.corpus.source.path == str(shelf.books)
+    assert [each.path for each in config.evaluate.own_measures.values()] == ["own_metrics.Hits"] * ("Hits" in given)
 
 
 def test_another_text_is_cut_as_that_of_the_run(done: Path, tmp_path: Path) -> None:
@@ -240,32 +231,14 @@ def test_another_text_is_cut_as_that_of_the_run(done: Path, tmp_path: Path) -> N
     assert config.evaluate.max_sequences == 8 and config.corpus.source.path is not None
 
 
-def test_a_text_that_the_vocabulary_does_not_fit(done: Path, tmp_path: Path) -> None:
-    text = tmp_path / "chinese.txt"
-    text.write_text("\u8fd9\u662f\u4e00\u6761\u6cb3\u3002" * 300 + "\n", encoding="utf-8")
-    source = f"+evaluate.sources.mine={{kind: text, path: {text}}}"
-    said = refused([str(done)], source, "evaluate.sets=[mine]")
-    assert said.startswith("evaluate.sets: mine: 100.0% of its tokens are not in the vocabulary")
-    assert "not in the vocabulary" in refused([str(done)], source, "evaluate.sets=[mine]", "corpus.max_unknown=1.0")
-
-
-def test_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    assert evaluate("--help") == 0 and "model=MODEL" in capsys.readouterr().out
-
-
-def test_a_page_without_comparisons_shows_itself(done: Path) -> None:
-    scores: Any = evaluate_models([done], ["evaluate.pseudo_perplexity.fraction=0"])
+def test_models_from_scratch_need_no_run(shelf: Shelf) -> None:
+    """`bundled_small` is a teacher that comes with the package; a corpus gives the set."""
+    small = ["evaluate.max_sequences=2", "evaluate.pseudo_perplexity.fraction=0"]
+    scores: Any = evaluate_models(["bundled_small"], [*shelf.corpus[:5], *small])
+    assert scores.sets == ["heldout"] and scores.models[0].parameters == 3_028_032
     assert scores._repr_markdown_() == scores.markdown() and "## One model against another" not in scores.markdown()
     with pytest.raises(KeyError):
         scores["nobody"]
-
-
-def test_models_from_scratch_need_no_run(shelf: Shelf) -> None:
-    """`bundled_small` is a teacher that comes with the package; a corpus gives the set."""
-    scores = evaluate_models(
-        ["bundled_small"], [*shelf.corpus[:5], "evaluate.max_sequences=2", "evaluate.pseudo_perplexity.fraction=0"]
-    )
-    assert scores.sets == ["heldout"] and scores.models[0].parameters == 3_028_032
 
 
 def test_the_corpus_is_needed_only_where_a_part_of_it_is_scored(done: Path, tmp_path: Path) -> None:
@@ -275,36 +248,18 @@ def test_the_corpus_is_needed_only_where_a_part_of_it_is_scored(done: Path, tmp_
     assert refused([str(done)], *moved, "evaluate.sets=[mine,heldout]").startswith("corpus.path=/nowhere/books")
 
 
-def test_what_the_settings_of_a_run_refer_to_is_not_read(done: Path, shelf: Shelf, tmp_path: Path) -> None:
-    """But for other settings of it, and where the command names a value in its place."""
-    run = tmp_path / "run"
-    shutil.copytree(done / "student", run / "student")
-    settings = yaml.safe_load((done / "config.yaml").read_text())
-    settings["corpus"]["path"] = "${oc.env:HOME}/books"
-    settings["evaluate"]["sources"]["mine"] = {"kind": "text", "path": "${corpus.path}"}
-    (run / "config.yaml").write_text(yaml.safe_dump(settings))
-    message = refused([str(run)])
-    assert "(corpus.path=${oc.env:HOME}/books)" in message and message.endswith("add corpus.path=VALUE")
-    config, _ = settings_of(locate([str(run)]), [f"corpus.path={shelf.books}"])
-    assert config.corpus.source.path == config.evaluate.sources["mine"].path == str(shelf.books)
-
-
 @pytest.mark.parametrize(
     ("text", "calls"),
     [
         ("${oc.env:HOME}", True),
         ("s3://${corpus.path}/${a:b}", True),
         ("${corpus.${oc.env:X}}", True),
+        ("${${corpus.field}:HOME}", True),
+        ("${oc.${corpus.field}:HOME}", True),
         ("${corpus.path}", False),
         ("s3://${corpus.path}/a:b", False),
         ("${..path}", False),
     ],
 )
 def test_a_resolver_is_told_from_another_setting(text: str, calls: bool) -> None:
-    found = [("corpus.sources.one.path", text)] if calls else []
-    assert list(_references_in({"sources": {"one": {"path": [text]}}}, "corpus")) == found
-
-
-@pytest.mark.parametrize("text", ["${${corpus.field}:HOME}", "${oc.${corpus.field}:HOME}"])
-def test_a_resolver_that_a_setting_names_is_one_too(text: str) -> None:
-    assert list(_references_in({"path": text}, "corpus")) == [("corpus.path", text)]
+    assert ("${" in REFERENCE.sub("", text)) == calls

@@ -9,7 +9,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from job import ROOT, Shelf, as_value, assert_same, composed_line, distill, results
+from job import Shelf, as_value, assert_same, composed_line, distill, results
 
 from distill.commands.cli import main
 from distill.report import live_sections
@@ -98,11 +98,6 @@ def test_the_console_script_finds_modules_of_the_working_folder(
     assert importlib.import_module("module_of_a_user") and sys.path == [*before, str(tmp_path)]
     find_modules_here("module_of_a_user.Loss")
     assert sys.path == [*before, str(tmp_path)]
-
-
-def test_modules_beside_the_package_are_the_users() -> None:
-    lint = (ROOT / "Makefile").read_text().partition("\nlint:")[2]
-    assert "check ." not in lint and "check $(CODE)" in lint
 
 
 @pytest.mark.parametrize("name", ["seed=0", "\u00e9t\u00e9", "a b", "plain"])

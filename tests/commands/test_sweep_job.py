@@ -12,17 +12,15 @@ from typing import Any
 
 import hypothesis
 import pytest
-import torch
 import yaml
 from hypothesis import strategies as st
 from job import Shelf, assert_same, composition, composition_of, distill, results
 from made_runs import make_run, results_of, settings_of
 
 from distill.commands.cli import main
-from distill.commands.main_job import threads_as_before
-from distill.commands.sweep import EVERY, LONGEST, SweepPage, check_sweep, folder_name
-from distill.runtime.errors import SettingError
+from distill.commands.sweep import EVERY, LONGEST, SweepPage, folder_name
 
+OPTUNA = find_spec("hydra_plugins") and find_spec("hydra_plugins.hydra_optuna_sweeper")
 SMALL = ["train.steps=2", "train.epochs=null", "corpus.max_sequences=60", "evaluate.pseudo_perplexity.fraction=0"]
 
 
@@ -54,10 +52,6 @@ def test_other_values_have_other_names_of_one_part(one: str, other: str) -> None
     first, second = (folder_name(f"corpus.path={text}") for text in (one, other))
     assert (first == second) == (one == other)
     assert all("/" not in name and "\0" not in name and len(os.fsencode(name)) <= LONGEST for name in (first, second))
-
-
-def test_the_comparison_lies_beside_the_runs() -> None:
-    assert composition_of("+recipe=smoke", "seed=0,1").sweep_folder == Path("runs/smoke-sweep")
 
 
 def test_a_sweep_ends_with_its_comparison(
@@ -133,36 +127,30 @@ def test_folders_of_long_values_and_many_settings(tmp_path: Path, capsys: pytest
     many = [f"train.{name}=1,2" for name in ("keep", "log_every")]
     many += [f"+objective.term_of_a_long_name_{number}.weight={number}" for number in range(15)]
     far = "no/" + "where/" * 30
-    for folder, given, names in [
-        ("short", ["corpus.path=no/a,no/b"], {"corpus.path=no%2Fa", "corpus.path=no%2Fb"}),
-        ("many", ["corpus.path=no/a", *many], None),
-        ("long", [f"corpus.path={far}a,{far}b"], {folder_name(f"corpus.path={far}{end}") for end in "ab"}),
-        ("one", ["corpus.path=no/a"], {"only"}),
+    for folder, given, name in [
+        ("many", ["corpus.path=no/a", *many], "train.keep=1,train.log_every=2"),
+        ("long", [f"corpus.path={far}a,{far}b"], folder_name(f"corpus.path={far}b")),
+        ("one", ["corpus.path=no/a"], "only"),
     ]:
         path = tmp_path / folder
-        refused = ["train.batch_size=0", f"hydra.sweep.dir={path}", "--multirun"]
-        assert distill("+recipe=smoke", *given, *refused) == 2
-        found = {each.name for each in path.iterdir() if each.is_dir()}
-        assert found == names if names else "train.keep=1,train.log_every=2" in found
-        assert all(each.parent == path for each in path.rglob("*") if each.is_dir())
+        assert distill("+recipe=smoke", *given, "train.batch_size=0", f"hydra.sweep.dir={path}", "--multirun") == 2
+        found = [each for each in path.rglob("*") if each.is_dir()]
+        assert name in {each.name for each in found} and all(each.parent == path for each in found)
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_sweeper_that_chooses_needs_a_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plugin = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "hydra/sweeper=optuna", "--multirun"]
-    assert distill("+recipe=smoke", "seed=0,1", *plugin) == 2
+@pytest.mark.parametrize(
+    ("plugin", "words"),
+    [
+        ("hydra/sweeper=optuna", "set optimize=perplexity" if OPTUNA else "pip install 'distill-kd[search]'"),
+        ("hydra/launcher=submitit_slurm", "hydra/launcher=submitit_slurm: no launcher that is installed"),
+        ("hydra.run.dir=runs/mine", "hydra.run.dir: names the folder of one run; a sweep has hydra.sweep.dir=DIR"),
+    ],
+)
+def test_what_is_refused(plugin: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert distill("+recipe=smoke", "seed=0,1", f"hydra.sweep.dir={tmp_path / 'sweep'}", "--multirun", plugin) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    installed = find_spec("hydra_plugins") and find_spec("hydra_plugins.hydra_optuna_sweeper")
-    assert ("set optimize=perplexity" if installed else "pip install 'distill-kd[search]'") in line
-    assert not (tmp_path / "sweep").exists()
-
-
-def test_a_launcher_that_is_not_installed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["seed=0,1", "hydra/launcher=submitit_slurm", f"hydra.sweep.dir={tmp_path / 'sweep'}", "--multirun"]
-    assert distill("+recipe=smoke", *given) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "hydra/launcher=submitit_slurm: " in line and "pip install hydra-submitit-launcher" in line
-    assert not (tmp_path / "sweep").exists()
+    assert words in line and not (tmp_path / "sweep").exists()
 
 
 def test_a_wrong_name_ends_a_run_before_its_training(
@@ -205,20 +193,6 @@ def test_a_search_without_any_number_ends_in_one_line(
     assert distill("+recipe=search", *small) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("distill: ")]
     assert len(said) == 2 and "no run of the search has given a number" in said[1]
-
-
-def test_each_run_begins_with_all_threads() -> None:
-    """Also after one that has taken fewer, as other programs were at work."""
-    before = torch.get_num_threads()
-    with threads_as_before():
-        torch.set_num_threads(before + 1)
-    assert torch.get_num_threads() == before
-
-
-def test_the_folder_of_one_run_is_refused_for_a_sweep() -> None:
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
-    with pytest.raises(SettingError, match=r"^hydra\.run\.dir: .*; a sweep has hydra\.sweep\.dir=DIR"):
-        check_sweep(composition_of("+recipe=search", "hydra.run.dir=runs/mine"))
 
 
 def test_the_command_of_a_run_of_a_search_is_that_of_one_run() -> None:

@@ -14,7 +14,7 @@ import yaml
 from hydra import initialize_config_dir
 
 from distill.commands.arguments import parse
-from distill.commands.evaluate import EvaluateArguments
+from distill.commands.small import EvaluateArguments
 from distill.config.command_line import CommandLine, check_one_run, check_overrides, read_list
 from distill.config.compose import Composition, build, compose_overrides, register
 from distill.config.errors import setting_error

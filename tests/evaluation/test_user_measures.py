@@ -227,7 +227,7 @@ def test_two_ranks_give_the_values_of_one(name: str, tmp_path: Any) -> None:
 
 @pytest.mark.slow
 def test_torchmetrics_is_imported_where_models_are_scored_and_not_before() -> None:
-    modules = "distill.job, distill.commands.scoring.score, distill.runs.check"
+    modules = "distill.job, distill.commands.evaluate, distill.runs.check"
     program = f"import sys, {modules}; print('torchmetrics' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 import pytest
 from made_runs import make_run, results_of, settings_of
 
-from distill.commands import compare as command
 from distill.commands.cli import main as distill_command
 from distill.report.comparison.columns import columns_of
 from distill.report.comparison.comparison import Comparison, compare
@@ -307,7 +306,7 @@ def test_the_command_ends_in_one_line(
     make_run(tmp_path / "run", settings_of(0), results_of({"heldout": 3.0}))
     assert main([f"run={tmp_path / 'run'}", "by=perplexty"]) == 2
     assert capsys.readouterr().err.startswith("distill: by=perplexty is not a number")
-    monkeypatch.setattr(command, "find_runs", lambda runs: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("distill.report.comparison.runs.find_runs", lambda runs: os.kill(os.getpid(), signal.SIGTERM))
     assert main([f"run={tmp_path / 'run'}"]) == 143
     (line,) = capsys.readouterr().err.splitlines()
     assert "stopped by SIGTERM" in line
@@ -354,7 +353,7 @@ def test_tables_for_a_terminal_line_up(tmp_path: Path) -> None:
 def test_the_command_starts_without_torch() -> None:
     import subprocess
 
-    code = "import distill.commands.compare, sys; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    code = "import distill.commands.small, sys; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

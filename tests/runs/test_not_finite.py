@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import VOCAB, Fit, make_model, make_rows, new_student, only
 
-from distill.commands.scoring.score import evaluate_models
+from distill.commands.evaluate import evaluate_models
 from distill.config.settings import TrainConfig
 from distill.evaluation.evaluator import Evaluator
 from distill.models.check import check_finite, check_model

@@ -11,7 +11,7 @@ import pytest
 from distributed import run_ranks
 from job import CommandLine, Shelf, assert_same, check_one_run, composition_of, metrics, results
 
-from distill.commands import main_job
+from distill.commands import cli
 from distill.commands.cli import main
 from distill.runs.profile.phases import PHASES
 from distill.runs.profile.record import RankProfile
@@ -81,9 +81,7 @@ def test_the_command_ends_after_its_steps_and_leaves_no_student(
     shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
     arguments = shelf.arguments(tmp_path / "run", "train.save_every=100")
-    with pytest.raises(SystemExit) as ended:
-        main(["profile", *arguments, "steps=6"])
-    assert ended.value.code == 0 and "waiting for data" in capfd.readouterr().err
+    assert main(["profile", *arguments, "steps=6"]) == 0 and "waiting for data" in capfd.readouterr().err
     content = json.loads((tmp_path / "run" / "profile" / "profile.json").read_text())
     assert RankProfile.of(content["ranks"][0]).num_steps == 6
     table = (tmp_path / "run" / "profile" / "profile.txt").read_text()
@@ -96,9 +94,7 @@ def test_a_run_that_is_shorter_is_profiled_as_often_as_asked(
 ) -> None:
     arguments = shelf.arguments(tmp_path / "run", "train.epochs=null", "train.steps=4", "train.save_every=2")
     for _ in range(2):
-        with pytest.raises(SystemExit) as ended:
-            main(["profile", *arguments, "steps=6"])
-        assert ended.value.code == 0 and "waiting for data" in capfd.readouterr().err
+        assert main(["profile", *arguments, "steps=6"]) == 0 and "waiting for data" in capfd.readouterr().err
         assert not {path.name for path in (tmp_path / "run").iterdir()} & {"results.json", "student"}
         assert not list((tmp_path / "run").glob("checkpoints/step-*"))
 
@@ -118,9 +114,9 @@ def slow_second_rank(folder: Path, arguments: list[str]) -> dict[str, Any] | Non
         return quick(*values)
 
     loop.accumulate_gradients = slow
-    from distill.commands import main_job as door
+    from distill.commands import ending
 
-    door.end_rank = lambda status, error=None: None  # it would end the process before it gives anything back
+    ending.end_rank = lambda status, error=None: None  # it would end the process before it gives anything back
     assert distill(*arguments, f"hydra.run.dir={folder}") == 0
     return (
         json.loads((folder / "profile" / "profile.json").read_text())["summary"] if os.environ["RANK"] == "0" else None
@@ -165,10 +161,8 @@ def test_a_recipe_that_searches_is_profiled_as_it_is(tmp_path: Path, monkeypatch
     text = f"# @package _global_\ndefaults: [smoke, _self_]\n{sweep}\n"
     (tmp_path / "recipe" / "mine.yaml").write_text(text)
     lines: list[list[str]] = []
-    monkeypatch.setattr(main_job, "main", lambda arguments: lines.append(arguments) or 0)
-    with pytest.raises(SystemExit) as ended:
-        main(["profile", "--config-dir", str(tmp_path), "+recipe=mine"])
-    assert ended.value.code == 0
+    monkeypatch.setattr(cli, "main_job", lambda arguments: lines.append(arguments) or 0)
+    assert main(["profile", "--config-dir", str(tmp_path), "+recipe=mine"]) == 0
     (line,) = lines
     assert not composition_of(*line).sweeps
     check_one_run(CommandLine.of(line))

@@ -1,1 +1,0 @@
-"""Scores models that exist on evaluation sets, without training: `distill evaluate`, or `distill.evaluate`."""
