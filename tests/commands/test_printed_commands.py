@@ -12,9 +12,6 @@ import pytest
 from job import Shelf, as_value, assert_same, composed_line, distill, results
 
 from distill.commands.cli import main
-from distill.report import live_sections
-from distill.report.live_sections import Ending
-from distill.runs.record import Record
 from distill.runtime.users_code import find_modules_here
 
 NAME = "my runs/it's $one"
@@ -62,16 +59,6 @@ def test_the_command_of_a_report_is_that_of_its_run(
     (run / "student").rename(tmp_path / "student")
     assert as_printed(command_in((run / "report.md").read_text()), monkeypatch) == 0
     assert_same(tmp_path, run)
-
-
-def test_the_page_of_a_stopped_run_prints_the_same(run: Path) -> None:
-    record = Record.from_json(results(run))
-    view = live_sections.RunView(
-        folder=str(run), written="", every=1.0, record=record, step=1, steps=None, left=None, fraction=None,
-        activities=[], latest={}, points=[], machine={}, logs={}, num_logs=1, ending=Ending(143, "stopped"),
-    )  # fmt: skip
-    codes = [block.text for block in live_sections.sections(view)[0].blocks if getattr(block, "kind", "") == "code"]
-    assert codes == [record.command_from_anywhere] and NAME.split("/")[0] in codes[0]
 
 
 def test_a_run_is_evaluated_from_another_folder(
