@@ -96,7 +96,8 @@ def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output:
         Interrupted: a signal ended it, which is a KeyboardInterrupt.
     """
     for name, given, example in (("models", models, "runs/first"), ("settings", settings, "evaluate.sets=[books]")):
-        if not isinstance(given, Sequence) or isinstance(given, str) or not all(map(_is_text, given)):
+        is_listed = isinstance(given, Sequence) and not isinstance(given, str)
+        if not is_listed or not all(isinstance(each, str | Path) for each in given):
             problem = f"{name}={given!r} is no list of texts: give one such as ['{example}']"
             raise SettingError(f"{problem}; a model in memory is saved first")
     as_of_a_program = errors_for_programs("" if output is None else str(output))
@@ -123,10 +124,6 @@ def evaluate_models(
     if output is not None:
         scores.write(Path(output).expanduser())
     return scores
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str | Path)
 
 
 def _task(name: str, models: Sequence[Located], config: Config) -> Task:

@@ -54,13 +54,6 @@ def test_an_export_onto_a_full_disk_is_a_failure_of_storage(
     assert "make room" in capfd.readouterr().err and not (tmp_path / "student" / "onnx").exists()
 
 
-def test_a_recipe_with_the_name_of_a_packaged_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "recipe").mkdir()
-    (tmp_path / "recipe" / "smoke.yaml").write_text("# @package _global_\nseed: 7\n")
-    line = refused_line(capsys, "--config-dir", str(tmp_path), "+recipe=smoke")
-    assert str(tmp_path / "recipe" / "smoke.yaml") in line and "another name" in line
-
-
 def test_seeds_and_texts_of_predictions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,8 +133,8 @@ def test_settings_of_others_are_compared(settings: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "override",
     ["corpus.path=" + "a" * 30_000, "+" + "a" * 3_000_000 + "=1", "student.layers=[" + ",".join(["1"] * 4000) + "]",
-     f"seed={'9' * 100_000}", f"train.snapshots={'[' * 3000}1{']' * 3000}"],
-    ids=["text", "name", "list", "digits", "depth"],
+     f"seed={'9' * 100_000}"],
+    ids=["text", "name", "list", "digits"],
 )  # fmt: skip
 def test_a_long_override(override: str, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ([], ["settings"], ["prepare"]):
