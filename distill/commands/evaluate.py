@@ -96,9 +96,10 @@ def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output:
         Interrupted: a signal ended it, which is a KeyboardInterrupt.
     """
     for name, given, example in (("models", models, "runs/first"), ("settings", settings, "evaluate.sets=[books]")):
-        is_listed = isinstance(given, Sequence) and not isinstance(given, str)
-        if not is_listed or not all(isinstance(each, str | Path) for each in given):
-            problem = f"{name}={given!r} is no list of texts: give one such as ['{example}']"
+        if isinstance(given, str | Path):
+            raise SettingError(f"{name}={given} is one string: give a list, such as ['{example}']")
+        if not isinstance(given, Sequence) or not all(isinstance(each, str | Path) for each in given):
+            problem = f"{name} is a {type(given).__name__}, or holds what is no text: give a list such as ['{example}']"
             raise SettingError(f"{problem}; a model in memory is saved first")
     as_of_a_program = errors_for_programs("" if output is None else str(output))
     with as_of_a_program, handled(), output_for_programs(), hydra_as_before():

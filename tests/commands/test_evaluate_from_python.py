@@ -30,10 +30,10 @@ def test_errors_are_one_line(done: Path) -> None:
     for models, settings, line in (
         ([done], ["evaluate.max_sequences=many"], r"^evaluate\.max_sequences"),
         ([done], ["evaluate.rowz=1"], "rowz"),
-        (str(done), [], r"^models=.* is no list of texts: give one such as"),
-        ({"mine": done}, [], r"^models=\{'mine': .* is no list of texts"),
-        ([done, Path], [], r"^models=\[.* is no list of texts"),
-        ([done], "evaluate.max_sequences=1", r"^settings='evaluate\.max_sequences=1' is no list of texts"),
+        (str(done), [], r"^models=.* is one string: give a list"),
+        ({"mine": done}, [], r"^models is a dict, or holds .*: give a list"),
+        ([done, Path], [], r"^models is a list, or holds .*: give a list"),
+        ([done], "evaluate.max_sequences=1", r"^settings=evaluate\.max_sequences=1 is one string: give a list"),
     ):
         with pytest.raises(SettingError, match=line) as error:
             distill.evaluate(models, settings)
