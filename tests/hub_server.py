@@ -12,6 +12,7 @@ from typing import Any
 
 OWNER, READER = "hf_tokenOfTheOwner", "hf_tokenThatMayRead"
 OTHERS = "somebody-else"  # an account in which the owner may not write
+BROKEN = "me/broken"  # a repository that answers every commit with status 500
 
 
 @dataclass
@@ -28,13 +29,11 @@ class Hub:
     Attributes:
         blobs: large files by their SHA-256.
         requests: method and path of each.
-        broken: answers every commit with status 500.
     """
 
     repositories: dict[str, Repository] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
-    broken: bool = False
     url: str = ""
 
     def answer(self, token: str, method: str, path: str, body: bytes) -> tuple[int, Any]:
@@ -47,8 +46,6 @@ class Hub:
             return 200, {}
         if token not in (OWNER, READER):
             return 401, {"error": "Invalid username or password."}
-        if path == "/api/whoami-v2":
-            return 200, {"name": "me", "type": "user"}
         if path == "/api/validate-yaml":
             return 200, {"errors": [], "warnings": []}
         if path == "/api/repos/create":
@@ -64,14 +61,9 @@ class Hub:
             siblings = [{"rfilename": file} for file in self.repositories[name].files]
             return 200, {"id": name, "private": self.repositories[name].private, "siblings": siblings}
         if "/preupload/" in path:
-            modes = {True: "lfs", False: "regular"}
-            files = [file["path"] for file in json.loads(body)["files"]]
-            return 200, {
-                "files": [
-                    {"path": file, "uploadMode": modes[file.endswith(".safetensors")], "shouldIgnore": False}
-                    for file in files
-                ]
-            }
+            files = [{"path": file["path"], "shouldIgnore": False} for file in json.loads(body)["files"]]
+            modes = ["lfs" if file["path"].endswith(".safetensors") else "regular" for file in files]
+            return 200, {"files": [file | {"uploadMode": mode} for file, mode in zip(files, modes, strict=True)]}
         if path.endswith("/info/lfs/objects/batch"):
             objects = json.loads(body)["objects"]
             upload = [{**each, "actions": {"upload": {"href": f"{self.url}/blobs/{each['oid']}"}}} for each in objects]
@@ -90,7 +82,7 @@ class Hub:
         return 200, {"url": f"{self.url}/{name}"}
 
     def _commit(self, name: str, body: bytes) -> tuple[int, Any]:
-        if self.broken:
+        if name == BROKEN:
             return 500, {"error": "the storage is away"}
         repository = self.repositories[name]
         for line in map(json.loads, body.splitlines()):

@@ -2,9 +2,10 @@
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -16,9 +17,7 @@ from distill.config.model import LocalPath
 from distill.runtime.errors import SettingError, first_line
 
 if TYPE_CHECKING:
-    from distill.commands.prediction import PredictOptions
     from distill.data.lines import Record
-    from distill.models.loaded import LoadedModel
 
 HELP = """
 usage: distill predict model=MODEL [text=TEXT ...] [input=FILE] [output=FILE] [OPTION=VALUE ...]
@@ -30,9 +29,8 @@ Predict with a trained model: tokens for [MASK], a continuation, classes or valu
   question=TEXT context=TEXT   for a model that finds answers
   input=FILE       *.jsonl, *.csv, *.tsv, *.parquet, *.txt (a text a line), or SQuAD's *.json; without it, and without
                    text, standard input: JSON lines, or a text a line. A record with messages is a conversation
-  output=FILE      JSON lines, or a table as *.csv, *.tsv or *.parquet; *.json: answers by the id of their question.
-                   Without it, JSON lines to standard output
-  overwrite=true   replace an output that exists
+  output=FILE      *.jsonl, *.csv, *.tsv, *.parquet, or *.json: answers by the id of their question; without it, JSON
+                   lines to standard output (overwrite=true: replace an output that exists)
   device=auto      auto, cpu or cuda
   batch_size=32    sequences per forward pass
   top_k=N          tokens for a mask (5), classes (all), or answers (1)
@@ -43,9 +41,10 @@ of fine-tuned models: sequence_length=N (as trained) no_answer=true|false (as tr
   distill predict model=runs/distilbert_gutenberg text="It was a dark and stormy [MASK]."
   distill predict model=runs/squad input=dev-v1.1.json output=answers.json
 """
-TABLES = ("csv", "tsv", "parquet")
-OTHER_FORMATS = (".gz", ".zip", ".xls", ".xlsx", ".yaml", ".yml")  # of outputs, by their names
+TABLES = {".csv": ",", ".tsv": "\t", ".parquet": ""}  # and what separates their fields
+OUTPUTS = (".jsonl", *TABLES, ".json")
 AT_ONCE = 10_000  # inputs that are read before the first of them is answered
+INVALID = (ValueError, KeyError, TypeError, RecursionError, csv.Error, EOFError)  # raised by files of another form
 
 
 class Request(Arguments):
@@ -63,236 +62,159 @@ class Request(Arguments):
 
 
 def run(arguments: list[str]) -> None:
-    """Write the predictions for the inputs of the command line.
-
-    Raises:
-        SettingError: inputs that the model does not read, or settings that do not fit each other.
-    """
-    from distill.commands.prediction import PredictOptions
-    from distill.models.load import model_folder
+    """Write the predictions for the inputs of the command line."""
+    from distill.commands.prediction import PredictOptions, predict_named
     from distill.models.loaded import load_model
-    from distill.runtime.files import refuse_overwriting
+    from distill.runtime.files import atomic
     from distill.runtime.progress import log
 
     request, rest = split(Request, arguments, "predict")
     options = parse(PredictOptions, rest, "predict", besides=Request)
     _check(request)
-    if request.output is not None:
-        place = Path(request.output)
-        if place.is_dir() or not place.absolute().parent.is_dir():
-            raise SettingError("no file in an existing folder", setting="output", value=place, cure="give one")
-        folder = Path(model_folder(request.model))
-        reads = [*([Path(request.input)] if request.input else []), *(folder.iterdir() if folder.is_dir() else [])]
-        refuse_overwriting(place, f"output={place}", reads, request.overwrite)
     model = load_model(request.model, request.device)
     options.check(model.kind)
-    count = write(outcomes(model, _inputs(request, model.corpus.get("quotes")), options), request.output)
-    if request.output is not None:
-        log(f"{count:,} predictions in {request.output}")
+    inputs = read(request, model.corpus.get("quotes"))
+    chunks = iter(lambda: list(islice(inputs, AT_ONCE)), [])
+    outcomes = chain.from_iterable(predict_named(chunk, model, options) for chunk in chunks)
+    if request.output is None:
+        _write_lines(outcomes, sys.stdout)
+        return
+    try:
+        with atomic(Path(request.output)) as new:
+            count = _write(outcomes, new, Path(request.output).suffix.lower())
+    except FileNotFoundError:  # as in /proc
+        raise SettingError(f"output={request.output}: no file can be made there; give another") from None
+    log(f"{count:,} predictions in {request.output}")
 
 
 def _check(request: Request) -> None:
-    """Raises SettingError for inputs that are given twice, and for an output in a format that is not written."""
-    inputs = {"text": bool(request.text), "question": request.question is not None, "input": request.input is not None}
-    present = [name for name, is_set in inputs.items() if is_set]
-    if len(present) > 1:
-        raise SettingError(f"{present[0]} and {present[1]} are both set: give one of them")
-    if request.output is not None and (suffix := Path(request.output).suffix.lower()) in OTHER_FORMATS:
-        cure = "give FILE.jsonl, FILE.csv, FILE.tsv or FILE.parquet"
-        raise SettingError(f"{suffix} is not written", setting="output", value=request.output, cure=cure)
+    """Raises SettingError for inputs that are given twice, and for an output that cannot be written."""
+    from distill.models.load import model_folder
+    from distill.runtime.files import refuse_overwriting
+
+    if len(given := {"text", "question", "input"} & request.model_fields_set) > 1:
+        raise SettingError(f"{' and '.join(sorted(given))} are both set: give one of them")
     if request.second is not None and len(request.text) != 1:
         raise SettingError("second= is the other text of one text=: give text= once, or a file of pairs as input=")
     if (request.question is None) != (request.context is None):
         raise SettingError("question= and context= belong together: give both, or a file of them as input=")
+    if request.output is not None:
+        path, folder = Path(request.output), Path(model_folder(request.model))
+        if path.suffix.lower() not in OUTPUTS or path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+            cure = f"give FILE{', FILE'.join(OUTPUTS)} in a folder"
+            raise SettingError("no file that can be written", setting="output", value=path, cure=cure)
+        reads = [*folder.glob("*"), *([Path(request.input)] if request.input else [])]
+        refuse_overwriting(path, f"output={path}", reads, request.overwrite)
 
 
-def outcomes(model: "LoadedModel", inputs: Iterable[tuple[str, Any]], options: "PredictOptions") -> "Iterator[Record]":
-    """The predictions for inputs, each with where it stands, in their order and with all that a record holds.
-
-    The columns of a table may be called as in the run that trained the model.
-    """
-    from distill.commands.prediction import as_record, beside, predict_records
-
-    columns = {column: name for name in ("text", "second") if (column := model.corpus.get(name))}
-    numbered, before = enumerate(inputs, 1), 0
-    while chunk := list(islice(numbered, AT_ONCE)):
-        records = [
-            as_record(_renamed(item, columns), f"{place}: input {number}", model.kind)
-            for number, (place, item) in chunk
-        ]
-        try:
-            answers = predict_records(model, records, options)
-        except SettingError as error:
-            if before:
-                raise SettingError(f"in the inputs from number {before + 1:,} on, counted from 1: {error}") from None
-            raise
-        for (_, (_, item)), record, answer in zip(chunk, records, answers, strict=True):
-            yield beside(item if isinstance(item, dict) else record, answer)
-        before += len(chunk)
-
-
-def _renamed(item: Any, columns: dict[str, str]) -> Any:
-    """A record with the names used here; a column of the training is the text also where another is called `text`."""
-    if not isinstance(item, dict):
-        return item
-    return item | {name: item[column] for column, name in columns.items() if column in item}
-
-
-def _inputs(request: Request, quotes: bool | None) -> Iterator[tuple[str, Any]]:
-    """The inputs, a text or an object each, and where each stands."""
-    if request.second is not None:
-        yield "text", {"text": request.text[0], "second": request.second}
-    elif request.text:
-        yield from (("text", text) for text in request.text)
-    elif request.question is not None:
-        yield "question", {"question": request.question, "context": request.context}
-    elif request.input is not None and request.input != "-":
-        yield from read_file(request.input, quotes)
-    elif request.input is None and sys.stdin.isatty():
-        raise SettingError("nothing to answer: give text=TEXT or input=FILE, or pipe texts into the command")
-    else:
-        try:
-            yield from read_lines(sys.stdin, "standard input")
-        except UnicodeDecodeError as error:
-            problem = f"standard input is not {error.encoding} ({error.reason})"
-            raise SettingError(f"{problem}: convert it to UTF-8, such as with iconv") from None
-
-
-def read_file(path: str, quotes: bool | None = None) -> Iterator[tuple[str, Any]]:
-    """The inputs of a file: JSON lines, CSV or TSV with a header, Parquet, plain text of one a line, or SQuAD's JSON.
+def read(request: Request, quotes: bool | None) -> Iterator[tuple[str, Any]]:
+    """What messages call each input, and the input, a text or an object. Raises SettingError for an unreadable file.
 
     Args:
         quotes: whether fields of CSV and TSV files may be in quotation marks; None: in CSV, not in TSV.
-
-    Raises:
-        SettingError: it cannot be read; the message names `input`.
     """
-    from distill.data import readers
-    from distill.data.lines import LONGEST
-    from distill.data.tables._rows import kind_of, read_files
-    from distill.data.tables.squad import of_json
+    import fsspec
 
-    file = Path(path)
-    if not file.is_file():
-        raise SettingError("no such file", setting="input", value=path, cure="correct the path")
-    kind = kind_of(file)
+    if request.text:
+        pair = {"text": request.text[0], "second": request.second}
+        texts = request.text if request.second is None else [pair]
+        yield from ((f"text {number}", text) for number, text in enumerate(texts, 1))
+        return
+    if request.question is not None:
+        yield "question", {"question": request.question, "context": request.context}
+        return
+    if request.input is None and sys.stdin.isatty():
+        raise SettingError("nothing to answer: give text=TEXT or input=FILE, or pipe texts into the command")
+    path = Path(request.input or "-")
+    kind = Path(path.name.lower().removesuffix(".gz")).suffix
+    if path.name == "-":
+        name, opened = "standard input", nullcontext(sys.stdin)
+    elif path.is_file() and kind in (*OUTPUTS, ".txt"):
+        mode = "rb" if kind == ".parquet" else "rt"
+        name, opened = path.name, fsspec.open(str(path), mode, "infer", encoding="utf-8-sig", newline="")
+    else:
+        cure = "give *.jsonl, *.csv, *.tsv, *.parquet, *.txt or SQuAD's *.json"
+        raise SettingError("no such file, or none that is read", setting="input", value=path, cure=cure)
+    number, unit = 0, "row" if kind in TABLES else "line"
     try:
-        if kind == "json":
-            for place, record in of_json(file, "input"):
-                yield place, {name: record[name] for name in ("id", "question", "context")}
-        elif kind in ("jsonl", "txt"):
-            lines = readers.lines(file, limit=LONGEST, whole_lines=True)
-            yield from read_lines(lines, file.name, json_lines=kind == "jsonl")
-        elif kind in TABLES:
-            names = readers.column_names(file) if kind == "parquet" else []
-            for row in read_files([file], "input", {name: name for name in names}, quotes=quotes):
-                if row.values is None:
-                    raise SettingError(f"input={path}: {row.place} has another number of fields than the header")
-                yield row.place, {name: value for name, value in row.values.items() if value is not None}
-        else:
-            cure = "give *.jsonl, *.csv, *.tsv, *.parquet, *.txt"
-            raise SettingError("unknown file type", setting="input", value=path, cure=cure)
-    except readers.InvalidFile as error:
-        raise SettingError(str(error), setting="input", value=path, cure="correct or remove it") from error
+        with opened as stream:
+            for number, row in enumerate(_rows(stream, kind, quotes), 1):
+                if row is not None:
+                    yield f"{name}, {unit} {number}", row
+    except INVALID as error:
+        problem = f"{name}, {unit} {number + 1} cannot be read ({type(error).__name__}: {first_line(error)})"
+        raise SettingError(f"{problem}: correct it, or if it is not UTF-8 convert it") from None
 
 
-def read_lines(lines: Iterable[str], name: str, json_lines: bool | None = None) -> Iterator[tuple[str, Any]]:
-    """The lines that are not blank, each a text, or JSON where `json_lines`; None: where the first one is JSON.
+def _rows(stream: IO[Any], kind: str, quotes: bool | None) -> "Iterator[Record | str | None]":
+    """The rows of a table, lines of text or JSON, of which blank ones are None, or the questions in SQuAD's form.
 
-    A first line in quotation marks is JSON as well, unless it goes on behind them, as dialogue does.
+    `datasets` reads these, too, but makes a text such as NA null, and shifts the fields of a row that has too many.
     """
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        if json_lines is None:
-            json_lines = line.lstrip().startswith("{") or _is_json_text(line)
-        place = f"{name}, line {number}"
-        try:
-            yield place, json.loads(line) if json_lines else line.rstrip("\r\n")
-        except (ValueError, RecursionError) as error:
-            raise SettingError(f"{place} is not JSON ({first_line(error)}); correct that line") from None
+    if kind == ".parquet":
+        import pyarrow.parquet
+
+        yield from chain.from_iterable(b.to_pylist() for b in pyarrow.parquet.ParquetFile(stream).iter_batches(AT_ONCE))
+    elif kind in TABLES:
+        csv.field_size_limit(sys.maxsize)
+        quoting = csv.QUOTE_MINIMAL if (kind == ".csv" if quotes is None else quotes) else csv.QUOTE_NONE
+        for row in csv.DictReader(stream, delimiter=TABLES[kind], quoting=quoting, strict=True):
+            if None in row or None in row.values():
+                raise ValueError("another number of fields than the header")
+            yield row
+    elif kind == ".json":
+        for paragraph in chain.from_iterable(article["paragraphs"] for article in json.load(stream)["data"]):
+            for each in paragraph["qas"]:
+                yield {"id": each["id"], "question": each["question"], "context": paragraph["context"]}
+    else:
+        for line in stream:
+            kind = kind or (".jsonl" if line.startswith("{") else ".txt")
+            text = line.rstrip("\r\n")
+            yield None if not text.strip() else json.loads(text) if kind == ".jsonl" else text
 
 
-def _is_json_text(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), str)
-    except ValueError:
-        return False
+def _write(outcomes: "Iterable[Record]", path: Path, kind: str) -> int:
+    """Write outcomes into a new file, in the form of names with this ending; gives their number."""
+    import pyarrow.csv
+    import pyarrow.parquet
 
-
-def write(outcomes: "Iterable[Record]", path: str | None) -> int:
-    """Write outcomes as JSON lines, to standard output as they come, or to a file that appears once it is whole.
-
-    A file called *.csv, *.tsv or *.parquet becomes a table. Into a file called *.json goes SQuAD's form of predictions,
-    the answer by the question's id.
-
-    Returns:
-        How many there were.
-    """
-    from distill.data.tables._rows import kind_of
-    from distill.runtime.files import atomic
-
-    if path is None:
-        return _write_lines(outcomes, sys.stdout)
-    try:
-        with atomic(Path(path)) as new:
-            if (kind := kind_of(Path(path))) in TABLES:
-                return _write_table(list(outcomes), kind, new)
-            with new.open("w", encoding="utf-8") as stream:
-                return _write_answers(outcomes, stream) if kind == "json" else _write_lines(outcomes, stream)
-    except FileNotFoundError:
-        raise SettingError("no file can be made there", setting="output", value=path, cure="give another") from None
+    if kind == ".jsonl":
+        with path.open("w", encoding="utf-8") as stream:
+            return _write_lines(outcomes, stream)
+    rows = list(outcomes)
+    if kind == ".json":  # SQuAD's form of predictions
+        if not all({"id", "answer"} <= row.keys() for row in rows):
+            problem = "a *.json has an answer for every question id, and an input lacks one of the two"
+            raise SettingError(problem, setting="output", cure="give output=FILE.jsonl")
+        path.write_text(_json({str(row["id"]): row["answer"] for row in rows}), "utf-8")
+        return len(rows)
+    names = dict.fromkeys(chain.from_iterable(rows))
+    table = pyarrow.table({name: _column([row.get(name) for row in rows]) for name in names})
+    if kind == ".parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        pyarrow.csv.write_csv(table, path, pyarrow.csv.WriteOptions(delimiter=TABLES[kind]))
+    return len(rows)
 
 
 def _write_lines(outcomes: "Iterable[Record]", stream: IO[str]) -> int:
     count = 0
     for outcome in outcomes:
-        count += 1
         stream.write(_json(outcome) + "\n")
         stream.flush()
+        count += 1
     return count
+
+
+def _column(values: list[Any]) -> Any:
+    """An array of the values; lists, dicts, and values of several types become texts of JSON."""
+    import pyarrow
+
+    with suppress(pyarrow.ArrowException, OverflowError):
+        if not any(isinstance(value, list | dict) for value in values):
+            return pyarrow.array(values)
+    return pyarrow.array([value if value is None or isinstance(value, str) else _json(value) for value in values])
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _write_answers(outcomes: "Iterable[Record]", stream: IO[str]) -> int:
-    answers: dict[str, str] = {}
-    for number, outcome in enumerate(outcomes, 1):
-        if "id" not in outcome or "answer" not in outcome:
-            problem = f"a *.json has an answer for every question id, and input {number} lacks one of the two"
-            raise SettingError(problem, setting="output", cure="give output=FILE.jsonl")
-        answers[str(outcome["id"])] = outcome["answer"]
-    stream.write(json.dumps(answers, ensure_ascii=False, indent=1))
-    return len(answers)
-
-
-def _write_table(outcomes: "list[Record]", kind: str, path: Path) -> int:
-    """A column for every entry, of numbers in Parquet where it holds nothing else; lists and dicts are JSON."""
-    import pyarrow
-    import pyarrow.parquet
-
-    columns = {name: [each.get(name) for each in outcomes] for name in dict.fromkeys(chain.from_iterable(outcomes))}
-    if kind == "parquet":
-        pyarrow.parquet.write_table(pyarrow.table({name: _array(column) for name, column in columns.items()}), path)
-    else:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, delimiter="\t" if kind == "tsv" else ",", lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows([_field(value) for value in row] for row in zip(*columns.values(), strict=True))
-    return len(outcomes)
-
-
-def _field(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else _json(value)
-
-
-def _array(column: list[Any]) -> Any:
-    import pyarrow
-
-    types = {type(value) for value in column if value is not None}
-    with suppress(OverflowError):  # an integer of more than 64 bits
-        if types <= {bool} or types <= {int, float}:
-            return pyarrow.array(column, pyarrow.float64() if float in types else None)
-    return pyarrow.array(map(_field, column), pyarrow.string())

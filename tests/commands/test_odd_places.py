@@ -61,7 +61,7 @@ def test_seeds_and_texts_of_predictions(
     for seed in (str(2**64), str(-1), "9" * 5000):
         assert "seed=" in refused_line(capsys, "predict", model, "text=a", "sample=true", f"seed={seed}")[:20]
     assert "UTF-8" in refused_line(capsys, "predict", model, "text=caf\udce9")
-    for content, lenient in ((b"caf\xe9\n", False), (b"caf\xe9\n", True), (b'"\\ud800"\n', False)):
+    for content, lenient in ((b"caf\xe9\n", False), (b"caf\xe9\n", True), (b'{"text": "\\ud800"}\n', False)):
         errors = "surrogateescape" if lenient else "strict"
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", errors=errors))
         assert "convert it" in refused_line(capsys, "predict", model)

@@ -1,6 +1,6 @@
 """The command: inputs from the command line, files and pipes, outcomes as files, and refusals."""
 
-import csv
+import gzip
 import io
 import json
 import sys
@@ -11,16 +11,13 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-import questions as sample
 import yaml
 from job import Shelf
 from prediction_models import save_fine_tuned
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
 from distill.commands.cli import main as distill_command
-from distill.commands.predict import read_file, read_lines
 from distill.commands.prediction import predict
-from distill.runtime.errors import SettingError
 
 
 def main(arguments: list[str]) -> int:
@@ -58,27 +55,27 @@ def test_texts_on_the_command_line(shelf: Shelf, capsys: pytest.CaptureFixture[s
 
 
 def test_files_and_pipes(sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    texts = ["the cat", "an owl", "of the"]
+    texts = ["the cat", '"NA," of the owl', "of the"]
     expected = predict(sentiment, texts)
+    objects = "".join(json.dumps({"id": n, "text": text}) + "\n\n" for n, text in enumerate(texts))
     (tmp_path / "in.txt").write_text("\n\n".join(texts))
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"id": n, "text": t}) + "\n" for n, t in enumerate(texts)))
-    with (tmp_path / "in.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["text", "mark"], *([text, n] for n, text in enumerate(texts))])
-    for name, extra in (("in.txt", None), ("in.jsonl", "id"), ("in.csv", "mark")):
+    (tmp_path / "in.jsonl").write_text(objects)
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(objects.encode()))
+    rows = [{"id": n, "text": text} for n, text in enumerate(texts)]
+    pd.DataFrame(rows).to_csv(tmp_path / "in.csv", index=False)
+    pd.DataFrame(rows).to_parquet(tmp_path / "in.parquet")
+    (tmp_path / "in.tsv").write_text("".join(f"{n}\t{text}\n" for n, text in [("id", "text"), *enumerate(texts)]))
+    for name in ("in.txt", "in.jsonl", "packed.jsonl.gz", "in.csv", "in.tsv", "in.parquet"):
         given = [f"model={sentiment}", f"input={tmp_path / name}", f"output={tmp_path / 'out.jsonl'}"]
         assert main([*given, "overwrite=true"]) == 0
         found = lines((tmp_path / "out.jsonl").read_text())
-        assert [one["class"] for one in found] == [one["class"] for one in expected]
-        assert extra is None or [int(one[extra]) for one in found] == [0, 1, 2]
+        assert [(one["text"], one["class"]) for one in found] == [(one["text"], one["class"]) for one in expected]
+        assert name == "in.txt" or [int(one["id"]) for one in found] == [0, 1, 2]
     assert "3 predictions in" in capsys.readouterr().err
-    for piped in ("\n".join(texts), "".join(json.dumps(text) + "\n" for text in texts)):
+    for piped in ("\n".join(['"NA," of the owl', *texts]), '{"text": "of"}\n' + objects):
         monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
         assert main([f"model={sentiment}"]) == 0
-        assert [one["text"] for one in lines(capsys.readouterr().out)] == texts
-    dialogue = ['"The cat," of the owl.', '"The cat"']
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(dialogue)))
-    assert main([f"model={sentiment}"]) == 0
-    assert [one["text"] for one in lines(capsys.readouterr().out)] == dialogue
+        assert [one["text"] for one in lines(capsys.readouterr().out)][1:] == texts
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet"])
@@ -90,10 +87,8 @@ def test_predictions_as_a_table(suffix: str, sentiment: Path, tmp_path: Path) ->
         {"id": 2**70, "text": "of é", "sure": None, "late": 0.5},
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    output, model = (
-        tmp_path / f"OUT.{suffix.upper()}",
-        save_fine_tuned(tmp_path / "m", AutoModelForSequenceClassification),
-    )
+    output = tmp_path / f"OUT.{suffix.upper()}"
+    model = save_fine_tuned(tmp_path / "m", AutoModelForSequenceClassification)
     given = [f"model={model}", f"input={tmp_path / 'in.jsonl'}", f"output={output}"]
     assert main(given) == 0
     expected = predict(model, records)
@@ -162,45 +157,34 @@ def test_answers_in_squads_form(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["model=m", "topk=5"], "topk is not an argument of `distill predict` (did you mean top_k"),
         (["model=m", "top_k=many"], "top_k=many: no whole number"),
         (["model=m", "sample=maybe"], "sample=maybe: neither true nor false"),
-        (["model=m", "text=a", "input=b"], "text and input are both set"),
+        (["model=m", "text=a", "input=b"], "input and text are both set"),
         (["model=m", "question=a"], "question= and context= belong together"),
         (["model=no/such/model", "text=a"], "model=no/such/model does not load"),
+        (["model=m", "text=a", "output=x.xlsx"], "output=x.xlsx: no file that can be written; give FILE.jsonl"),
+        (["model=m", "text=a", "output=no/such/x.csv"], "output=no/such/x.csv: no file that can be written"),
     ],
 )
 def test_bad_command_lines(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, *arguments).startswith(line)
 
 
-def test_bad_inputs(sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, bad = f"model={sentiment}", tmp_path / "in.jsonl"
-    bad.write_text('{"text": "the cat"}\n{"text"\n')
-    assert refused(capsys, model, f"input={bad}", f"output={tmp_path / 'out.jsonl'}").startswith(
-        "in.jsonl, line 2 is no"
-    )
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("in.jsonl", b'{"text": "the cat"}\n\n{"text"\n', "in.jsonl, line 3 cannot be read (JSONDecodeError"),
+        ("in.jsonl", b'{"text": 3}\n', "in.jsonl, line 1 has no text that is text"),
+        ("in.tsv", b"index\tsentence\n0\tthe\tcat\n", "another number of fields than the header"),
+        ("in.csv", b"text,id\nthe cat\n", "in.csv, row 1 cannot be read (ValueError: another number of fields"),
+        ("in.csv", b"text\nfine\n\xff\xfe\n", "if it is not UTF-8 convert it"),
+        ("in.parquet", b"PAR2", "in.parquet, row 1 cannot be read (ArrowInvalid"),
+        ("in.json", b'{"version": 1}', "in.json, line 1 cannot be read (KeyError: 'data')"),
+        ("in.bin", b"a", "no such file, or none that is read; give *.jsonl"),
+    ],
+)
+def test_bad_inputs(
+    name: str, content: bytes, line: str, sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    given = [f"model={sentiment}", f"input={tmp_path / name}", f"output={tmp_path / 'out.jsonl'}"]
+    assert line in refused(capsys, *given)
     assert not (tmp_path / "out.jsonl").exists()
-    bad.write_text('{"text": 3}\n')
-    assert "in.jsonl, line 1: input 1 has no text that is text" in refused(capsys, model, f"input={bad}")
-    assert "no such file" in refused(capsys, model, f"input={tmp_path / 'none.txt'}")
-    assert "unknown file type" in refused(capsys, model, f"input={sentiment / 'student' / 'model.safetensors'}")
-    (tmp_path / "test.tsv").write_text("index\tsentence\n0\tthe\tcat\n")
-    given = [model, f"input={tmp_path / 'test.tsv'}", f"output={tmp_path / 'x.tsv'}"]
-    assert "another number of fields" in refused(capsys, *given)
-    for name in ("x.xlsx", "x.jsonl.gz"):
-        assert "FILE.csv, FILE.tsv or FILE.parquet" in refused(capsys, model, "text=a", f"output={tmp_path / name}")
-
-
-def test_a_long_line_of_squads_form_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole file is one line, and of a longer one than this a record of JSON lines is refused."""
-    monkeypatch.setattr("distill.data.lines.LONGEST", 64)
-    made = sample.made(3)
-    path = sample.write(tmp_path / "dev.json", sample.official(made))
-    found = [record for _, record in read_file(str(path))]
-    assert found == [{"id": q.id, "question": q.question, "context": q.context} for q in made.questions]
-
-
-def test_the_lines_of_a_pipe_are_counted_from_its_first() -> None:
-    places = list(read_lines(io.StringIO("\n \nthe cat\nan owl\n"), "standard input"))
-    assert places == [("standard input, line 3", "the cat"), ("standard input, line 4", "an owl")]
-    with pytest.raises(SettingError, match=r"^standard input, line 3 is not JSON"):
-        list(read_lines(io.StringIO('\n{"text": "the cat"}\n{\n'), "standard input"))
-    assert [list(read_lines(io.StringIO(blank), "")) for blank in ("", "\n\n")] == [[], []]
