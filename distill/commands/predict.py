@@ -157,7 +157,7 @@ def _rows(stream: IO[Any], kind: str, quotes: bool | None) -> "Iterator[Record |
         yield from chain.from_iterable(b.to_pylist() for b in pyarrow.parquet.ParquetFile(stream).iter_batches(AT_ONCE))
     elif kind in TABLES:
         csv.field_size_limit(sys.maxsize)
-        quoting = csv.QUOTE_MINIMAL if (kind == ".csv" if quotes is None else quotes) else csv.QUOTE_NONE
+        quoting: Any = csv.QUOTE_MINIMAL if (kind == ".csv" if quotes is None else quotes) else csv.QUOTE_NONE
         for row in csv.DictReader(stream, delimiter=TABLES[kind], quoting=quoting, strict=True):
             if None in row or None in row.values():
                 raise ValueError("another number of fields than the header")

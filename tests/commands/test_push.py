@@ -82,26 +82,30 @@ def test_visibility(hub: Hub, done: Path, capfd: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("token", "name", "status", "words"),
+    ("token", "name", "words"),
     [
-        (OWNER, f"{OTHERS}/student", 2, "You don't have the rights"),
-        (OWNER, "me/a name", 2, "Repo id must use alphanumeric chars"),
-        (READER, "me/student", 2, "You don't have the rights"),
-        ("hf_old", "me/student", 2, "Invalid username or password.); correct it, or `hf auth login` with a token"),
-        ("", "me/student", 2, "`hf auth login`"),
-        (OWNER, BROKEN, 74, "the storage is away); repeat the command with overwrite=true"),
-        (OWNER, "away", 74, "Connection refused"),
+        (OWNER, f"{OTHERS}/student", "You don't have the rights"),
+        (OWNER, "me/a name", "Repo id must use alphanumeric chars"),
+        (READER, "me/student", "You don't have the rights"),
+        ("hf_old", "me/student", "Invalid username or password.); correct it, or `hf auth login` with a token"),
+        ("", "me/student", "`hf auth login`"),
     ],
 )
 def test_what_the_hub_refuses_is_one_line(
     hub: Hub, done: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, token: str, name: str,
-    status: int, words: str,
+    words: str,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("HF_TOKEN", token)
-    if name == "away":
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
-    line = pushed(capfd, done, f"name={name}", status=status)
+    line = pushed(capfd, done, f"name={name}", status=2)
     assert line.startswith(f"distill: name={name}: the upload has failed") and words in line
+
+
+def test_a_hub_that_fails_or_is_away(
+    hub: Hub, done: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "the storage is away); repeat the command" in pushed(capfd, done, f"name={BROKEN}", status=74)
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    assert "Connection refused" in pushed(capfd, done, "name=me/student", status=74)
 
 
 def test_a_run_without_a_finished_student(
