@@ -1,7 +1,6 @@
 """A stand-in of the Hugging Face Hub's HTTP interface on this machine: accounts, repositories, and commits to them."""
 
 import base64
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,21 +26,16 @@ class Hub:
     """What the stand-in has, and what it was asked.
 
     Attributes:
-        blobs: large files by their SHA-256.
         requests: method and path of each.
     """
 
     repositories: dict[str, Repository] = field(default_factory=dict)
-    blobs: dict[str, bytes] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     url: str = ""
 
     def answer(self, token: str, method: str, path: str, body: bytes) -> tuple[int, Any]:
-        """Status and content; large files, *.safetensors, come by the protocol of git-lfs."""
+        """Status and content; all files come in the commit itself, none by the protocol of git-lfs."""
         self.requests.append(f"{method} {path}")
-        if path.startswith("/blobs/") and method == "PUT":
-            self.blobs[hashlib.sha256(body).hexdigest()] = body
-            return 200, {}
         if method == "HEAD":
             return 200, {}
         if token not in (OWNER, READER):
@@ -61,13 +55,8 @@ class Hub:
             siblings = [{"rfilename": file} for file in self.repositories[name].files]
             return 200, {"id": name, "private": self.repositories[name].private, "siblings": siblings}
         if "/preupload/" in path:
-            files = [{"path": file["path"], "shouldIgnore": False} for file in json.loads(body)["files"]]
-            modes = ["lfs" if file["path"].endswith(".safetensors") else "regular" for file in files]
-            return 200, {"files": [file | {"uploadMode": mode} for file, mode in zip(files, modes, strict=True)]}
-        if path.endswith("/info/lfs/objects/batch"):
-            objects = json.loads(body)["objects"]
-            upload = [{**each, "actions": {"upload": {"href": f"{self.url}/blobs/{each['oid']}"}}} for each in objects]
-            return 200, {"transfer": "basic", "objects": upload}
+            files = [{**each, "shouldIgnore": False, "uploadMode": "regular"} for each in json.loads(body)["files"]]
+            return 200, {"files": files}
         return self._commit(name, body)
 
     def _create(self, token: str, asked: dict[str, Any]) -> tuple[int, Any]:
@@ -91,10 +80,9 @@ class Hub:
                 repository.messages.append(value["summary"])
             elif line["key"] == "file":
                 repository.files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "deletedFile":
-                del repository.files[value["path"]]
             else:
-                repository.files[value["path"]] = self.blobs[value["oid"]]
+                assert line["key"] == "deletedFile"
+                del repository.files[value["path"]]
         return 200, {"success": True, "commitOid": "0" * 40, "commitUrl": f"{self.url}/{name}/commit/{'0' * 40}"}
 
 

@@ -149,15 +149,12 @@ def _query(name: str, record: Record, model: LoadedModel, options: PredictOption
 
     Raises SettingError where the record lacks that, or is longer than the model reads.
     """
-    kind, columns = (
-        model.kind,
-        {entry: model.corpus.get(entry, entry) for entry in ("text", "second")},
-    )  # as in training
+    kind, needed = model.kind, ("question", "context") if model.kind is SPANS else ("text",)
+    columns = {entry: model.corpus.get(entry) for entry in ("text", "second")}  # of the run that trained the model
     texts = record | {entry: record[column] for entry, column in columns.items() if column in record}
-    messages = next((column for column in COLUMNS if column in texts), None)
-    needed = ("question", "context") if kind is SPANS else ("text",)
+    messages = next((column for column in COLUMNS if texts.get(column) is not None), None)
     if missing := next((entry for entry in needed if not isinstance(texts.get(entry), str)), None):
-        if kind is CAUSAL and messages and missing not in record:
+        if kind is CAUSAL and messages and texts.get("text") is None:
             return _fitting(name, _chat_prompt(name, record, messages, model), model, options.max_new_tokens)
         or_messages = ', or {"messages": [{"role": "user", "content": TEXT}]}' if kind is CAUSAL else ""
         needs = f"a {kind.noun} needs {' and '.join(needed)}{or_messages}"
