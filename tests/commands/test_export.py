@@ -123,7 +123,7 @@ def test_what_is_refused(
 
     assert "config.json is missing" in refused(f"model={tmp_path}")
     assert "`distill export` takes NAME=VALUE" in refused(f"model={run}", "--text", "a.txt")
-    assert "format=tflite: not known; choose one of onnx" in refused(f"model={run}", "format=tflite")
+    assert "format=tflite: should be 'onnx'" in refused(f"model={run}", "format=tflite")
     broken = saved(tmp_path / "broken", "distilbert") / "student" / "model.safetensors"
     broken.write_bytes(broken.read_bytes()[:999])
     assert "does not load" in refused(f"model={tmp_path / 'broken'}")
