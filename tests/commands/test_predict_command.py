@@ -141,7 +141,7 @@ def test_answers_in_squads_form(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["text=a"], "model is missing"),
+        (["text=a"], "model: missing"),
         (["model=m", "--fast"], "--fast is not an argument of `distill predict`"),
         (["model=m", "topk=5"], "topk is not an argument of `distill predict` (did you mean top_k"),
         (["model=m", "top_k=many"], "top_k=many: should be a valid integer"),
