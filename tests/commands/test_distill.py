@@ -10,18 +10,19 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 import torch
 from job import assert_alike, assert_same, book, composed_run, environment, refused_line, results, save_model
+from prediction_models import save_fine_tuned
 from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import MeanMetric
-from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
 import distill
-from distill.commands.api.data import in_memory
-from distill.commands.api.distill import _Job as Job
+from distill.commands.api.data import in_memory, splits_of
+from distill.commands.api.distill import Call
 from distill.commands.api.objects import CallSettings, target_of
-from distill.config.component import InMemory
 from distill.models.identity import model_digest
 from distill.runtime.errors import SettingError
 
@@ -39,11 +40,18 @@ class Triangle:
 
 
 class Counted(distill.Observer):
-    def __init__(self) -> None:
-        self.folders = list[str]()
+    def __init__(self, file: Any = None) -> None:
+        self.folders, self.file = list[str](), file
 
     def at_checkpoint(self, checkpoint: distill.ObservedCheckpoint) -> None:
         self.folders.append(checkpoint.folder.name)
+        if self.file is not None:
+            Path(self.file).write_text(checkpoint.folder.name)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from TEXTS
 
 
 def total_variation(student: torch.Tensor, teacher: torch.Tensor, targets: Any, scale: float = 1.0) -> torch.Tensor:
@@ -60,27 +68,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Settings of a small run."""
+    cache = {"data.cache": str(tmp_path_factory.mktemp("cache")), "data.workers": 1, "corpus.sequence_length": 32}
+    evaluate = {"max_sequences": 32, "curve": {"points": 0}}
+    return {"train": STEPS, "precision": "fp32", "evaluate": evaluate, "settings": cache}
 
 
 @pytest.fixture
-def job(folder: Path, cache: Path) -> dict[str, Any]:
+def job(folder: Path, small: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a small run from objects."""
     held = distill.load_model(folder, "cpu")
-    return {
-        "teacher": (held.model, held.tokenizer),
-        "data": TEXTS,
-        "student": LAYERS,
-        "objective": {"soft": 2.0, "mlm": 1.0},
-        "folder": "runs/mine",
-        "train": STEPS,
-        "precision": "fp32",
-        "evaluate": {"max_sequences": 32, "curve": {"points": 0}},
-        "data.cache": str(cache),
-        "data.workers": 1,
-        "corpus.sequence_length": 32,
-    }
+    objects = {"teacher": (held.model, held.tokenizer), "data": TEXTS, "student": LAYERS, "folder": "runs/mine"}
+    return small | objects | {"objective": {"soft": 2.0, "mlm": 1.0}}
 
 
 def test_objects_give_the_student_of_the_command(
@@ -97,65 +97,48 @@ def test_objects_give_the_student_of_the_command(
     named = distill.distill(**job | {"teacher": "half", "data": "texts.jsonl", "folder": "runs/named"})
     assert_same(first.folder, named.folder)
     assert results(first.folder)["student"]["perplexity"] == results(named.folder)["student"]["perplexity"]
-    assert "Dataset of 60 rows" in str(first.record.notes) and not any("program" in note for note in named.record.notes)
     written = first.settings["teacher"]["_target_"]
-    assert written.startswith("in memory: BertForMaskedLM, digest ")
+    assert written.startswith("in memory: BertForMaskedLM, digest ") and "Dataset of 60 rows" in str(first.record.notes)
     line = refused_line(capsys, "teacher=custom", f"teacher._target_='{written}'", "teacher.tokenizer=half")
     assert "was an object of the program that started the run; call distill.distill() with it again" in line
-    assert "python -m distill +recipe=distilbert_gutenberg" in named.record.command
-
-
-def test_no_teacher_is_no_teacher_and_not_the_recipes(folder: Path) -> None:
-    """The losses are then those without one; a teacher that is left out is the recipe's."""
-    student = distill.load_model(folder, "cpu")
-    for kind, (teacher, expected) in {"none": (None, (None, ["mlm"])), "recipe's": (..., None)}.items():
-        job = Job(None, Path("files"), {})
-        job.add_models(teacher, student)
-        job.add_settings(None)
-        config = composed_run(job.arguments(None), job.values).config
-        terms = [name for name, term in config.objective.terms.items() if term.weight]
-        assert (config.teacher.path, terms) == expected if expected else config.teacher.path == "bundled_deep", kind
 
 
 def test_a_run_is_resumed_by_the_same_objects_alone(job: dict[str, Any]) -> None:
     whole = distill.distill(**job)
     shutil.copytree(whole.folder, "runs/killed")
-    (first, last) = sorted(Path("runs/killed/checkpoints").glob("step-*"))
+    _, last = sorted(Path("runs/killed/checkpoints").glob("step-*"))
     for left in (last, Path("runs/killed/student")):
         shutil.rmtree(left)
     Path("runs/killed/results.json").unlink()
-    resumed = distill.distill(**job | {"folder": "runs/killed"})
-    assert_same(resumed.folder, whole.folder)
-    assert first.name.endswith("2") and resumed.metrics[0]["step"] == 1
+    assert_same(distill.distill(**job | {"folder": "runs/killed"}).folder, whole.folder)
     assert distill.distill(**job).record == whole.record  # finished: nothing is done
-    other = distill.load_model(whole.student, "cpu")
     with pytest.raises(SettingError, match=r"the corpus has another text now"):
         distill.distill(**job | {"data": TEXTS[1:]})
     with pytest.raises(SettingError, match=r"the teacher has other weights or another tokenizer"):
-        distill.distill(**job | {"teacher": other})
+        distill.distill(**job | {"teacher": distill.load_model(whole.student, "cpu")})
     with pytest.raises(SettingError, match=r"objective\.my_loss"):
         distill.distill(**job | {"objective": {"soft": 2.0, "mlm": 1.0, "my_loss": total_variation}})
 
 
-@pytest.mark.slow
 def test_a_student_in_memory_is_trained_as_a_copy(job: dict[str, Any], folder: Path) -> None:
-    """As its folder is; its tokenizer is the teacher's where it brings none."""
-    student = distill.load_model(folder, "cpu").model.requires_grad_(True)
-    before = model_digest(student)
-    first = distill.distill(**job | {"student": student})
+    """As its folder is, whether or not it was loaded frozen; its tokenizer is the teacher's where it brings none."""
+    student = distill.load_model(folder, "cpu")
+    before = model_digest(student.model)
+    first = distill.distill(**job | {"student": student.model})
     # The recipe has no dropout, the model its own.
     saved = distill.SavedStudentConfig(path=str(folder), dropout=None)
     named = distill.distill(**job | {"student": saved, "folder": "runs/named"})
-    assert model_digest(student) == before
+    assert model_digest(student.model) == before != model_digest(distill.load_model(first.student, "cpu").model)
     assert_same(first.folder, named.folder)
-    card = (first.student / "README.md").read_text()
-    assert "AutoModelForMaskedLM" in card and card.count("from transformers import") == 1
-    assert "call that function with the same objects and folder" in card
+    assert "call that function with the same objects and folder" in (first.student / "README.md").read_text()
+    Path("mine.txt").write_text(" ".join(TEXTS[:3]))  # such a student is scored on other texts too
+    more = ["+evaluate.sources.mine={kind: text, path: mine.txt}", "evaluate.sets=[mine]", "evaluate.max_sequences=4"]
+    assert list(distill.evaluate([first.student], more).vocabularies[0].sets) == ["mine"]
     with pytest.raises(SettingError, match=r"the student starts from other weights now\)"):
-        distill.distill(**job | {"student": distill.load_model(first.student, "cpu").model.requires_grad_(True)})
+        distill.distill(**job | {"student": distill.load_model(first.student, "cpu")})
 
 
-def test_functions_and_classes_are_losses_metrics_and_schedules(job: dict[str, Any]) -> None:
+def test_functions_and_classes_are_losses_metrics_and_schedules(job: dict[str, Any], tmp_path: Path) -> None:
     class Confidence(MeanMetric):
         higher_is_better = True
 
@@ -165,69 +148,57 @@ def test_functions_and_classes_are_losses_metrics_and_schedules(job: dict[str, A
     measures = {"right": {"_target_": is_right, "higher_is_better": True}, "confidence": Confidence}
     changes = {
         "objective": {"variation": {"_target_": total_variation, "weight": 2.0, "scale": 0.5}, "mlm": 1.0},
-        "evaluate": {"max_sequences": 32, "measures": measures},
-        "schedule": {"_target_": Triangle, "peak": 0.25},
+        "evaluate": {"max_sequences": np.int64(32), "measures": measures},
+        "schedule": {"_target_": Triangle, "peak": np.float64(0.25)},
     }
-    steps, counted = list[int](), Counted()
-    observers = {"steps": lambda seen: steps.append(seen.step), "counted": counted, "made": {"_target_": Counted}}
+    steps, counted, made = list[int](), Counted(), {"_target_": Counted, "file": tmp_path / "last"}
+    observers = {"steps": lambda seen: steps.append(seen.step), "counted": counted, "made": made}
     run = distill.distill(**job | changes | {"observers": observers})
     assert steps == [1, 2, 3, 4] and counted.folders == ["step-00000002", "step-00000004"]
-    assert set(run.record.objective.terms) == {"variation", "mlm"}
+    assert (
+        set(run.record.objective.terms) == {"variation", "mlm"} and (tmp_path / "last").read_text() == "step-00000004"
+    )
     assert {"right", "confidence"} <= set(run.scores["student"])
-    assert run.settings["schedule"]["_target_"].endswith("test_distill.Triangle")
+    schedule = run.settings["schedule"]
+    assert schedule["_target_"].endswith("test_distill.Triangle") and schedule["peak"] == 0.25
     assert run.settings["objective"]["variation"]["_target_"].startswith("in memory: total_variation, digest ")
-    line = r"^evaluate\.measures\.right\.higher_is_better: missing"
-    with pytest.raises(SettingError, match=line):
-        distill.distill(**job | {"evaluate": {"measures": {"right": is_right}}})
-    with pytest.raises(SettingError, match=r"^objective\.variation\.scales: no setting of in memory"):
-        distill.distill(**job | {"objective": {"variation": {"_target_": total_variation, "scales": 2}}})
-    with pytest.raises(SettingError, match=r"^objective\.loss: a function as a loss takes logits of the student"):
-        distill.distill(**job | {"objective": lambda student, teacher: student})
 
 
 @pytest.mark.slow
 def test_token_ids_are_the_documents_that_they_come_from(job: dict[str, Any]) -> None:
     tokenizer = job["teacher"][1]
-    more = {"corpus.heldout": 0.0, "evaluation": {"mine": TEXTS[:8]}}
+    more = {"corpus": {"heldout": 0.0}, "evaluation": {"mine": TEXTS[:8]}}
     of_texts = distill.distill(**job | more)
     ids = tokenizer(TEXTS, padding=True)
     rows = datasets.Dataset.from_dict({name: ids[name] for name in ("input_ids", "attention_mask")})
     assert_same(distill.distill(**job | more | {"data": rows, "folder": "runs/ids"}).folder, of_texts.folder)
     plain = [torch.tensor(one) for one in tokenizer(TEXTS)["input_ids"]]
     assert_same(distill.distill(**job | more | {"data": plain, "folder": "runs/plain"}).folder, of_texts.folder)
-    with pytest.raises(SettingError, match=r"^corpus\.field=input_ids: .* the tokenizer has \d+ tokens: give ids"):
-        distill.distill(**job | more | {"data": [[3, 4, 100_000]], "folder": "runs/beyond"})
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        yield from TEXTS
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"data": DataLoader(TEXTS)}, r"data: a DataLoader, of which a resumed run .*; give .* loader\.dataset"),  # type: ignore[arg-type]
+        ({"data": DataLoader(TEXTS)}, r"data: a DataLoader, of which a resumed run .*; give .* loader\.dataset"),
         ({"data": Stream()}, r"data: a Stream, of which a resumed run could not find its place"),
         ({"data": datasets.Dataset.from_dict({"text": TEXTS}).to_iterable_dataset()}, r"data: a IterableDataset"),
-        (
-            {"data": datasets.Dataset.from_dict({"body": TEXTS})},
-            r"corpus: .* has no column text.* it has body: name .* prompts as corpus\.prompt",
-        ),
+        ({"data": datasets.Dataset.from_dict({"body": TEXTS})}, r"corpus: .* has no column text.* it has body"),
         ({"data": datasets.DatasetDict(test=datasets.Dataset.from_dict({"text": TEXTS}))}, r"data has the splits test"),
         ({"data": [1.5]}, r"data: it holds a float"),
         ({"data": []}, r"data: empty"),
         ({"data": {"text": TEXTS}}, r"data: a dict; give a datasets\.Dataset"),
+        ({"data": [[3, 4, 100_000]]}, r"corpus\.field=input_ids: .* the tokenizer has \d+ tokens"),
         ({"evaluation": {"my-set": TEXTS}}, r"evaluation: the name my-set of a set"),
         ({"train": {"stps": 3}}, r"train\.stps"),
         ({"train": {"steps": torch.nn.Linear(1, 1)}}, r"train\.steps: a Linear; settings are numbers"),
-        ({"train": {"steps": 1}, "eval_dataset": TEXTS}, r"eval_dataset is no argument .*: give evaluation="),
-        ({"observers": [Counted()]}, r"observers: a list; give each a name, as observers=\{'mine'"),
-        ({"observers": Counted()}, r"observers: a Counted; give each a name"),
-        ({"lr": 1e-3}, r"^lr: .*optimizer\.lr"),
+        ({"eval_dataset": datasets.Dataset.from_dict({"text": TEXTS})}, r"eval_dataset: a Dataset; .* as data="),
+        ({"observers": [Counted()]}, r"observers: a Counted; .* as observers=\{'mine'"),
+        ({"lr": 1e-3}, r"lr: .*optimizer\.lr"),
         ({"teacher": torch.nn.Linear(1, 1)}, r"teacher is a Linear in memory, without its tokenizer"),
         ({"backend": {"name": "ddp", "processes": 2}}, r"backend\.processes=2: .*`torchrun --nproc-per-node 2 "),
-        ({"backend": {"name": "horovod", "processes": 2}}, r"backend\.processes=2: .*`horovodrun -np 2 "),
+        ({"evaluate": {"measures": {"right": is_right}}}, r"evaluate\.measures\.right\.higher_is_better: missing"),
+        ({"objective": {"mine": {"_target_": total_variation, "scales": 2}}}, r"objective\.mine: .*'scales'"),
+        ({"objective": lambda student, teacher: student}, r"objective\.loss: a function as a loss takes logits of"),
     ],
 )
 def test_what_is_refused_in_one_line(job: dict[str, Any], change: dict[str, Any], line: str) -> None:
@@ -236,98 +207,83 @@ def test_what_is_refused_in_one_line(job: dict[str, Any], change: dict[str, Any]
     assert "\n" not in str(error.value) and not Path("runs/mine").exists()
 
 
-def test_labelled_rows_and_their_other_split(folder: Path, cache: Path) -> None:
-    """The label's names are those of the data set; nothing is held out of labelled rows."""
-    tokenizer = distill.load_model(folder, "cpu").tokenizer
-    teacher, student = (AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2) for _ in range(2))
+def test_labelled_rows_and_their_other_split(folder: Path, small: dict[str, Any], tmp_path: Path) -> None:
+    """The label's names are those of the data set; the student is half of the teacher's layers."""
+    loaded = distill.load_model(save_fine_tuned(tmp_path / "teacher", AutoModelForSequenceClassification), "cpu")
     kinds = datasets.Features({"body": datasets.Value("string"), "label": datasets.ClassLabel(names=["old", "new"])})
     rows = {"body": [text[300:400] for text in TEXTS], "label": [number % 2 for number in range(60)]}
     data = datasets.Dataset.from_dict(rows, features=kinds)
-    job: dict[str, Any] = {
-        "teacher": teacher,
-        "student": student,
-        "tokenizer": tokenizer,
-        "corpus": {"text": "body", "sequence_length": 32},
-        "train": STEPS,
-        "precision": "fp32",
-        "folder": "runs/labelled",
-        "data.cache": str(cache),
-    }
+    job = small | {"teacher": loaded.model, "tokenizer": loaded.tokenizer, "corpus": {"text": "body"}, "evaluate": {}}
     run = distill.distill(data=data.train_test_split(0.2, seed=0), **job)
     assert set(run.record.objective.terms) == {"classes", "soft_classes"}
     assert set(run.scores["student"]["accuracy"]) == {"test"}
     assert distill.load_model(run.student).model.config.id2label == {0: "old", 1: "new"}
-    with pytest.raises(SettingError, match=r"^evaluation=None, and nothing is held out of labelled data"):
+    layers = AutoConfig.from_pretrained(run.student).num_hidden_layers
+    assert layers == loaded.model.config.num_hidden_layers // 2 and run.folder == Path("runs/table")
+    with pytest.raises(SettingError, match=r"^evaluation=None: nothing is held out of labelled data"):
         distill.distill(data=data, **job)
     wrong = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
     with pytest.raises(SettingError, match=r"^student gives 3 numbers for a text, and these examples need 2"):
-        distill.distill(data=data, evaluation=data, **job | {"student": wrong, "folder": "runs/wrong"})
+        distill.distill(data=data, evaluation=data, student=wrong, **job | {"folder": "runs/wrong"})
 
 
-def test_other_splits_are_read_as_the_data_is(tmp_path: Path, cache: Path) -> None:
-    """By the same columns, prompts and template; and a set that has the name of a shipped one is scored whole."""
+def test_prompts_and_other_splits_of_a_causal_model(tmp_path: Path, small: dict[str, Any]) -> None:
+    """The split is read by the same columns."""
     held = distill.load_model(save_model(tmp_path / "model", "gpt2", 4), "cpu")
     rows = datasets.Dataset.from_list([{"ask": text[:60], "answer": text[60:150]} for text in TEXTS])
-    run = distill.distill(
-        teacher=held,
-        student=LAYERS,
-        data=datasets.DatasetDict(train=rows.select(range(40)), test=rows.select(range(40, 60))),
-        train=STEPS,
-        precision="fp32",
-        folder="runs/answers",
-        corpus={"prompt": "ask", "field": "answer", "sequence_length": 48},
-        settings={"data": {"cache": str(cache)}},
-    )
-    assert "prompts are read and not scored" in str(run.record.measures["perplexity"].explanation)
+    data = datasets.DatasetDict(train=rows.select(range(40)), test=rows.select(range(40, 60)))
+    corpus = {"prompt": "ask", "field": "answer"}
+    run = distill.distill(teacher=held, student=LAYERS, data=data, corpus=corpus, **small | {"evaluate": {}})
+    assert run.record.recipe == "distilgpt2_gutenberg"
     described = run.record.evaluation["test"]
     assert described.documents == 20 and 0 < described.positions < described.tokens
-    job = Job(None, tmp_path, {"corpus": {"template": "T", "prompt": "other"}})
-    job.add_evaluation({"imdb": TEXTS})
-    beside = {name.rpartition(".imdb.")[2]: value for name, value in job.given.values.items()}
-    assert (beside["fraction"], beside["template"]) == (1.0, "T") and "prompt" not in beside
 
 
-def test_answers_are_read_from_files_and_learned_from_the_teacher(tmp_path: Path) -> None:
-    folder = save_model(tmp_path / "model", "bert", 4)
-    model = AutoModelForQuestionAnswering.from_pretrained(folder)
-    pair = (model, distill.load_model(folder, "cpu").tokenizer)
-    with pytest.raises(SettingError, match=r"^data: questions with answers are read from files"):
-        distill.distill(teacher=pair, data=datasets.Dataset.from_dict({"text": TEXTS}))
-    job = Job(None, tmp_path, {})
-    job.add_models(pair, None)
-    job.add_data("questions")
-    arguments = job.arguments(None)
-    assert arguments[0] == "+recipe=squad" and {"objective=distil_spans", "student=layers"} <= {*arguments}
-    assert job.given.values["corpus.path"] == "questions" and not any("heldout" in word for word in arguments)
-
-
-def test_conversations_and_a_causal_pair(tmp_path: Path, cache: Path) -> None:
+def test_conversations_and_a_causal_pair(tmp_path: Path, small: dict[str, Any]) -> None:
     held = distill.load_model(save_model(tmp_path / "model", "gpt2", 4), "cpu")
     cuts = {"user": 300, "assistant": 400}
     rows = [
         {"messages": [{"role": role, "content": text[cut : cut + 90]} for role, cut in cuts.items()]} for text in TEXTS
     ]
-    run = distill.distill(
-        teacher=held,
-        student=LAYERS,
-        data=datasets.Dataset.from_list(rows),
-        train=STEPS,
-        precision="fp32",
-        folder="runs/chat",
-        evaluate={"max_sequences": 8},
-        settings={"corpus.sequence_length": 32, "data": {"cache": str(cache)}},
-    )
-    assert run.record.recipe == "distilgpt2_gutenberg" and run.record.corpus.chat_template is not None
+    run = distill.distill(teacher=held, student=LAYERS, data=rows, **small)
+    assert run.record.corpus.chat_template is not None
     assert "the messages of assistant count" in str(run.record.corpus.name)
     data = datasets.Dataset.from_list([{"messages": row["messages"][:1]} for row in rows])
     with pytest.raises(SettingError, match=r"^corpus\.path=.*: no document has a token that counts as a target"):
-        distill.distill(
-            teacher=held,
-            student=LAYERS,
-            data=data,
-            corpus={"sequence_length": 32},
-            settings={"data": {"cache": str(cache)}},
-        )
+        distill.distill(teacher=held, student=LAYERS, data=data, **small)
+
+
+def call_of(recipe: str | None = None, objective: Any = None, **settings: Any) -> Call:
+    return Call(recipe, objective, settings, Path("files"))  # type: ignore[arg-type]
+
+
+def test_what_models_and_data_make_of_the_settings(folder: Path, tmp_path: Path) -> None:
+    student, roberta = distill.load_model(folder, "cpu"), save_model(tmp_path / "roberta", "roberta", 4)
+    alone, of_recipe, other, answers, scored = (call_of() for _ in range(5))
+    alone.add_models(None, student)
+    config = alone.composed(None).config
+    assert config.teacher.path is None and [one for one, term in config.objective.terms.items() if term.weight] == [
+        "mlm"
+    ]
+    of_recipe.add_models(..., student)
+    assert of_recipe.composed(None).config.teacher.path == "bundled_deep"
+    other.add_models(roberta, distill.StudentConfig(layers=[0, 2]))
+    config = other.composed(None).config
+    assert (config.student.architecture, config.student.layers, config.teacher.path) == ("same", [0, 2], str(roberta))
+    answers.add_models((AutoModelForQuestionAnswering.from_pretrained(folder), student.tokenizer), None)
+    answers.add_data("questions")
+    found = answers.composed(None)
+    assert (found.recipe, found.config.student.init, found.config.corpus.path) == ("squad", "layers", "questions")
+    assert {"span", "soft_span"} == {*found.config.objective.terms} and "dev" in found.config.evaluate.sources
+    with pytest.raises(SettingError, match=r"^corpus: questions with answers are read from files"):
+        answers.add_data(TEXTS)
+    scored = call_of(corpus={"template": "T", "prompt": "other"})
+    scored.add_evaluation({"imdb": TEXTS})
+    source = scored.composed(None).config.evaluate.sources["imdb"]
+    assert (source.fraction, source.template, source.prompt) == (1.0, "T", None)
+    labelled = call_of("table", settings={"evaluate.sets": ["mine"], "evaluate.sources.mine": {"kind": "table"}})
+    labelled.add_data(datasets.Dataset.from_dict({"text": TEXTS, "label": [number % 2 for number in range(60)]}))
+    assert labelled.composed(None).config.evaluate.sets == ["mine"]
 
 
 def test_how_settings_become_options_and_values() -> None:
@@ -350,17 +306,40 @@ def test_how_settings_become_options_and_values() -> None:
         "student.architecture": "bert",
         "student.config.hidden_size": 32,
         "student.init": "random",
-        "student.layers": None,
-        "student.num_layers": None,
-        "student.path": None,
-        "student.search_seconds": None,
+        **dict.fromkeys(f"student.{name}" for name in ("layers", "num_layers", "path", "search_seconds")),
         "student.trust_remote_code": False,
         "train.epochs": None,
         "train.steps": 3,
     }
     assert target_of("optimizer", torch.optim.RAdam) == "torch.optim.radam.RAdam"
-    one, other = target_of("objective.x", lambda a, b, c: a), target_of("objective.x", lambda a, b, c: b)
-    assert isinstance(one, InMemory) and isinstance(other, InMemory) and one.digest != other.digest  # of one line
+
+
+def test_the_command_of_a_run_without_objects_repeats_it(folder: Path, tmp_path: Path) -> None:
+    """Values of a program stand in it as a command line has them; what the settings hold is the same."""
+    objective = {"soft": {"start": 1.0, "end": 0.0}, "mlm": 1}
+    call = call_of(None, objective, train=STEPS, corpus={"sequence_length": 32}, settings={"data.cache": tmp_path})
+    call.add_models(folder, LAYERS)
+    call.add_data("it's [here]/null")
+    of_program = call.composed(tmp_path / "run")
+    of_command = composed_run(shlex.split(of_program.command)[3:])
+    assert of_command.config == of_program.config and of_command.folder == of_program.folder
+    assert of_command.config.corpus.path == "it's [here]/null"
+
+
+def test_rows_of_other_libraries(tmp_path: Path) -> None:
+    """Frames of pandas, columns that the first row lacks, and formats for training, which hide columns."""
+    frame = pandas.DataFrame({"text": ["One.", "Two."], "stars": [1, 2]}, index=[7, 8])
+    (rows,) = splits_of(frame, "data").values()
+    assert rows.column_names == ["text", "stars"] and rows["text"][:] == ["One.", "Two."]
+    (rows,) = splits_of([{"input_ids": [1, 2]}, {"input_ids": [3, 4], "labels": [-100, 4]}], "data").values()
+    assert rows[1] == {"input_ids": [3, 4], "labels": [-100, 4]} and rows[0]["labels"] is None
+    rows = datasets.Dataset.from_dict({"text": TEXTS, "label": [number % 2 for number in range(len(TEXTS))]})
+    examples = (
+        in_memory(rows.with_format("torch", columns=["label"]), "corpus", True, tmp_path).make().read("corpus", True)
+    )
+    assert examples.first == TEXTS and examples.classes == ("0", "1")
+    with pytest.raises(SettingError, match=r"^corpus: a data set with a transform.* map\(\)"):
+        in_memory(rows.with_transform(lambda batch: batch), "corpus", False, tmp_path)
 
 
 RANKS = """
@@ -369,45 +348,23 @@ sys.path.insert(0, {tests!r})
 import distill
 from job import book
 held = distill.load_model({folder!r}, "cpu")
-run = distill.distill(
+distill.distill(
     (held.model, held.tokenizer),
     distill.StudentConfig(layers=[0, 1]),
     [book(number, 2).strip() for number in range(60)],
     objective={{"soft": 2.0, "mlm": 1.0}}, backend="ddp", train=distill.TrainConfig(steps=4, epochs=None, batch_size=4),
-    precision="fp32", evaluate={{"max_sequences": 32}}, folder={run!r},
+    precision="fp32", evaluate={{"max_sequences": 32}}, folder="runs/ranks",
     settings={{"corpus.sequence_length": 32, "data.cache": {cache!r}}},
 )
-print(run)
 """
 
 
 @pytest.mark.slow
-def test_every_rank_of_a_launcher_calls_it(job: dict[str, Any], folder: Path, cache: Path, tmp_path: Path) -> None:
+def test_every_rank_of_a_launcher_calls_it(job: dict[str, Any], folder: Path, tmp_path: Path) -> None:
     """The student is that of one rank, but for rounding; a script without `if __name__ == "__main__"` is run once."""
     names = {"tests": str(Path(__file__).parents[1]), "folder": str(folder), "cache": str(tmp_path / "cache")}
-    Path("program.py").write_text(RANKS.format(run="runs/ranks", **names))
+    Path("program.py").write_text(RANKS.format(**names))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "program.py"]
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert_alike(Path("runs/ranks"), distill.distill(**job).folder)
-
-
-def test_a_format_for_training_is_set_aside(tmp_path: Path) -> None:
-    rows = datasets.Dataset.from_dict({"text": TEXTS, "label": [number % 2 for number in range(len(TEXTS))]})
-    made = in_memory(rows.with_format("torch", columns=["label"]), "corpus", True, tmp_path).make()
-    examples = made.read("corpus", training=True)
-    assert examples.first == TEXTS and examples.classes == ("0", "1")
-    with pytest.raises(SettingError, match=r"^corpus: a data set with a transform.* map\(\)"):
-        in_memory(rows.with_transform(lambda batch: batch), "corpus", False, tmp_path)
-
-
-def test_the_command_of_a_run_without_objects_repeats_it(folder: Path, cache: Path, tmp_path: Path) -> None:
-    """Values of a program stand in it as a command line has them; what the settings hold is the same."""
-    job = Job(None, tmp_path, {"train": STEPS, "corpus": {"sequence_length": 32}, "settings": {"data.cache": cache}})
-    job.add_models(folder, LAYERS)
-    job.add_data("it's [here]/null")
-    job.add_settings({"soft": {"start": 1.0, "end": 0.0}, "mlm": 1})
-    of_program = composed_run(job.arguments(tmp_path / "run"), job.values)
-    of_command = composed_run(shlex.split(of_program.command)[3:])
-    assert of_command.config == of_program.config and of_command.folder == of_program.folder
-    assert of_command.config.corpus.source.path == "it's [here]/null"  # type: ignore[union-attr]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,11 @@ from distill.runtime.errors import SettingError, first_line
 if TYPE_CHECKING:
     import datasets
 
-Data = Any  # what `splits_of` takes
 TRAIN = "train"
 TAKEN = "give a datasets.Dataset or DatasetDict, a list of texts or of token ids, or the path of files"
 
 
-def splits_of(data: Data, setting: str) -> "Mapping[str, datasets.Dataset]":
+def splits_of(data: Any, setting: str) -> "Mapping[str, datasets.Dataset]":
     """The data sets of an object by split; one that has no splits is `train` alone.
 
     Args:
@@ -39,23 +39,23 @@ def splits_of(data: Data, setting: str) -> "Mapping[str, datasets.Dataset]":
 
     streams = datasets.IterableDataset | datasets.IterableDatasetDict
     if isinstance(data, streams | torch.utils.data.IterableDataset | torch.utils.data.DataLoader):
+        problem = f"a {type(data).__name__}, of which a resumed run could not find its place again"
+        cure = "give a list or a data set with numbers, such as loader.dataset; a stream of the Hub is "
         raise SettingError(
-            f"a {type(data).__name__}, of which a resumed run could not find its place again",
-            setting=setting,
-            cure="give a list or a data set with numbers, such as loader.dataset, which is read in the run's own "
-            "order; a stream of the Hub is corpus={'kind': 'hub', 'hub': NAME, 'streaming': True}",
+            problem, setting=setting, cure=f"{cure}corpus={{'kind': 'hub', 'hub': N, 'streaming': True}}"
         )
     if isinstance(data, datasets.DatasetDict):
         return dict(data)
     if isinstance(data, datasets.Dataset):
         return {TRAIN: data}
-    if isinstance(data, torch.utils.data.Dataset):
-        return {TRAIN: _from_rows((data[number] for number in range(len(data))), setting)}  # type: ignore[arg-type]
     if type(data).__name__ == "DataFrame" and type(data).__module__.startswith("pandas"):
         return {TRAIN: datasets.Dataset.from_pandas(data, preserve_index=False)}
-    if isinstance(data, Mapping) or not isinstance(data, Iterable):
+    rows: Any = data
+    if isinstance(data, torch.utils.data.Dataset):
+        rows = (data[number] for number in range(len(data)))  # type: ignore[arg-type]
+    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
         raise SettingError(f"a {type(data).__name__}", setting=setting, cure=TAKEN)
-    return {TRAIN: _from_rows(data, setting)}
+    return {TRAIN: _from_rows(rows, setting)}
 
 
 def _from_rows(rows: Iterable[Any], setting: str) -> "datasets.Dataset":
@@ -67,36 +67,31 @@ def _from_rows(rows: Iterable[Any], setting: str) -> "datasets.Dataset":
     if not held:
         raise SettingError("empty", setting=setting, cure=TAKEN)
     names = dict.fromkeys(name for row in held for name in row)  # `datasets` would take those of the first row alone
-    held = [{name: row.get(name) for name in names} for row in held]
     try:
-        return datasets.Dataset.from_list(held)
-    except (pyarrow.ArrowException, TypeError):  # as of contents that are texts and parts: no column has both
-        texts = [{name: _as_text(value) for name, value in row.items()} for row in held]
-    try:
-        return datasets.Dataset.from_list(texts)
+        return datasets.Dataset.from_list([{name: row.get(name) for name in names} for row in held])
     except (pyarrow.ArrowException, TypeError) as error:
         reason = f"its rows make no columns ({first_line(error)})"
         raise SettingError(reason, setting=setting, cure="give every column values of one type") from error
 
 
-def _as_text(value: Any) -> Any:
-    """A list of mappings, such as messages and tools, as JSON text, as which sources read them too."""
-    is_list = isinstance(value, list) and any(isinstance(item, Mapping) for item in value)
-    return json.dumps(value) if is_list else value
-
-
-def _row(row: Any, setting: str) -> Mapping[str, Any]:
+def _row(row: Any, setting: str) -> dict[str, Any]:
     if isinstance(row, str):
         return {"text": row}
-    if isinstance(row, torch.Tensor):
-        return {IDS: row.reshape(-1).tolist()}
     if isinstance(row, Mapping):
-        return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in row.items()}
+        return {name: _value(value) for name, value in row.items()}
     if isinstance(row, list | tuple) and row and isinstance(row[0], torch.Tensor):  # of a TensorDataset
-        return _row(row[0], setting)
-    if hasattr(row, "tolist") or (isinstance(row, list | tuple) and all(isinstance(one, int) for one in row)):
-        return {IDS: list(row.tolist() if hasattr(row, "tolist") else row)}
+        row = row[0]
+    ids = _value(row)
+    if isinstance(ids, list | tuple) and all(isinstance(number, int) for number in ids):
+        return {IDS: list(ids)}
     raise SettingError(f"it holds a {type(row).__name__}", setting=setting, cure=TAKEN)
+
+
+def _value(value: Any) -> Any:
+    """A list of an array; messages and tools as JSON text, which sources read too, as no column has texts and parts."""
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        return json.dumps(value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def in_memory(rows: Any, setting: str, labelled: bool, files: Path) -> InMemory:
@@ -109,18 +104,21 @@ def in_memory(rows: Any, setting: str, labelled: bool, files: Path) -> InMemory:
     import datasets
 
     if rows.format["type"] == "custom":
-        raise SettingError(
-            "a data set with a transform, which a run does not keep", setting=setting, cure="apply it by map()"
-        )
+        problem, cure = "a data set with a transform, which a run does not keep", "apply it by map()"
+        raise SettingError(problem, setting=setting, cure=cure)
     rows = rows.with_format(None)  # a format for training hides columns, and makes tensors of numbers
-    digest = _digest(rows)
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     if not rows.cache_files and rows.data.nbytes > FEW_BYTES:
         datasets.disable_progress_bars()
-        rows.save_to_disk(str(files / digest[:16]))  # from where other processes open them themselves
-        rows = datasets.load_from_disk(str(files / digest[:16]))
+        rows.save_to_disk(str(files / digest.hexdigest()[:16]))  # from where other processes open them themselves
+        rows = datasets.load_from_disk(str(files / digest.hexdigest()[:16]))
     title = f"{type(rows).__name__} in memory"
-    make = _table(rows, title) if labelled else _source(rows, digest, title, setting)
-    return InMemory(f"{type(rows).__name__} of {len(rows):,} rows", digest, make)
+    make: Callable[..., Any] = partial(TableInMemory, hub=title, held=rows)
+    if not labelled:
+        make = _source(rows, digest.hexdigest(), title, setting)
+    return InMemory(f"{type(rows).__name__} of {len(rows):,} rows", digest.hexdigest(), make)
 
 
 def _source(rows: Any, digest: str, title: str, setting: str) -> Callable[..., Source]:
@@ -131,40 +129,8 @@ def _source(rows: Any, digest: str, title: str, setting: str) -> Callable[..., S
         target_role: str | None = None,
         fraction: float = 1.0,
     ) -> Source:
-        settings = SourceConfig(
-            kind="hub", field=field, prompt=prompt, template=template, target_role=target_role, fraction=fraction
-        )
+        columns = {"field": field, "prompt": prompt}
+        settings = SourceConfig(kind="hub", template=template, target_role=target_role, fraction=fraction, **columns)
         return source_in_memory(rows, digest, title, settings, setting)
 
     return source
-
-
-def _table(rows: Any, title: str) -> Callable[..., TableInMemory]:
-    def table(
-        text: str = "text",
-        second: str | None = None,
-        label: str = "label",
-        regression: bool = False,
-        split: str = TRAIN,
-        quotes: bool | None = None,
-    ) -> TableInMemory:
-        return TableInMemory(
-            hub=title,
-            split=split,
-            held=rows,
-            text=text,
-            second=second,
-            label=label,
-            regression=regression,
-            quotes=quotes,
-        )
-
-    return table
-
-
-def _digest(rows: Any) -> str:
-    """sha256 of the content of a data set, column by name, row by row."""
-    digest = hashlib.sha256()
-    for row in rows.with_format(None):
-        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
-    return digest.hexdigest()

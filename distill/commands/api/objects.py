@@ -4,16 +4,15 @@ import copy
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from enum import Enum
 from functools import partial
 from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic_core import to_jsonable_python
 from torch import Tensor
 
 from distill.config.command_line import groups
-from distill.config.component import InMemory
+from distill.config.component import TARGET, InMemory
 from distill.config.model import Settings
 from distill.config.settings import ObjectiveConfig, StudentConfig
 from distill.config.student import READ_BY
@@ -24,14 +23,14 @@ from distill.runtime.users_code import source_digest
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-LOSSES, METRICS, OBSERVERS = "objective.", "evaluate.measures.", "observers."
+LOSSES, METRICS, OBSERVERS = "objective", "evaluate.measures", "observers"
 FLAGS = tuple(ObjectiveConfig.model_fields)  # settings of the objective that are no terms
 CALLED = ("optimizer", "schedule")  # groups in whose place a class or function may stand
 SCHEDULE = {"start", "end"}  # the names of a number that follows a schedule
 
 
 class CallSettings:
-    """The settings of a program: options of groups, which name files, and values by dotted names."""
+    """The settings of a call: options of groups, which name files, and values by dotted names."""
 
     def __init__(self) -> None:
         self.options: dict[str, str] = {}
@@ -44,67 +43,49 @@ class CallSettings:
             SettingError: a value that no setting has.
         """
         if isinstance(value, Settings):
-            value = _given_fields(value)
-        if name == "student" and isinstance(value, Mapping) and "init" in value:
+            init = {"init": value.init} if isinstance(value, StudentConfig) else {}
+            value = init | value.model_dump(by_alias=True, exclude_unset=True)
+        if name == "student" and isinstance(value, Mapping) and "init" in value:  # a recipe may set what that ignores
             unread = [field for field, readers in READ_BY.items() if value["init"] not in readers]
             value = {field: StudentConfig.model_fields[field].default for field in unread} | dict(value)
-        if name == OBSERVERS.rstrip(".") and not isinstance(value, Mapping | None):
-            cure = "give each a name, as observers={'mine': OBSERVER}"
-            raise SettingError(f"a {type(value).__name__}", setting=name, cure=cure)
-        if name.startswith(LOSSES) and name.count(".") == 1 and name.removeprefix(LOSSES) not in FLAGS:
-            is_number = isinstance(value, int | float) or (isinstance(value, Mapping) and {*value} == SCHEDULE)
-            name += ".weight" * is_number
-        place = name.removesuffix("._target_")
+        place = name.removesuffix(f".{TARGET}")
         if (place != name and callable(value)) or _is_called(name, value):
-            self.options |= {place: "custom"} if place in CALLED else {}
-            self.values[f"{place}._target_"] = target_of(place, value)
+            if place in CALLED:
+                self.options[place] = "custom"
+            self.values[f"{place}.{TARGET}"] = target_of(place, value)
         elif isinstance(value, Mapping) and {*value} != SCHEDULE:
             for key, inner in value.items():
                 self.add(f"{name}.{key}", inner)
         elif isinstance(value, str) and name in groups():
             self.options[name] = value
         else:
-            self.values[name] = plain(value, name)
-
-    def add_object(self, name: str, value: InMemory, **beside: Any) -> None:
-        """An object in place of the import path `NAME._target_`, and settings beside it."""
-        self.values |= {f"{name}.{key}": inner for key, inner in {"_target_": value, **beside}.items()}
+            group, _, last = name.partition(".")
+            is_term = group == LOSSES and "." not in last and last not in FLAGS
+            self.values[f"{name}.weight" if is_term else name] = plain(value, name)
 
 
 def _is_called(name: str, value: Any) -> bool:
     """Whether a class, a function or an object stands in place of a group of settings."""
-    group, _, last = name.rpartition(".")
-    is_place = name in CALLED or (bool(last) and f"{group}." in (LOSSES, METRICS, OBSERVERS))
+    is_place = name in CALLED or name.rpartition(".")[0] in (LOSSES, METRICS, OBSERVERS)
     return is_place and not isinstance(value, str | int | float | Mapping | list | tuple | None)
-
-
-def _given_fields(settings: Settings) -> Mapping[str, Any]:
-    """The fields that were given, without the defaults; and what says where a student's weights come from."""
-    names = settings.model_fields_set - {"group"} | ({"init"} if isinstance(settings, StudentConfig) else set())
-    extra = settings.model_extra or {}
-    fields = {name: field.alias or name for name, field in type(settings).model_fields.items() if name in names}
-    return {alias: getattr(settings, name) for name, alias in fields.items()} | extra
 
 
 def plain(value: Any, name: str) -> Any:
     """A value of numbers, texts, lists and dicts. Raises SettingError for an object, which no setting has."""
-    if callable(getattr(value, "item", None)) and getattr(value, "size", None) == 1:  # a number of numpy
-        return value.item()
-    match value:
-        case Enum():
-            return plain(value.value, name)
-        case None | bool() | int() | float() | str():
-            return value
-        case Path():
-            return str(value)
-        case Settings():
-            return plain(_given_fields(value), name)
-        case Mapping():
-            return {str(key): plain(inner, name) for key, inner in value.items()}
-        case list() | tuple() | range() | set():
-            return [plain(inner, name) for inner in value]
-    cure = "settings are numbers, texts, lists and mappings; models are given as teacher= and student=, texts as data="
-    raise SettingError(f"a {type(value).__name__}", setting=name, cure=cure)
+
+    def without_type(other: Any) -> Any:
+        if isinstance(other, range):
+            return list(other)
+        if callable(getattr(other, "item", None)) and getattr(other, "size", None) == 1:  # a number of numpy
+            return other.item()
+        raise SettingError(
+            f"a {type(other).__name__}",
+            setting=name,
+            cure="settings are numbers, texts, lists and mappings; models are given as teacher= and student=, texts "
+            "as data=, observers as observers={'mine': OBSERVER}",
+        )
+
+    return to_jsonable_python(value, fallback=without_type)
 
 
 def target_of(place: str, value: Any) -> str | InMemory:
@@ -117,13 +98,13 @@ def target_of(place: str, value: Any) -> str | InMemory:
     Args:
         place: the name of the setting, such as `objective.my_loss`.
     """
-    name = getattr(value, "__name__", type(value).__name__)
+    name, group = getattr(value, "__name__", type(value).__name__), place.rpartition(".")[0]
     is_function = inspect.isroutine(value) or isinstance(value, partial)
-    if place.startswith(OBSERVERS) and not inspect.isclass(value):
+    if group == OBSERVERS and not inspect.isclass(value):
         # It has no digest: what it has seen changes while it runs, and no student depends on it.
         return InMemory(name, "", lambda: value)
-    if is_function and place.startswith((LOSSES, METRICS)):
-        make: Callable[..., Any] = _LossOf(place, value) if place.startswith(LOSSES) else partial(_metric, value)
+    if is_function and group in (LOSSES, METRICS):
+        make: Callable[..., Any] = partial(FunctionLoss if group == LOSSES else _metric, value)
         return InMemory(name, digest_of(value, place), make, code=_code_behind(value))
     if inspect.isclass(value) or is_function:
         return import_path(value) or InMemory(name, digest_of(value, place), value, code=_code_behind(value))
@@ -185,35 +166,28 @@ def import_path(value: Any) -> str | None:
 
 
 class FunctionLoss(VocabularyTerm):
-    """A loss over the vocabulary by a function of student logits [n, V], teacher logits [n, V] and targets [n]."""
+    """A loss over the vocabulary by a function of student logits [n, V], teacher logits [n, V] and targets [n].
 
-    def __init__(self, function: Callable[..., Tensor], positions: str) -> None:
-        self.function, self.positions = function, positions
+    `settings`: the function's arguments behind these three; one of them may be the temperature of the objective.
+    """
+
+    def __init__(
+        self, function: Callable[..., Tensor], positions: str = ALL, temperature: float | None = None, **settings: Any
+    ) -> None:
+        signature = inspect.signature(function)
+        if "temperature" in signature.parameters and temperature is not None:
+            settings["temperature"] = temperature
+        try:
+            signature.bind(None, None, None, **settings)
+        except TypeError as error:
+            problem = (
+                "a function as a loss takes logits of the student, logits of the teacher, targets and its settings"
+            )
+            raise ValueError(f"{problem} ({error})") from None
+        self.function, self.positions = partial(function, **settings), positions
 
     def losses(self, student: Tensor, teacher: Any, targets: Tensor) -> Tensor:
         return self.function(student, teacher, targets)
-
-
-class _LossOf:
-    """Makes the loss of a function; its settings are the function's arguments behind the first three."""
-
-    def __init__(self, place: str, function: Callable[..., Tensor]) -> None:
-        parameters = list(inspect.signature(function).parameters.values())
-        if len(parameters) < 3:
-            raise SettingError(
-                f"{place}: a function as a loss takes logits of the student, logits of the teacher and targets, and "
-                f"{getattr(function, '__name__', function)} takes {len(parameters)} arguments: give it three"
-            )
-        self.function, self._more = function, parameters[3:]
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        positions = inspect.Parameter("positions", inspect.Parameter.KEYWORD_ONLY, default=ALL, annotation=str)
-        more = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in self._more if one.name != "positions"]
-        return inspect.Signature([*more, positions])
-
-    def __call__(self, positions: str = ALL, **settings: Any) -> FunctionLoss:
-        return FunctionLoss(partial(self.function, **settings), positions)
 
 
 def _metric(function: Callable[[Tensor, Tensor], Tensor], higher_is_better: bool) -> "Metric":
@@ -230,3 +204,9 @@ def _metric(function: Callable[[Tensor, Tensor], Tensor], higher_is_better: bool
             super().update(function(logits, targets))
 
     return FunctionMean()
+
+
+def that_learns(model: Any) -> Any:
+    """A student of which something is trained: all of it where all is frozen, as `load_model` does with any model."""
+    is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
+    return model.requires_grad_() if is_frozen else model

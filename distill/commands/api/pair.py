@@ -1,42 +1,43 @@
 """A teacher and a student in memory, and their objective on texts, for a training loop of your own."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from io import BytesIO
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from distill.commands.api.objects import LOSSES, target_of
+from distill.commands.api.objects import LOSSES, target_of, that_learns
+from distill.config.component import TARGET, InMemory
 from distill.config.errors import parse
 from distill.config.rules import refuse_first_position
-from distill.config.settings import MaskingConfig, ObjectiveConfig, StudentConfig, TeacherConfig
+from distill.config.settings import CorpusConfig, MaskingConfig, ObjectiveConfig, StudentConfig, TeacherConfig
 from distill.config.weight_schedule import WeightSchedule
 from distill.data.batch import Batch
 from distill.data.collate.clm import causal_lm
 from distill.data.collate.mlm import masked_lm
-from distill.data.document import Document
-from distill.data.heldout import HeldOut
-from distill.data.packing import Packing, SequenceWriter, pack_stretch, plain_tokenizer
-from distill.data.sequence_format import IDS, causal_format, masked_format
-from distill.models.check import check_model, check_positions, check_vocabulary, max_positions
+from distill.models.check import check_positions, check_vocabulary
 from distill.models.export_folder import export, foreign_file
-from distill.models.kernels.attention import keep_soft_cap
-from distill.models.kind import CAUSAL, MASKED, ModelKind
+from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel
 from distill.models.layer_choice import AUTO
 from distill.models.loaded import LoadedModel, device_of, in_memory, kind_of, without_bars
-from distill.models.student import check_student, make_student, tokenizer_of
+from distill.models.student import make_student, tokenizer_of
 from distill.models.teacher import load_teacher, teacher_path
-from distill.models.ties import settle_ties
 from distill.objective.build import bind_terms, check_losses, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
-from distill.runs.tokenizers import how_they_differ, reads_same_tokens, refuse_layers, refuse_pairs_of_tokens
+from distill.runs.tokenizers import (
+    how_they_differ,
+    reads_same_tokens,
+    refuse_layers,
+    refuse_pairs_of_tokens,
+    refuse_tokens_beyond,
+)
 from distill.runtime.errors import SettingError, raising_at_the_call
 from distill.runtime.files import make_folder
 from distill.runtime.seed import key
@@ -98,15 +99,6 @@ class Pair:
         return min(own, len(self.teacher.tokenizer)) if self.shares_tokenizer else own
 
     @raising_at_the_call
-    def batch(self, texts: Sequence[str], step: int = 0, masking: MaskingConfig | None = None) -> Batch:
-        """The texts as one micro-batch with its targets; the masks of a masked model are drawn anew for each step.
-
-        Raises:
-            SettingError: no text has a token, or one has a token that only one of the two models has.
-        """
-        return self._collated(self._sequences(texts), step, masking)
-
-    @raising_at_the_call
     def objective(
         self, terms: Mapping[str, Any], temperature: float = 2.0, masking: MaskingConfig | None = None
     ) -> "PairObjective":
@@ -122,35 +114,33 @@ class Pair:
         Raises:
             SettingError: an unknown term, one that does not fit this pair, or follows a schedule.
         """
-        kind, tokenizers = self.student.kind, (self.student.tokenizer, self.teacher.tokenizer)
+        kind = self.student.kind
         by_name = {name: _term_settings(name, term) for name, term in terms.items()}
-        settings = parse(ObjectiveConfig, {"temperature": temperature, **by_name}, "objective")
-        _refuse_schedules(settings)
+        settings = parse(ObjectiveConfig, {"temperature": temperature, **by_name}, LOSSES)
+        for name, term in settings.terms.items():
+            if isinstance(term.weight, WeightSchedule) or settings.schedule_of(name) is not None:
+                problem, cure = "a schedule needs the length of a run", "give numbers, and make a new objective later"
+                raise SettingError(problem, setting=f"{LOSSES}.{name}", cure=cure)
         made = make_terms(settings)
         labels = find_task("clm" if kind.causal else "mlm").labels
         for name, term in made.items():
-            heads = [*term.student_reads.extra, *term.teacher_reads.extra]
-            if heads or (term.task and term.task not in labels):
-                needs = f"reads a head for {heads[0]}" if heads else f"predicts {term.task}"
-                raise SettingError(
-                    f"{needs}, and the student is a {kind.noun}", setting=LOSSES + name, cure="leave it out"
-                )
+            if needed := [*term.student_reads.extra, *term.teacher_reads.extra, *({term.task} - {"", *labels})]:
+                problem = f"needs a head or labels for {needed[0]}, and the student is a {kind.noun}"
+                raise SettingError(problem, setting=f"{LOSSES}.{name}", cure="leave it out")
         if kind.causal:
             refuse_first_position(made)
         if not self.shares_tokenizer:
-            refuse_pairs_of_tokens(made, how_they_differ("the student", *tokenizers))
+            differ = how_they_differ("the student", self.student.tokenizer, self.teacher.tokenizer)
+            refuse_pairs_of_tokens(made, differ)
         weights = {name: term.weight for name, term in settings.terms.items()}
         bound = bind_terms(made, self.student.model, self.teacher.model)
-        objective = PairObjective(self, Objective(bound, weights, self.vocabulary), masking)
+        objective = PairObjective(self, Objective(bound, weights, self.vocabulary), masking or MaskingConfig())
         check_losses(objective.objective, settings, self.student.device)
         return objective
 
     @raising_at_the_call
     def save(self, folder: str | Path) -> Path:
-        """Write the student and its tokenizer into a folder that transformers and all of Distill read.
-
-        Returns:
-            The folder.
+        """Write the student and its tokenizer into a folder, which transformers and all of Distill read; gives it.
 
         Raises:
             SettingError: it cannot be written, or holds something else than a model.
@@ -163,68 +153,15 @@ class Pair:
         export(self.student.model, self.student.tokenizer, path)
         return path
 
-    def _sequences(self, texts: Sequence[str]) -> np.ndarray:
-        """[N, S] int64, S at most the length: every text in sequences of its own, as a run cuts them, then padding."""
-        tokenizer, kind = self.student.tokenizer, self.student.kind
-        if isinstance(texts, str):
-            raise SettingError("one string", setting="texts", cure="give a list of texts")
-        # The command leaves out ends of documents that are shorter; here a batch has all that it is given.
-        format = replace(causal_format(tokenizer) if kind.causal else masked_format(tokenizer), shortest=1)
-        if self.sequence_length <= format.body:
-            problem, cure = "no room for text", "give 128, for example"
-            raise SettingError(problem, setting="sequence_length", value=self.sequence_length, cure=cure)
-        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            raise SettingError(f"the tokenizer, a {type(tokenizer).__name__}, is a slow one: give a fast one")
-        plain = plain_tokenizer(backend.to_str())
-        packing = Packing(plain, len(tokenizer), format, self.sequence_length, False, HeldOut(0.0))
-        with BytesIO() as file:
-            writer = SequenceWriter(file, packing)
-            for text in filter(str.strip, texts):
-                pack_stretch(Document("", text), writer, packing)
-            flat = np.frombuffer(file.getvalue(), packing.dtype).astype(np.int64)
-        sequences = flat.reshape(-1, self.sequence_length)
-        if not len(sequences):
-            raise SettingError("none of them has a token", setting="texts", cure="give a list of texts")
-        ids = np.unique(sequences & IDS)
-        if len(beyond := ids[(ids >= self.vocabulary) & (ids != format.pad)]):
-            token = tokenizer.convert_ids_to_tokens(int(beyond[0]))
-            raise SettingError(
-                f"one has the token {token}, which one of the two models lacks: they share the first {self.vocabulary}",
-                setting="texts",
-                cure="take it out of the texts, or load models with one tokenizer",
-            )
-        return sequences[:, : int(np.flatnonzero((sequences != format.pad).any(0))[-1]) + 1]
-
-    def _collated(self, sequences: np.ndarray, step: int, masking: MaskingConfig | None) -> Batch:
-        tokenizer, numbers = self.student.tokenizer, np.arange(len(sequences))
-        drawn = (masking or MaskingConfig()).changed(smoothing=0.0)  # by the counts of a corpus, which texts lack
-        counts: Any = np.ones(len(tokenizer), np.int64)
-        is_causal = self.student.kind.causal
-        collator = causal_lm(tokenizer, packed=False) if is_causal else masked_lm(drawn, tokenizer, counts)
-        return collator.collate(sequences, key(self.seed, "texts", step, numbers), numbers).to(self.student.device)
-
 
 def _term_settings(name: str, term: Any) -> dict[str, Any]:
     """What `objective.NAME` holds for a weight, for settings, or for a loss of the caller's."""
     if isinstance(term, int | float):
         return {"weight": term}
-    settings = dict(term) if isinstance(term, Mapping) else {"_target_": term}
-    if not isinstance(target := settings.get("_target_"), str | None):
-        settings["_target_"] = target_of(f"{LOSSES}{name}", target)
+    settings = dict(term) if isinstance(term, Mapping) else {TARGET: term}
+    if not isinstance(target := settings.get(TARGET), str | None):
+        settings[TARGET] = target_of(f"{LOSSES}.{name}", target)
     return settings
-
-
-def _refuse_schedules(settings: ObjectiveConfig) -> None:
-    """Raises SettingError for numbers that change over a run, because a loop of the user's own has no length here."""
-    numbers: dict[str, object] = {"temperature": settings.temperature}
-    for name, term in settings.terms.items():
-        numbers |= {f"{name}.weight": term.weight, f"{name}.temperature": term.temperature}
-    for setting, value in numbers.items():
-        if isinstance(value, WeightSchedule):
-            problem = f"a schedule from {value.start} to {value.end}, which needs the length of a run"
-            cure = "give a number, and make a new objective where it changes"
-            raise SettingError(problem, setting=LOSSES + setting, cure=cure)
 
 
 class PairObjective:
@@ -234,11 +171,13 @@ class PairObjective:
         objective: what a run uses, on batches.
     """
 
-    def __init__(self, pair: Pair, objective: Objective, masking: MaskingConfig | None) -> None:
-        self.pair, self.objective, self.masking = pair, objective, masking
+    def __init__(self, pair: Pair, objective: Objective, masking: MaskingConfig) -> None:
+        self.pair, self.objective = pair, objective
         student = LanguageModel(pair.student.model, checkpoints=pair.gradient_checkpointing)
         self.trainable = Trainable(student, objective.modules()).to(pair.student.device)
-        self.teacher = LanguageModel(pair.teacher.model) if objective.needs_teacher else None
+        tokenizer, counts = pair.student.tokenizer, np.ones(len(pair.student.tokenizer), np.int64)
+        is_causal = pair.student.kind.causal
+        self.collator = causal_lm(tokenizer, packed=False) if is_causal else masked_lm(masking, tokenizer, counts)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What is trained: the student, and projections of terms that have one."""
@@ -246,26 +185,49 @@ class PairObjective:
 
     @raising_at_the_call
     def __call__(self, texts: Sequence[str], step: int = 0) -> Losses:
-        """The loss of these texts as one batch; `step` draws other masks."""
-        sequences, objective = self.pair._sequences(texts), self.objective
-        teacher, device = self._reader(sequences), self.pair.student.device
-        batch = teacher.read_ahead(self.pair._collated(sequences, step, self.masking)).to(device)
+        """The loss of these texts as one batch; `step` draws other masks.
+
+        Raises:
+            SettingError: there is no text, or one has a token that only one of the two models has.
+        """
+        objective, device = self.objective, self.pair.student.device
+        sequences = self.sequences(texts)
+        teacher, batch = self._teacher(sequences), self.batch(sequences, step)
+        batch = teacher.read_ahead(batch).to(device)
         counts = objective.count([batch])
         (output,) = teacher.outputs([batch], objective.teacher_spec)
         total, sums = objective(self.trainable, output, batch, objective.scales(counts, device))
         means = sums.double().cpu() / counts[: len(sums)].clamp(min=1)
-        numbers = {name: int(count) for name, count in objective.by_name(counts.tolist()).items()}
-        return Losses(total, objective.by_name(means.tolist()), {name: numbers[name] for name in objective.names})
+        by_name = objective.by_name(counts.tolist())
+        return Losses(total, objective.by_name(means.tolist()), {name: int(by_name[name]) for name in objective.names})
 
-    def _reader(self, sequences: np.ndarray) -> Teacher:
+    def sequences(self, texts: Sequence[str]) -> np.ndarray:
+        """[N, S] int64, as the student's tokenizer encodes and cuts the texts; a long one fills several sequences."""
+        tokenizer, length = self.pair.student.tokenizer, self.pair.sequence_length
+        end = tokenizer.eos_token if self.pair.student.kind.causal else ""
+        ended = [] if isinstance(texts, str) else [text + end for text in texts if text.strip()]
+        if not ended:
+            raise SettingError("no text is in it", setting="texts", cure="give a list of texts")
+        encoded = tokenizer(ended, truncation=True, max_length=length, return_overflowing_tokens=True)["input_ids"]
+        rows = [torch.tensor(ids) for ids in encoded]
+        sequences = pad_sequence(rows, batch_first=True, padding_value=self.collator.pad_id).numpy()
+        refuse_tokens_beyond(self.pair.vocabulary, np.bincount(sequences.ravel()), [], self.collator)
+        return sequences
+
+    def batch(self, sequences: np.ndarray, step: int) -> Batch:
+        """Sequences [N, S] as one micro-batch with its targets; `step` draws other masks."""
+        numbers = np.arange(len(sequences))
+        return self.collator.collate(sequences, key(self.pair.seed, "texts", step, numbers), numbers)
+
+    def _teacher(self, sequences: np.ndarray) -> Teacher:
         """What gives the teacher's outputs for these sequences of the student."""
-        pair = self.pair
-        if self.teacher is None:
+        if not self.objective.needs_teacher:
             return NoTeacher()
-        if pair.shares_tokenizer:
-            return LiveTeacher(self.teacher)
-        tokenizers = (pair.student.tokenizer, pair.teacher.tokenizer)
-        return RetokenizedTeacher(self.teacher, sequences, *tokenizers, pair.teacher.longest)
+        student, teacher = self.pair.student, self.pair.teacher
+        if self.pair.shares_tokenizer:
+            return LiveTeacher(LanguageModel(teacher.model))
+        model = LanguageModel(teacher.model)
+        return RetokenizedTeacher(model, sequences, student.tokenizer, teacher.tokenizer, teacher.longest)
 
 
 @raising_at_the_call
@@ -296,103 +258,69 @@ def load_pair(
     Raises:
         SettingError: a model that does not load, or that does not fit the other.
     """
-    start = _start_of(in_memory("student", student), layers, num_layers)
-    chosen_device, frozen = device_of(device), _frozen_teacher(in_memory("teacher", teacher))
-    model, kind = frozen.model, frozen.kind
-    length = sequence_length or min(USUAL_LENGTH, max_positions(model) or USUAL_LENGTH)
-    tokenizer = _student_tokenizer(start, frozen)
+    target_device, held, start = device_of(device), in_memory("teacher", teacher), in_memory("student", student)
+    if isinstance(held, LoadedModel) and isinstance(start, LoadedModel) and held.model is start.model:
+        raise SettingError("student is the very model of the teacher: give a copy of it, as copy.deepcopy makes one")
+    frozen, settings = _frozen(held), _student_settings(start, layers, num_layers)
+    kind, tokenizer = frozen.kind, _tokenizer(settings, frozen)
+    length = sequence_length or min(USUAL_LENGTH, frozen.longest or USUAL_LENGTH)
+    parse(CorpusConfig, {"sequence_length": length}, "corpus")
     if reads_same_tokens(tokenizer, frozen.tokenizer, kind):
-        check_positions(model, "teacher", length)
-    if isinstance(start, LoadedModel):
-        made, path = _trainable(start, model, length, kind), start.path
-    else:
-        with torch.random.fork_rng([]), without_bars():
-            torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators
-            made = make_student(start, model, tokenizer, length, kind)
-        path = start.path or ""
-    check_vocabulary(model, "teacher", frozen.tokenizer)
+        check_positions(frozen.model, "teacher", length)
+    with torch.random.fork_rng([]), without_bars():
+        torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators
+        made = make_student(settings, frozen.model, tokenizer, length, kind)
+    check_vocabulary(frozen.model, "teacher", frozen.tokenizer)
     check_vocabulary(made, "student", tokenizer)
-    return Pair(
-        LoadedModel(model.to(chosen_device), frozen.tokenizer, kind, frozen.path),
-        LoadedModel(made.to(chosen_device), tokenizer, kind, path),
-        length,
-        seed,
-        not isinstance(start, LoadedModel) and start.gradient_checkpointing,
-    )
+    trained = LoadedModel(made.to(target_device), tokenizer, kind, getattr(start, "path", settings.path) or "")
+    frozen.model.to(target_device)
+    return Pair(frozen, trained, length, seed, settings.gradient_checkpointing)
 
 
-def _start_of(student: Any, layers: str | Sequence[int] | None, num_layers: int | None) -> LoadedModel | StudentConfig:
-    """What a student begins from. Raises SettingError for layers that no pair can choose."""
-    if student is not None and (layers is not None or num_layers is not None):
-        raise SettingError(
-            "layers and num_layers are for a student from the teacher's layers: leave them or student out"
-        )
-    if student is None:
-        chosen = layers if layers is None or isinstance(layers, str) else list(layers)
-        student = StudentConfig(layers=chosen, num_layers=num_layers)
-    start: LoadedModel | StudentConfig = student
-    if isinstance(student, str | Path):
-        start = parse(StudentConfig, {"init": "pretrained", "path": str(student)}, "student")
-    if isinstance(start, StudentConfig) and start.from_layers and start.layers == AUTO:
-        raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
-    return start
-
-
-def _frozen_teacher(teacher: str | Path | LoadedModel) -> LoadedModel:
-    """A frozen masked or causal teacher. Raises SettingError where there is none."""
-    if isinstance(teacher, LoadedModel):
-        _refuse_kind(teacher.kind, teacher)
-        teacher.model.requires_grad_(False).float().eval()
-        settle_ties(teacher.model)
-        keep_soft_cap(teacher.model)
-        check_model(teacher.model, "teacher", teacher.kind)
-        return teacher
-    settings = parse(TeacherConfig, {"path": str(teacher)}, "teacher")
-    _refuse_kind(kind := kind_of("teacher", teacher_path(settings)), teacher)
-    with without_bars():
-        model, tokenizer, _ = load_teacher(settings, kind)
-    return LoadedModel(model, tokenizer, kind, teacher_path(settings))
-
-
-def _refuse_kind(kind: ModelKind, teacher: object) -> None:
+def _frozen(teacher: Any) -> LoadedModel:
+    """A teacher in memory, or named. Raises SettingError where it is neither a masked nor a causal model."""
+    settings = parse(TeacherConfig, _settings_of(teacher, learns=False), "teacher")
+    path = teacher.path if isinstance(teacher, LoadedModel) else teacher_path(settings)
+    kind = teacher.kind if isinstance(teacher, LoadedModel) else kind_of("teacher", path)
     if kind not in (MASKED, CAUSAL):
         cure = "choose a masked or a causal language model"
         raise SettingError(f"a {kind.noun}", setting="teacher", value=teacher, cure=cure)
+    with without_bars():
+        model, tokenizer, _ = load_teacher(settings, kind)
+    return LoadedModel(model, tokenizer, kind, path)
 
 
-def _trainable(student: LoadedModel, teacher: Any, length: int, kind: ModelKind) -> Any:
-    """A student in memory, which is trained itself."""
-    model = student.model
-    if model is teacher:
-        raise SettingError("student is the very model of the teacher: give a copy of it, as copy.deepcopy makes one")
-    settle_ties(model)
-    keep_soft_cap(model)
-    check_student(model, length, kind)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        if not student.path:  # else frozen by `load_model`, whatever the model is for
-            raise SettingError(
-                "student: requires_grad is off in all of its weights, so nothing would be trained: call "
-                "requires_grad_(True) on it"
-            )
-        model.requires_grad_(True)
-    return model.float().train()
+def _student_settings(student: Any, layers: str | Sequence[int] | None, num_layers: int | None) -> StudentConfig:
+    """Where a student starts. Raises SettingError for layers that no pair can choose."""
+    if student is None:
+        student = StudentConfig(layers=layers if isinstance(layers, str | None) else [*layers], num_layers=num_layers)
+    elif layers is not None or num_layers is not None:
+        problem = "layers and num_layers are for a student from the teacher's layers"
+        raise SettingError(f"{problem}: leave them or student out")
+    elif not isinstance(student, StudentConfig):
+        student = parse(StudentConfig, _settings_of(student, learns=True), "student")
+    if student.from_layers and student.layers == AUTO:
+        raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
+    return student
 
 
-def _student_tokenizer(student: LoadedModel | StudentConfig, teacher: LoadedModel) -> PreTrainedTokenizerBase:
-    """The student's own tokenizer where it has one that differs from the teacher's; else the teacher's.
+def _settings_of(model: Any, learns: bool) -> dict[str, Any]:
+    """The settings of a model in memory, or of a saved one; `learns`: of a student."""
+    if not isinstance(model, LoadedModel):
+        return {"path": str(model)} | ({"init": "pretrained"} if learns else {})
 
-    Raises:
-        SettingError: a student from the teacher's layers has another one, or it is to be trained on a corpus.
-    """
-    if isinstance(student, LoadedModel):
-        tokenizer = student.tokenizer
-    elif student.tokenizer == "corpus":
+    def made() -> Any:
+        return that_learns(model.model) if learns else model.model
+
+    return {TARGET: InMemory(type(model.model).__name__, "", made, model.tokenizer)}
+
+
+def _tokenizer(student: StudentConfig, teacher: LoadedModel) -> PreTrainedTokenizerBase:
+    """The student's own tokenizer where it differs from the teacher's, else that one."""
+    if student.tokenizer == "corpus":
         raise SettingError("student.tokenizer=corpus: no corpus is here to train a tokenizer on: name a folder of one")
-    else:
-        tokenizer = tokenizer_of(student, teacher.kind) or teacher.tokenizer
-    if tokenizer.get_vocab() == teacher.tokenizer.get_vocab():
+    own = tokenizer_of(student, teacher.kind) or teacher.tokenizer
+    if own.get_vocab() == teacher.tokenizer.get_vocab():
         return teacher.tokenizer
-    if not isinstance(student, LoadedModel):
-        named = f"student.tokenizer={student.tokenizer}"
-        refuse_layers(student, how_they_differ(named, tokenizer, teacher.tokenizer))
-    return tokenizer
+    refuse_layers(student, how_they_differ(f"student.tokenizer={student.tokenizer}", own, teacher.tokenizer))
+    return own

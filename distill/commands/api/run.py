@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from distill.commands.ending import expected
 from distill.config.settings import OnUsr1
 from distill.config.teacher import BUNDLED
+from distill.report.comparison.write import aligned
 from distill.report.page import Table, render
 from distill.report.summary import comparison, findings
 from distill.runs.record import Record
 from distill.runs.results_file import read_run
-from distill.runtime.errors import Damaged, SettingError, first_line, raising_at_the_call
-from distill.runtime.files import read_yaml
+from distill.runtime.errors import SettingError, raising_at_the_call
+from distill.runtime.files import read_settings
 from distill.runtime.jsonl import LogLine, read_lines
 from distill.runtime.progress import counted
 from distill.runtime.redaction import redact
@@ -26,8 +27,6 @@ from distill.runtime.signals import handled
 if TYPE_CHECKING:
     from distill.config.compose import ComposedRun
     from distill.report.chart import Chart
-
-GAP = "  "  # between two columns of text
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -71,13 +70,8 @@ class RunResults:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings of the run, as in config.yaml. Raises Damaged where that cannot be read."""
-        file = self.folder / "config.yaml"
-        try:
-            settings = read_yaml(file) if file.is_file() else {}
-        except (OSError, ValueError) as error:
-            raise Damaged(file, first_line(error)) from None
-        return settings if isinstance(settings, dict) else {}
+        """All settings of the run, as in config.yaml; {} where that cannot be read."""
+        return read_settings(self.folder / "config.yaml")
 
     @cached_property
     def metrics(self) -> list[LogLine]:
@@ -101,7 +95,9 @@ class RunResults:
         return chart(self.record, self.metrics)
 
     def __repr__(self) -> str:
-        return "\n".join([self._title, *_as_text(comparison(self.record)), f"Report: {self.report}"])
+        table = comparison(self.record)
+        rows = [row + [""] * (len(table.head) - len(row)) for row in table.rows]  # a heading has one cell
+        return f"{self._title}\n{aligned(Table(table.head, rows))}\nReport: {self.report}"
 
     def _repr_html_(self) -> str:
         """For notebooks."""
@@ -115,33 +111,16 @@ class RunResults:
         return f"{self.record.recipe or 'run'} in {self.folder}{after}"
 
 
-def _as_text(table: Table) -> list[str]:
-    """The lines of a table: the first column on the left, numbers on the right."""
-    rows = [table.head, *table.rows]
-    columns = max(len(row) for row in rows)
-    widths = [max(len(row[number]) for row in rows if len(row) == columns) for number in range(columns)]
-    widths[0] = max(widths[0], *(len(row[0]) for row in rows))
-    return [
-        GAP.join(cell.ljust(width) if number == 0 else cell.rjust(width) for number, (cell, width) in cells).rstrip()
-        for cells in (enumerate(zip(row, widths, strict=False)) for row in rows)
-    ]
-
-
 @raising_at_the_call
 def run(overrides: Sequence[str] = ()) -> RunResults:
     """Distil as `python -m distill` does with these arguments, into the same run folder, and return the results.
 
-    The run is in this process; where a launcher such as torchrun has started this program, every rank calls this. A
-    second call with the same overrides resumes where the first stopped, or returns the results of the finished run.
-    Relative paths are relative to the working directory. Handlers of signals are put back afterwards, torch's
-    generators and threads are not. An interrupt saves a checkpoint first.
+    Every rank of a launcher such as torchrun calls this. A second call with the same overrides resumes where the first
+    stopped, or returns the results of the finished run. An interrupt saves a checkpoint first.
 
     Args:
         overrides: one string for each argument, such as `["+recipe=distilbert_gutenberg", "corpus.path=BOOKS",
             "hydra.run.dir=runs/first"]`; also `--config-dir=DIR`, a folder with recipes of yours.
-
-    Returns:
-        The results, which a notebook shows as a table.
 
     Raises:
         SettingError: bad input, in one line that names the setting, its value and the cure; also for a sweep or a
@@ -165,34 +144,23 @@ def open_run(folder: str | Path) -> RunResults:
 
 
 def run_here(job: "ComposedRun") -> RunResults:
-    """Run a job in this process. Raises as `run`."""
+    """Run a job in this process. Raises as `run`; also where this process would have to start ranks, as commands do."""
+    from distill.distributed.launch import num_processes, should_launch
     from distill.job import run_job
 
+    backend = job.config.backend
     with errors_for_programs(str(job.folder)):
-        _refuse_launch(job)
+        if should_launch(backend):
+            launcher = "horovodrun -np" if backend.name == "horovod" else "torchrun --nproc-per-node"
+            ranks = num_processes(backend)
+            cure = f"start this program as `{launcher} {ranks} PROGRAM.py`, where every rank makes this call"
+            problem = "a program does not start other processes"
+            raise SettingError(problem, setting="backend.processes", value=ranks, cure=cure)
         with handled() as signals, output_for_programs():
             signals.on_usr1(job.config.train.on_usr1 is OnUsr1.stop)
             record = run_job(*job)
         # A run that ends with its profile leaves no results.json.
         return open_run(job.folder) if (job.folder / "results.json").is_file() else RunResults(job.folder, record)
-
-
-def _refuse_launch(job: "ComposedRun") -> None:
-    """Raises SettingError where this process would have to start the ranks, as the command does."""
-    backend = job.config.backend
-    if backend.name == "single":
-        return
-    from distill.distributed import launch
-    from distill.runs.check import check
-
-    check(job.config, job.folder)
-    if launch.should_launch(backend):
-        launcher = "horovodrun -np" if backend.name == "horovod" else "torchrun --nproc-per-node"
-        ranks = launch.num_processes(backend)
-        cure = f"start this program as `{launcher} {ranks} PROGRAM.py`, where every rank makes this call"
-        raise SettingError(
-            "a program does not start other processes", setting="backend.processes", value=ranks, cure=cure
-        )
 
 
 @contextmanager
