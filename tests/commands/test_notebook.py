@@ -39,13 +39,8 @@ def test_the_cells_run_in_order(
     monkeypatch.chdir(tmp_path)
     assert HOOK in source(CODE[0]) and sum(STEPS in source(cell) for cell in CODE) == 1
     monkeypatch.setenv("HOME", str(tmp_path))
-    more = [
-        *shelf.corpus,
-        "train.epochs=null",
-        "train.steps=2",
-        "precision=fp32",
-        "evaluate.pseudo_perplexity.fraction=0.1",
-    ]
+    few = ["train.epochs=null", "train.steps=2", "precision=fp32", "evaluate.pseudo_perplexity.fraction=0.1"]
+    more = [*shelf.corpus, *few]
     names: dict[str, Any] = {}
     changes = {HOOK: f"MORE = {more!r}", STEPS: "STEPS = 8"}
     cells = [source(cell).replace(HOOK, changes[HOOK]).replace(STEPS, changes[STEPS]) for cell in CODE]
@@ -83,29 +78,25 @@ def test_the_loop_in_the_manual(
 
 def test_objects_in_the_manual(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both runs of the page, shorter, and the run of the page for those who come from elsewhere."""
-    whole = distill.distill
-    held = distill.load_model(shelf.teacher, "cpu")
+    whole, held = distill.distill, distill.load_model(shelf.teacher, "cpu")
     texts = [book(number, 2) for number in range(60)]
     few = {"corpus.sequence_length": 32, "evaluate.max_sequences": 32, "precision": "fp32"}
     few |= {"train.steps": 2, "train.epochs": None, "data.cache": "cache", "data.workers": 1}
     monkeypatch.setattr(distill, "distill", lambda **arguments: whole(**arguments, **few))
-    first, functions = blocks("how-to/python.md")[:2]
-    student = copy.deepcopy(held.model).requires_grad_(True)
-    dataset = Dataset.from_dict({"text": texts})
-    names = {"teacher": held.model, "tokenizer": held.tokenizer, "student": student, "dataset": dataset}
-    exec(compile(first + functions, "python.md", "exec"), names)
+
+    def names_of(model: Any, tokenizer: Any, column: str, rows: Any) -> dict[str, Any]:
+        dataset = Dataset.from_dict({column: rows})
+        return {"teacher": model, "tokenizer": tokenizer, "student": copy.deepcopy(model), "dataset": dataset}
+
+    names = names_of(held.model, held.tokenizer, "text", texts)
+    exec(compile("".join(blocks("how-to/python.md")[:2]), "python.md", "exec"), names)
     run: Any = names["run"]
     assert run.settings["objective"]["variation"]["scale"] == 0.5 and "accuracy" in run.scores["student"]
     pooled = blocks("coming-from.md")[-1].replace("TEACHER", str(shelf.teacher)).replace("STUDENT", str(shelf.teacher))
     exec(compile(pooled.replace("runs/mine", "runs/pooled"), "coming-from.md", "exec"), names)
     causal = distill.load_model(save_model(Path("causal"), "gpt2", 2), "cpu")
     messages = [[{"role": role, "content": text[300:380]} for role in ("user", "assistant")] for text in texts]
-    names |= {
-        "teacher": causal.model,
-        "tokenizer": causal.tokenizer,
-        "dataset": Dataset.from_dict({"messages": messages}),
-    }
-    names["student"] = copy.deepcopy(causal.model).requires_grad_(True)
+    names = names_of(causal.model, causal.tokenizer, "messages", messages)
     exec(compile(blocks("coming-from.md")[0].replace("runs/mine", "runs/causal"), "coming-from.md", "exec"), names)
     run = names["run"]
     assert run.record.recipe == "distilgpt2_gutenberg" and list(run.record.objective.terms) == ["soft"]

@@ -129,8 +129,9 @@ def _source(rows: Any, digest: str, title: str, setting: str) -> Callable[..., S
         target_role: str | None = None,
         fraction: float = 1.0,
     ) -> Source:
-        columns = {"field": field, "prompt": prompt}
-        settings = SourceConfig(kind="hub", template=template, target_role=target_role, fraction=fraction, **columns)
+        settings = SourceConfig(
+            kind="hub", field=field, prompt=prompt, template=template, target_role=target_role, fraction=fraction
+        )
         return source_in_memory(rows, digest, title, settings, setting)
 
     return source

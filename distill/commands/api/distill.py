@@ -40,9 +40,16 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-RECIPES = {MASKED: "distilbert_gutenberg", CAUSAL: "distilgpt2_gutenberg", CLASSES: "table", SPANS: "squad"}
-LABELLED = ("table", "glue", "squad")  # recipes whose data has labels
-OBJECTIVES = {CLASSES: "distil_classes", SPANS: "distil_spans"}  # with a teacher
+SQUAD = "squad"
+# Of each kind of models: the recipe, and options of the objective with a teacher (None: the recipe's) and without one.
+DEFAULTS: dict[ModelKind | None, tuple[str | None, str | None, str | None]] = {
+    MASKED: ("distilbert_gutenberg", None, "mlm"),
+    CAUSAL: ("distilgpt2_gutenberg", None, "clm"),
+    CLASSES: ("table", "distil_classes", None),
+    SPANS: (SQUAD, "distil_spans", None),
+    None: (None, None, "mlm"),
+}
+LABELLED = ("table", "glue", SQUAD)  # recipes whose data has labels
 NAMING_SETS = ("evaluate.sets", "evaluate.sources")
 SCORED = (("validation", "dev"), ("test",))  # splits that are evaluated on: the first of these that there are
 # Settings of an evaluation set that are those of the corpus: of tables, of questions, of texts and of conversations.
@@ -172,20 +179,18 @@ class Call:
         given = {"teacher": None if teacher is ... else teacher, "student": student}
         held = {name: self._held(name, model) for name, model in given.items()}
         kinds = [_kind(name, held[name] or model) for name, model in given.items()]
-        kind = kinds[0] or kinds[1]
-        self.recipe = self.recipe or (None if kind is None else RECIPES[kind])
+        recipe, with_teacher, alone = DEFAULTS[kinds[0] or kinds[1]]
+        self.recipe = self.recipe or recipe
         if teacher is None:
             self.made.values |= {"teacher.path": None, f"teacher.{TARGET}": None, "teacher.members": {}}
-            if kind not in OBJECTIVES:
-                self._add_default("objective", "clm" if kind is CAUSAL else "mlm")
-        elif kind in OBJECTIVES and teacher is not ...:
-            self._add_default("objective", OBJECTIVES[kind])
+        if objective := alone if teacher is None else with_teacher if given["teacher"] is not None else None:
+            self._add_default("objective", objective)
         from_layers = student is None or (isinstance(student, StudentConfig) and student.from_layers)
         if given["teacher"] is not None and from_layers:
-            if kind in OBJECTIVES:  # whose recipes have a saved student
+            if with_teacher:  # of recipes that have a saved student
                 self._add_default("student", "layers")
                 self._add_default("student.layers", None)
-            elif kind is MASKED and _config(held["teacher"] or teacher).model_type != "bert":
+            elif kinds[0] is MASKED and _config(held["teacher"] or teacher).model_type != "bert":
                 self._add_default("student.architecture", "same")
         for name, model in given.items():
             if (inside := held[name]) is not None:
@@ -271,8 +276,8 @@ class Call:
 
     def _of_corpus(self, kind: str, columns: Sequence[str] | None = None) -> Mapping[str, Any]:
         """The settings of a set of this kind that are as those of the corpus; `columns`: that a set in memory has."""
-        if self.recipe == RECIPES[SPANS]:
-            return {name: f"${{corpus.{name}}}" for name in ANSWERS} | {"kind": "squad", "split": "validation"}
+        if self.recipe == SQUAD:
+            return {name: f"${{corpus.{name}}}" for name in ANSWERS} | {"kind": SQUAD, "split": "validation"}
         if self.recipe in LABELLED:
             return {name: f"${{corpus.{name}}}" for name in COLUMNS}
         own = {name: self.own.values.get(f"corpus.{name}") for name in (*TEXT, *CHAT)}
@@ -281,7 +286,7 @@ class Call:
         return {"fraction": 1.0, **of_text, **({} if columns is None else {name: own[name] for name in CHAT})}
 
     def _add_rows(self, place: str, rows: "datasets.Dataset") -> None:
-        if self.recipe == RECIPES[SPANS]:
+        if self.recipe == SQUAD:
             problem = "questions with answers are read from files (SQuAD's JSON, JSONL or Parquet)"
             cure = "give their path, or name a data set of the Hub by corpus={'hub': NAME}"
             raise SettingError(problem, setting=place, cure=cure)

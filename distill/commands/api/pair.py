@@ -117,8 +117,8 @@ class Pair:
         kind = self.student.kind
         by_name = {name: _term_settings(name, term) for name, term in terms.items()}
         settings = parse(ObjectiveConfig, {"temperature": temperature, **by_name}, LOSSES)
-        for name, term in settings.terms.items():
-            if isinstance(term.weight, WeightSchedule) or settings.schedule_of(name) is not None:
+        for name, chosen in settings.terms.items():
+            if isinstance(chosen.weight, WeightSchedule) or settings.schedule_of(name) is not None:
                 problem, cure = "a schedule needs the length of a run", "give numbers, and make a new objective later"
                 raise SettingError(problem, setting=f"{LOSSES}.{name}", cure=cure)
         made = make_terms(settings)
@@ -172,9 +172,10 @@ class PairObjective:
     """
 
     def __init__(self, pair: Pair, objective: Objective, masking: MaskingConfig) -> None:
-        self.pair, self.objective = pair, objective
+        self.pair, self.objective, self.shares_tokenizer = pair, objective, pair.shares_tokenizer
         student = LanguageModel(pair.student.model, checkpoints=pair.gradient_checkpointing)
         self.trainable = Trainable(student, objective.modules()).to(pair.student.device)
+        self.teacher = LanguageModel(pair.teacher.model)
         tokenizer, counts = pair.student.tokenizer, np.ones(len(pair.student.tokenizer), np.int64)
         is_causal = pair.student.kind.causal
         self.collator = causal_lm(tokenizer, packed=False) if is_causal else masked_lm(masking, tokenizer, counts)
@@ -211,7 +212,7 @@ class PairObjective:
         encoded = tokenizer(ended, truncation=True, max_length=length, return_overflowing_tokens=True)["input_ids"]
         rows = [torch.tensor(ids) for ids in encoded]
         sequences = pad_sequence(rows, batch_first=True, padding_value=self.collator.pad_id).numpy()
-        refuse_tokens_beyond(self.pair.vocabulary, np.bincount(sequences.ravel()), [], self.collator)
+        refuse_tokens_beyond(self.objective.vocab, np.bincount(sequences.ravel()), [], self.collator)
         return sequences
 
     def batch(self, sequences: np.ndarray, step: int) -> Batch:
@@ -221,13 +222,12 @@ class PairObjective:
 
     def _teacher(self, sequences: np.ndarray) -> Teacher:
         """What gives the teacher's outputs for these sequences of the student."""
+        student, teacher = self.pair.student, self.pair.teacher
         if not self.objective.needs_teacher:
             return NoTeacher()
-        student, teacher = self.pair.student, self.pair.teacher
-        if self.pair.shares_tokenizer:
-            return LiveTeacher(LanguageModel(teacher.model))
-        model = LanguageModel(teacher.model)
-        return RetokenizedTeacher(model, sequences, student.tokenizer, teacher.tokenizer, teacher.longest)
+        if self.shares_tokenizer:
+            return LiveTeacher(self.teacher)
+        return RetokenizedTeacher(self.teacher, sequences, student.tokenizer, teacher.tokenizer, teacher.longest)
 
 
 @raising_at_the_call
