@@ -17,8 +17,8 @@ from distill.report.page import Table, render
 from distill.report.summary import comparison, findings
 from distill.runs.record import Record
 from distill.runs.results_file import read_run
-from distill.runtime.errors import SettingError, raising_at_the_call
-from distill.runtime.files import read_settings
+from distill.runtime.errors import Damaged, SettingError, first_line, raising_at_the_call
+from distill.runtime.files import read_yaml
 from distill.runtime.jsonl import LogLine, read_lines
 from distill.runtime.progress import counted
 from distill.runtime.redaction import redact
@@ -70,8 +70,12 @@ class RunResults:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings of the run, as in config.yaml; {} where that cannot be read."""
-        return read_settings(self.folder / "config.yaml")
+        """All settings of the run, as in config.yaml. Raises Damaged where that cannot be read."""
+        file = self.folder / "config.yaml"
+        try:
+            return dict(read_yaml(file))
+        except (OSError, ValueError, TypeError) as error:
+            raise Damaged(file, first_line(error)) from None
 
     @cached_property
     def metrics(self) -> list[LogLine]:
