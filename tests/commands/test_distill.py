@@ -164,18 +164,6 @@ def test_functions_and_classes_are_losses_metrics_and_schedules(job: dict[str, A
     assert run.settings["objective"]["variation"]["_target_"].startswith("in memory: total_variation, digest ")
 
 
-@pytest.mark.slow
-def test_token_ids_are_the_documents_that_they_come_from(job: dict[str, Any]) -> None:
-    tokenizer = job["teacher"][1]
-    more = {"corpus": {"heldout": 0.0}, "evaluation": {"mine": TEXTS[:8]}}
-    of_texts = distill.distill(**job | more)
-    ids = tokenizer(TEXTS, padding=True)
-    rows = datasets.Dataset.from_dict({name: ids[name] for name in ("input_ids", "attention_mask")})
-    assert_same(distill.distill(**job | more | {"data": rows, "folder": "runs/ids"}).folder, of_texts.folder)
-    plain = [torch.tensor(one) for one in tokenizer(TEXTS)["input_ids"]]
-    assert_same(distill.distill(**job | more | {"data": plain, "folder": "runs/plain"}).folder, of_texts.folder)
-
-
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -237,20 +225,6 @@ def test_prompts_and_other_splits_of_a_causal_model(tmp_path: Path, small: dict[
     assert run.record.recipe == "distilgpt2_gutenberg"
     described = run.record.evaluation["test"]
     assert described.documents == 20 and 0 < described.positions < described.tokens
-
-
-def test_conversations_and_a_causal_pair(tmp_path: Path, small: dict[str, Any]) -> None:
-    held = distill.load_model(save_model(tmp_path / "model", "gpt2", 4), "cpu")
-    cuts = {"user": 300, "assistant": 400}
-    rows = [
-        {"messages": [{"role": role, "content": text[cut : cut + 90]} for role, cut in cuts.items()]} for text in TEXTS
-    ]
-    run = distill.distill(teacher=held, student=LAYERS, data=rows, **small)
-    assert run.record.corpus.chat_template is not None
-    assert "the messages of assistant count" in str(run.record.corpus.name)
-    data = datasets.Dataset.from_list([{"messages": row["messages"][:1]} for row in rows])
-    with pytest.raises(SettingError, match=r"^corpus\.path=.*: no document has a token that counts as a target"):
-        distill.distill(teacher=held, student=LAYERS, data=data, **small)
 
 
 def call_of(recipe: str | None = None, objective: Any = None, **settings: Any) -> Call:

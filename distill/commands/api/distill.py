@@ -96,9 +96,9 @@ def distill(
     """Distil a teacher into a student on data that are in memory or named, and return the results.
 
     Everything that is not given is as in the recipe. The run has the folder, the report and the checkpoints of the
-    command: the same call resumes where one stopped, and returns the results of a finished run. A call with another
-    model, other data or another loss in the same folder is refused. Models in memory stay as they are: the run
-    works on copies. Where a launcher such as torchrun has started this program, every rank calls this.
+    command: the same call resumes where one stopped, and returns the results of a finished run; one with another
+    model, other data or another loss in its folder is refused. The run works on copies of models in memory. Every rank
+    of a launcher such as torchrun calls this.
 
     Args:
         teacher: a model in memory as (model, tokenizer) or as `distill.load_model` gives it; or the name that the
@@ -162,12 +162,13 @@ class Call:
     def _values(self, composed: Mapping[str, Any]) -> Mapping[str, Any]:
         """The values of all other settings by dotted names, for the settings that those options make."""
         values = {**self.made.values, **self.own.values}
-        others = {*composed["objective"]} - {*FLAGS, *(composed["objective"] if self.terms is None else self.terms)}
         for group in CALLED:
             if f"{group}.{TARGET}" in values:  # its arguments are not those of what the recipe has there
-                names = {*type(getattr(Config(), group)).model_fields} - {"kind", "target", "group"}
-                values = {group: {name: composed[group][name] for name in names if name in composed[group]}} | values
-        return {f"objective.{name}.weight": 0.0 for name in others} | values
+                names = [*type(getattr(Config(), group)).model_fields]
+                flags = {name: composed[group][name] for name in names if name in composed[group] and name != "kind"}
+                values = {group: flags} | values
+        others = [] if self.terms is None else [name for name in composed["objective"] if name not in self.terms]
+        return {f"objective.{name}.weight": 0.0 for name in others if name not in FLAGS} | values
 
     def _add_default(self, name: str, value: Any) -> None:
         """Add what holds where the caller names no recipe, before what is given in its place."""
@@ -178,7 +179,9 @@ class Call:
         """Take the models, and from them the kind of the job; `teacher` is `...` where it is the recipe's."""
         given = {"teacher": None if teacher is ... else teacher, "student": student}
         held = {name: self._held(name, model) for name, model in given.items()}
-        kinds = [_kind(name, held[name] or model) for name, model in given.items()]
+        of_teacher = held["teacher"]
+        shared = None if of_teacher is None else of_teacher.tokenizer
+        kinds = [_kind(name, model) if (one := held[name]) is None else one.kind for name, model in given.items()]
         recipe, with_teacher, alone = DEFAULTS[kinds[0] or kinds[1]]
         self.recipe = self.recipe or recipe
         if teacher is None:
@@ -190,12 +193,13 @@ class Call:
             if with_teacher:  # of recipes that have a saved student
                 self._add_default("student", "layers")
                 self._add_default("student.layers", None)
-            elif kinds[0] is MASKED and _config(held["teacher"] or teacher).model_type != "bert":
-                self._add_default("student.architecture", "same")
+            elif kinds[0] is MASKED:
+                config: Any = saved_config("teacher", str(teacher)) if of_teacher is None else of_teacher.model.config
+                if config.model_type != "bert":  # from which alone the recipe's DistilBERT starts
+                    self._add_default("student.architecture", "same")
         for name, model in given.items():
             if (inside := held[name]) is not None:
-                shared = None if held["teacher"] is None else held["teacher"][1]
-                self._add_object(name, inside[0], inside[1] or shared)
+                self._add_object(name, inside.model, inside.tokenizer or shared)
             elif isinstance(model, str | Path) and str(model) not in options_of(name):
                 if name == "student":
                     self.made.add(name, "pretrained")
@@ -203,8 +207,8 @@ class Call:
             elif model is not None:
                 self.made.add(name, model)
 
-    def _held(self, name: str, value: Any) -> "tuple[nn.Module, PreTrainedTokenizerBase | None] | None":
-        """A model in memory and its tokenizer; None for what is named or set."""
+    def _held(self, name: str, value: Any) -> LoadedModel | None:
+        """A model in memory, which may lack a tokenizer or be of no kind; None for what is named or set."""
         model, tokenizer = value, self.tokenizer
         if isinstance(value, LoadedModel):
             model, tokenizer = value.model, value.tokenizer
@@ -215,9 +219,10 @@ class Call:
         if tokenizer is None and name == "teacher":
             problem = f"teacher is a {type(value).__name__} in memory, without its tokenizer"
             raise SettingError(f"{problem}: give (model, tokenizer), or tokenizer=")
-        inside = unwrapped(model, name, learns=name == "student")
+        inside: Any = unwrapped(model, name, learns=name == "student")
         refuse_unread(inside, name)
-        return inside, tokenizer
+        kind: Any = kind_in_memory(inside)
+        return LoadedModel(inside, tokenizer, kind)  # type: ignore[arg-type]
 
     def _add_object(self, name: str, model: nn.Module, tokenizer: "PreTrainedTokenizerBase | None") -> None:
         def copied() -> nn.Module:
@@ -294,20 +299,13 @@ class Call:
 
 
 def _kind(name: str, model: Any) -> ModelKind | None:
-    """The kind of a model in memory, or of one that is named; None where that is left to the run to find out."""
-    if isinstance(model, tuple):
-        return kind_in_memory(model[0])
+    """The kind of a model that is named; None where that is left to the run to find out."""
     if not isinstance(model, str | Path) or str(model) in options_of(name):
         return None
     try:
         return kind_of(name, str(model))
     except SettingError:  # such as an encoder without a head
         return None
-
-
-def _config(teacher: Any) -> Any:
-    """transformers' configuration of a model of known kind: in memory, beside its tokenizer, or named."""
-    return teacher[0].config if isinstance(teacher, tuple) else saved_config("teacher", str(teacher))
 
 
 def _kind_of_files(path: str | Path) -> str:

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from distill.commands.api.objects import LOSSES, target_of, that_learns
 from distill.config.component import TARGET, InMemory
 from distill.config.errors import parse
-from distill.config.rules import refuse_first_position
-from distill.config.settings import CorpusConfig, MaskingConfig, ObjectiveConfig, StudentConfig, TeacherConfig
+from distill.config.settings import Config, CorpusConfig, MaskingConfig, ObjectiveConfig, StudentConfig, TeacherConfig
+from distill.config.teacher import BUNDLED
 from distill.config.weight_schedule import WeightSchedule
 from distill.data.batch import Batch
 from distill.data.collate.clm import causal_lm
@@ -31,6 +31,7 @@ from distill.models.teacher import load_teacher, teacher_path
 from distill.objective.build import bind_terms, check_losses, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
+from distill.runs.check import check
 from distill.runs.tokenizers import (
     how_they_differ,
     reads_same_tokens,
@@ -41,7 +42,6 @@ from distill.runs.tokenizers import (
 from distill.runtime.errors import SettingError, raising_at_the_call
 from distill.runtime.files import make_folder
 from distill.runtime.seed import key
-from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
 from distill.teacher.output import NoTeacher, Teacher
 from distill.teacher.retokenized import RetokenizedTeacher
@@ -114,21 +114,15 @@ class Pair:
         Raises:
             SettingError: an unknown term, one that does not fit this pair, or follows a schedule.
         """
-        kind = self.student.kind
         by_name = {name: _term_settings(name, term) for name, term in terms.items()}
-        settings = parse(ObjectiveConfig, {"temperature": temperature, **by_name}, LOSSES)
+        given = {"task": "clm" if self.student.kind.causal else "mlm", "temperature": temperature, **by_name}
+        settings = parse(ObjectiveConfig, given, LOSSES)
         for name, chosen in settings.terms.items():
             if isinstance(chosen.weight, WeightSchedule) or settings.schedule_of(name) is not None:
                 problem, cure = "a schedule needs the length of a run", "give numbers, and make a new objective later"
                 raise SettingError(problem, setting=f"{LOSSES}.{name}", cure=cure)
+        check(Config(objective=settings, teacher=TeacherConfig(path=BUNDLED[0])))  # as of a run with some teacher
         made = make_terms(settings)
-        labels = find_task("clm" if kind.causal else "mlm").labels
-        for name, term in made.items():
-            if needed := [*term.student_reads.extra, *term.teacher_reads.extra, *({term.task} - {"", *labels})]:
-                problem = f"needs a head or labels for {needed[0]}, and the student is a {kind.noun}"
-                raise SettingError(problem, setting=f"{LOSSES}.{name}", cure="leave it out")
-        if kind.causal:
-            refuse_first_position(made)
         if not self.shares_tokenizer:
             differ = how_they_differ("the student", self.student.tokenizer, self.teacher.tokenizer)
             refuse_pairs_of_tokens(made, differ)
