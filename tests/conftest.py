@@ -29,7 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LONGEST = ["test_launch.py", "test_bad_settings.py", "test_recipes.py", "test_ranks.py", "test_main_job.py"]
 LONGEST += ["test_readme.py", "test_divided_job.py", "test_browser.py", "test_damaged_sequences.py", "test_docs.py"]
 LONGEST += ["test_recipes_manual.py", "test_identity.py", "test_several_teachers.py", "test_refusals.py"]
-LONGEST += ["test_layer_search.py", "test_redaction.py", "test_fine_tuning.py", "test_causal_job.py"]
+LONGEST += ["test_layer_search.py", "test_fine_tuning.py", "test_causal_job.py"]
 
 
 @pytest.fixture(autouse=True)

@@ -193,6 +193,10 @@ def run(arguments: list[str], environment: dict[str, str], script: Path | None =
     """The command, or a script, from its first line to the end of the process, as the interpreter would do it."""
     os.environ.clear()
     os.environ.update(environment)
+    signals._in_force = None  # of the launcher that was forked
+    for number in signals.STOPPING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     signals.follow_parent()
     program = RUN if script is None else [sys.executable, str(script)]
     sys.argv, sys.orig_argv = [program[-1], *arguments], [*program, *arguments]

@@ -1,6 +1,5 @@
 """Models of a user's own, for tests: a transformers class that transformers does not know, and a plain torch module."""
 
-import logging
 from typing import Any
 
 import torch
@@ -88,7 +87,6 @@ class Blind(nn.Module):
 def service(tokenizer: Any, pat: str) -> nn.Module:
     """A student that takes a key, as one that is fetched from somewhere would."""
     assert pat == KEY
-    logging.getLogger("distill").warning(f"connected with {pat}")  # what a careless library shows
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     return BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **sizes))
 

@@ -97,10 +97,10 @@ def write_report(folder: Path, run_folder: Path, record: "Record") -> Path:
     from distill.report import report
     from distill.report.card_facts import shareable, without_paths
     from distill.runs.record import Record
-    from distill.runtime.jsonl import is_metrics, read_lines
+    from distill.runtime.jsonl import read_lines
     from distill.runtime.redaction import redacted
 
     content = replace(shareable(record), started_in=None, samples=None).to_json()
     shared = Record.from_json(redacted(content, without_paths))
-    report.write(folder, shared, read_lines(run_folder / "metrics.jsonl", is_metrics), "")
+    report.write(folder, shared, read_lines(run_folder / "metrics.jsonl"), "")
     return folder / "report.html"

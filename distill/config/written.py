@@ -1,15 +1,11 @@
 """The settings as they are written down: as they were given, without the values of environment variables."""
 
 import hashlib
-import os
 import re
 from typing import Any
 
 from distill.config.component import InMemory
-from distill.config.flat_settings import flatten
-from distill.runtime.redaction import FROM_ENVIRONMENT, is_secret, redact, redacted, remember
-
-VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
+from distill.runtime.redaction import FROM_ENVIRONMENT, redact, redacted
 
 
 def without_environment(composed: Any) -> dict[str, Any]:
@@ -26,14 +22,11 @@ def without_environment(composed: Any) -> dict[str, Any]:
 
 
 def written_and_compared(composed: Any, resolved: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings to write down, and those that a resumed run compares; neither holds a secret.
+    """The settings to write down, and those that a resumed run compares; neither holds a login.
 
-    What is compared has a digest in place of what came from the environment. A secret has no part in it: a run is
-    resumed with a new key. What variables of secrets hold is remembered, so that `redact` finds it in texts.
+    What is compared has a digest in place of what came from the environment.
     """
-    unresolved = without_environment(composed)
-    _remember(unresolved)
-    written = redacted(unresolved)
+    written = redacted(without_environment(composed))
     return written, _compared(written, resolved)
 
 
@@ -52,13 +45,6 @@ def _escaped(value: Any) -> Any:
     if isinstance(value, str) and FROM_ENVIRONMENT in value:
         return re.sub(r"(?<!\\)\$\{", r"\\${", value)
     return str(value) if isinstance(value, InMemory) else value
-
-
-def _remember(unresolved: Any) -> None:
-    for text in flatten(unresolved).values():
-        for variable in VARIABLE.findall(str(text)):
-            if is_secret(variable):
-                remember(os.environ.get(variable, ""))
 
 
 def _compared(written: Any, resolved: Any) -> Any:

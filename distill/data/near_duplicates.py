@@ -174,7 +174,7 @@ class _Index:
 def _require_memory(documents: int) -> None:
     """Raises SettingError where so many documents might not fit into half of what is free."""
     free = free_memory()
-    if free is not None and documents * BYTES_OF_DOCUMENT > free / 2:
+    if documents * BYTES_OF_DOCUMENT > free / 2:
         raise SettingError(
             f"corpus.duplicates=near: {documents:,} documents may take {documents * BYTES_OF_DOCUMENT / 1e9:.3g} GB of "
             f"memory, and {free / 1e9:.3g} GB are free: set corpus.duplicates=drop, or give a smaller corpus"

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from distill.runtime.file_in_use import FileInUse, FilesInUse
+from distill.runtime.files import FileInUse
 
 
 class SequenceStore(Protocol):
@@ -32,9 +32,7 @@ class SequenceStore(Protocol):
         ...
 
 
-def gather(
-    files: FilesInUse | dict[int, FileInUse], file: np.ndarray, within: np.ndarray, like: SequenceStore
-) -> np.ndarray:
+def gather(files: dict[int, FileInUse], file: np.ndarray, within: np.ndarray, like: SequenceStore) -> np.ndarray:
     """Sequences from several files: of each sequence, [n], the number of its file and its own in that; [n, S].
 
     Raises:

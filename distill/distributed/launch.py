@@ -19,7 +19,6 @@ from distill.runtime.errors import RankLost, SettingError
 from distill.runtime.files import make_folder
 from distill.runtime.progress import write_to
 from distill.runtime.rank import rank_from_env, refuse_half_numbered
-from distill.runtime.redaction import is_secret
 from distill.runtime.signals import handled
 
 # What Horovod's launcher gets of the environment, as it writes all of that on the command lines of its ranks.
@@ -146,7 +145,7 @@ def _refuse_unreachable(hosts: list[str]) -> None:
 def _become_horovodrun(hosts: list[tuple[str, int]], command: list[str]) -> NoReturn:
     """Let Horovod's launcher take the place of this process. Raises SettingError for a host that cannot be reached."""
     _refuse_unreachable([host for host, _ in hosts])
-    secrets = sorted(name for name in os.environ if SECRET.search(name) or is_secret(name))
+    secrets = sorted(name for name in os.environ if SECRET.search(name))
     if secrets:
         write_to(
             sys.stderr,

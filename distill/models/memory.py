@@ -22,8 +22,7 @@ def available(ranks: Ranks) -> int | None:
     """Bytes of memory that each rank of this host may still take; None for a GPU, which raises an error itself."""
     if ranks.device.type != "cpu":
         return None
-    free = free_memory()
-    return None if free is None else free // ranks.local_size
+    return free_memory() // ranks.local_size
 
 
 def weights_bytes(build: Callable[[], Any]) -> int:
@@ -42,7 +41,7 @@ def require_memory_for_weights(name: str, build: Callable[[], Any]) -> None:
         build: makes a model of that configuration.
     """
     least, free = weights_bytes(build), free_memory()
-    if free is not None and least > free:
+    if least > free:
         raise SettingError(
             f"{name}: the weights that its config.json names take {least / 1e9:.3g} GB, and {free / 1e9:.3g} GB are "
             "free: correct it, choose a smaller model, or shard it over ranks with backend=fsdp"

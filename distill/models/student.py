@@ -250,7 +250,7 @@ def _in_memory(build: Callable[[], Any]) -> Any:
     if not new_parameters_take_memory():
         return build()
     least = 2 * weights_bytes(build)
-    if (free := free_memory()) is not None and least > free:
+    if least > (free := free_memory()):
         raise SettingError(
             f"student.config makes a student whose weights and gradients take {least / 1e9:.3g} GB, and "
             f"{free / 1e9:.3g} GB are free: make it smaller"

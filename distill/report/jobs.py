@@ -20,7 +20,6 @@ from distill.runs.results_file import read_results
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
 from distill.runtime.host import storage_failure
-from distill.runtime.jsonl import is_metrics
 from distill.runtime.progress import duration, in_a_sentence
 from distill.runtime.redaction import redact
 
@@ -172,7 +171,7 @@ def newest_step(path: Path) -> int:
     except OSError:
         return 0
     last = read_json(whole_lines[-1]) if whole_lines else {}
-    return int(last["step"]) if is_metrics(last) else 0
+    return int(last["step"]) if is_number(last.get("step")) else 0
 
 
 def _is_old(state: dict[str, Any]) -> bool:

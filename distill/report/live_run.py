@@ -26,7 +26,7 @@ from distill.runs.run_files import file_of_another
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
 from distill.runtime.host import memory_failure, storage_failure
-from distill.runtime.jsonl import LogLine, is_history, read_lines, without_nan
+from distill.runtime.jsonl import LogLine, read_lines, without_nan
 from distill.runtime.progress import keeping, under_way
 from distill.runtime.redaction import redact
 
@@ -201,7 +201,7 @@ class RunPage:
         logs, count = tails(self.path / "logs") if self.ranks.size > 1 else ({0: cleaned(list(self._logged))}, 1)
         step = int(latest.get("step") or self._first_step)
         fraction, left = self._progress(step, latest.get("seconds"))
-        history = read_lines(self.path / "history.jsonl", is_history, only_good=True)
+        history = read_lines(self.path / "history.jsonl", only_good=True)
         return RunView(
             folder=str(self.path),
             written=live.clock(),

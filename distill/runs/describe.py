@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -49,6 +50,7 @@ from distill.runs.published import published
 from distill.runs.record import Record
 from distill.runs.run import Run
 from distill.runtime.jsonl import LogLine
+from distill.runtime.redaction import FROM_ENVIRONMENT
 from distill.runtime.version import __version__
 from distill.teacher.cache import Cache
 from distill.teacher.members import ONLY, settings_by_member, title_of
@@ -122,7 +124,11 @@ def _published(settings: FrozenModelConfig) -> facts.Published:
 def student_facts(config: Config, pair: Pair, objective: Objective) -> facts.Student:
     student = model_facts(facts.Student, plain_class(pair.student).__name__, pair.student)
     make = config.student.custom
-    call = None if make is None or make.in_memory else call_of(make, config.corpus.sequence_length)
+    call = (
+        None
+        if make is None or make.in_memory
+        else call_of(make, config.corpus.sequence_length, config.written["student"])
+    )
     origin = origin_of(pair.student, None if make is None else _maker(make, pair.student), pair.kind.causal, call)
     encodes, tokenizer = None if pair.trained_head else encoded_by(objective), None
     if make is None:  # else the card names the tokenizer's own class anyway
@@ -158,15 +164,18 @@ def encoded_by(objective: Objective) -> str:
     return next(iter(pooled))[0] if len(ways) == len(pooled) == 1 else "states"
 
 
-def call_of(make: Component, length: int) -> str:
+def call_of(make: Component, length: int, written: Mapping[str, Any]) -> str:
     """The arguments of the callable that made a student, as its model card writes them behind a line with `tokenizer`.
 
     Args:
         length: tokens of a sequence. A teacher is written as `...`.
+        written: its settings as config.yaml has them: a secret of the environment stands nowhere but there.
     """
     context = {"teacher": "...", "tokenizer": "tokenizer", "sequence_length": str(length)}
     _, arguments = make.bind(**context)
-    return ", ".join(f"{name}={context[name] if name in context else repr(value)}" for name, value in arguments.items())
+    given = {name: written[name] for name in arguments if FROM_ENVIRONMENT in str(written.get(name))}
+    shown = {name: repr(value) for name, value in (arguments | given).items()} | context
+    return ", ".join(f"{name}={shown[name]}" for name in arguments)
 
 
 def _start(config: Config, pair: Pair) -> facts.Start:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from distill.models.load import bundled_folder, model_folder, refuse_custom_clas
 from distill.models.loaded import SETTING
 from distill.runs.results_file import read_results
 from distill.runtime.errors import SettingError, did_you_mean, first_line
-from distill.runtime.files import bounded_text
+from distill.runtime.files import read_yaml
 
 WITH_PATHS = ("corpus", "data", "evaluate")  # groups of settings
 PATHS = ("path", "cache", "tokens", "template")  # what paths are called in them
@@ -116,12 +115,9 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
     Raises:
         SettingError: its config.yaml cannot be read.
     """
-    from omegaconf import OmegaConf
-
     try:
-        file = StringIO(bounded_text(folder / "config.yaml"))
-        content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-    except Exception as error:  # of the file system, of YAML and of OmegaConf, which have no class in common
+        content = read_yaml(folder / "config.yaml")
+    except (OSError, ValueError) as error:
         raise SettingError(f"model={folder}: its config.yaml cannot be read: {first_line(error)}") from error
     if not isinstance(content, dict):
         return {}

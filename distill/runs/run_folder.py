@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from distill.runs.run_files import FILES, FOLDERS, HISTORY, LAYERS, file_of_anot
 from distill.runs.sharded_checkpoint import ShardedCheckpoints
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import atomic, make_folder, quarantine, remove, try_lock
-from distill.runtime.jsonl import JsonLines, is_curve, is_history, is_metrics, read_lines
+from distill.runtime.jsonl import JsonLines, read_lines
 from distill.runtime.rank import BY_TORCHRUN
 
 FORMER_RANK = 60.0  # seconds for the rank 0 of an earlier start by torchrun, on a host that was cut off, to end
@@ -182,7 +181,7 @@ class RunFolder:
         if layers is not None:
             with atomic(self.path / LAYERS) as new:
                 new.write_text(json.dumps(layers, indent=1), encoding="utf-8")
-        self.metrics, self.history, self.curve = (self._open_log(path, fits) for path, fits in self._logs)
+        self.metrics, self.history, self.curve = map(self._open_log, self._logs)
         for log in (self.metrics, self.history, self.curve):
             log.drop_after(-1 if start is None else state.step)  # a start that left no checkpoint may be another
         self.checkpoints.drop_after(state.step)
@@ -198,18 +197,18 @@ class RunFolder:
             remove(self.snapshots_path)
 
     @property
-    def _logs(self) -> list[tuple[Path, Callable[[Any], bool]]]:
-        return [(self.metrics_path, is_metrics), (self.history_path, is_history), (self.curve_path, is_curve)]
+    def _logs(self) -> list[Path]:
+        return [self.metrics_path, self.history_path, self.curve_path]
 
     def _evaluated_steps(self) -> list[Any]:
         """The steps of the good lines of history.jsonl. Raises SettingError for any bad log with `resume=strict`."""
         if self.resume == "strict":
-            for path, fits in self._logs:
+            for path in self._logs:
                 try:
-                    read_lines(path, fits)
+                    read_lines(path)
                 except Damaged as damage:
                     self._quarantine(damage, "keeping its good lines")
-        return [line["step"] for line in read_lines(self.history_path, is_history, only_good=True)]
+        return [line["step"] for line in read_lines(self.history_path, only_good=True)]
 
     def load_best(
         self, checkpoints: Checkpoints, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
@@ -364,12 +363,12 @@ class RunFolder:
             raise Damaged(self.results_path, "it has no identity, or no number of steps")
         return record
 
-    def _open_log(self, path: Path, fits: Callable[[Any], bool]) -> JsonLines:
+    def _open_log(self, path: Path) -> JsonLines:
         """A log with its good lines alone; the log as it was is renamed where it has others."""
         try:
-            read_lines(path, fits)
+            read_lines(path)
         except Damaged as damage:
-            good = read_lines(path, fits, only_good=True)
+            good = read_lines(path, only_good=True)
             self._quarantine(damage, f"keeping its {len(good)} good lines")
             log = JsonLines(path)
             for line in good:

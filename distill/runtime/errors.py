@@ -13,13 +13,8 @@ MAX_NAMES = 3  # names that are suggested for one that is not known
 
 
 def printable(text: str) -> str:
-    """`text` with control characters, line ends and halves of surrogate pairs in it written as escapes.
-
-    Parts of messages come from files: they begin no lines of their own, and send a terminal no commands.
-    """
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
+    """`text` with control characters as escapes: what comes from a file begins no lines and commands no terminal."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 class SettingError(ValueError):
@@ -44,14 +39,15 @@ class SettingError(ValueError):
         cure: str = "",
         refusals: "Sequence[SettingError]" = (),
     ) -> None:
-        subject = setting if value is None else f"{setting}={value}"
-        line = ": ".join(part for part in (subject if setting else "", str(problem)) if part)
-        lines = ["; ".join(part for part in (line, cure) if part)] if not refusals else map(str, refusals)
-        super().__init__(printable("; and ".join(dict.fromkeys(lines))))
-        self.setting, self.value, self.cure, self.refusals = setting, value, cure, tuple(refusals)
-        self.problem = problem
         if refusals:
-            self.setting, self.value, self.cure = refusals[0].setting, refusals[0].value, refusals[0].cure
+            setting, value, cure = refusals[0].setting, refusals[0].value, refusals[0].cure
+            line = "; and ".join(dict.fromkeys(map(str, refusals)))
+        else:
+            subject = f"{setting}={value}" if setting and value is not None else setting
+            line = "; ".join(filter(None, [": ".join(filter(None, [subject, str(problem)])), cure]))
+        super().__init__(printable(line))
+        self.problem, self.setting, self.value, self.cure = problem, setting, value, cure
+        self.refusals = tuple(refusals)
 
     def within(self, group: str) -> "SettingError":
         """The same error of a setting whose name begins with a dot, as one of this group: `.lr` is optimizer.lr."""
@@ -67,11 +63,10 @@ class Damaged(SettingError):
     def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(f"{path} is damaged ({reason})")
         self.path, self.reason = Path(path), reason
-        self._place = path  # of a URL, which no Path keeps as it is
+        self._arguments = path, reason  # no Path keeps a URL as it is
 
     def __reduce__(self) -> tuple[type["Damaged"], tuple[Path | str, str]]:
-        # Processes that prepare text send it to the one that started them.
-        return type(self), (self._place, self.reason)
+        return type(self), self._arguments  # processes that prepare text send it to the one that started them
 
 
 class Diverged(RuntimeError):
@@ -81,10 +76,7 @@ class Diverged(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal stopped the run; the same command resumes it without loss. Exit status 128 + its number.
-
-    Not an Exception: it can come anywhere, and no part that survives errors of its own is to survive this.
-    """
+    """A signal stopped the run; the same command resumes it. Exit status 128 + its number. It is no Exception."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
@@ -112,10 +104,7 @@ class StageFailed(RuntimeError):
 
 
 def raising_at_the_call(function: Callable[P, R]) -> Callable[P, R]:
-    """Let what a caller can correct be raised at his own line, without the frames of the package in between.
-
-    DISTILL_TRACEBACK=1 in the environment keeps them.
-    """
+    """Let a SettingError be raised at the caller's line, without our frames; DISTILL_TRACEBACK=1 keeps them."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -145,6 +134,5 @@ def choose(setting: str, value: str, options: Iterable[str]) -> None:
     """Raises SettingError where `value` is none of the options."""
     options = list(options)
     if value not in options:
-        raise SettingError(
-            f"{setting}={value} is not known{did_you_mean(value, options)}: choose one of {', '.join(options)}"
-        )
+        near = did_you_mean(value, options)
+        raise SettingError(f"{setting}={value} is not known{near}: choose one of {', '.join(options)}")

@@ -1,82 +1,71 @@
-"""Files and folders that appear whole or not at all, locks, manifests of digests, and YAML that a run has written."""
+"""Files and folders that appear whole or not at all, locks, manifests of digests, and files that nobody may change."""
 
 import fcntl
 import hashlib
 import itertools
 import os
+import resource
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from distill.runtime.errors import Damaged, SettingError, first_line
+from distill.runtime.errors import Damaged, SettingError, StorageFailed, first_line
 
 MANIFEST = "SHA256SUMS"
 MAX_YAML = 4 << 20  # bytes of a file: PyYAML takes seconds for one
+CURE = "the same command checks it, makes it again where that is possible, and resumes"
 
 
 def expanded(path: str) -> str:
-    """A path with `~` and `~user` at its beginning as the home folders that they stand for, as a shell has them.
-
-    Raises:
-        SettingError: there is no such user.
-    """
+    """A path with `~` and `~user` at its beginning as a shell has them. Raises SettingError for an unknown user."""
     home = os.path.expanduser(path)
     if home.startswith("~"):
         raise SettingError(f"{path} begins with ~, and {home.partition('/')[0][1:]} is no user here; give ./{path}")
     return home
 
 
-def try_lock(file: IO[str], wait: bool = False) -> bool:
-    """Lock an open file for this process; False where another one has it, unless this may wait.
-
-    Raises:
-        SettingError: its file system has no locks.
-    """
+def make_folder(path: Path, setting: str) -> None:
+    """Make a folder and those above it. Raises SettingError, which names `setting`, where none can be, as in /proc."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError as error:
-        if not wait and isinstance(error, BlockingIOError | PermissionError):
-            return False
-        raise SettingError(
-            f"{file.name} cannot be locked ({error.strerror}): mount its file system with flock, or name another place"
-        ) from error
-    return True
+        path.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:
+        raise SettingError(f"{setting}: no folder can be made there ({error.strerror}): give another") from None
 
 
-@contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """A context in which one process of all holds the lock `path`; the file is gone when the last of them has left.
+def remove(path: Path) -> None:
+    """Remove a file or a folder with all that it holds; nothing happens where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
-    The lock goes with the process that holds it, so that a killed one blocks nobody.
+
+def quarantine(path: Path, prefix: str = "damaged") -> Path:
+    """Rename an unusable file or folder to `prefix`-NAME; returns the new path, which is numbered where it exists."""
+    endings = itertools.chain([""], (f".{number}" for number in itertools.count(2)))
+    names = (path.with_name(f"{prefix}-{path.name}{ending}") for ending in endings)
+    return path.rename(next(name for name in names if not os.path.lexists(name)))
+
+
+def refuse_overwriting(path: Path, setting: str, reads: Iterable[Path] = (), overwrite: bool = False) -> None:
+    """Raises SettingError for an output, given as `setting`, in whose place something lies already.
 
     Args:
-        wait: until others have left; else the context begins at once, with False where another process is in its own.
-
-    Raises:
-        SettingError: the file system has no locks.
+        reads: files that the command reads; nothing may replace them, nor a folder that they are in.
+        overwrite: whether all others may be replaced, but for devices and pipes.
     """
-    while True:
-        with path.open("a") as file:
-            if not try_lock(file, wait):
-                yield False
-                return
-            if not _is_at(file, path):  # another process has left, and removed what this one has locked
-                continue
-            try:
-                yield True
-            finally:
-                path.unlink(missing_ok=True)
-            return
-
-
-def _is_at(file: IO[str], path: Path) -> bool:
-    """Whether an open file is the one that has this name."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+    if not os.path.lexists(path):
+        return
+    for source in map(Path.resolve, reads):
+        is_same = path.exists() and source.exists() and path.samefile(source)  # by another name, too
+        if is_same or path.resolve() in source.parents:
+            raise SettingError(f"{setting}: this command reads {path}, and would write over it: give another name")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise SettingError(f"{setting}: {path} is a device or a pipe, and no file: give a file")
+    if not overwrite:
+        raise SettingError(f"{setting}: {path} exists: give another name, or overwrite=true to replace it")
 
 
 @contextmanager
@@ -109,35 +98,6 @@ def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
         flush_to_disk(path.parent)
 
 
-def make_folder(path: Path, setting: str) -> None:
-    """Make a folder and those above it.
-
-    Raises:
-        SettingError: it lies where no folders can be made, such as in /proc; it names `setting`.
-        OSError: storage that fails, or a file in the way.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:
-        raise SettingError(f"{setting}: no folder can be made there ({error.strerror}): give another") from None
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder with all that it holds; nothing happens where there is none."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def quarantine(path: Path, prefix: str = "damaged") -> Path:
-    """Rename an unusable file or folder to `prefix`-NAME; returns the new path, which is numbered where it exists."""
-    numbered = (f"{prefix}-{path.name}.{number}" for number in itertools.count(2))
-    names = itertools.chain([f"{prefix}-{path.name}"], numbered)
-    free = next(name for name in names if not os.path.lexists(path.with_name(name)))
-    return path.rename(path.with_name(free))
-
-
 def flush_to_disk(path: Path) -> None:
     """Wait until the content of a file, or the entries of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -147,32 +107,41 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def refuse_overwriting(path: Path, setting: str, reads: Iterable[Path] = (), overwrite: bool = False) -> None:
-    """Refuse an output in whose place something lies already.
+def try_lock(file: IO[str], wait: bool = False) -> bool:
+    """Lock an open file; False where another process has it, unless this may wait. Raises SettingError if none can."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if not wait and isinstance(error, BlockingIOError | PermissionError):
+            return False
+        raise SettingError(
+            f"{file.name} cannot be locked ({error.strerror}): mount its file system with flock, or name another place"
+        ) from error
+    return True
 
-    Args:
-        setting: the output as it was given, such as `output=answers.jsonl`.
-        reads: files that the command reads, which nothing may replace.
-        overwrite: whether the user, or the fact that the same command wrote it, allows to replace all others.
 
-    Raises:
-        SettingError: it is read, is no file, or is there although `overwrite` is false.
+@contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """A context in which one process of all holds the lock `path`; the file is gone when the last of them has left.
+
+    The lock goes with the process that holds it, so that a killed one blocks nobody. Without `wait` the context begins
+    at once, with False where another process is in its own. Raises SettingError where the file system has no locks.
     """
-    if not os.path.lexists(path):
-        return
-    if any(_is_or_holds(path, source) for source in reads):
-        raise SettingError(f"{setting}: this command reads {path}, and would write over it: give another name")
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise SettingError(f"{setting}: {path} is a device or a pipe, and no file: give a file")
-    if not overwrite:
-        raise SettingError(f"{setting}: {path} exists: give another name, or overwrite=true to replace it")
-
-
-def _is_or_holds(path: Path, source: Path) -> bool:
-    """Whether a path is this file, under whatever name, or a folder that this file is in."""
-    if not source.exists():
-        return False
-    return path.resolve() in [source.resolve(), *source.resolve().parents] or (path.exists() and path.samefile(source))
+    while True:
+        with path.open("a") as file:
+            if not try_lock(file, wait):
+                yield False
+                return
+            is_there = False
+            with suppress(FileNotFoundError):
+                is_there = os.path.samestat(os.fstat(file.fileno()), path.stat())
+            if not is_there:  # another process has left, and removed what this one has locked
+                continue
+            try:
+                yield True
+            finally:
+                path.unlink(missing_ok=True)
+            return
 
 
 def sha256(path: Path) -> str:
@@ -186,24 +155,23 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def write_manifest(folder: Path, ready: dict[str, str] | None = None) -> None:
-    """Write the SHA-256 of all files of `folder` into the last of them, SHA256SUMS, which `sha256sum -c` reads too.
-
-    Args:
-        ready: digests of some of them, by name, which are not computed again.
-    """
+    """Write the SHA-256 of all files of `folder` into SHA256SUMS, for `sha256sum -c` too; `ready`: of some, by name."""
     by_name = dict(ready or {})
     by_name |= digests(folder, [path.name for path in folder.iterdir() if path.name not in by_name])
     (folder / MANIFEST).write_text("".join(f"{digest}  {name}\n" for name, digest in by_name.items()), encoding="utf-8")
 
 
 def check_manifest(folder: Path, names: Iterable[str], compared: Iterable[str] | None = None) -> None:
-    """Raises Damaged unless the manifest lists exactly these files, and each of them is as it was written.
-
-    Args:
-        compared: the files whose digests are computed; None: of all.
-    """
-    listed = _listed(folder, set(names))
-    check_digests(folder, listed if compared is None else {name: listed[name] for name in compared})
+    """Raises Damaged unless the manifest lists just these files, and those that are `compared`, or all, are whole."""
+    names = sorted(names)
+    if not (folder / MANIFEST).is_file():
+        raise Damaged(folder, f"{MANIFEST} is missing")
+    lines = (folder / MANIFEST).read_text("utf-8", errors="replace").split("\n")
+    listed = [(name, digest) for digest, _, name in (line.partition("  ") for line in lines if line)]
+    if sorted(name for name, _ in listed) != names:
+        raise Damaged(folder, f"{MANIFEST} does not list {', '.join(names)}")
+    kept = set(names if compared is None else compared)
+    check_digests(folder, {name: digest for name, digest in listed if name in kept})
 
 
 def check_digests(folder: Path, expected: dict[str, str]) -> None:
@@ -215,24 +183,10 @@ def check_digests(folder: Path, expected: dict[str, str]) -> None:
             raise Damaged(folder, f"{name} is not as it was written: its SHA-256 differs")
 
 
-def _listed(folder: Path, names: set[str]) -> dict[str, str]:
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise Damaged(folder, f"{MANIFEST} is missing")
-    lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
-    pairs = [line.partition("  ") for line in lines if line]
-    listed = {name: digest for digest, _, name in pairs}
-    if listed.keys() != names or len(pairs) != len(names):
-        raise Damaged(folder, f"{MANIFEST} does not list {', '.join(sorted(names))}")
-    return listed
+def read_yaml(path: Path) -> Any:
+    """What a file of YAML holds that a run has written: it is small, and without aliases, whose content may not be.
 
-
-def bounded_text(path: Path) -> str:
-    """The text of a file of YAML that a run has written: it is small, and without aliases, whose content may not be.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no text, or not what a run writes.
+    Raises OSError where it cannot be read, ValueError where it is no text, or not what a run writes.
     """
     import yaml
 
@@ -242,17 +196,7 @@ def bounded_text(path: Path) -> str:
     try:
         if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise ValueError("it has aliases, which no run writes")
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(first_line(error)) from None
-    return text
-
-
-def read_yaml(path: Path) -> Any:
-    """What such a file holds. Raises the same errors."""
-    import yaml
-
-    try:
-        return yaml.safe_load(bounded_text(path))
+        return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(first_line(error)) from None
 
@@ -264,3 +208,38 @@ def read_settings(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+class FileInUse:
+    """Bytes of a file that a run reads from its first step to its last, by their place in it.
+
+    They are read when they are needed. A memory map would show what is written over the file without a word, and where
+    the file is cut the system ends the process. What is renamed to its place, or removes it, leaves the open file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("rb", buffering=0)
+        self.state = self._now()
+
+    def read(self, start: int, size: int) -> bytes:
+        """The bytes [start, start + size), fewer at the end; valid once `require_unchanged` has returned."""
+        try:
+            return os.pread(self._file.fileno(), size, start)
+        except OSError as error:
+            raise StorageFailed(f"{self.path} cannot be read ({error.strerror}): {CURE}") from error
+
+    def require_unchanged(self) -> None:
+        """Raises StorageFailed where the file has been written to, or cut, since it was opened."""
+        if self._now() != self.state:
+            raise StorageFailed(f"{self.path} was changed while this run read it: {CURE}")
+
+    def _now(self) -> tuple[int, int, int]:
+        status = os.fstat(self._file.fileno())
+        return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def allow_many_files() -> None:
+    """Let this process have as many open files as its system grants, where a shell gives it 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -5,15 +5,10 @@ from contextlib import suppress
 from functools import cache
 from threading import Thread
 
-WAIT = 2.0  # seconds for its answer, where HF_HUB_ETAG_TIMEOUT sets no others
-
 
 def seconds_to_wait() -> float:
-    """How long the Hub has for an answer; as huggingface_hub, this reads HF_HUB_ETAG_TIMEOUT."""
-    try:
-        return float(os.environ["HF_HUB_ETAG_TIMEOUT"])
-    except (KeyError, ValueError):
-        return WAIT
+    """How long the Hub has for an answer; libraries read HF_HUB_ETAG_TIMEOUT too, and wait longer without it."""
+    return float(os.environ.get("HF_HUB_ETAG_TIMEOUT", "2"))
 
 
 @cache
@@ -24,18 +19,16 @@ def is_hub_reached() -> bool:
     """
     from huggingface_hub import constants, get_session
 
-    if constants.HF_HUB_OFFLINE:
-        return False
     answers = list[int]()
 
     def ask() -> None:
         with suppress(Exception):  # of whichever client huggingface_hub is built on
             answers.append(get_session().head(constants.ENDPOINT, timeout=seconds_to_wait()).status_code)
 
-    # In a thread, as the look-up of a name in the network has no limit of time.
-    asking = Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(seconds_to_wait())
+    if not constants.HF_HUB_OFFLINE:  # in a thread, as the look-up of a name in the network has no limit of time
+        asking = Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(seconds_to_wait())
     return bool(answers)
 
 
@@ -45,17 +38,13 @@ def why_not_reached() -> str:
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE=1 forbids requests to the Hub: unset it"
-    chosen = ", and HF_ENDPOINT, which names it" if os.environ.get("HF_ENDPOINT") else ""
-    waited = f"{seconds_to_wait():g} s (HF_HUB_ETAG_TIMEOUT)"
-    return f"{constants.ENDPOINT} does not answer within {waited}: check the network{chosen}"
+    return (
+        f"{constants.ENDPOINT} does not answer within {seconds_to_wait():g} s (HF_HUB_ETAG_TIMEOUT): check the network"
+    )
 
 
 def how_to_do_without(name: str, kind: str = "model") -> str:
-    """For a name that is in no cache while the Hub is not reached: why it is not, and what helps.
-
-    Args:
-        kind: what has the name, `model` or `dataset`.
-    """
+    """For a name of a `model` or `dataset` that is in no cache while the Hub is not reached: why not, and the cure."""
     download = f"hf download {name} --local-dir FOLDER" + " --repo-type dataset" * (kind == "dataset")
     return (
         f"it is not in the cache of the Hub, and {why_not_reached()}; or run `{download}` on a machine "
@@ -65,6 +54,5 @@ def how_to_do_without(name: str, kind: str = "model") -> str:
 
 def is_unreachable(error: BaseException) -> bool:
     """Whether transformers or datasets has failed since the Hub does not answer, or may not be asked."""
-    text = str(error).lower()
     reasons = ("couldn't connect", "couldn't reach", "offline mode", "connection error", "cannot reach")
-    return any(words in text for words in reasons)
+    return any(words in str(error).lower() for words in reasons)

@@ -4,7 +4,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,80 +14,28 @@ from distill.runtime.files import atomic
 LogLine = dict[str, Any]  # of a log of JSON lines: what it holds, by name
 
 
-def is_metrics(line: Any) -> bool:
-    """Whether this can be a line of metrics.jsonl: numbers, among them those that every step has."""
-    return _fits(line, ("step", "seconds", "data_wait"), _is_score)
-
-
-def is_history(line: Any) -> bool:
-    """Whether this can be a line of history.jsonl: where it was measured, the losses, and scores by measure and set."""
-    return _fits(line, ("epoch", "step", "tokens", "seconds"), _is_group) and "loss" in line
-
-
-def is_curve(line: Any) -> bool:
-    """Whether this can be a line of curve.jsonl: where it was measured, and the score."""
-    return _fits(line, ("step", "tokens", "seconds"), _is_score) and "score" in line
-
-
-def _fits(line: Any, place: tuple[str, ...], other: Callable[[Any], bool]) -> bool:
-    return (
-        isinstance(line, dict)
-        and all(_is_number(line.get(name)) and line[name] >= 0 for name in place)
-        and all(other(value) for name, value in line.items() if name not in place)
-    )
-
-
-def _is_group(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_score, value.values()))
-
-
-def _is_score(value: Any) -> bool:
-    return value is None or _is_number(value)
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < 2**63 if isinstance(value, int) else math.isfinite(value)
-
-
-def read_lines(
-    path: Path, fits: Callable[[Any], bool] = lambda line: isinstance(line, dict), only_good: bool = False
-) -> list[LogLine]:
-    """The objects of a log, oldest first; a torn last line of a killed process is skipped.
-
-    A missing file has no lines.
-
-    Args:
-        fits: whether a value can be a line of this log; None: any object.
-        only_good: skip damaged lines.
+def read_lines(path: Path, only_good: bool = False) -> list[LogLine]:
+    """The objects of a log, oldest first, without a torn last line of a killed process; none of a missing file.
 
     Raises:
-        Damaged: any other line does not fit, or its step does not come after that of the line before.
+        Damaged: a line is no JSON object whose `step` comes after that of the line before, unless `only_good`.
     """
-    if not path.exists():
-        return []
     if not path.is_file():  # a pipe would keep its reader waiting
-        if only_good:
-            return []
-        raise Damaged(path, "it is no file")
+        if path.exists() and not only_good:
+            raise Damaged(path, "it is no file")
+        return []
     *whole_lines, _torn = path.read_bytes().split(b"\n")
     lines: list[LogLine] = []
     for number, text in enumerate(whole_lines, start=1):
-        line = _parse(text)
-        good = isinstance(line, dict) and (fits is None or fits(line))
-        if good and (not lines or line.get("step", 0) > lines[-1].get("step", -1)):
+        line = None
+        with suppress(ValueError, RecursionError):
+            line = json.loads(text)
+        step = line.get("step") if isinstance(line, dict) else None
+        if isinstance(step, int) and (not lines or step > lines[-1]["step"]):
             lines.append(line)
         elif not only_good:
             raise Damaged(path, f"line {number} is not a JSON object of this log")
     return lines
-
-
-def _parse(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 class JsonLines:
@@ -100,8 +48,7 @@ class JsonLines:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            content = path.read_bytes()
-            os.truncate(path, content.rfind(b"\n") + 1)
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         self.file = _open(path)
 
     def append(self, line: LogLine) -> None:
@@ -118,7 +65,7 @@ class JsonLines:
 
     def drop_after(self, step: int) -> None:
         """Remove the lines of later steps than `step`: the resumed run writes them again."""
-        remaining = [line for line in read_lines(self.path) if line.get("step", 0) <= step]
+        remaining = [line for line in read_lines(self.path) if line["step"] <= step]
         self.file.close()
         with atomic(self.path) as new:
             new.write_text("".join(json.dumps(line) + "\n" for line in remaining), encoding="utf-8")

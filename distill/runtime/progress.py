@@ -1,7 +1,4 @@
-"""Messages and progress of a run: how far it is, how fast it goes and how long it will take.
-
-Only rank 0 logs: `configure_logging` silences the others.
-"""
+"""Messages and progress of a run: how far it is, how fast it goes and how long it will take; rank 0 alone writes."""
 
 import logging
 import math
@@ -10,9 +7,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from threading import RLock
-from typing import Self, TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -20,7 +17,7 @@ from distill.runtime.errors import printable
 from distill.runtime.redaction import redact
 
 PLAIN_EVERY = 10.0  # seconds between two lines in a log file
-
+COUNTS = " {n_fmt}/{total_fmt}{unit} [{elapsed}, {rate_noinv_fmt}{left}{postfix}]"
 NAMES = ("Matthews", "Pearson", "Spearman")  # first words of titles that keep their capital
 
 _open: list["Progress"] = []  # innermost last
@@ -50,12 +47,8 @@ def log(text: str, stream: TextIO | None = None) -> None:
     stream, lines = stream or sys.stderr, [printable(line) for line in redact(text).split("\n")]
     for keeper in _keepers:
         keeper.extend(lines)
-    drawn = list(_open) if stream.isatty() else []
-    for work in drawn:
-        work.draw(hidden=True)
-    write_to(stream, "".join(f"{line}\n" for line in lines))
-    for work in drawn:
-        work.draw()
+    with Progress.external_write_mode(stream, nolock=True) if stream.isatty() else nullcontext():
+        write_to(stream, "".join(f"{line}\n" for line in lines))
 
 
 @contextmanager
@@ -66,11 +59,6 @@ def keeping(lines: deque[str]) -> Iterator[None]:
         yield
     finally:
         _keepers[:] = [keeper for keeper in _keepers if keeper is not lines]
-
-
-def under_way() -> list["Progress"]:
-    """The pieces of work whose progress is shown now, the innermost last."""
-    return list(_open)
 
 
 def write_to(stream: TextIO, text: str) -> None:
@@ -97,27 +85,15 @@ def counted(count: float, noun: str) -> str:
 
 def in_a_sentence(title: str) -> str:
     """The title of a measure inside a sentence: `perplexity`, but `F1` and `Matthews correlation`."""
-    first, space, rest = title.partition(" ")
+    first = title.partition(" ")[0]
     keeps = first in NAMES or any(letter.isupper() or letter.isdigit() for letter in first[1:])
-    return title if keeps else f"{first.lower()}{space}{rest}"
+    return title if keeps else title[:1].lower() + title[1:]
 
 
-def _amount(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+class Progress(tqdm):
+    """Shows done/total, elapsed time, rate and time left of one piece of work, on rank 0.
 
-
-class _Bar(tqdm):
-    monitor_interval = 0  # no thread that redraws
-
-
-_Bar.set_lock(RLock())
-
-
-class Progress:
-    """Shows done/total, rate, elapsed time and time left of one piece of work.
-
-    On a terminal this is a bar of tqdm; anywhere else a plain line is written about every ten seconds, and one at the
-    end. Nothing is written on ranks other than 0.
+    On a terminal this is a bar; anywhere else a plain line is written about every ten seconds, and one at the end.
 
     Args:
         total: in `unit`; 0: the end is unknown.
@@ -125,22 +101,25 @@ class Progress:
         limit: seconds after which the work ends, done or not.
     """
 
+    monitor_interval = 0  # no thread that redraws
+
     def __init__(self, label: str, total: float, unit: str, start: float = 0, limit: float = math.inf) -> None:
-        self.label, self.total, self.unit, self.limit, self.note = label, total, unit, limit, ""
-        self.done = self._rate_from = start
-        self._began = self._rate_began = self._written = time.monotonic()
-        self._on_terminal = sys.stderr.isatty()
-        self._bar = _Bar(
+        self.label, self._is_bar = label, sys.stderr.isatty()
+        self._rate_from, self._rate_began = start, time.monotonic()
+        self._ends = self._rate_began + limit
+        super().__init__(
             desc=label,
             total=total or None,
             initial=start,
             unit=f" {unit}",
             unit_scale=isinstance(total, float) or total >= 1e6,
-            disable=_quiet or not self._on_terminal,
-            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_noinv_fmt}{postfix}]",
+            disable=_quiet,
+            leave=self._is_bar,
+            bar_format="{l_bar}{bar}|" + COUNTS,
+            mininterval=0.1 if self._is_bar else PLAIN_EVERY,
+            miniters=0,
             ncols=shutil.get_terminal_size().columns - 1,  # tqdm draws nothing where a terminal gives no size
             nrows=20,
-            miniters=0,
             delay=0.1,
             lock_args=(False,),  # never waited for: a signal may raise while the lock is held
         )
@@ -149,69 +128,64 @@ class Progress:
 
     def update(self, count: float, note: str = "") -> None:
         """`count` so far, `start` included; `note` is at the end of the line. Cheap to call often."""
-        self.done, self.note = count, note
-        if self not in _open:
-            return
-        if self._on_terminal:
-            self._bar.set_postfix_str(", ".join([*self._left(), *filter(None, [note])]), refresh=False)
-            with suppress(OSError, ValueError):  # of a terminal that is gone
-                self._bar.update(count - self._bar.n)
-        elif time.monotonic() - self._written >= PLAIN_EVERY:
-            self._written = time.monotonic()
-            write_to(sys.stderr, f"{self.line()}\n")
+        self.set_postfix_str(note, refresh=False)
+        super().update(count - self.n)
 
     def end_in(self, seconds: float) -> None:
         """From now on the work ends after so many seconds, done or not."""
-        self.limit = time.monotonic() - self._began + max(0.0, seconds)
+        self._ends = time.monotonic() + seconds
 
     def begin_rate(self) -> None:
         """From here on count the rate and the time left: what came before, such as a compilation, was not typical."""
-        self._rate_from, self._rate_began = self.done, time.monotonic()
-
-    def close(self) -> None:
-        """Leave a last line with the amount done and the time. A second call does nothing."""
-        if self not in _open:
-            return
-        _open.remove(self)
-        if not self._on_terminal:
-            write_to(sys.stderr, f"{self.line(ended=True)}\n")
-        with suppress(OSError, ValueError):
-            self._bar.close()
-
-    def draw(self, hidden: bool = False) -> None:
-        """Draw the bar on the terminal, or take it off."""
-        with suppress(OSError, ValueError):
-            self._bar.clear(nolock=True) if hidden else self._bar.refresh(nolock=True)
+        self._rate_from, self._rate_began = self.n, time.monotonic()
 
     @property
     def rate(self) -> float:
         """Units a second; 0 before the first."""
         since = time.monotonic() - self._rate_began
-        return (self.done - self._rate_from) / since if since > 0 else 0.0
+        return (self.n - self._rate_from) / since if since > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
         """Seconds left at this rate, or until the limit; None without a rate or an end."""
-        rate, until_limit = self.rate, max(0.0, self.limit - (time.monotonic() - self._began))
-        left = max(0.0, self.total - self.done) / rate if rate > 0 and self.total else math.inf
-        return min(left, until_limit) if rate > 0 and min(left, until_limit) < math.inf else None
+        rate = self.rate
+        left = max(0.0, self.total - self.n) / rate if rate > 0 and self.total else math.inf
+        left = min(left, max(0.0, self._ends - time.monotonic()))
+        return left if rate > 0 and left < math.inf else None
 
-    def line(self, ended: bool = False) -> str:
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """What the line shows, for tqdm."""
+        left = None if self.disable else self.seconds_left
+        shown = "" if left is None else f", {duration(left)} left"
+        return super().format_dict | {"rate": self.rate or None, "left": shown}
+
+    def line(self) -> str:
         """All of it as plain text."""
-        done, rate = f"{_amount(self.done)} {self.unit}", self.rate
-        if self.total:
-            done = f"{self.done / self.total:4.0%} {_amount(self.done)}/{_amount(self.total)} {self.unit}"
-        speed = [f"{_amount(float(f'{rate:.3g}'))} {self.unit}/s"] if rate > 0 else []
-        elapsed = f"{duration(time.monotonic() - self._began)} elapsed"
-        parts = [f"{self.label} {done}", *speed, elapsed, *([] if ended else self._left()), self.note]
-        return ", ".join(filter(None, parts))
+        return str(self.format_meter(**(self.format_dict | {"bar_format": "{l_bar}" + COUNTS, "ncols": None})))
 
-    def _left(self) -> list[str]:
-        left = self.seconds_left
-        return [] if left is None else [f"{duration(left)} left"]
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Draw the bar, or write a line; called by tqdm."""
+        if self._is_bar:
+            return bool(super().display(msg, pos))
+        if msg is None:
+            write_to(sys.stderr, f"{self.line()}\n")
+        return False
 
-    def __enter__(self) -> Self:
-        return self
+    def close(self) -> None:
+        """Leave a last line with the amount done and the time. A second call does nothing."""
+        if self.disable:
+            return
+        _open[:] = [work for work in _open if work is not self]
+        if not self._is_bar:
+            self.display()
+        with suppress(OSError, ValueError):  # of a terminal that is gone
+            super().close()
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+
+Progress.set_lock(RLock())  # of threads alone
+
+
+def under_way() -> list[Progress]:
+    """The pieces of work whose progress is shown now, the innermost last."""
+    return list(_open)

@@ -10,12 +10,7 @@ from distill.runtime.errors import SettingError
 VARIABLES = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
-    "Open MPI": (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
+    "Open MPI": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
     # Only inside `srun`: the shell of a batch script has a rank too, yet it is no worker. The number of tasks
     # on this node is part of a list.
     "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
@@ -50,11 +45,10 @@ def rank_from_env(environment: Mapping[str, str] = os.environ) -> RankInfo | Non
         if num_ranks == 1 and (launcher == "Slurm" or (launcher == "MPI" and SLURM_STEP in environment)):
             continue  # an interactive shell is such a step, too, and no launcher of ranks
         numbers = [number_of(environment, rank, range(num_ranks)), num_ranks]
-        # A launcher that gives no local size (one pod per rank, say) has one rank on each host.
         numbers.append(number_of(environment, local_rank, range(MAX_RANKS)) if local_rank in environment else 0)
         if launcher == "Slurm":
             numbers.append(_tasks_here(environment))
-        else:
+        else:  # a launcher that gives no local size (one pod per rank, say) has one rank on each host
             numbers.append(number_of(environment, local_size, range(1, MAX_RANKS)) if local_size in environment else 1)
         return RankInfo(launcher, *numbers)
     return None
@@ -76,13 +70,12 @@ def refuse_half_numbered(environment: Mapping[str, str] = os.environ) -> None:
 
     The shell of a batch script of Slurm has a rank, too, and is none.
     """
-    for launcher, names in VARIABLES.items():
-        here = [name for name in names[:2] if name in environment]
-        if launcher != "Slurm" and len(here) == 1:
-            (missing,) = set(names[:2]) - set(here)
+    for launcher, (rank, size, *_) in VARIABLES.items():
+        if launcher != "Slurm" and (rank in environment) != (size in environment):
+            here, missing = (rank, size) if rank in environment else (size, rank)
             raise SettingError(
-                f"{here[0]}={environment[here[0]]} without {missing}: a launcher of ranks sets both; start the ranks "
-                f"by torchrun, or unset {here[0]} for a run of one process"
+                f"{here}={environment[here]} without {missing}: a launcher of ranks sets both; start the ranks "
+                f"by torchrun, or unset {here} for a run of one process"
             )
 
 

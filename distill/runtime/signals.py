@@ -35,7 +35,7 @@ class Signals:
         self.received: list[int] = []
         self.stopping: int | None = None  # the first signal that stops; it stays when it was acted on
         self.is_deferred = False  # whether a signal that stops is only recorded, as in the training loop
-        self._usr1_stops, self._first_stop = False, 0.0
+        self._usr1_stops, self._first_stop, self._process = False, 0.0, os.getpid()
         self._children: list[subprocess.Popen[Any]] = []
 
     def on_usr1(self, stops: bool) -> None:
@@ -47,8 +47,7 @@ class Signals:
         """How often each of `ALL` has come, for the exchange between ranks; a request to save counts once."""
         counts = [float(number in self.received) for number in ALL]
         if not self._usr1_stops:  # what comes from here on is another request
-            while SAVING in self.received:
-                self.received.remove(SAVING)
+            self.received[:] = [number for number in self.received if number != SAVING]
         return counts
 
     def agreed_stop(self, requests: Sequence[float]) -> int | None:
@@ -78,16 +77,17 @@ class Signals:
             child.send_signal(number)
 
     def raise_if_stopped(self) -> None:
-        """Ends a wait: a thread that waits for something calls it every now and then.
-
-        Raises:
-            Interrupted: a signal that stops has come, also where the main thread has put off acting on it.
-        """
+        """Ends a wait, in any thread. Raises Interrupted where a signal that stops has come, deferred or not."""
         if self.stopping is not None:
             raise _interrupted(self.stopping)
 
     def handle(self, number: int, frame: object) -> None:
         """The handler of all signals."""
+        if os.getpid() != self._process:  # a fork ends by a signal as other programs do, and SIGUSR1 is not for it
+            if number != SAVING:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            return
         if number == signal.SIGINT and self._first_stop and time.monotonic() - self._first_stop >= SAME_REQUEST:
             raise KeyboardInterrupt
         if number in STOPPING:
@@ -108,7 +108,6 @@ class Signals:
 
 
 def _interrupted(number: int) -> Interrupted:
-    """Holds before a run has saved anything too, and for commands that have nothing to save."""
     name = signal.Signals(number).name
     return Interrupted(f"stopped by {name}; the same command resumes from what was saved before", number)
 
@@ -131,50 +130,31 @@ def handled() -> Iterator[Signals]:
     if _in_force is not None or threading.current_thread() is not threading.main_thread():
         yield in_force()
         return
-    signals = Signals()
+    _in_force = Signals()
     # Whoever started this process may ignore SIGUSR1 for it until it has come here.
     numbers = [number for number in ALL if number == SAVING or signal.getsignal(number) is not signal.SIG_IGN]
-    former = {number: signal.signal(number, signals.handle) for number in numbers}
-    _in_force = signals
+    former = {number: signal.signal(number, _in_force.handle) for number in numbers}
     try:
-        yield signals
+        yield _in_force
     finally:
         _in_force = None
         for number, handler in former.items():
             signal.signal(number, handler)
 
 
-def _leave_to_parent() -> None:
-    """A forked child answers to its parent: it ends by a signal as other programs do, and SIGUSR1 is not for it."""
-    global _in_force
-    if _in_force is None:
-        return
-    _in_force = None
-    for number in STOPPING:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(SAVING, lambda *_: None)  # not SIG_IGN, which a program that the child starts would inherit
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
-
-
-def start(command: list[str], env: Mapping[str, str] | None = None, **options: Any) -> "subprocess.Popen[Any]":
+def start(command: list[str], env: Mapping[str, str] | None = None) -> "subprocess.Popen[Any]":
     """Start a process that imports this package; it is killed when this one ends, however that ends.
 
     On Linux; elsewhere it outlives a parent that is killed. It ignores SIGUSR1 until it handles that itself.
 
     Args:
         env: of the process; None: that of this one.
-        options: of `subprocess.Popen`.
     """
-    # Its signal is held back until `follow_parent` ignores it. No preexec_fn: where this process has threads that may
+    # SIGUSR1 is held back until `follow_parent` ignores it. No preexec_fn: where this process has threads that may
     # deadlock.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [SAVING])
     try:
-        return subprocess.Popen(
-            command, env={**(os.environ if env is None else env), PARENT: str(os.getpid())}, **options
-        )
+        return subprocess.Popen(command, env={**(os.environ if env is None else env), PARENT: str(os.getpid())})
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

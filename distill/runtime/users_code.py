@@ -8,8 +8,6 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,20 +15,10 @@ from distill.runtime.errors import SettingError
 from distill.runtime.host import is_out_of_memory
 
 # What code raises that takes something for what it is not; memory, storage and signals are none of these.
-MISTAKES = (
-    AttributeError,
-    TypeError,
-    LookupError,
-    NameError,
-    ValueError,
-    AssertionError,
-    NotImplementedError,
-    ImportError,
-)
-
-LIBRARIES = {"site-packages", "dist-packages"}
+MISTAKES = (AttributeError, TypeError, LookupError, NameError, ValueError, AssertionError, ImportError)
+MISTAKES += (NotImplementedError,)
 PACKAGE = Path(__file__).resolve().parents[1]
-DOCUMENTED = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+LIBRARIES = {"site-packages", "dist-packages"}
 
 
 def is_users(module: str) -> bool:
@@ -44,13 +32,10 @@ def find_modules_here(path: str) -> None:
     Not before one names a module that is none of this package, and not before torch is imported, which runs what
     packages on `sys.path` announce: the working folder may be that of a model which somebody else made.
     """
-    if not is_users(path):
-        return
-    import torch  # noqa: F401
+    if is_users(path) and not sys.flags.safe_path and not {"", os.getcwd()}.intersection(sys.path):
+        import torch  # noqa: F401
 
-    here = os.getcwd()
-    if not sys.flags.safe_path and here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last, so that no file there hides a package
+        sys.path.append(os.getcwd())  # last, so that no file there hides a package
 
 
 @contextmanager
@@ -64,21 +49,20 @@ def naming_mistakes(what: str, owner: object) -> Iterator[None]:
         yield
     except SettingError:
         raise
-    except (*MISTAKES, FileNotFoundError, RuntimeError) as error:
+    except Exception as error:
         # A shape that does not fit is a RuntimeError of torch; a lost rank and the like are classes of their own.
-        ends_the_run = not isinstance(error, (*MISTAKES, FileNotFoundError)) and type(error) is not RuntimeError
-        if ends_the_run or is_out_of_memory(error) or not is_users(type(owner).__module__):
+        is_mistake = isinstance(error, (*MISTAKES, FileNotFoundError)) or type(error) is RuntimeError
+        if not is_mistake or is_out_of_memory(error) or not is_users(type(owner).__module__):
             raise
         raise SettingError(f"{what} fails: {mistake(error)}") from error
 
 
 def mistake(error: BaseException) -> str:
     """The error with the last line of the user's in its traceback, and the attributes of an object of this package."""
-    here, site = str(PACKAGE), "site-packages"
     lines = [
         f" ({Path(frame.filename).name}, line {frame.lineno}: {frame.line})"
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((here, "<")) and site not in frame.filename
+        if not frame.filename.startswith((str(PACKAGE), "<")) and "site-packages" not in frame.filename
     ]
     text = f"{type(error).__name__}: {' '.join(str(error).split())}{lines[-1] if lines else ''}"
     owner = error.obj if isinstance(error, AttributeError) else None
@@ -91,7 +75,8 @@ def mistake(error: BaseException) -> str:
 def source_digest(path: str) -> str | None:
     """sha256 of the module of an import path, and of the user's modules that it imports, in turn.
 
-    None for what a library defines, this package among them, and where there is no source.
+    Comments and docstrings do not count, and nothing is imported. None for what a library defines, this package among
+    them, and where there is no source.
     """
     texts, waiting = dict[str, str](), [path.rpartition(".")[0]]
     while waiting:
@@ -99,11 +84,16 @@ def source_digest(path: str) -> str | None:
         if module in texts or (file := _users_file(module)) is None:
             continue
         try:
-            state = file.stat()
-            texts[module], imported = _read(file, module, state.st_mtime_ns, state.st_size)
+            tree = ast.parse(file.read_bytes())
         except (OSError, ValueError, SyntaxError):
             continue
-        waiting += imported
+        package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+        for node in ast.walk(tree):
+            waiting += _imported(node, package)
+            documented = isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            if documented and ast.get_docstring(node) is not None:
+                del node.body[0]
+        texts[module] = ast.unparse(tree)
     return hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest() if texts else None
 
 
@@ -111,38 +101,17 @@ def _users_file(module: str) -> Path | None:
     """The file of a module that is none of a library, found without importing anything; None for any other."""
     top, *parts = module.split(".")
     try:
-        spec = find_spec(top)
-    except (ImportError, ValueError, AttributeError):
+        spec = find_spec(top) if is_users(top) else None
+    except (ImportError, ValueError):  # of the module that a program was started as, say
+        spec = None
+    if spec is None:
         return None
-    if spec is None or not _is_users(spec):
-        return None
-    if not parts:
-        return Path(str(spec.origin)) if str(spec.origin).endswith(".py") else None
-    bases = [Path(folder).joinpath(*parts) for folder in spec.submodule_search_locations or []]
+    bases = [Path(folder, *parts) for folder in spec.submodule_search_locations or []]
     files = [file for base in bases for file in (base / "__init__.py", base.with_name(f"{base.name}.py"))]
-    return next((file for file in files if file.is_file()), None)
-
-
-def _is_users(spec: ModuleSpec) -> bool:
-    origins = [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or [])]
-    paths = [Path(str(origin)).resolve() for origin in origins]
-    standard = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
-    return bool(paths) and not any(
-        LIBRARIES.intersection(path.parts) or any(path.is_relative_to(folder) for folder in (PACKAGE, *standard))
-        for path in paths
-    )
-
-
-@lru_cache(maxsize=1000)
-def _read(file: Path, module: str, modified: int, size: int) -> tuple[str, list[str]]:
-    """What a file of this age and size says, without comments and docstrings, and the modules that it may import."""
-    tree = ast.parse(file.read_bytes())
-    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    imported = [name for node in ast.walk(tree) for name in _imported(node, package)]
-    for node in ast.walk(tree):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
-            del node.body[0]
-    return ast.unparse(tree), imported
+    found = next((file for file in files if file.is_file()), None) if bases else Path(str(spec.origin))
+    if found is None or found.suffix != ".py" or LIBRARIES.intersection(found.resolve().parts):
+        return None
+    return None if found.resolve().is_relative_to(Path(sysconfig.get_path("stdlib")).resolve()) else found
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[str]:

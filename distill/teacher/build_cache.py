@@ -82,7 +82,7 @@ class CacheBuilder:
         for start in range(sequences.start, sequences.stop, at_once):
             numbers = np.arange(start, min(start + at_once, sequences.stop))
             pieces.append(self.entries(numbers))
-            self.progress.update(self.progress.done + int(self._counts(numbers).sum()))
+            self.progress.update(self.progress.n + int(self._counts(numbers).sum()))
         kept_mass = 0.0
         for name, column in self.cache.layout.columns.items():
             values = np.concatenate([piece[name] for piece in pieces])
@@ -137,7 +137,7 @@ def _fill_all(builder: CacheBuilder, first: int) -> None:
             with _claim(path) as claimed:
                 if path.exists():
                     span = cache.span_of(part)
-                    progress.update(progress.done + span.stop - span.start)
+                    progress.update(progress.n + span.stop - span.start)
                 elif claimed:
                     builder.fill(part)
                 else:

@@ -37,7 +37,7 @@ from distill.data.disk_cache import folder_of
 from distill.distributed import Ranks
 from distill.models.language_model import NO_OUTPUTS
 from distill.runtime.errors import SettingError
-from distill.runtime.file_in_use import FileInUse
+from distill.runtime.files import FileInUse
 from distill.teacher.distributions import TopK
 from distill.teacher.layout import Layout, layout_of
 from distill.teacher.output import TeacherOutput, Wanted

@@ -43,7 +43,7 @@ def saved(name: str, folder: Path) -> Any:
     torch.manual_seed(4)
     model = custom_model(component(name, "student"), None).eval()
     made = component(name, "student")
-    origin = origin_of(model, made.path, causal=False, call=call_of(made, 12))
+    origin = origin_of(model, made.path, causal=False, call=call_of(made, 12, {}))
     export(model, make_tokenizer(), folder, use_of_student(origin, type(model).__name__).code)
     return model
 
@@ -62,8 +62,9 @@ def test_the_card_loads_it(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_card_writes_out_how_it_is_made() -> None:
     made = component("Convolutions", "student", width=8, causal=True)
-    assert call_of(made, 12) == "width=8, causal=True"
-    assert call_of(Component("student", "own_models.of_a_teacher", {"name": "it's"}), 12) == (
+    assert call_of(made, 12, {}) == "width=8, causal=True"
+    assert call_of(made, 12, {"width": "${oc.env:WIDTH}"}) == "width='${oc.env:WIDTH}', causal=True"
+    assert call_of(Component("student", "own_models.of_a_teacher", {"name": "it's"}), 12, {}) == (
         'teacher=..., tokenizer=tokenizer, sequence_length=12, name="it\'s"'
     )
     origin = origin_of(own_models.Convolutions(), "own_models.of_a_teacher", causal=False, call="teacher=...")

@@ -8,6 +8,7 @@ readable until the last of them closes it, as any file does on Linux.
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from hashlib import sha256
@@ -18,8 +19,7 @@ from distill.data.disk_cache import folder_of
 from distill.data.shards.in_flight import InFlight, bytes_in_flight
 from distill.data.shards.index import DIGEST_BYTES, Block, Layout
 from distill.runtime.errors import StorageFailed
-from distill.runtime.file_in_use import FileInUse
-from distill.runtime.files import atomic, locked
+from distill.runtime.files import FileInUse, atomic, locked
 from distill.runtime.host import RESERVE, size
 
 SUFFIX = ".block"
@@ -85,7 +85,8 @@ class BlockCache:
             logger.warning(f"{path} is damaged; it is fetched again")
             path.unlink(missing_ok=True)
             return None
-        file.mark_used()
+        with suppress(OSError):  # another user's; when it was written stays
+            os.utime(path, ns=(time.time_ns(), file.state[1]))
         return file
 
     def _add(self, block: Block, plain: memoryview) -> None:

@@ -15,7 +15,7 @@ from distill.data.shards.fetch import Blocks
 from distill.data.shards.index import Block, ShardIndex
 from distill.data.shards.store import ShardStore
 from distill.runtime.errors import SettingError, StorageFailed
-from distill.runtime.file_in_use import FileInUse, FilesInUse, Gone
+from distill.runtime.files import FileInUse
 from distill.runtime.signals import Signals, in_force
 
 FETCHING = 8  # blocks at once that somebody waits for, where memory allows (`distill.data.shards.in_flight`)
@@ -36,7 +36,7 @@ class BlockStore(ShardStore):
     def __init__(self, index: ShardIndex, blocks: Blocks, cache: BlockCache) -> None:
         super().__init__(index)
         self.blocks, self.cache = blocks, cache
-        self._files = FilesInUse()  # by block
+        self._files = dict[int, FileInUse]()  # by block
         self._waited: dict[int, Future[FileInUse]] = {}  # that somebody waits for
         self._expected: dict[int, Future[FileInUse]] = {}  # that are fetched ahead
         self._last_expected: np.ndarray | None = None  # the argument of the last `expect`, until a part of it fails
@@ -52,7 +52,7 @@ class BlockStore(ShardStore):
         within = numbers - self.index.first[blocks]
         try:
             return gather(self._files, blocks, within, self)
-        except (KeyError, Gone):  # not here, or evicted
+        except KeyError:  # not here, or evicted
             return self._waited_for(blocks, within)
 
     def expect(self, numbers: np.ndarray) -> None:
@@ -92,7 +92,7 @@ class BlockStore(ShardStore):
         with self._lock:
             views = dict[int, FileInUse]()
             for block in blocks:
-                with suppress(KeyError, Gone):
+                with suppress(KeyError):
                     views[block] = self._files[block]
             waited = {block: self._need(block) for block in blocks if block not in views}
         return views | {block: self._wait(block, future) for block, future in waited.items()}
@@ -155,11 +155,11 @@ class BlockStore(ShardStore):
 
         The block that has just come may be among them, as other threads evict; no later look need come.
         """
-        before = self._files.numbers()  # blocks that come while others are listed are none that have gone
+        before = list(self._files)  # blocks that come while others are listed are none that have gone
         cached = self.cache.digests()
         with self._lock:
             for gone in [block for block in before if self._digest(block) not in cached]:
-                self._files.pop(gone)
+                self._files.pop(gone, None)
 
     def _give_up(self, block: int, coming: dict[int, "Future[FileInUse]"], error: BaseException, failures: int) -> None:
         """A block cannot be fetched. That ends the run if a thread waits for it, and then no other is needed."""

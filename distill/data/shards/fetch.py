@@ -14,7 +14,7 @@ from typing import Any
 from distill.data.remote import ATTEMPTS, NAP, NoRanges, file_system, is_url, retried
 from distill.data.shards.index import Block, Layout
 from distill.runtime.errors import Damaged, SettingError, StorageFailed, first_line
-from distill.runtime.file_in_use import CURE
+from distill.runtime.files import CURE
 from distill.runtime.signals import in_force
 
 SECONDS = 60.0  # that one request may take, where the library can be stopped

@@ -8,7 +8,7 @@ from distill.data.sequence_store import gather
 from distill.data.shards.index import ShardIndex
 from distill.data.shards.store import ShardStore
 from distill.runtime.errors import StorageFailed
-from distill.runtime.file_in_use import FileInUse, FilesInUse
+from distill.runtime.files import FileInUse
 
 
 class PlainShards(ShardStore):
@@ -19,7 +19,7 @@ class PlainShards(ShardStore):
         self.folder = folder
         blocks = np.searchsorted(index.shard, np.arange(index.num_shards + 1))
         self._first = index.first[blocks]  # [K + 1] the first sequence of each shard
-        self._files = FilesInUse()
+        self._files = dict[int, FileInUse]()
 
     def __getitem__(self, numbers: np.ndarray, /) -> np.ndarray:
         """Raises StorageFailed where a file is missing, has another size, or is changed since it was opened."""

@@ -3,12 +3,14 @@
 import numpy as np
 
 from distill.data.shards.index import ShardIndex
+from distill.runtime.files import allow_many_files
 
 
 class ShardStore:
     """Sequences of shards by number. N sequences of S positions in B blocks."""
 
     def __init__(self, index: ShardIndex) -> None:
+        allow_many_files()  # a store may keep a file of each shard, or of each block, open
         self.index = index
         self.dtype = np.dtype(index.layout.dtype)
         self.shape = (index.num_sequences, index.layout.sequence_length)

@@ -74,10 +74,9 @@ class Sampler:
 
     def _levels(self) -> dict[str, float]:
         """What goes up and down: bytes of memory, and the fraction of the time in which the GPU computes."""
-        free = free_memory()
         levels = {
             "process_memory": float(self._process.memory_info().rss),
-            "memory_free": float(psutil.virtual_memory().available if free is None else free),
+            "memory_free": float(free_memory()),
         }
         if self._device.type == "cuda":
             gpu_free, total = torch.cuda.mem_get_info(self._device)

@@ -1,15 +1,16 @@
-"""Storage that fails: full, read-only, a file where a folder should be. One line, status 74, and nothing lost."""
+"""Storage that fails (one line, status 74, nothing lost), and what is set in the environment before torch reads it."""
 
 import errno
 import os
 import resource
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from job import Shelf, assert_same, distill, results
@@ -21,8 +22,17 @@ from distill.report import report
 from distill.runs import trackers
 from distill.runtime.errors import StorageFailed
 from distill.runtime.files import atomic
-from distill.runtime.host import require_room, size, storage_failure
+from distill.runtime.host import (
+    keep_compiled_kernels,
+    limit_failure,
+    limit_spinning,
+    require_room,
+    size,
+    storage_failure,
+)
 from distill.runtime.jsonl import JsonLines, read_lines
+
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 
 
 @contextmanager
@@ -48,46 +58,47 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-# --- recognising ---------------------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------------------------
 
 
-def failure_of(work: Any) -> StorageFailed:
+def raised(work: Callable[[], object]) -> BaseException:
     with pytest.raises(Exception) as error:
         work()
-    failure = storage_failure(error.value)
-    assert failure is not None and failure.status == 74 and "\n" not in str(failure)
-    return failure
+    return error.value
 
 
-def test_errors_of_storage_are_known_whoever_raises_them(tmp_path: Path) -> None:
-    with files_up_to(1000):
-        assert "File too large" in str(failure_of(lambda: (tmp_path / "a").write_bytes(bytes(5000))))
-        assert "File too large" in str(failure_of(lambda: save_file({"a": torch.zeros(5000)}, tmp_path / "b")))
-        failure_of(lambda: np.save(tmp_path / "c.npy", np.zeros(5000)))
-    (tmp_path / "file").touch()
-    assert str(tmp_path / "file") in str(failure_of(lambda: (tmp_path / "file" / "x").mkdir()))
-
-
-def test_an_error_of_storage_is_found_behind_another_one() -> None:
+def behind_another(folder: Path) -> None:
     try:
-        try:
-            raise OSError(errno.ENOSPC, "No space left on device", "/somewhere/x")
-        except OSError as error:
-            raise RuntimeError("could not write") from error
-    except RuntimeError as outer:
-        failure = storage_failure(outer)
-    assert failure is not None and str(failure).startswith("/somewhere/x: No space left on device, with ")
+        raise OSError(errno.ENOSPC, "No space left on device", "/somewhere/x")
+    except OSError as error:
+        raise RuntimeError("could not write") from error
 
 
-def test_an_error_of_storage_is_found_where_a_library_stumbles_over_it(tmp_path: Path) -> None:
+def archive(folder: Path) -> None:
     """Torch cannot end the archive that the full disk cut short, and raises an error of its own about that."""
+    with (folder / "weights").open("wb", buffering=0) as file:
+        torch.save(torch.zeros(5000), file)
 
-    def save() -> None:
-        with (tmp_path / "weights").open("wb", buffering=0) as file:
-            torch.save(torch.zeros(5000), file)
 
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (lambda folder: (folder / "a").write_bytes(bytes(5000)), "File too large"),
+        (lambda folder: save_file({"a": torch.zeros(5000)}, folder / "b"), "File too large"),
+        (lambda folder: np.save(folder / "c.npy", np.zeros(5000)), ""),
+        (archive, "File too large"),
+        (lambda folder: [(folder / "file").touch(), (folder / "file" / "x").mkdir()], "/file"),
+        (behind_another, "/somewhere/x: No space left on device"),
+    ],
+    ids=["Python", "safetensors", "numpy", "torch", "a file in the way", "behind another"],
+)
+def test_errors_of_storage_are_known_whoever_raises_them(
+    work: Callable[[Path], object], words: str, tmp_path: Path
+) -> None:
     with files_up_to(1000):
-        assert "File too large" in str(failure_of(save))
+        failure = storage_failure(raised(lambda: work(tmp_path)))
+    assert failure is not None and failure.status == 74
+    assert words in str(failure) and "\n" not in str(failure)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE])
@@ -97,13 +108,11 @@ def test_what_fails_in_an_open_file_names_no_path(number: int) -> None:
     assert failure is not None and str(failure).startswith(f"/somewhere: {os.strerror(number)}")
 
 
-def test_a_bug_in_dealing_with_an_error_of_storage_is_a_bug(tmp_path: Path) -> None:
-    with pytest.raises(KeyError) as error:
-        try:
-            tmp_path.mkdir()
-        except FileExistsError:
-            {}["bug"]
-    assert storage_failure(error.value) is None
+def bug_behind_a_folder_that_exists() -> None:
+    try:
+        Path("/").mkdir()
+    except OSError:
+        {}["bug"]
 
 
 @pytest.mark.parametrize(
@@ -113,16 +122,21 @@ def test_a_bug_in_dealing_with_an_error_of_storage_is_a_bug(tmp_path: Path) -> N
         OSError("no number"),
         FileNotFoundError(2, "no such file", "x"),
         PermissionError(errno.EACCES, "Permission denied"),  # of a socket, which names no file
+        raised(bug_behind_a_folder_that_exists),
     ],
 )
 def test_other_errors_are_no_errors_of_storage(error: Exception) -> None:
-    assert storage_failure(error) is None
+    assert storage_failure(error) is None and limit_failure(error) is None
+
+
+def test_limits_of_the_system_are_named() -> None:
+    assert "ulimit -n" in str(limit_failure(OSError(errno.EMFILE, "Too many open files", "x")))
+    assert "ulimit -u" in str(limit_failure(RuntimeError("can't start new thread")))
 
 
 def test_sizes_are_for_people() -> None:
-    assert [size(n) for n in (0, 999, 1500, 2.5e6, 3e9, 4e12)] == [
-        "0 bytes", "999 bytes", "1.5 kB", "2.5 MB", "3 GB", "4 TB",
-    ]  # fmt: skip
+    shown = ["0 bytes", "999 bytes", "1.5 kB", "2.5 MB", "3 GB", "4 TB"]
+    assert [size(n) for n in (0, 999, 1500, 2.5e6, 3e9, 4e12)] == shown
 
 
 # --- parts ---------------------------------------------------------------------------------------------------------
@@ -135,7 +149,6 @@ def test_a_log_keeps_its_whole_lines(tmp_path: Path) -> None:
         log.append({"step": 2, "long": "x" * 50})
     assert (tmp_path / "log.jsonl").read_bytes() == b'{"step": 1}\n'
     log.append({"step": 2})
-    log.close()
     assert [line["step"] for line in read_lines(tmp_path / "log.jsonl")] == [1, 2]
 
 
@@ -145,22 +158,10 @@ def test_what_could_not_be_written_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_room_is_looked_for_before_anything_is_written(small_disk: Path) -> None:
-    require_room(small_disk, 1_000_000, "the checkpoint")
-    with pytest.raises(StorageFailed, match=r"the checkpoint needs 30 MB and 25\.\d MB are free"):
-        require_room(small_disk, 30_000_000, "the checkpoint")
-
-
 def test_a_checkpoint_without_room_leaves_the_one_before(small_disk: Path, tokenizer: Any, rows: np.ndarray) -> None:
-    fit = Fit(
-        small_disk / "checkpoints",
-        tokenizer,
-        rows,
-        None,
-        new_student(),
-        only(mlm=1.0),
-        TrainConfig(batch_size=4, accumulate=2, steps=2),
-    )
+    require_room(small_disk, 1_000_000, "the checkpoint")
+    settings = TrainConfig(batch_size=4, accumulate=2, steps=2)
+    fit = Fit(small_disk / "checkpoints", tokenizer, rows, None, new_student(), only(mlm=1.0), settings)
     fit.run()
     before = weights_of(fit.student)
     kept = fit.checkpoints.saved()
@@ -243,3 +244,43 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(
     assert distill("report", f"run={folder}") == 0
     assert capfd.readouterr().out.strip() == str(folder / "report.html")
     assert (folder / "report.html").is_file() and (folder / "report.md").is_file()
+
+
+# --- threads and kernels -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("threads", "busy", "spins"),
+    [("", 5.0, "10000"), ("", 30.0, "1000"), ("2", 45.0, "10000"), ("2", 70.0, "1000"), ("many", 0.0, "10000")],
+)
+def test_waiting_threads_give_way_sooner_beside_other_programs(
+    monkeypatch: pytest.MonkeyPatch, threads: str, busy: float, spins: str
+) -> None:
+    """On four cores, of which others take so many percent."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: busy)
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    limit_spinning()
+    assert os.environ["GOMP_SPINCOUNT"] == "7"  # a user's own choice
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    limit_spinning()
+    assert "GOMP_SPINCOUNT" not in os.environ
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    limit_spinning()
+    assert os.environ["GOMP_SPINCOUNT"] == spins
+
+
+def test_compiled_kernels_stay_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KERNELS, "/elsewhere")
+    keep_compiled_kernels()
+    assert os.environ[KERNELS] == "/elsewhere"
+    monkeypatch.delenv(KERNELS)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    keep_compiled_kernels()
+    assert KERNELS not in os.environ  # torch chooses
+    monkeypatch.setenv("HOME", str(tmp_path))
+    keep_compiled_kernels()
+    assert os.environ[KERNELS] == str(tmp_path / ".cache/distill/kernels") and Path(os.environ[KERNELS]).is_dir()

@@ -1,0 +1,211 @@
+"""Files: locks of one process at a time, logs that outlive kills, and files that nobody may change during a run."""
+
+import fcntl
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from job import Shelf, assert_same, save_model
+from stored import write_shards
+
+from distill.config.settings import DataConfig
+from distill.data.new_tokenizer import TRAINING_TEXT, write_tokenizer
+from distill.data.shards import open as shards
+from distill.models.kind import CAUSAL
+from distill.models.load import load_pretrained
+from distill.runs.metrics import Metrics
+from distill.runtime.errors import SettingError, StorageFailed
+from distill.runtime.files import FileInUse, locked
+from distill.runtime.jsonl import JsonLines, read_lines
+
+ROWS = np.random.default_rng(0).integers(1, 300, (200, 16)).astype(np.uint16)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "zeros": lambda path: path.open("r+b").write(bytes(path.stat().st_size)),
+    "zeros in the middle": lambda path: os.pwrite(os.open(path, os.O_WRONLY), bytes(64), path.stat().st_size // 2),
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+}
+
+# --- locks ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_at_a_time_and_no_file_is_left(tmp_path: Path) -> None:
+    """Another open file is another holder, in one process too."""
+    inside, most, count = 0, 0, 0
+
+    def work() -> None:
+        nonlocal inside, most, count
+        for _ in range(200):
+            with locked(tmp_path / "lock") as held:
+                inside += held
+                most, count = max(most, inside), count + 1
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most, count) == (1, 1600) and not list(tmp_path.iterdir())
+
+
+def test_a_lock_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with locked(tmp_path / "lock"), locked(tmp_path / "lock", wait=False) as held:
+        assert not held and (tmp_path / "lock").exists()
+    (tmp_path / "lock").touch()  # of a process that was killed
+    with locked(tmp_path / "lock", wait=False) as held:
+        assert held
+
+    def refuse(*arguments: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with locked(tmp_path / "lock", wait=False) as held:  # as NFS answers where another host has it
+        assert not held
+    with pytest.raises(SettingError, match="cannot be locked"), locked(tmp_path / "lock"):
+        pass
+
+
+def test_the_text_of_a_killed_training_is_removed(tmp_path: Path) -> None:
+    left, of_another = tmp_path / f".a.json{TRAINING_TEXT}", tmp_path / f".b.json{TRAINING_TEXT}"
+    left.write_text("text")
+
+    class Written:
+        def save(self, path: str) -> None:
+            Path(path).write_text("{}")
+
+    def train(text: Path, *_: Any) -> Any:
+        assert text.read_text() == "some text\n" and not left.exists() and of_another.exists()
+        return Written()
+
+    with locked(of_another):
+        write_tokenizer(train, ["some text"], 300, tmp_path / "new")
+        assert {path.name for path in tmp_path.iterdir()} == {"new", of_another.name}
+
+
+# --- logs ----------------------------------------------------------------------------------------------------------
+
+
+def test_lines_come_back_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "metrics.jsonl"
+    file = JsonLines(path)
+    lines = [{"step": 1, "loss/total": 2.5, "epoch": 0.1}, {"step": 2, "loss/total": 1.25, "note": "ü\nx"}]
+    for line in lines:
+        file.append(line)
+        assert read_lines(path)[-1] == line  # flushed, before any close
+    file.append({"step": 3, "a": math.nan, "b": [-math.inf], "c": 0.5})
+    assert json.loads(path.read_text().splitlines()[-1]) == {"step": 3, "a": None, "b": [None], "c": 0.5}
+    assert read_lines(tmp_path / "absent.jsonl") == []
+
+
+@pytest.mark.parametrize("tail", ['{"step": 3, "lo', '{"step": 3}', "\x00\x00"])
+def test_torn_last_line_is_passed_over_and_then_mended(tail: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n' + tail)
+    assert [line["step"] for line in read_lines(path)] == [1, 2]
+    JsonLines(path).append({"step": 3})
+    assert [line["step"] for line in read_lines(path)] == [1, 2, 3]
+
+
+def test_dropping_what_the_resumed_run_writes_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {step}, "loss/total": {step / 3}}}\n' for step in range(1, 8)) + '{"st')
+    before = read_lines(path)
+    file = JsonLines(path)
+    file.drop_after(4)
+    assert read_lines(path) == before[:4]
+    file.append({"step": 5})
+    assert [line["step"] for line in read_lines(path)] == [1, 2, 3, 4, 5]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "{}", '{"step": "2"}', '{"step": 1}', "[" * 100_000])
+def test_a_broken_line_in_the_middle_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+    with pytest.raises(SettingError, match=r"line 2 is not a JSON object"):
+        read_lines(path)
+    assert [line["step"] for line in read_lines(path, only_good=True)] == [1, 3]
+
+
+def test_metrics_survive_kill_nine(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from distill.runtime.jsonl import JsonLines\n"
+        "file = JsonLines(Path(sys.argv[1]))\n"
+        "for step in range(1, 6): file.append({'step': step})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "metrics.jsonl")], check=False)
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+
+
+# --- files in use --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_stored_sequences(damage: str, tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", ROWS, 50, 100, None)
+    store = shards.open_sequences(str(tmp_path / "shards"), "train", DataConfig(shuffle_bytes=1000))
+    numbers = np.arange(150, 200)
+    np.testing.assert_array_equal(store[numbers], ROWS[numbers])
+    for path in (tmp_path / "shards").glob("*.rows"):
+        DAMAGES[damage](path)
+    with pytest.raises(StorageFailed, match=r"/shards/\S+ was changed while this run read it: the same command"):
+        store[numbers]
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_a_file_that_is_replaced_or_removed_stays_as_it_was_opened(replace: bool, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "other").write_bytes(b"another")
+    file = FileInUse(tmp_path / "file")
+    (tmp_path / "other").rename(tmp_path / "file") if replace else (tmp_path / "file").unlink()
+    assert file.read(0, 7) == b"content"
+    file.require_unchanged()
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_weights_are_those_that_were_loaded(damage: str, tmp_path: Path) -> None:
+    model = load_pretrained("teacher.path", str(save_model(tmp_path / "gpt2")), CAUSAL)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    DAMAGES[damage](tmp_path / "gpt2" / "model.safetensors")
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert model.lm_head.weight is model.transformer.wte.weight  # tied as before
+
+
+@pytest.mark.parametrize(
+    "name", ["tokens/*/train-00000.rows", pytest.param("teacher/*/log_probs", marks=pytest.mark.slow)]
+)
+def test_a_run_ends_in_one_line_and_resumes_to_the_same_student(
+    name: str, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = ["teacher.cache.top_k=4", "objective.masking.static=true", f"data.cache={tmp_path / 'cache'}"]
+    cache += ["objective.cosine.weight=0", "corpus.max_sequences=null", "train.epochs=null", "train.steps=20"]
+    assert shelf.run(tmp_path / "undisturbed", *cache) == 0
+    (path,) = (tmp_path / "cache").glob(name)
+    sound, after_step = path.read_bytes(), Metrics.after_step
+
+    def zeroed(self: Metrics, state: object, result: object) -> None:
+        after_step(self, state, result)  # type: ignore[arg-type]
+        if state.step == 3:  # type: ignore[attr-defined]
+            DAMAGES["zeros"](path)
+
+    monkeypatch.setattr(Metrics, "after_step", zeroed)
+    capsys.readouterr()
+    assert shelf.run(tmp_path / "run", *cache) == 74
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"distill: {path} was changed while this run read it: ")
+    monkeypatch.undo()
+    if name.startswith("teacher"):  # a cache is refused where it is damaged, not made again over hours
+        assert shelf.run(tmp_path / "run", *cache) == 2
+        path.write_bytes(sound)
+    assert shelf.run(tmp_path / "run", *cache) == 0
+    assert_same(tmp_path / "run", tmp_path / "undisturbed")
