@@ -39,15 +39,13 @@ class SettingError(ValueError):
         cure: str = "",
         refusals: "Sequence[SettingError]" = (),
     ) -> None:
-        if refusals:
-            setting, value, cure = refusals[0].setting, refusals[0].value, refusals[0].cure
-            line = "; and ".join(dict.fromkeys(map(str, refusals)))
-        else:
-            subject = f"{setting}={value}" if setting and value is not None else setting
-            line = "; ".join(filter(None, [": ".join(filter(None, [subject, str(problem)])), cure]))
-        super().__init__(printable(line))
-        self.problem, self.setting, self.value, self.cure = problem, setting, value, cure
-        self.refusals = tuple(refusals)
+        subject = f"{setting}={value}" if setting and value is not None else setting
+        line = "; ".join(filter(None, [": ".join(filter(None, [subject, str(problem)])), cure]))
+        super().__init__(printable("; and ".join(dict.fromkeys(map(str, refusals))) or line))
+        self.problem, self.refusals = problem, tuple(refusals)
+        self.setting: str = refusals[0].setting if refusals else setting
+        self.value: object = refusals[0].value if refusals else value
+        self.cure: str = refusals[0].cure if refusals else cure
 
     def within(self, group: str) -> "SettingError":
         """The same error of a setting whose name begins with a dot, as one of this group: `.lr` is optimizer.lr."""

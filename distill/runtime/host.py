@@ -13,13 +13,7 @@ from distill.runtime.errors import SettingError, StorageFailed, first_line
 
 GROUPS, GROUPS_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 # Parts of the messages of torch, of the system and of oneDNN where an allocation has failed.
-SIGNS = (
-    "out of memory",
-    "can't allocate memory",
-    "not enough memory",
-    "Unable to allocate",
-    "could not create a primitive",
-)
+SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "Unable to allocate", "create a primitive")
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # A file system's own, whatever else an error says: those of a file that is already open name none.
 CERTAIN = FULL | {errno.EIO, errno.EROFS, errno.ESTALE}
@@ -175,9 +169,10 @@ def keep_compiled_kernels() -> None:
     """Let the kernels that torch.compile makes outlive /tmp, where the user has a home and has chosen no folder."""
     folder = Path("~/.cache/distill/kernels").expanduser()
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 def quiet_libraries() -> None:

@@ -27,7 +27,7 @@ def read_lines(path: Path, only_good: bool = False) -> list[LogLine]:
     *whole_lines, _torn = path.read_bytes().split(b"\n")
     lines: list[LogLine] = []
     for number, text in enumerate(whole_lines, start=1):
-        line = None
+        line: Any = None
         with suppress(ValueError, RecursionError):
             line = json.loads(text)
         step = line.get("step") if isinstance(line, dict) else None

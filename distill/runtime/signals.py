@@ -59,8 +59,7 @@ class Signals:
     def deferred(self, defer: bool = True) -> Iterator[None]:
         """Signals are recorded; one that stops and is still there at the end raises then.
 
-        Args:
-            defer: False for a part of such a context in which nothing can be lost, so that signals raise at once.
+        `defer=False` is for a part of such a context in which nothing can be lost: signals raise at once.
         """
         before, self.is_deferred = self.is_deferred, defer
         try:
@@ -130,11 +129,11 @@ def handled() -> Iterator[Signals]:
     if _in_force is not None or threading.current_thread() is not threading.main_thread():
         yield in_force()
         return
-    _in_force = Signals()
-    # Whoever started this process may ignore SIGUSR1 for it until it has come here.
-    numbers = [number for number in ALL if number == SAVING or signal.getsignal(number) is not signal.SIG_IGN]
-    former = {number: signal.signal(number, _in_force.handle) for number in numbers}
+    _in_force, former = Signals(), {}
     try:
+        for number in ALL:  # whoever started this process may ignore SIGUSR1 for it until it has come here
+            if number == SAVING or signal.getsignal(number) is not signal.SIG_IGN:
+                former[number] = signal.signal(number, _in_force.handle)
         yield _in_force
     finally:
         _in_force = None
@@ -143,15 +142,11 @@ def handled() -> Iterator[Signals]:
 
 
 def start(command: list[str], env: Mapping[str, str] | None = None) -> "subprocess.Popen[Any]":
-    """Start a process that imports this package; it is killed when this one ends, however that ends.
+    """Start a process that imports this package; it is killed when this one ends, however that ends, on Linux.
 
-    On Linux; elsewhere it outlives a parent that is killed. It ignores SIGUSR1 until it handles that itself.
-
-    Args:
-        env: of the process; None: that of this one.
+    It ignores SIGUSR1 until it handles that itself: the signal is held back until `follow_parent` ignores it. That is
+    no preexec_fn, which may deadlock where this process has threads.
     """
-    # SIGUSR1 is held back until `follow_parent` ignores it. No preexec_fn: where this process has threads that may
-    # deadlock.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [SAVING])
     try:
         return subprocess.Popen(command, env={**(os.environ if env is None else env), PARENT: str(os.getpid())})

@@ -15,9 +15,12 @@ from distill.runtime.errors import SettingError
 from distill.runtime.host import is_out_of_memory
 
 # What code raises that takes something for what it is not; memory, storage and signals are none of these.
-MISTAKES = (AttributeError, TypeError, LookupError, NameError, ValueError, AssertionError, ImportError)
-MISTAKES += (NotImplementedError,)
+MISTAKES = (
+    *(AttributeError, TypeError, LookupError, NameError, ValueError),
+    *(AssertionError, NotImplementedError, ImportError),
+)
 PACKAGE = Path(__file__).resolve().parents[1]
+DOCUMENTED = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 LIBRARIES = {"site-packages", "dist-packages"}
 
 
@@ -90,8 +93,7 @@ def source_digest(path: str) -> str | None:
         package = module if file.name == "__init__.py" else module.rpartition(".")[0]
         for node in ast.walk(tree):
             waiting += _imported(node, package)
-            documented = isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            if documented and ast.get_docstring(node) is not None:
+            if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
                 del node.body[0]
         texts[module] = ast.unparse(tree)
     return hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest() if texts else None

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
+from dataclasses import dataclass
 
 import pytest
 
@@ -21,55 +22,41 @@ class Terminal(io.StringIO):
         return True
 
 
+@dataclass
 class Clock:
     """Time that passes when a test says so."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
+    now: float = 1000.0
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     monkeypatch.setattr(progress, "_open", [])  # a test that ended early elsewhere is none of these tests' business
     clock = Clock()
-    monkeypatch.setattr(progress.time, "monotonic", clock.monotonic)
-    monkeypatch.setattr("tqdm.std.time", clock.monotonic)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr("tqdm.std.time", lambda: clock.now)
     yield clock
     assert progress._open == []
 
 
-@contextmanager
-def errors(kind: type[io.StringIO] = io.StringIO) -> Iterator[io.StringIO]:
-    """What a process writes to a log, or a terminal, while it is in this context."""
-    with redirect_stderr(kind()) as stream:
-        yield stream
-
-
 def test_a_plain_line(clock: Clock) -> None:
-    with errors() as log_file, Progress("train", 1000, "steps") as work:
+    line = "train:  10%| 100/1000 steps [00:50,  2.00 steps/s, 7:30 min left, loss 3.21]\n"
+    with redirect_stderr(io.StringIO()) as log_file, Progress("train", 1000, "steps") as work:
         clock.now += 50
         work.update(100, note="loss 3.21")
-    assert (
-        log_file.getvalue().splitlines()
-        == ["train:  10%| 100/1000 steps [00:50,  2.00 steps/s, 7:30 min left, loss 3.21]"] * 2
-    )
     work.close()
-    assert log_file.getvalue().count("\n") == 2
+    assert log_file.getvalue() == 2 * line
 
 
-@pytest.mark.parametrize(("total", "left", "later"), [(1000, 10, 2), (0, 10, 2), (110, 5, 10)])
-def test_a_limit_in_seconds(total: int, left: float, later: float, clock: Clock) -> None:
+@pytest.mark.parametrize(("total", "left"), [(1000, 10), (0, 10), (110, 5)])
+def test_a_limit_in_seconds(total: int, left: float, clock: Clock) -> None:
     """Evaluations are none of the minutes of a training, so it can move."""
     with Progress("train", total, "steps", limit=60) as work:
         clock.now += 50
         work.update(100)
         assert work.seconds_left == left
-        clock.now += 50
         work.end_in(2)
-        assert work.seconds_left == pytest.approx(min(later, 2))
+        assert work.seconds_left == 2
 
 
 def test_the_rate_is_that_of_typical_work(clock: Clock) -> None:
@@ -86,7 +73,7 @@ def test_the_rate_is_that_of_typical_work(clock: Clock) -> None:
 
 
 def test_log_files_get_few_lines(clock: Clock) -> None:
-    with errors() as log_file, Progress("train", 1000, "steps") as work:
+    with redirect_stderr(io.StringIO()) as log_file, Progress("train", 1000, "steps") as work:
         for done in range(1, 1001):
             clock.now += 0.1
             work.update(done)
@@ -97,7 +84,7 @@ def test_log_files_get_few_lines(clock: Clock) -> None:
 
 def test_a_terminal_gets_a_bar_that_messages_do_not_garble(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    with errors(Terminal) as terminal, Progress("train", 1000, "steps") as work:
+    with redirect_stderr(Terminal()) as terminal, Progress("train", 1000, "steps") as work:
         for done in range(1, 501):
             clock.now += 0.01
             work.update(done, note="x" * 100)
@@ -110,7 +97,11 @@ def test_a_terminal_gets_a_bar_that_messages_do_not_garble(clock: Clock, monkeyp
 
 
 def test_inner_work_has_a_line_of_its_own(clock: Clock) -> None:
-    with errors(Terminal) as terminal, Progress("train", 10, "steps"), Progress("evaluate", 4, "rows") as inner:
+    with (
+        redirect_stderr(Terminal()) as terminal,
+        Progress("train", 9, "steps"),
+        Progress("evaluate", 4, "rows") as inner,
+    ):
         assert [work.label for work in progress.under_way()] == ["train", "evaluate"]
         clock.now += 1
         inner.update(2)
@@ -122,7 +113,7 @@ def test_only_rank_0_logs(clock: Clock) -> None:
     try:
         for rank, lines in ((1, 0), (0, 3)):
             configure_logging(rank)
-            with errors() as log_file:
+            with redirect_stderr(io.StringIO()) as log_file:
                 with Progress("train", 10, "steps") as work:
                     clock.now += 100
                     work.update(10)
@@ -156,8 +147,6 @@ def test_on_a_real_terminal(closed: bool) -> None:
         assert "x: 100%|" in written and "between\r\n" in written
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (205, "3:25 min"), (3805, "1:03:25 h")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_durations() -> None:
+    shown = ["0 s", "59 s", "1:00 min", "3:25 min", "1:03:25 h"]
+    assert [duration(seconds) for seconds in (0.2, 59.4, 59.6, 205, 3805)] == shown

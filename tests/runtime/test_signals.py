@@ -140,37 +140,32 @@ def test_a_child_dies_with_its_parent_and_gets_its_signals(tmp_path: Path) -> No
         time.sleep(0.05)
 
 
-def start_on(stream: int, shelf: Shelf, folder: Path, *settings: str) -> "subprocess.Popen[bytes]":
-    """A run whose output goes to a stream, its own terminal if it is one; it has taken a step when this returns."""
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["terminal", "pipe"])
+def test_a_run_whose_output_is_gone(kind: str, shelf: Shelf, tmp_path: Path) -> None:
+    """A lost ssh session, with its SIGHUP, ends it with a checkpoint; that of `... 2>&1 | head` continues."""
+    outside, inside = os.openpty() if kind == "terminal" else os.pipe()
 
     def take_terminal() -> None:
         if os.isatty(1):
             fcntl.ioctl(1, termios.TIOCSCTTY, 0)
 
-    command = [sys.executable, "-m", "distill", *shelf.arguments(folder, *settings)]
+    steps = ["train.epochs=null", "train.steps=100000", "train.save_every=100000"] if kind == "terminal" else []
     process = subprocess.Popen(
-        command, env=environment(), stdout=stream, stderr=stream, start_new_session=True, preexec_fn=take_terminal
+        [sys.executable, "-m", "distill", *shelf.arguments(tmp_path, *steps)],
+        env=environment(),
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+        preexec_fn=take_terminal,
     )
-    os.close(stream)
-    wait_for(lambda: (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size > 0, process)
-    return process
-
-
-@pytest.mark.slow
-def test_a_closed_terminal_ends_a_run_with_a_checkpoint(shelf: Shelf, tmp_path: Path) -> None:
-    """As by an ssh session that is lost: SIGHUP, and nowhere to write to."""
-    outside, inside = os.openpty()
-    process = start_on(inside, shelf, tmp_path, "train.epochs=null", "train.steps=100000", "train.save_every=100000")
+    os.close(inside)
+    metrics = tmp_path / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
     os.close(outside)
-    assert process.wait(timeout=60) == 129
-    steps = (tmp_path / "metrics.jsonl").read_bytes().count(b"\n")
-    assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == f"step-{steps:08d}"
-
-
-@pytest.mark.slow
-def test_a_closed_pipe_ends_no_run(shelf: Shelf, tmp_path: Path) -> None:
-    """As of `python -m distill ... 2>&1 | head`."""
-    outside, inside = os.pipe()
-    process = start_on(inside, shelf, tmp_path)
-    os.close(outside)
-    assert process.wait(timeout=120) == 0 and (tmp_path / "results.json").exists()
+    assert process.wait(timeout=120) == (129 if kind == "terminal" else 0)
+    if kind == "terminal":
+        last = metrics.read_bytes().count(b"\n")
+        assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == f"step-{last:08d}"
+    else:
+        assert (tmp_path / "results.json").exists()
