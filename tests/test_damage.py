@@ -212,9 +212,8 @@ GOOD = '{"step": 1, "seconds": 1.0, "data_wait": 0.0, "loss/total": null}\n'
 
 @pytest.mark.parametrize(
     "bad",
-    ['{"step": 2}', "[2]", "{}", "x", '{"step": "2", "seconds": 2.0, "data_wait": 0}', "[" * 100_000, "\x00\x00",
-     '{"step": 1, "seconds": 1.0, "data_wait": 0.0}', '{"step": 2, "seconds": null, "data_wait": 0.0}'],
-)  # fmt: skip
+    ["[2]", "{}", "x", '{"step": "2"}', "[" * 100_000, "\x00\x00", '{"step": 1, "seconds": 1.0, "data_wait": 0.0}'],
+)
 def test_a_damaged_line_of_the_metrics_is_set_aside(fit: Fit, lines: list[str], bad: str) -> None:
     path = fit.folder.parent / "metrics.jsonl"
     path.write_text(f"{GOOD}{bad}\n{GOOD.replace('1', '3')}")

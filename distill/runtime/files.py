@@ -4,7 +4,6 @@ import fcntl
 import hashlib
 import itertools
 import os
-import resource
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -237,9 +236,3 @@ class FileInUse:
     def _now(self) -> tuple[int, int, int]:
         status = os.fstat(self._file.fileno())
         return status.st_size, status.st_mtime_ns, status.st_ino
-
-
-def allow_many_files() -> None:
-    """Let this process have as many open files as its system grants, where a shell gives it 1,024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

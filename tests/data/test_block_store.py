@@ -102,7 +102,7 @@ def test_the_cache_is_bounded_whatever_is_read(
         np.testing.assert_array_equal(store[some(seed=seed)], rows[some(seed=seed)])
         sizes = [file.stat().st_size for file in files(tmp_path)]
         assert len(sizes) == 4 and sum(sizes) <= 4 * BLOCK_BYTES
-        assert len(store._files.numbers()) <= 5  # what is evicted is let go
+        assert len(store._files) <= 5  # what is evicted is let go
 
 
 def test_a_block_that_is_evicted_while_it_comes_is_let_go(
@@ -125,7 +125,7 @@ def test_a_block_that_is_evicted_while_it_comes_is_let_go(
         store[np.array([block * BLOCK])]
     evicted.set()
     store.close()
-    assert set(store._files.numbers()) == {1, 2}
+    assert set(store._files) == {1, 2}
 
 
 def test_what_was_used_last_stays(places: dict[str | None, Path], tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_blocks_are_fetched_ahead_and_what_is_needed_comes_first(
     deadline = time.monotonic() + 10
     while store._expected and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert set(store._files.numbers()) == {*range(6), 20}
+    assert set(store._files) == {*range(6), 20}
     store.close()
 
 
