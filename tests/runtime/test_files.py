@@ -6,20 +6,16 @@ import math
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from job import Shelf, assert_same, save_model
-from stored import write_shards
 
-from distill.config.settings import DataConfig
 from distill.data.new_tokenizer import TRAINING_TEXT, write_tokenizer
-from distill.data.shards import open as shards
 from distill.models.kind import CAUSAL
 from distill.models.load import load_pretrained
 from distill.runs.metrics import Metrics
@@ -27,7 +23,6 @@ from distill.runtime.errors import SettingError, StorageFailed
 from distill.runtime.files import FileInUse, locked
 from distill.runtime.jsonl import JsonLines, read_lines
 
-ROWS = np.random.default_rng(0).integers(1, 300, (200, 16)).astype(np.uint16)
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "zeros": lambda path: path.open("r+b").write(bytes(path.stat().st_size)),
     "zeros in the middle": lambda path: os.pwrite(os.open(path, os.O_WRONLY), bytes(64), path.stat().st_size // 2),
@@ -39,22 +34,19 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 def test_one_at_a_time_and_no_file_is_left(tmp_path: Path) -> None:
     """Another open file is another holder, in one process too."""
-    inside, most, count = 0, 0, 0
+    inside = list[int]()  # how many were, whenever one was
 
-    def work() -> None:
-        nonlocal inside, most, count
-        for _ in range(200):
-            with locked(tmp_path / "lock") as held:
-                inside += held
-                most, count = max(most, inside), count + 1
-                inside -= 1
+    def work(_: int) -> None:
+        nonlocal now
+        with locked(tmp_path / "lock") as held:
+            now += held
+            inside.append(now)
+            now -= 1
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (most, count) == (1, 1600) and not list(tmp_path.iterdir())
+    now = 0
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(1600)))
+    assert inside == [1] * 1600 and not list(tmp_path.iterdir())
 
 
 def test_a_lock_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,15 +143,13 @@ def test_metrics_survive_kill_nine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_stored_sequences(damage: str, tmp_path: Path) -> None:
-    write_shards(tmp_path / "shards", ROWS, 50, 100, None)
-    store = shards.open_sequences(str(tmp_path / "shards"), "train", DataConfig(shuffle_bytes=1000))
-    numbers = np.arange(150, 200)
-    np.testing.assert_array_equal(store[numbers], ROWS[numbers])
-    for path in (tmp_path / "shards").glob("*.rows"):
-        DAMAGES[damage](path)
-    with pytest.raises(StorageFailed, match=r"/shards/\S+ was changed while this run read it: the same command"):
-        store[numbers]
+def test_a_file_that_was_changed_is_named(damage: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content" * 100)
+    file = FileInUse(tmp_path / "file")
+    assert file.read(7, 7) == b"content"
+    DAMAGES[damage](tmp_path / "file")
+    with pytest.raises(StorageFailed, match=r"/file was changed while this run read it: the same command"):
+        file.require_unchanged()
 
 
 @pytest.mark.parametrize("replace", [True, False])
