@@ -26,7 +26,7 @@ EXPORTED = re.compile(
     r"PATH|PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV|HOME|USER|LANG|TMPDIR|SSH_AUTH_SOCK"
     r"|(LC|XDG|CUDA|DISTILL|HF|TRANSFORMERS|WANDB|HOROVOD|NCCL|GLOO|OMP|MKL)_\w+"
 )
-SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL")
+SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|_(AUTH|PWD)$")
 PORT = 29500  # where torchrun's ranks meet, on the first host
 GIVE_WAY = 2.0  # seconds
 LOGIN = 10  # seconds to connect to a host
