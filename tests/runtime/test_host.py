@@ -85,13 +85,6 @@ def test_what_fails_in_an_open_file_names_no_path(number: int) -> None:
     assert failure is not None and str(failure).startswith(f"/somewhere: {os.strerror(number)}")
 
 
-def bug_behind_a_folder_that_exists() -> None:
-    try:
-        Path("/").mkdir()
-    except OSError:
-        {}["bug"]
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -99,11 +92,19 @@ def bug_behind_a_folder_that_exists() -> None:
         OSError("no number"),
         FileNotFoundError(2, "no such file", "x"),
         PermissionError(errno.EACCES, "Permission denied"),  # of a socket, which names no file
-        raised(bug_behind_a_folder_that_exists),
     ],
 )
 def test_other_errors_are_no_errors_of_storage(error: Exception) -> None:
     assert storage_failure(error) is None and limit_failure(error) is None
+
+
+def test_a_bug_in_dealing_with_an_error_of_storage_is_a_bug(tmp_path: Path) -> None:
+    with pytest.raises(KeyError) as error:
+        try:
+            tmp_path.mkdir()
+        except FileExistsError:
+            {}["bug"]
+    assert storage_failure(error.value) is None
 
 
 def test_limits_of_the_system_are_named() -> None:

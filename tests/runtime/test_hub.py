@@ -14,7 +14,6 @@ import pytest
 from distributed import free_port
 from families import make_family, tokenizer_of
 from huggingface_hub import constants
-from job import Shelf
 
 from distill.data.readers import hub_revision, load_hub
 from distill.data.remote import file_system
@@ -121,9 +120,3 @@ def test_a_data_set_in_the_cache_loads(tmp_path: Path) -> None:
     (cached / "json-train.arrow").rename(cached / "texts-train.arrow")
     assert load_hub("somebody/texts", None, "train", False, "corpus")["text"] == ["a", "b"]
     assert "Available configs" in refusal(lambda: load_hub("somebody/texts", "other", "train", False, "corpus"))
-
-
-@pytest.mark.usefixtures("unreachable")
-def test_a_run_ends_in_that_line(shelf: Shelf, capfd: pytest.CaptureFixture[str]) -> None:
-    assert shelf.run(shelf.root / "offline", "teacher.path=somebody/model") == 2
-    assert "teacher.path=somebody/model: no folder " in capfd.readouterr().err.splitlines()[-1]

@@ -20,14 +20,9 @@ def program(text: str, folder: Path, *before: str) -> "subprocess.Popen[str]":
     """A Python program that runs in `folder`, and has touched the file `ready` when this returns."""
     begin = "import os, signal, sys, time; from pathlib import Path\n"
     begin += "from distill.runtime.signals import handled, start\n"
-    process = subprocess.Popen(
-        [*before, sys.executable, "-c", begin + text],
-        cwd=folder,
-        env=environment(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    words = [*before, sys.executable, "-c", begin + text]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(words, cwd=folder, env=environment(), text=True, **pipes)
     wait_for((folder / "ready").exists, process)
     return process
 
@@ -151,14 +146,9 @@ def test_a_run_whose_output_is_gone(kind: str, shelf: Shelf, tmp_path: Path) -> 
             fcntl.ioctl(1, termios.TIOCSCTTY, 0)
 
     steps = ["train.epochs=null", "train.steps=100000", "train.save_every=100000"] if kind == "terminal" else []
-    process = subprocess.Popen(
-        [sys.executable, "-m", "distill", *shelf.arguments(tmp_path, *steps)],
-        env=environment(),
-        stdout=inside,
-        stderr=inside,
-        start_new_session=True,
-        preexec_fn=take_terminal,
-    )
+    words = [sys.executable, "-m", "distill", *shelf.arguments(tmp_path, *steps)]
+    streams = {"stdout": inside, "stderr": inside}
+    process = subprocess.Popen(words, env=environment(), start_new_session=True, preexec_fn=take_terminal, **streams)
     os.close(inside)
     metrics = tmp_path / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
