@@ -1,6 +1,5 @@
 """Logs of one JSON object a line that survive a kill, and JSON without NaN and infinities."""
 
-import io
 import json
 import math
 import os
@@ -49,7 +48,7 @@ class JsonLines:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-        self.file = _open(path)
+        self.file = path.open("ab", buffering=0)  # a buffer would keep a line that failed and write it later
 
     def append(self, line: LogLine) -> None:
         """Write a line, whole or not at all. Raises OSError where there is no room."""
@@ -69,15 +68,10 @@ class JsonLines:
         self.file.close()
         with atomic(self.path) as new:
             new.write_text("".join(json.dumps(line) + "\n" for line in remaining), encoding="utf-8")
-        self.file = _open(self.path)
+        self.file = self.path.open("ab", buffering=0)
 
     def close(self) -> None:
         self.file.close()
-
-
-def _open(path: Path) -> io.FileIO:
-    """The file to append to, without a buffer, which would keep a line that failed and write it later."""
-    return path.open("ab", buffering=0)
 
 
 def without_nan(value: Any) -> Any:
