@@ -99,7 +99,7 @@ def report(arguments: list[str]) -> None:
     """Write the report, and print where it is."""
     from distill.report.report import write
     from distill.runs.results_file import read_run
-    from distill.runtime.jsonl import is_metrics, read_lines
+    from distill.runtime.jsonl import read_lines
 
     folder = parse(ReportArguments, arguments, "report").run
     record, config = read_run(folder, "run"), folder / "config.yaml"
@@ -109,7 +109,7 @@ def report(arguments: list[str]) -> None:
         settings = config.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise Damaged(config, first_line(error)) from None
-    write(folder, record, read_lines(folder / "metrics.jsonl", is_metrics), settings)
+    write(folder, record, read_lines(folder / "metrics.jsonl"), settings)
     print(folder / "report.html")
 
 
