@@ -36,6 +36,7 @@ from vocabularies import special_ids
 
 FILE = Path(__file__).with_name("golden.json")
 TOLERANCE = 1e-3
+OF_DRAWS = 5e-3  # on another processor, whose rounding moves a draw of the cache to the next token
 STEPS = 6  # of the small runs
 PLAIN = ["precision=fp32", "backend.threads=1"]
 SMALL = [*PLAIN, "corpus.sequence_length=32", f"train.steps={STEPS}", "train.log_every=1", "data.workers=1"]
@@ -265,11 +266,12 @@ def _rounded(value: float) -> float:
 def test_a_run_is_the_one_written_down(name: str, tmp_path: Path) -> None:
     written, found = json.loads(FILE.read_text())[name], measure(name, tmp_path)
     assert found["losses"].keys() == written["losses"].keys(), found
+    tolerance = OF_DRAWS if name == "cache" else TOLERANCE
     for key, values in written["losses"].items():
-        assert found["losses"][key] == pytest.approx(values, rel=TOLERANCE), (key, found)
-    assert found["scores"] == pytest.approx(written["scores"], rel=TOLERANCE), found
+        assert found["losses"][key] == pytest.approx(values, rel=tolerance), (key, found)
+    assert found["scores"] == pytest.approx(written["scores"], rel=tolerance), found
     if written["machine"] == machine():
-        assert found["sha256"] == written["sha256"], f"other weights; losses and scores are within {TOLERANCE}: {found}"
+        assert found["sha256"] == written["sha256"], f"other weights; losses and scores are within {tolerance}: {found}"
 
 
 @pytest.mark.parametrize(
