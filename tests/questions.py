@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill.data.tables import TableConfig, squad
-from distill.data.tables.squad import Answer, Question, Questions
+from distill.data.tables.squad import Answer, Question, Questions, Squad
 
 REAL = pytest.mark.skipif("DISTILL_DATA" not in os.environ, reason="real questions are not part of the project")
 WORDS = [
@@ -56,7 +55,7 @@ def made(count: int, version: str = "2.0", seed: int = 0, longest: int = 60, wor
 
 def real(version: str) -> Questions:
     """The development set of that version below $DISTILL_DATA."""
-    return squad.read(TableConfig(split="validation"), version, "squad.validation", training=False)
+    return Squad(split="validation", version=version).read("squad.validation", training=False)
 
 
 def predictions(questions: Questions, seed: int = 0) -> list[str]:

@@ -17,7 +17,7 @@ from distill.commands.arguments import Arguments
 from distill.config.errors import parse
 from distill.config.model import ROWS, SEEDS
 from distill.data.chat_template import ASSISTANT, COLUMNS, REWRITE, ChatTemplate, conversation_of
-from distill.data.collate.spans import Spans
+from distill.data.collate.tables import Spans
 from distill.data.lines import Record
 from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Question, Questions

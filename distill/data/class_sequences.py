@@ -43,38 +43,25 @@ def class_sequences(
     """A sequence for every text or pair of texts, in their order.
 
     Args:
-        max_length: ids of a sequence; what does not fit is cut off the end of the longer text.
+        max_length: ids of a sequence; what does not fit is cut off the longer text, as the tokenizer does it.
         setting: which names it, for error lines.
 
     Raises:
         SettingError: sequences are too short, or the tokenizer lacks a special token.
     """
-    encoder = TextEncoder(tokenizer)
-    around = encoder.surroundings(pairs=texts.second is not None)
-    room = max_length - around.count
-    if room < 1 + (texts.second is not None):
+    encoder, is_pair = TextEncoder(tokenizer), texts.second is not None
+    around = encoder.surroundings(pairs=is_pair)
+    if max_length < around.count + 1 + is_pair:
         raise SettingError(f"{setting}={max_length}: no room for text; set 128 or so")
+    encoder.tokenizer.enable_truncation(max_length, strategy="longest_first")
     shape = (len(texts), max_length)
     sequences, segments = np.full(shape, encoder.pad_id, encoder.dtype), np.zeros(shape, np.uint8)
     cut = 0
-    others = texts.second if texts.second is not None else [""] * len(texts)
-    for number, (one, other) in enumerate(zip(encoder.encode(texts.first), encoder.encode(others), strict=True)):
-        first, second = fitting(len(one), len(other), room)
-        cut += first + second < len(one) + len(other)
-        row = [*around.before, *one.ids[:first], *around.between, *other.ids[:second], *around.after]
-        sequences[number, : len(row)] = row
-        if texts.second is not None:
-            segments[number, len(around.before) + first + len(around.between) : len(row)] = 1
+    for number, encoding in enumerate(encoder.encode(texts.texts if is_pair else texts.first, special=True)):
+        length = len(encoding)
+        sequences[number, :length] = encoding.ids
+        cut += bool(encoding.overflowing)
+        if is_pair:
+            segments[number, length - len(around.after) - encoding.sequence_ids.count(1) : length] = 1
     digest = digest_of(sequences, segments, texts.labels)
     return ClassSequences(sequences, segments, texts.labels, encoder.pad_id, cut, digest)
-
-
-def fitting(first: int, second: int, room: int) -> tuple[int, int]:
-    """The lengths of two texts when tokens are taken off the longer one, of equal ones the second, until both fit."""
-    if first + second <= room:
-        return first, second
-    if second <= room // 2:
-        return room - second, second
-    if first <= (room + 1) // 2:
-        return first, room - first
-    return (room + 1) // 2, room // 2

@@ -4,6 +4,7 @@ A context that is too long for a sequence is cut into windows that overlap, as i
 al. 2019) and ALBERT (Lan et al. 2020). Shapes: W windows, S positions of a sequence, T tokens of a context.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -62,22 +63,17 @@ class SpanWindows:
         return replace(self, sequences=sequences, segments=segments, questions=owners, digest=digest, context=None)
 
 
-class _Context(NamedTuple):
-    """A tokenized context."""
-
-    ids: np.ndarray  # [T]
-    offsets: np.ndarray  # [T, 2] characters
-
-
 class _Window(NamedTuple):
     """A sequence in the making."""
 
     question: int
-    query: np.ndarray
-    context: _Context
-    begin: int  # its first token of the context
+    ids: list[int]
+    first: int  # position of its first token of the context
+    begin: int  # that token in the context
     end: int
-    answer: tuple[int, int] | None  # first and last token of the context
+    answer: tuple[int, int] | None  # first and last token of the answer in the context, where all of it is here
+    offsets: np.ndarray  # [T, 2] characters of the tokens of the context
+    best: np.ndarray  # [T] bool: tokens that have most context in this window
 
 
 def span_windows(
@@ -93,28 +89,26 @@ def span_windows(
         SettingError: sequences are too short, windows do not move, or the tokenizer lacks a special token.
     """
     encoder = TextEncoder(tokenizer)
-    around = encoder.surroundings(pairs=True)
-    _check(settings, around, setting)
-    windows, unreached = _windows(questions.questions, encoder, settings, around)
+    _check(settings, encoder.surroundings(pairs=True), setting)
+    windows = list(_windows(questions.questions, encoder, settings))
     shape = (len(windows), settings.sequence_length)
     sequences, segments = np.full(shape, encoder.pad_id, encoder.dtype), np.zeros(shape, np.uint8)
     labels = np.full((len(windows), 2), NO_ANSWER, np.int64)
-    offsets = np.full((*shape, 2), -1, np.int32) if scoring else None
+    context = ContextTokens(np.full((*shape, 2), -1, np.int32), np.zeros(shape, bool)) if scoring else None
     for number, window in enumerate(windows):
-        first = len(around.before) + len(window.query) + len(around.between)
-        ids = (around.before, window.query, around.between, window.context.ids[window.begin : window.end], around.after)
-        row = np.concatenate([np.asarray(part, encoder.dtype) for part in ids])
-        sequences[number, : len(row)] = row
-        segments[number, first : len(row)] = 1
-        if window.answer is not None and window.begin <= window.answer[0] and window.answer[1] < window.end:
-            labels[number] = np.array(window.answer) - window.begin + first
-        if offsets is not None:
-            last = first + window.end - window.begin
-            offsets[number, first:last] = window.context.offsets[window.begin : window.end]
+        length, tokens = len(window.ids), slice(window.begin, window.end)
+        sequences[number, :length] = window.ids
+        segments[number, window.first : length] = 1
+        if window.answer is not None:
+            labels[number] = np.array(window.answer) - window.begin + window.first
+        if context is not None:
+            positions = slice(window.first, window.first + window.end - window.begin)
+            context.offsets[number, positions] = window.offsets[tokens]
+            context.fullest[number, positions] = window.best[tokens]
     owners = np.array([window.question for window in windows], np.int64)
-    context = None if offsets is None else ContextTokens(offsets, _fullest(windows, offsets))
-    extra = () if context is None else (context.offsets, context.fullest)
-    digest = digest_of(sequences, segments, labels, owners, *extra)
+    digest = digest_of(sequences, segments, labels, owners, *(() if context is None else vars(context).values()))
+    found = {window.question for window in windows if window.answer is not None}
+    unreached = sum(question.place is not None for question in questions.questions) - len(found)
     starts, ends = labels.T.copy()
     return SpanWindows(sequences, segments, starts, ends, owners, encoder.pad_id, unreached, digest, context)
 
@@ -131,43 +125,30 @@ def _check(settings: SpanConfig, around: Surroundings, setting: str) -> None:
         raise SettingError(f"{setting}.stride={settings.stride}: windows have to move on; set 128 or so")
 
 
-def _windows(
-    questions: tuple[Question, ...], encoder: TextEncoder, settings: SpanConfig, around: Surroundings
-) -> tuple[list[_Window], int]:
-    """All windows, and how many questions have an answer that no window holds. Contexts are tokenized once."""
-    texts = list(dict.fromkeys(question.context for question in questions))
-    contexts = {
-        text: _Context(np.asarray(encoded.ids, encoder.dtype), _trimmed(encoded.offsets, text))
-        for text, encoded in zip(texts, encoder.encode(texts), strict=True)
-    }
+def _windows(questions: tuple[Question, ...], encoder: TextEncoder, settings: SpanConfig) -> Iterator[_Window]:
+    """All windows, into which `tokenizers` cuts the contexts."""
+    around = encoder.surroundings(pairs=True)
     queries = encoder.encode([question.question.strip() for question in questions])
-    windows: list[_Window] = []
-    unreached = 0
-    for number, (question, encoded) in enumerate(zip(questions, queries, strict=True)):
-        context = contexts[question.context]
-        query = np.asarray(encoded.ids[: settings.max_query], encoder.dtype)
-        answer = None if question.place is None else tokens_of(question.place, context.offsets)
-        room = settings.sequence_length - around.count - len(query)
-        of_question = [
-            _Window(number, query, context, begin, min(begin + room, len(context.ids)), answer)
-            for begin in window_begins(len(context.ids), room, settings.stride)
-        ]
-        is_in_window = answer is not None and any(
-            window.begin <= answer[0] and answer[1] < window.end for window in of_question
-        )
-        unreached += question.place is not None and not is_in_window
-        windows += of_question
-    return windows, unreached
-
-
-def window_begins(tokens: int, room: int, stride: int) -> range:
-    """The first tokens of the windows of `room` tokens that together hold a context; no token is left out.
-
-    Windows that a stride would lay side by side overlap by half, or no answer across their ends could be found.
-    """
-    step = stride if stride < room else max(1, room // 2)
-    further = max(0, -(-(tokens - room) // step))
-    return range(0, further * step + 1, step)
+    contexts = encoder.encode([question.context for question in questions])
+    offsets_of: dict[str, np.ndarray] = {}
+    for number, (question, query, context) in enumerate(zip(questions, queries, contexts, strict=True)):
+        if question.context not in offsets_of:
+            offsets_of[question.context] = _trimmed(context.offsets, question.context)
+        offsets, before = offsets_of[question.context], [*around.before, *query.ids[: settings.max_query]]
+        before += around.between
+        room = settings.sequence_length - len(before) - len(around.after)
+        # Windows that a stride would lay side by side overlap by half, or no answer across their ends could be found.
+        step = settings.stride if settings.stride < room else max(1, room // 2)
+        context.truncate(room, stride=room - step)
+        parts = [part.ids for part in (context, *context.overflowing)]
+        begins = np.arange(len(parts)) * step
+        best = _best_of(begins, begins + np.array([len(ids) for ids in parts]), len(offsets))
+        place = None if question.place is None else tokens_of(question.place, offsets)
+        for index, (begin, ids) in enumerate(zip(begins.tolist(), parts, strict=True)):
+            end = begin + len(ids)
+            answer = place if place is not None and begin <= place[0] and place[1] < end else None
+            row = [*before, *ids, *around.after]
+            yield _Window(number, row, len(before), begin, end, answer, offsets, best == index)
 
 
 def tokens_of(place: tuple[int, int], offsets: np.ndarray) -> tuple[int, int] | None:
@@ -192,31 +173,13 @@ def _trimmed(offsets: list[tuple[int, int]], text: str) -> np.ndarray:
     return np.stack([begins, np.maximum(preceding[spans[:, 1]], begins)], axis=1).astype(np.int32)
 
 
-def _fullest(windows: list[_Window], offsets: np.ndarray) -> np.ndarray:
-    """[W, S] bool, true where a token of a context is in the window that gives it most context.
+def _best_of(begins: np.ndarray, ends: np.ndarray, tokens: int) -> np.ndarray:
+    """[tokens] the index of the window [begin, end) that gives each token of a context most context.
 
     That is the window with the largest min(tokens on the left, tokens on the right) + length / 100, the first of
     several: the rule of BERT's published code, so that every token of a context is scored in one window alone.
     """
-    fullest = offsets[:, :, 0] >= 0
-    begin = 0
-    while begin < len(windows):
-        end = begin + 1
-        while end < len(windows) and windows[end].question == windows[begin].question:
-            end += 1
-        if end > begin + 1:
-            fullest[begin:end] &= _best_of(windows[begin:end], fullest[begin:end])
-        begin = end
-    return fullest
-
-
-def _best_of(windows: list[_Window], inside: np.ndarray) -> np.ndarray:
-    """The same for the windows [w] of one question; `inside` [w, S]: which positions are tokens of the context."""
-    tokens = np.arange(len(windows[0].context.ids))
-    begins, ends = np.array([(window.begin, window.end) for window in windows]).T[:, :, None]
-    score = np.minimum(tokens - begins, ends - 1 - tokens) + 0.01 * (ends - begins)
-    best = np.where((tokens >= begins) & (tokens < ends), score, -np.inf).argmax(0)
-    best_here = np.zeros_like(inside)
-    for number, window in enumerate(windows):
-        best_here[number, inside[number]] = best[window.begin : window.end] == number
-    return best_here
+    begins, ends, places = begins[:, None], ends[:, None], np.arange(tokens)
+    score = np.minimum(places - begins, ends - 1 - places) + 0.01 * (ends - begins)
+    best: np.ndarray = np.where((places >= begins) & (places < ends), score, -np.inf).argmax(0)
+    return best

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill.data.sequence_format import SequenceFormat, masked_format, padding_of
+from distill.data.sequence_format import masked_format, padding_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,11 +29,12 @@ class Surroundings:
 
 
 class TextEncoder:
-    """Tokenizes texts; a special token's name in a text is text.
+    """Tokenizes texts with a copy of a tokenizer; a special token's name in a text is text.
 
     Attributes:
         pad_id: what fills up sequences.
         dtype: of sequences: uint16 where the ids allow it, else uint32.
+        tokenizer: the copy, which puts [CLS] and [SEP] around one text and two where an encoder's has no rule.
 
     Raises:
         SettingError: the tokenizer lacks a token that sequences need.
@@ -41,41 +42,44 @@ class TextEncoder:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         from tokenizers import Tokenizer
+        from tokenizers.processors import TemplateProcessing
 
         # The tokenizer of a decoder has a rule of its own, or none, and often no token for padding.
         is_decoders = tokenizer.mask_token_id is None and tokenizer.cls_token_id is None
         pad = padding_of(tokenizer) if is_decoders else None
-        self._usual: SequenceFormat | None = None
-        if pad is None:
-            self._usual = masked_format(tokenizer)
-            pad = self._usual.pad
-        self.pad_id = pad
+        self.pad_id = masked_format(tokenizer).pad if pad is None else pad
         self.dtype = np.dtype(np.uint16 if max(len(tokenizer), self.pad_id + 1) <= 1 << 16 else np.uint32)
-        # A copy of the tokenizer's own, which may still have the padding or truncation of its last use.
-        self._tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        self._tokenizer.encode_special_tokens = True
+        self.tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        self.tokenizer.encode_special_tokens = True
+        if pad is None and not all(self.surroundings(pairs).before for pairs in (False, True)):
+            usual = masked_format(tokenizer)
+            (cls, sep), ids = ("[first]", "[last]"), (usual.row_start, usual.row_end)
+            self.tokenizer.post_processor = TemplateProcessing(
+                single=f"{cls} $A {sep}",
+                pair=f"{cls} $A {sep} $B {sep}",
+                special_tokens=[*zip((cls, sep), ids, strict=True)],
+            )
 
-    def encode(self, texts: Sequence[str]) -> Iterator[Any]:
-        """The `tokenizers.Encoding` of each text, without special tokens; its offsets count characters."""
+    def encode(self, texts: Sequence[Any], special: bool = False) -> Iterator[Any]:
+        """The `tokenizers.Encoding` of each text or pair of texts, whose offsets count characters.
+
+        Args:
+            special: with the special tokens around them, by which truncation counts.
+        """
         for start in range(0, len(texts), AT_ONCE):
-            yield from self._tokenizer.encode_batch(texts[start : start + AT_ONCE], add_special_tokens=False)
+            yield from self.tokenizer.encode_batch(texts[start : start + AT_ONCE], add_special_tokens=special)
 
     def surroundings(self, pairs: bool) -> Surroundings:
-        """What the tokenizer puts around one text, or around two; [CLS] and [SEP] where an encoder's has no rule."""
-        probe = self._tokenizer.encode("a", "a") if pairs else self._tokenizer.encode("a")
+        """What the tokenizer puts around one text, or around two."""
+        probe = self.tokenizer.encode("a", "a") if pairs else self.tokenizer.encode("a")
         parts, ids = probe.sequence_ids, probe.ids
         first = [index for index, part in enumerate(parts) if part == 0]
         last = [index for index, part in enumerate(parts) if part == int(pairs)]
-        around = Surroundings(
+        return Surroundings(
             tuple(ids[: first[0]]), tuple(ids[first[-1] + 1 : last[0]]) if pairs else (), tuple(ids[last[-1] + 1 :])
         )
-        if around.before or self._usual is None:
-            return around
-        start, separator = self._usual.row_start, self._usual.row_end
-        assert start is not None and separator is not None
-        return Surroundings((start,), (separator,) if pairs else (), (separator,))
 
 
 def stacked(*arrays: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

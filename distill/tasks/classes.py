@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config
 from distill.data.class_sequences import ClassSequences, class_sequences
-from distill.data.collate import classes
+from distill.data.collate import tables as collate
 from distill.data.tables import LabelledTexts, Split
 from distill.data.tables.glue import Glue
 from distill.data.tables.table import Table
@@ -73,13 +73,13 @@ class Classes(TableTask):
             logger.info(f"{examples.name}: {of_all} are cut off at their ends: raise corpus.sequence_length={length}")
         return sequences
 
-    def collator(self, sequences: ClassSequences) -> classes.Classes:
-        return classes.Classes(sequences)
+    def collator(self, sequences: ClassSequences) -> collate.Classes:
+        return collate.Classes(sequences)
 
     def evaluation_set(
         self, name: str, split: Glue | Table, examples: LabelledTexts, sequences: ClassSequences
     ) -> ClassSet:
-        of_task = [one.lower() for one in split.task.classes] if isinstance(split, Glue) else []
+        of_task = [one.lower() for one in split.described.classes] if isinstance(split, Glue) else []
         classes = [name.lower() for name in examples.classes]
         learnt = [name.lower() for name in self.data.examples.classes]
         if classes != learnt or (of_task and len(classes) != len(of_task)):

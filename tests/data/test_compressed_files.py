@@ -60,7 +60,7 @@ def test_a_compressed_file_is_unpacked(
     assert path.name in errors[0] and "UTF-8" not in errors[0] and "ncoding" not in errors[0], errors
 
 
-@pytest.mark.parametrize("suffix", PACK)
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
 def test_tables_are_unpacked(suffix: str, tmp_path: Path) -> None:
     rows = b"text,label\n" + b"".join(b"%s,%d\n" % (text.encode(), number % 2) for number, text in enumerate(TEXTS))
     (tmp_path / f"train.csv{suffix}").write_bytes(PACK[suffix](rows))

@@ -58,7 +58,7 @@ def test_what_describes_a_split_is_no_part_of_it(tmp_path: Path) -> None:
     for name in ("dev.tsv", "dev-1.tsv"):
         (tmp_path / name).write_text(MRPC)
     (tmp_path / "dev_ids.tsv").write_text("1\t2\n")
-    examples = Glue("mrpc", path=str(tmp_path), split="validation").read("glue.dev", False)
+    examples = Glue(task="mrpc", path=str(tmp_path), split="validation").read("glue.dev", False)
     assert examples.first == ["One."] * 2
 
 

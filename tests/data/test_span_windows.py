@@ -15,13 +15,14 @@ from transformers import AutoTokenizer
 from vocabularies import vocabulary_of
 
 from distill.data.batch import PADDING
-from distill.data.collate.spans import Spans
-from distill.data.span_windows import NO_ANSWER, SpanConfig, SpanWindows, span_windows, tokens_of, window_begins
+from distill.data.collate.tables import Spans
+from distill.data.span_windows import NO_ANSWER, SpanConfig, SpanWindows, span_windows, tokens_of
 from distill.data.tables.squad import Answer, Question, Questions, Squad
 from distill.runtime.errors import SettingError
 from distill.tasks.spans import Spans as SpanTask
 
 FAMILIES = ["bert", "roberta", "xlm-roberta", "albert", "deberta-v2", "mpnet", "modernbert", "camembert"]
+TWO_BETWEEN = ("roberta", "xlm-roberta", "mpnet", "camembert")  # special tokens between two texts
 SMALL = SpanConfig(sequence_length=48, stride=7, max_query=6)
 
 
@@ -81,19 +82,37 @@ def published_windows(tokens: int, room: int, stride: int) -> list[tuple[int, in
         if begin + length == tokens:
             break
         begin += min(length, stride)
-    return found
+    return found or [(0, 0)]  # a context without a token still has its question scored
 
 
-def test_windows_are_those_of_the_published_loop() -> None:
-    for tokens in range(1, 40):
-        for room in range(1, 15):
-            for stride in range(1, 18):
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_windows_are_those_of_the_published_loop(family: str) -> None:
+    tokenizer = vocabulary_of(family)
+    for tokens in range(25):
+        asked = Question("1", " ".join("abcdefghijklmnopqrstuvwxyz"[:tokens]), "a b c", ())
+        ids = tokenizer(asked.context, add_special_tokens=False).input_ids
+        for room in range(1, 12):
+            length = room + 3 + tokenizer.num_special_tokens_to_add(pair=True)
+            for stride in range(1, 14):
                 # With the last argument as large as a window that loop would lay windows side by side.
-                expected = published_windows(tokens, room, stride if stride < room else max(1, room // 2))
-                begins = list(window_begins(tokens, room, stride))
-                assert [(begin, min(room, tokens - begin)) for begin in begins] == expected
-                assert len(begins) < 2 or room == 1 or begins[1] < room  # they overlap
-    assert list(window_begins(0, 5, 2)) == [0]  # a context without a token still has its question scored
+                expected = published_windows(len(ids), room, stride if stride < room else max(1, room // 2))
+                windows = rows_of(Questions("x", "2.0", (asked,)), family, SpanConfig(length, stride, 3))
+                found = [row[segments == 1] for row, segments in zip(windows.sequences, windows.segments, strict=True)]
+                assert [row[:-1].tolist() for row in found] == [ids[b : b + n] for b, n in expected], (room, stride)
+
+
+def test_a_long_question_is_cut_to_its_first_tokens() -> None:
+    """As its tokens are, of every kind of tokenizer."""
+    for family in FAMILIES:
+        tokenizer = vocabulary_of(family)
+        text = "thethe of andof running the cats"
+        whole = tokenizer(text, add_special_tokens=False).input_ids
+        for count in range(1, len(whole)):
+            asked = Questions("x", "2.0", (Question("1", "the cat", f" {text} ", ()),))
+            windows = rows_of(asked, family, SpanConfig(64, 20, count))
+            (row,), (segments,) = windows.sequences.tolist(), windows.segments.tolist()
+            between = 2 if family in TWO_BETWEEN else 1
+            assert row[1 : segments.index(1) - between] == whole[:count], (family, count)
 
 
 def test_answers_across_the_ends_of_short_windows_are_found(caplog: pytest.LogCaptureFixture) -> None:
@@ -248,10 +267,8 @@ def test_batches() -> None:
 
 @sample.REAL
 def test_real_questions_take_seconds() -> None:
-    from distill.data.tables import TableConfig, squad
-
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "distill/teacher/bundled_small")
-    questions = squad.read(TableConfig(split="train"), "2.0", "squad.train", True)
+    questions = Squad(split="train", version="2.0").read("squad.train", True)
     began = time.perf_counter()
     windows = span_windows(questions, tokenizer, SpanConfig(), "squad", False)
     assert time.perf_counter() - began < 20  # 1 s on a quiet core

@@ -9,15 +9,14 @@ import pyarrow.parquet
 import pytest
 import questions as sample
 
-from distill.data.tables import TableConfig
-from distill.data.tables.squad import Questions, find, read
+from distill.data.tables.squad import Questions, Squad, find
 from distill.runtime.errors import SettingError
 
 SETTING = "squad.train"
 
 
 def load(path: str | Path, version: str = "2.0", training: bool = True, **more: Any) -> Questions:
-    return read(TableConfig(path=str(path), **more), version, SETTING, training)
+    return Squad(path=str(path), version=version, **more).read(SETTING, training)
 
 
 def one(tmp_path: Path, training: bool = True, version: str = "2.0", **changes: Any) -> Questions:
@@ -42,11 +41,11 @@ def test_all_forms_give_the_same(tmp_path: Path, version: str) -> None:
         load(sample.write(tmp_path / "data.json", {"data": sample.flat(made)}), version),
         load(tmp_path / "flat.jsonl", version),
         load(tmp_path / "flat.parquet", version),
-        read(TableConfig(hub=str(tmp_path / "hub")), version, SETTING, True),
+        Squad(hub=str(tmp_path / "hub"), version=version).read(SETTING, True),
     ]
     for found in forms:
         assert found.questions == made.questions
-        assert (found.moved, found.left_out.total(), found.lost) == (0, 0, 0)
+        assert (found.left_out, found.lost) == (0, 0)
 
 
 def test_an_answer_is_looked_for_where_it_does_not_stand() -> None:
@@ -64,12 +63,12 @@ def test_answers_are_mended_or_their_questions_left_out_in_training_alone(tmp_pa
     text, place = good.answers[0]
     assert place is not None
     found = one(tmp_path, answers=[{"text": text, "answer_start": place[0] + 1}])
-    assert len(found) == 2 and found.moved == 1
+    assert len(found) == 2 and not found.left_out
     assert good.context[slice(*(found.questions[1].place or (0, 0)))] == text
     lost = [{"text": "nowhere", "answer_start": 0}]
     found = one(tmp_path, answers=lost)
-    assert len(found) == 1 and found.left_out == {"no answer in its context": 1}
-    assert found.describe().endswith("1 question of x.json (v2.0); 1 left out: no answer in its context")
+    assert len(found) == 1 and found.left_out == 1
+    assert found.describe().endswith("1 question of x.json (v2.0); 1 left out, which cannot be used")
     found = one(tmp_path, training=False, answers=lost)
     assert len(found) == 2 and found.lost == 1 and found.questions[1].answers[0].text == "nowhere"
     assert "1 without an answer in their context, scored all the same" in found.describe()
@@ -92,15 +91,15 @@ def test_answers_are_mended_or_their_questions_left_out_in_training_alone(tmp_pa
 def test_bad_questions_are_counted_in_training_and_refused_in_evaluation(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
-    assert one(tmp_path, **changes).left_out == {reason: 1}
+    assert one(tmp_path, **changes).left_out == 1
     with pytest.raises(SettingError, match=rf"^squad\.train: x\.json, question .*: {reason}; mend it [^\n]*$"):
         one(tmp_path, training=False, **changes)
 
 
 def test_is_impossible_that_contradicts_the_answers(tmp_path: Path) -> None:
     """Evaluation goes by the answers, as the official script does."""
-    assert one(tmp_path, is_impossible=True).left_out == {"is_impossible contradicts its answers": 1}
-    assert one(tmp_path, is_impossible=False, answers=[]).left_out.total() == 1
+    assert one(tmp_path, is_impossible=True).left_out == 1
+    assert one(tmp_path, is_impossible=False, answers=[]).left_out == 1
     assert one(tmp_path, training=False, is_impossible=True).questions[1].answers
 
 
@@ -129,7 +128,7 @@ def test_what_is_no_squad_is_one_clear_line(tmp_path: Path) -> None:
         "broken.json": "broken.json: not JSON",
         "lines.json": r"lines.json: not JSON .* \*\.jsonl",
         "other.json": "not in SQuAD's form, data > paragraphs > qas",
-        "empty.json": "has not one question to use; it is empty",
+        "empty.json": "has not one question to use: it is empty",
         "short.jsonl": r"answers=answers: short\.jsonl has no such field; it has id, context, question$",
         "short.parquet": r"context=context: short\.parquet has no such field; it has id, question$",
         "none.json": "no such file or folder",
@@ -139,24 +138,9 @@ def test_what_is_no_squad_is_one_clear_line(tmp_path: Path) -> None:
         assert str(caught.value).startswith("squad.train") and "\n" not in str(caught.value)
 
 
-def test_half_a_surrogate_pair_in_a_context_is_a_reason(tmp_path: Path) -> None:
-    records = sample.flat(sample.made(2, "1.1"))
-    records[1]["context"] += " \ud800"
-    path = sample.write(tmp_path / "x.jsonl", records)
-    assert load(path, "1.1").left_out == {"half a surrogate pair in its context": 1}
-    with pytest.raises(
-        SettingError, match=r"^squad\.train: x\.jsonl, row 2: half a surrogate pair in its context; mend"
-    ):
-        load(path, "1.1", training=False)
-
-
 def test_a_choice_of_questions_tells_of_its_own_alone(tmp_path: Path) -> None:
     found = one(tmp_path, training=False, answers=[{"text": "nowhere", "answer_start": 0}])
     assert [found.take(np.array([number])).lost for number in (0, 1)] == [0, 1]
-    answer = sample.made(1, "1.1").questions[0].answers[0]
-    assert answer.place is not None
-    found = one(tmp_path, answers=[{"text": answer.text, "answer_start": answer.place[0] + 1}])
-    assert found.moved == 1 and "elsewhere" not in found.take(np.array([0])).describe()
 
 
 @sample.REAL
@@ -165,5 +149,5 @@ def test_real_questions() -> None:
         *(("1.1", "train", 4371), ("1.1", "validation", 10570)),
         *(("2.0", "train", 4719), ("2.0", "validation", 6078)),
     ):
-        found = read(TableConfig(split=split), version, SETTING, split == "train")
-        assert (len(found), found.moved, found.lost, found.left_out.total()) == (count, 0, 0, 0)
+        found = Squad(split=split, version=version).read(SETTING, split == "train")
+        assert (len(found), found.lost, found.left_out) == (count, 0, 0)

@@ -15,8 +15,7 @@ from test_class_sequences import made
 from vocabularies import vocabulary_of
 
 from distill.data.class_sequences import class_sequences
-from distill.data.collate.classes import Classes
-from distill.data.collate.spans import Spans
+from distill.data.collate.tables import Classes, Spans
 from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables import LabelledTexts
 from distill.data.tables.glue import Glue
@@ -69,7 +68,7 @@ def test_every_form_of_a_table_gives_the_same(tmp_path: Path, regression: bool) 
 
 def test_of_a_folder_with_other_splits_only_what_is_called_unlabelled(tmp_path: Path) -> None:
     write(tmp_path / "validation.csv", "text,label", "one,1", "two,2")
-    with pytest.raises(SettingError, match=rf"^corpus\.unlabelled={tmp_path}: no file of unlabelled examples [^\n]*$"):
+    with pytest.raises(SettingError, match=rf"^corpus\.unlabelled={tmp_path}: no file of the split unlabelled [^\n]*$"):
         texts_of(Table(), tmp_path)
     write(tmp_path / "unlabelled.csv", "text", "more")
     write(tmp_path / "unsupervised-00001.txt", "most")
@@ -83,15 +82,22 @@ def test_rows_without_text_are_counted(tmp_path: Path) -> None:
         json.dumps(each) for each in ({"one": "a", "other": "b"}, {"one": "a", "other": " "}, {"one": "", "other": "b"})
     ]
     found = texts_of(pairs, write(tmp_path / "x.jsonl", *lines))
-    assert found.texts == [("a", "b")] and found.describe() == "1 example of x.jsonl; 2 left out: no text"
+    assert (
+        found.texts == [("a", "b")]
+        and found.describe() == "1 example of x.jsonl; 2 left out, without a text or label that can be used"
+    )
 
 
 def test_what_holds_no_such_texts_is_one_clear_line(tmp_path: Path) -> None:
     for split, path, line in (
         (Table(), write(tmp_path / "none.csv", "text"), r"corpus\.unlabelled: not one row to use: it is empty"),
         (Table(), write(tmp_path / "other.csv", "review", "a"), r"corpus\.text=text: other\.csv has no such field; it"),
-        (Table(second="b"), write(tmp_path / "x.txt", "a"), r"corpus\.unlabelled=.*x\.txt: a plain text .* are pairs"),
-        (Table(), write(tmp_path / "x.doc", "a"), r"corpus\.unlabelled=.*x\.doc: .* its name has none of the endings"),
+        (
+            Table(second="b"),
+            write(tmp_path / "x.txt", "a"),
+            r"corpus\.unlabelled=.*x\.txt: .* and b are wanted",
+        ),
+        (Table(), write(tmp_path / "x.doc", "a"), r"corpus\.unlabelled=.*x\.doc: its name ends in none of"),
         (Table(), tmp_path / "nowhere", r"corpus\.unlabelled=.*nowhere: no such file or folder"),
         (Squad(), tmp_path / "x.txt", r"corpus\.unlabelled=.*x\.txt: questions with contexts come as \.json, "),
         (Squad(), write(tmp_path / "x.json", "{"), r"corpus\.unlabelled=.*x\.json: not JSON"),
@@ -116,12 +122,12 @@ def test_what_holds_no_such_texts_is_one_clear_line(tmp_path: Path) -> None:
 def test_test_sets_and_training_sets_of_glue(
     tmp_path: Path, task: str, lines: list[str], texts: list[tuple[str, ...]]
 ) -> None:
-    assert texts_of(Glue(task), write(tmp_path / "test.tsv", *lines)).texts == texts
+    assert texts_of(Glue(task=task), write(tmp_path / "test.tsv", *lines)).texts == texts
 
 
 def test_glue_takes_columns_as_on_the_hub_and_plain_lines(tmp_path: Path) -> None:
-    assert texts_of(Glue("sst2"), write(tmp_path / "a.jsonl", '{"sentence": "a", "label": -1}')).first == ["a"]
-    assert texts_of(Glue("cola"), write(tmp_path / "a.txt", "a\tb", "c")).first == ["a\tb", "c"]
+    assert texts_of(Glue(task="sst2"), write(tmp_path / "a.jsonl", '{"sentence": "a", "label": -1}')).first == ["a"]
+    assert texts_of(Glue(task="cola"), write(tmp_path / "a.txt", "a\tb", "c")).first == ["a\tb", "c"]
 
 
 def test_questions_need_a_context_alone(tmp_path: Path) -> None:
@@ -138,7 +144,7 @@ def test_questions_need_a_context_alone(tmp_path: Path) -> None:
         found = Squad(version="1.1").read_unlabelled(str(path), SETTING)
         assert found.texts == known.texts and not any(each.answers for each in found.questions)
     found = Squad().read_unlabelled(sample.write(tmp_path / "d.jsonl", [*flat, flat[0] | {"question": None}]), SETTING)
-    assert found.describe() == "20 questions of d.jsonl (v1.1); 1 left out: no question"
+    assert found.describe() == "20 questions of d.jsonl (v1.1); 1 left out, which cannot be used"
 
 
 @pytest.mark.parametrize("values", [True, False])

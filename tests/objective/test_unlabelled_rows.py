@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceCl
 
 from distill.data.batch import Batch
 from distill.data.class_sequences import ClassSequences
-from distill.data.collate import classes, spans
+from distill.data.collate import tables as collate
 from distill.data.span_windows import SpanWindows
 
 COUNT, LABELLED = 7, 3  # rows, of which the first have labels
@@ -82,9 +82,9 @@ def collated(task: str, targets: np.ndarray) -> list[Batch]:
     if task == "spans":
         starts, ends = targets.T.copy()
         windows = SpanWindows(ids, segments, starts, ends, np.arange(COUNT), PAD, 0, "", None)
-        collator = spans.Spans(windows)
+        collator = collate.Spans(windows)
     else:
-        collator = classes.Classes(ClassSequences(ids, segments, targets, PAD, 0, ""))
+        collator = collate.Classes(ClassSequences(ids, segments, targets, PAD, 0, ""))
     return [
         collator.collate(ids[numbers].astype(np.int64), np.zeros(len(numbers), np.uint64), np.array(numbers))
         for numbers in WINDOW

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from distill.commands.prediction import predict
 from distill.data.class_sequences import class_sequences
-from distill.data.collate.classes import Classes
+from distill.data.collate.tables import Classes
 from distill.data.tables import LabelledTexts
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import load_model

@@ -4,8 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 from job import composed
 from labelled import mrpc
@@ -91,10 +89,6 @@ def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label,label\na,1,2\nb,3,4\n")
     with pytest.raises(SettingError, match=r"^data\.label=label: a\.csv has 2 columns of this name"):
         table.read("data", True)
-    arrow = pyarrow.table([["a", "b"], ["x", "y"], ["x", "x"]], names=["text", "label", "label"])
-    pyarrow.parquet.write_table(arrow, tmp_path / "a.parquet")
-    with pytest.raises(SettingError, match=r"^data\.label=label: a\.parquet has 2 columns of this name"):
-        Table(path=str(tmp_path / "a.parquet")).read("data", True)
     with pytest.raises(SettingError, match=r"^corpus\.field=label: a\.csv has 2 columns of this name"):
         list(separated_rows(tmp_path / "a.csv", {"corpus.field": "label"}))
 

@@ -1,9 +1,8 @@
 """Labelled examples for fine-tuning: where they lie, and what every kind of them gives. One file for each kind."""
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,21 +14,6 @@ from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
 
 
-@dataclass
-class TableConfig:
-    """The place of the examples of one split: files if `path` is given or $DISTILL_DATA has them, else the Hub."""
-
-    path: str | None = None  # file, folder or glob; null: the usual folder under $DISTILL_DATA, then `hub`
-    hub: str | None = None  # name of a data set on the Hugging Face Hub, or a local folder that `datasets` reads
-    subset: str | None = None  # its configuration
-    split: str = "train"  # of a Hub data set; of a folder, the files that are called so
-
-    def rows(self, setting: str) -> Any:
-        """The data set that `hub` names, as `datasets` has it. Raises SettingError where it cannot be loaded."""
-        assert self.hub is not None
-        return load_hub(self.hub, self.subset, self.split, False, setting)
-
-
 @dataclass(frozen=True)
 class LabelledTexts:
     """N texts, or pairs of texts, each with the class or the value that is to be predicted, or all without one."""
@@ -39,7 +23,7 @@ class LabelledTexts:
     second: list[str] | None  # the other texts of pairs
     labels: np.ndarray  # [N] int64 numbers of classes, or float64 values; [0] of texts without labels
     classes: tuple[str, ...]  # the name of each class by its number; none where values are predicted
-    left_out: Counter[str] = field(default_factory=Counter)  # rows that are left out of training, by reason
+    left_out: int = 0  # rows that are left out of training
 
     def __len__(self) -> int:
         return len(self.first)
@@ -70,13 +54,19 @@ class LabelledTexts:
         )
 
     def describe(self) -> str:
-        """For example `3,667 examples of MRPC (train); 1 left out: no label`."""
-        return f"{counted(len(self), 'example')} of {self.name}{reasons_listed(self.left_out, 'left out')}"
+        """For example `3,667 examples of MRPC (train); 1 left out, without a text or label that can be used`."""
+        end = f"; {self.left_out:,} left out, without a text or label that can be used" if self.left_out else ""
+        return f"{counted(len(self), 'example')} of {self.name}{end}"
 
 
 @dataclass
-class Split(TableConfig, ABC):
+class Split(ABC):
     """One split of labelled examples: a file of this package by `kind`, whose fields are its settings."""
+
+    path: str | None = None  # file, folder or glob; null: the usual folder under $DISTILL_DATA, then `hub`
+    hub: str | None = None  # name of a data set on the Hugging Face Hub, or a local folder that `datasets` reads
+    subset: str | None = None  # its configuration
+    split: str = "train"  # of a Hub data set; of a folder, the files that are called so
 
     @abstractmethod
     def read(self, setting: str, training: bool, like: Any | None = None) -> Any:
@@ -103,68 +93,62 @@ class Split(TableConfig, ABC):
             SettingError: there are none.
         """
 
+    def files(
+        self, setting: str, suffixes: tuple[str, ...], usual: Sequence[str] = (), within: Sequence[str] = ()
+    ) -> list[Path]:
+        """The files of the split, sorted by name; none where it comes from the Hub.
 
-def reasons_listed(reasons: Counter[str], what: str) -> str:
-    """For example `; 3 left out: no label (2), no text (1)`; nothing where there are none."""
-    if not reasons:
-        return ""
-    parts = ", ".join(reason if len(reasons) == 1 else f"{reason} ({count:,})" for reason, count in reasons.items())
-    return f"; {reasons.total():,} {what}: {parts}"
+        Args:
+            setting: what error lines call these settings, such as `evaluate.sources.dev`.
+            suffixes: of the files that are taken from a folder.
+            usual: folders below $DISTILL_DATA to look into, where there is no path.
+            within: folders of which the first that is in the path takes its place.
 
-
-def find_split(table: TableConfig, setting: str, suffixes: tuple[str, ...], usual: Sequence[str] = ()) -> list[Path]:
-    """The files of a split, sorted by name; none where it comes from the Hub.
-
-    Args:
-        setting: what error lines call `table`, such as `evaluate.sources.dev`.
-        suffixes: of the files that are taken from a folder.
-        usual: folders below $DISTILL_DATA to look into, where `table` has no path.
-
-    Raises:
-        SettingError: there are none.
-    """
-    if table.path is not None:
-        files = find_files(table.path, f"{setting}.path", lambda folder: files_of_split(folder, table.split, suffixes))
-        if not files:
-            names = ", ".join(f"{name}*{suffix}" for name in names_of_split(table.split)[:1] for suffix in suffixes)
+        Raises:
+            SettingError: there are none.
+        """
+        if self.path is not None:
+            folders = (Path(self.path).expanduser() / name for name in within)
+            path = next((str(folder) for folder in folders if folder.is_dir()), self.path)
+            return find_tables(path, f"{setting}.path", self.split, suffixes)
+        data = data_folder()
+        for folder in [data / name for name in usual] if data is not None else []:
+            if folder.is_dir() and (files := files_of_split(folder, self.split, suffixes)):
+                return files
+        if self.hub is None:
+            cure = ", or set DISTILL_DATA to a folder that holds them" if usual else ""
             raise SettingError(
-                f"{setting}.path={table.path}: no file of the split {table.split} in this folder ({names}); give "
-                f"another folder, a file, or {setting}.split"
+                f"{setting}.path=null: no examples were found; give {setting}.path{cure}, or name a data set as "
+                f"{setting}.hub"
             )
-        return files
-    data = data_folder()
-    for folder in [data / name for name in usual] if data is not None else []:
-        if folder.is_dir() and (files := files_of_split(folder, table.split, suffixes)):
-            return files
-    if table.hub is None:
-        cure = ", or set DISTILL_DATA to a folder that holds them" if usual else ""
-        raise SettingError(
-            f"{setting}.path=null: no examples were found; give {setting}.path{cure}, or name a data set as "
-            f"{setting}.hub"
-        )
-    return []
+        return []
+
+    def hub_data(self, setting: str) -> Any:
+        """The data set that `hub` names. Raises SettingError where it cannot be loaded."""
+        assert self.hub is not None
+        return load_hub(self.hub, self.subset, self.split, False, setting)
+
+    def place(self, files: Sequence[Path]) -> str:
+        """Where the examples lie, for the banner."""
+        return name_of(files) if files else f"{self.hub} ({f'{self.subset}, ' if self.subset else ''}{self.split})"
 
 
-def find_unlabelled(path: str, setting: str, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files of examples without labels, sorted by name.
+def name_of(files: Sequence[Path]) -> str:
+    """A few words for files."""
+    return files[0].name if len(files) == 1 else f"{len(files):,} files in {files[0].parent.name}"
 
-    Args:
-        path: file, folder or glob; of a folder that holds files of any split, those called `unlabelled*` alone, so that
-            no text of an evaluation set is trained on by accident.
-        setting: which names it.
+
+def find_tables(path: str, setting: str, split: str, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of a split, sorted by name. A folder without files of any split is taken whole.
 
     Raises:
-        SettingError: there are none.
+        SettingError: there are none; `setting` names the path.
     """
-    files = find_files(path, setting, lambda folder: files_of_split(folder, "unlabelled", suffixes))
+    files = find_files(path, setting, lambda folder: files_of_split(folder, split, suffixes))
     if not files:
-        names = ", ".join(f"unlabelled*{suffix}" for suffix in suffixes)
-        raise SettingError(f"{setting}={path}: no file of unlabelled examples in this folder ({names}); name a file")
+        names = ", ".join(f"{name}*{suffix}" for name in names_of_split(split)[:1] for suffix in suffixes)
+        raise SettingError(
+            f"{setting}={path}: no file of the split {split} in this folder ({names}); give a file, another folder, or "
+            "another split"
+        )
     return files
-
-
-def describe(table: TableConfig, files: Sequence[Path]) -> str:
-    """A few words for the banner."""
-    if not files:
-        return f"{table.hub} ({f'{table.subset}, ' if table.subset else ''}{table.split})"
-    return files[0].name if len(files) == 1 else f"{len(files):,} files in {files[0].parent.name}"

@@ -1,112 +1,74 @@
-"""The rows of tables in CSV, TSV, JSONL and Parquet files or on the Hub, and the texts and labels that they hold."""
+"""The rows of tables in CSV, TSV, JSONL, Parquet and text files or on the Hub, as `datasets` reads them."""
 
 import csv
-from collections import Counter
+import glob
+import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from distill.data import readers
-from distill.data.lines import LONGEST, InvalidFile, InvalidRecord, Record, plain_name
-from distill.data.separated import allow_long_fields
-from distill.data.tables import TableConfig
-from distill.runtime.errors import SettingError
+from distill.data.lines import LONGEST, InvalidFile, Record, lines, plain_name
+from distill.data.tables import LabelledTexts, Split
+from distill.runtime.errors import SettingError, first_line
 
 PLAIN = (".csv", ".tsv", ".jsonl")
 SUFFIXES = (*PLAIN, *(f"{suffix}.gz" for suffix in PLAIN), ".parquet")
+TEXT_SUFFIXES = (*SUFFIXES, ".txt", ".txt.gz")  # of examples without labels, which may come as one text a line
+KINDS = ("csv", "tsv", "jsonl", "json", "parquet", "txt")
+AT_ONCE = 1000  # rows that are decoded together
 
 
-class Row(NamedTuple):
-    """One row, and where it stands."""
+class Rows(NamedTuple):
+    """The rows of one file or data set, as far as they are wanted."""
 
-    place: str  # for messages, such as `dev.tsv, line 17`
-    values: Record | None  # None: it has another number of fields than the header
-
-
-class Columns(NamedTuple):
-    """The columns that count, and the name of the setting that names each, such as `data.text`."""
-
-    first: str
-    second: str | None
-    label: str | None  # None: the rows are read without labels
-    setting: str
-
-    @property
-    def fields(self) -> dict[str, str]:
-        """The columns by the setting that names each."""
-        columns = {"text": self.first, "second": self.second, "label": self.label}
-        return {f"{self.setting}.{name}": column for name, column in columns.items() if column is not None}
-
-    def check(self) -> None:
-        """Raises SettingError where one column is two of them, such as the text and its label."""
-        settings: dict[str, str] = {}  # by column
-        for setting, column in self.fields.items():
-            if column in settings:
-                raise SettingError(
-                    f"{setting}={column} is also {settings[column]}: name another column for one of them"
-                )
-            settings[column] = setting
+    name: str  # for messages
+    records: list[Record]  # numbers of classes are names here, and -1 is None
+    classes: dict[str, tuple[str, ...]]  # the names of the classes that a column numbers
 
 
-class Collected(NamedTuple):
-    """What a table's rows hold, and how many were left out by reason."""
-
-    first: list[str]
-    second: list[str] | None
-    labels: list[Any]
-    left_out: Counter[str]
+def hub_rows(split: Split, setting: str, fields: dict[str, str]) -> Rows:
+    """Those of the data set of a split, which `setting` names. Raises SettingError as `file_rows`."""
+    with readable(f"{setting}.hub={split.hub}"):
+        return _rows(split.hub_data(setting), str(split.hub), fields)
 
 
-def read_rows(
-    table: TableConfig,
-    setting: str,
-    files: Sequence[Path],
-    fields: dict[str, str],
-    header: tuple[str, ...] = (),
-    quotes: bool | None = None,
-) -> Iterator[Row]:
-    """The rows of these files, or of the Hub data set where there are none.
+def file_rows(
+    path: Path, setting: str, fields: dict[str, str], header: Sequence[str] = (), quotes: bool | None = None
+) -> Rows:
+    """The rows of a file; of a plain text file each line that is not blank, as the first of the columns.
 
     Args:
-        setting: what error lines call `table`.
-        fields: the columns that are wanted, by the setting that names each.
+        setting: which names the file.
+        fields: the columns that are wanted, by the setting that names each; none: all of them.
         header: the columns of CSV and TSV files whose first line is a row already, and does not name what is wanted.
         quotes: whether fields of CSV and TSV files may be in quotation marks; None: in CSV, not in TSV.
 
     Raises:
-        SettingError: a file or data set cannot be read, or lacks a column.
+        SettingError: it cannot be read, or lacks a column.
     """
-    if not files:
-        assert table.hub is not None
-        yield from _hub_rows(table, setting, fields)
-    yield from read_files(files, f"{setting}.path", fields, header, quotes)
-
-
-def read_files(
-    files: Sequence[Path],
-    setting: str,
-    fields: dict[str, str],
-    header: tuple[str, ...] = (),
-    quotes: bool | None = None,
-) -> Iterator[Row]:
-    """The rows of these files; arguments as in `read_rows`, but that `setting` names the files themselves.
-
-    Raises:
-        SettingError: a file cannot be read, or lacks a column.
-    """
-    for path in files:
-        kind = kind_of(path)
-        try:
-            if kind == "parquet":
-                yield from _numbered(path, readers.columns(path, fields))
-            elif kind in ("json", "jsonl"):
-                yield from _numbered(path, _with_fields(path, fields))
-            elif kind in ("csv", "tsv", "txt"):
-                yield from _separated(path, fields, header, kind, quotes)
-            else:
-                raise InvalidFile(path.name, "its name has none of the endings *.csv, *.tsv, *.jsonl or *.parquet")
-        except InvalidFile as error:
-            raise SettingError(f"{setting}={path}: {error}; mend or remove that") from error
+    kind = kind_of(path)
+    if kind not in KINDS:
+        raise SettingError(f"{setting}={path}: its name ends in none of {', '.join(f'*.{each}' for each in KINDS)}")
+    if kind == "txt" and len(fields) > 1:
+        raise SettingError(
+            f"{setting}={path}: a plain text file has one text a line, and {' and '.join(fields.values())} are wanted: "
+            "give them as *.csv, *.tsv, *.jsonl or *.parquet"
+        )
+    with readable(f"{setting}={path}", path):
+        if kind == "txt":
+            (column,) = fields.values()
+            texts = [row["text"] for row in _streamed("text", path)]
+            return Rows(path.name, [{column: text} for text in texts if text.strip()], {})
+        if kind in ("csv", "tsv"):
+            data = _separated(path, kind == "csv", quotes, fields, header)
+        else:
+            data = _streamed({"jsonl": "json"}.get(kind, kind), path)
+        return _rows(data, path.name, fields)
 
 
 def kind_of(path: Path) -> str:
@@ -114,129 +76,127 @@ def kind_of(path: Path) -> str:
     return plain_name(path.name).rpartition(".")[2]
 
 
-def collect(
-    rows: Iterable[Row], columns: Columns, parse: Callable[[Any], Any], training: bool, setting: str | None = None
-) -> Collected:
-    """The texts and labels of rows. Training does without bad rows and counts them; evaluation has to have them all.
+def _rows(data: Any, name: str, fields: dict[str, str]) -> Rows:
+    """Those of a data set, whose other columns are not decoded. Raises SettingError where a column is not there."""
+    if data.column_names is not None:
+        _check(fields, data.column_names, name)
+    data = data.select_columns([*dict.fromkeys(fields.values())]) if fields else data
+    kinds = {column: getattr(kind, "names", None) for column, kind in (data.features or {}).items()}
+    classes = {column: tuple(names) for column, names in kinds.items() if names}
+    records = []
+    for batch in data.iter(AT_ONCE):
+        for column, names in classes.items():
+            batch[column] = [None if index in (None, -1) else names[index] for index in batch[column]]
+        records += [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+    return Rows(name, records, classes)
+
+
+def _check(fields: dict[str, str], names: list[str], name: str) -> None:
+    """Raises SettingError where a wanted column is not there, or there twice."""
+    for setting, column in fields.items():
+        if (error := readers.unfit_field(column, names, name, setting)) is not None:
+            raise error
+
+
+def _separated(path: Path, has_commas: bool, quotes: bool | None, fields: dict[str, str], header: Sequence[str]) -> Any:
+    """A CSV or TSV file, all of it text. Its header is read as a row: so a longer row is an error, and no index."""
+    import datasets
+
+    is_quoted = has_commas if quotes is None else quotes
+    options: dict[str, Any] = {
+        "sep": "," if has_commas else "\t",
+        "quoting": csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE,
+    }
+    options |= {"header": None, "keep_default_na": False}
+    names = [str(name).strip() for name in next(iter(_streamed("csv", path, nrows=1, **options))).values()]
+    has_header = {*fields.values()} <= {*names} or len(names) != len(header)
+    names = names if has_header else [*header]
+    _check(fields, names, path.name)
+    names = [name if names.count(name) == 1 else f"{name} {number}" for number, name in enumerate(names)]
+    features = datasets.Features({name: datasets.Value("string") for name in names})
+    rows = _streamed("csv", path, names=names, features=features, **options)
+    return rows.skip(1) if has_header else rows
+
+
+def _streamed(builder: str, path: Path, **options: Any) -> Any:
+    """A file as `datasets` reads it, without a copy in its cache."""
+    import datasets
+
+    logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)  # what they log they raise, too
+    files = glob.escape(str(path))
+    return datasets.load_dataset(builder, data_files=files, split="train", streaming=True, **options)
+
+
+@contextmanager
+def readable(setting: str, path: Path | None = None) -> Iterator[None]:
+    """Turns whatever `datasets` raises for a file or data set into one line, which `setting` begins."""
+    try:
+        yield
+    except SettingError:
+        raise
+    except Exception as error:  # of pandas, of Arrow, of fsspec, and of `datasets` itself
+        reason = (path and _malformed_line(path)) or f"{type(error).__name__}: {first_line(error)}"
+        raise SettingError(f"{setting}: {reason}; mend or remove that") from error
+
+
+def _malformed_line(path: Path) -> str | None:
+    """The first line of a file that is not UTF-8, or no JSON: Arrow counts lines from the last 10 MiB on."""
+    number, kind = 0, kind_of(path)
+    try:
+        for line in lines(path, LONGEST, whole_lines=True) if kind != "parquet" else ():
+            number += 1
+            if kind == "jsonl" and line.strip():
+                json.dumps(json.loads(line), ensure_ascii=False).encode()
+    except InvalidFile as error:
+        return str(error)
+    except (ValueError, RecursionError) as error:
+        return f"{path.name}, line {number}: not JSON ({error})"
+    return None
+
+
+def fields_of(setting: str, texts: Sequence[str | None], label: str | None = None) -> dict[str, str]:
+    """The columns of one text or two, and of the label, by the setting that names each; `setting` is of the split."""
+    columns = [*zip(("text", "second"), texts, strict=False), ("label", label)]
+    return {f"{setting}.{name}": column for name, column in columns if column is not None}
+
+
+def labelled_texts(
+    name: str,
+    sets: Iterable[Rows],
+    fields: dict[str, str],
+    parse: Callable[[Any], Any] | None,
+    training: bool,
+    setting: str,
+) -> tuple[LabelledTexts, list[Any]]:
+    """The texts of rows, and their labels. Training does without bad rows and counts them; evaluation has to have all.
 
     Args:
-        parse: the label of a field's content; raises ValueError with the reason where it is none.
-        setting: what error lines call the rows; None: as they call the columns.
+        name: what the examples are called.
+        fields: the columns of the texts, and after them that of the label, by the setting that names each.
+        parse: the label of a field's content; raises ValueError with the reason where it is none. None: without labels.
+        setting: what error lines call the split.
 
     Raises:
-        SettingError: a bad row in evaluation, or a column that holds something else than text.
+        SettingError: a bad row in evaluation, a column that holds something else than text, or not one row to use.
     """
-    first: list[str] = []
-    second: list[str] = []
-    labels: list[Any] = []
-    left_out: Counter[str] = Counter()
-    for row in rows:
+    columns, labels, texts = [*fields.items()], list[Any](), list[list[str]]()
+    left_out, reason = 0, "it is empty"
+    for place, record in ((f"{of.name}, row {n}", record) for of in sets for n, record in enumerate(of.records, 1)):
+        of_texts = columns if parse is None else columns[:-1]
+        found = [readers.value_of(record, column, place, key, str) for key, column in of_texts]
         try:
-            text, other, label = _parsed(row, columns, parse, training)
-        except SettingError:
-            raise
+            if training and not all(text.strip() for text in found):
+                raise ValueError("no text")  # in evaluation a model has to answer all the same
+            if parse is not None:
+                labels.append(parse(record[columns[-1][1]]))
+            texts.append(found)
         except ValueError as error:
             if not training:
                 raise SettingError(
-                    f"{columns.setting}: {row.place}: {error}; mend that row (every row of an evaluation set counts)"
+                    f"{setting}: {place}: {error}; mend that row (every row of an evaluation set counts)"
                 ) from error
-            left_out[str(error)] += 1
-            continue
-        first.append(text)
-        second.append(other)
-        labels.append(label)
-    if not labels:
-        reasons = ", ".join(f"{reason} ({count:,})" for reason, count in left_out.items()) or "it is empty"
-        prefix = setting or columns.setting
-        raise SettingError(f"{prefix}: not one row to use: {reasons}; check the file and the columns")
-    return Collected(first, None if columns.second is None else second, labels, left_out)
-
-
-def _parsed(row: Row, columns: Columns, parse: Callable[[Any], Any], training: bool) -> tuple[str, str, Any]:
-    if row.values is None:
-        raise ValueError("another number of fields than the header has")
-    text, other = (
-        readers.value_of(row.values, column, row.place, setting, str) if column is not None else ""
-        for column, setting in (
-            (columns.first, f"{columns.setting}.text"),
-            (columns.second, f"{columns.setting}.second"),
-        )
-    )
-    if training and not (text.strip() and (columns.second is None or other.strip())):
-        raise ValueError("no text")  # in evaluation a model has to answer all the same
-    if not (readers.has_utf8(text) and readers.has_utf8(other)):
-        raise ValueError("half a surrogate pair in its text")
-    return text, other, None if columns.label is None else parse(row.values[columns.label])
-
-
-def _numbered(path: Path, records: Iterable[Record | InvalidRecord]) -> Iterator[Row]:
-    for number, record in enumerate(records, 1):
-        if isinstance(record, InvalidRecord):
-            raise InvalidFile(record.name, record.reason)
-        yield Row(f"{path.name}, row {number}", record)
-
-
-def _with_fields(path: Path, fields: dict[str, str]) -> Iterator[Record | InvalidRecord]:
-    """The records of a JSONL file. Those after the first may lack a field, which is null then."""
-    is_first = True
-    for record in readers.records(path):
-        if isinstance(record, InvalidRecord):
-            yield record
-            continue
-        if is_first:
-            _check_fields(fields, list(record), path.name)
-        is_first = False
-        yield dict.fromkeys(fields.values()) | record
-
-
-def _separated(
-    path: Path, fields: dict[str, str], header: tuple[str, ...], kind: str, quotes: bool | None
-) -> Iterator[Row]:
-    """The rows of a CSV or TSV file; a row of another length than the header has no values."""
-    split = _quoted if (kind == "csv" if quotes is None else quotes) else _unquoted
-    names = list(header)
-    for number, values in split(path, "," if kind == "csv" else "\t"):
-        if not names or (number == 1 and {*fields.values()} <= {name.strip() for name in values}):
-            names = [name.strip() for name in values]
-            _check_fields(fields, names, path.name)
-        else:
-            same = len(values) == len(names)
-            yield Row(f"{path.name}, line {number}", dict(zip(names, values, strict=True)) if same else None)
-
-
-def _quoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Line number and fields of every row; a field in quotation marks may hold delimiters and ends of lines."""
-    allow_long_fields()
-    table = csv.reader(readers.lines(path, limit=LONGEST, whole_lines=True), delimiter=delimiter, strict=True)
-    try:
-        yield from ((table.line_num, values) for values in table if values)
-    except csv.Error as error:
-        raise InvalidFile(path.name, f"line {table.line_num}: {error}") from error
-
-
-def _unquoted(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a file in which a quotation mark is a character like any other."""
-    for number, line in enumerate(readers.lines(path, limit=LONGEST, whole_lines=True), 1):
-        if line.strip():
-            yield number, line.rstrip("\r\n").split(delimiter)
-
-
-def _hub_rows(table: TableConfig, setting: str, fields: dict[str, str]) -> Iterator[Row]:
-    """Rows of a Hub data set; numbers of classes become their names where it has such, -1 becomes None."""
-    assert table.hub is not None
-    rows = table.rows(setting)
-    _check_fields(fields, rows.column_names, table.hub)
-    rows = rows.select_columns(sorted(set(fields.values())))
-    names = {column: kind.names for column, kind in rows.features.items() if hasattr(kind, "names")}
-    for number, row in enumerate(readers.sound_rows(rows, 0, len(rows)), 1):
-        if isinstance(row, InvalidRecord):
-            raise SettingError(f"{setting}.hub={table.hub}: {row.name}: {row.reason}; mend or remove that row")
-        for column, classes in names.items():
-            row[column] = classes[row[column]] if row[column] is not None and row[column] >= 0 else None
-        yield Row(f"{table.hub}, row {number}", row)
-
-
-def _check_fields(fields: dict[str, str], names: list[str], name: str) -> None:
-    for setting, field in fields.items():
-        if (error := readers.unfit_field(field, names, name, setting)) is not None:
-            raise error
+            left_out, reason = left_out + 1, str(error)
+    if not texts:
+        raise SettingError(f"{setting}: not one row to use: {reason}; check the file and the columns")
+    first, *second = map(list, zip(*texts, strict=True))
+    return LabelledTexts(name, first, second[0] if second else None, np.empty(0), (), left_out), labels

@@ -6,105 +6,79 @@ compared without it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from distill.data.tables import LabelledTexts, Split, TableConfig, describe, find_split, find_unlabelled
-from distill.data.tables._rows import SUFFIXES, Columns, collect, kind_of, read_rows
-from distill.data.tables._unlabelled import TEXT_SUFFIXES, unlabelled_texts
+from distill.data.tables import LabelledTexts, Split, find_tables, name_of
+from distill.data.tables._rows import SUFFIXES, TEXT_SUFFIXES, fields_of, file_rows, hub_rows, kind_of, labelled_texts
 from distill.data.tables.table import class_of, number
 from distill.runtime.errors import SettingError
 
 HUB = "nyu-mll/glue"
+PAIR = ("sentence1", "sentence2")
 ENTAILMENT = ("entailment", "not_entailment")
+OF_PARAPHRASES = ("f1", "accuracy")
 
 
 @dataclass(frozen=True)
 class GlueTask:
-    """One task.
+    """One task."""
 
-    Attributes:
-        folder: what GLUE's own distribution calls it.
-        texts: the columns of its text on the Hub.
-        classes: in the Hub's order; none where a value is predicted.
-        measures: by which GLUE scores it; the first decides which of two models is better.
-        tsv_texts: the columns of its text in TSV files, where they have other names.
-        tsv_label: the column of its label in TSV files.
-        tsv_header: all columns, where the files of training and development have no header.
-        validation: the Hub's names of its development sets.
-    """
-
-    folder: str
-    texts: tuple[str, ...]
-    classes: tuple[str, ...]
-    measures: tuple[str, ...] = ("accuracy",)
-    tsv_texts: tuple[str, ...] = ()
-    tsv_label: str = "label"
-    tsv_header: tuple[str, ...] = ()
-    validation: tuple[str, ...] = ("validation",)
+    folder: str  # what GLUE's own distribution calls it
+    texts: tuple[str, ...]  # the columns of its text on the Hub
+    classes: tuple[str, ...]  # in the Hub's order; none where a value is predicted
+    measures: tuple[str, ...] = ("accuracy",)  # by which GLUE scores it; the first decides which model is better
+    tsv_texts: tuple[str, ...] = ()  # the columns of its text in TSV files, where they have other names
+    tsv_label: str = "label"  # the column of its label in TSV files
+    tsv_header: tuple[str, ...] = ()  # all columns, where the files of training and development have no header
+    validation: tuple[str, ...] = ("validation",)  # the Hub's names of its development sets
 
 
+MNLI = ("entailment", "neutral", "contradiction")
+COLA = ("source", "label", "mark", "sentence")
 TASKS = {
     "sst2": GlueTask("SST-2", ("sentence",), ("negative", "positive")),
     "mrpc": GlueTask(
-        "MRPC",
-        ("sentence1", "sentence2"),
-        ("not_equivalent", "equivalent"),
-        ("f1", "accuracy"),
-        tsv_texts=("#1 String", "#2 String"),
-        tsv_label="Quality",
+        "MRPC", PAIR, ("not_equivalent", "equivalent"), OF_PARAPHRASES, ("#1 String", "#2 String"), "Quality"
     ),
-    "rte": GlueTask("RTE", ("sentence1", "sentence2"), ENTAILMENT),
-    "cola": GlueTask(
-        "CoLA",
-        ("sentence",),
-        ("unacceptable", "acceptable"),
-        ("matthews",),
-        tsv_header=("source", "label", "mark", "sentence"),
-    ),
+    "rte": GlueTask("RTE", PAIR, ENTAILMENT),
+    "cola": GlueTask("CoLA", ("sentence",), ("unacceptable", "acceptable"), ("matthews",), tsv_header=COLA),
     "mnli": GlueTask(
-        "MNLI",
-        ("premise", "hypothesis"),
-        ("entailment", "neutral", "contradiction"),
-        tsv_texts=("sentence1", "sentence2"),
-        tsv_label="gold_label",
+        "MNLI", ("premise", "hypothesis"), MNLI, tsv_texts=PAIR, tsv_label="gold_label",
         validation=("validation_matched", "validation_mismatched"),
     ),
     "qnli": GlueTask("QNLI", ("question", "sentence"), ENTAILMENT),
     "qqp": GlueTask(
-        "QQP",
-        ("question1", "question2"),
-        ("not_duplicate", "duplicate"),
-        ("f1", "accuracy"),
-        tsv_label="is_duplicate",
+        "QQP", ("question1", "question2"), ("not_duplicate", "duplicate"), OF_PARAPHRASES, tsv_label="is_duplicate"
     ),
-    "stsb": GlueTask("STS-B", ("sentence1", "sentence2"), (), ("pearson", "spearman"), tsv_label="score"),
-}
+    "stsb": GlueTask("STS-B", PAIR, (), ("pearson", "spearman"), tsv_label="score"),
+}  # fmt: skip
 
 
+@dataclass(kw_only=True)
 class Glue(Split):
-    """One split of one of the tasks."""
+    """One split of one of the tasks.
 
-    def __init__(
-        self,
-        task: str,
-        path: str | None = None,
-        hub: str | None = None,
-        subset: str | None = None,
-        split: str = "train",
-    ) -> None:
-        """`task`: the task: sst2, mrpc, rte, cola, mnli, qnli, qqp or stsb."""
-        super().__init__(path, hub, subset, split)
-        if task not in TASKS:
-            raise ValueError(f"task={task} is no task of GLUE here: choose one of {', '.join(TASKS)}")
-        self.name, self.task = task, TASKS[task]
+    `task`: the task: sst2, mrpc, rte, cola, mnli, qnli, qqp or stsb.
+    """
+
+    task: str
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ValueError(f"task={self.task} is no task of GLUE here: choose one of {', '.join(TASKS)}")
+
+    @property
+    def described(self) -> GlueTask:
+        """What is known of the task."""
+        return TASKS[self.task]
 
     @property
     def measures(self) -> tuple[str, ...]:
-        return self.task.measures
+        return self.described.measures
 
     def read(self, setting: str, training: bool, like: Any | None = None) -> LabelledTexts:
         """As of every split, from GLUE's own files or from the Hub's, as CSV, Parquet or JSONL too.
@@ -112,45 +86,37 @@ class Glue(Split):
         The path may be the folder of all tasks, of which this task's is taken, or that of the task. The test sets of
         GLUE have no labels.
         """
-        task, table = self.task, self._place(setting)
-        usual = (f"glue/{task.folder}", task.folder) if table.hub == HUB else ()  # another data set has no copies there
-        files = find_split(table, setting, SUFFIXES, usual)
-        columns, header = _columns(task, files, setting)
-        rows = read_rows(table, setting, files, columns.fields, header)
-        collected = collect(rows, columns, task_label(task), training)
-        labels = np.array(collected.labels, np.int64 if task.classes else np.float64)
-        name = f"{task.folder} ({table.split if table.path is None else describe(table, files)})"
-        examples = LabelledTexts(name, collected.first, collected.second, labels, task.classes, collected.left_out)
-        return examples if like is None else examples.numbered_as(like.classes)
-
-    def _place(self, setting: str) -> TableConfig:
-        """The Hub's data set where none is named, and the task's own folder below that of all tasks."""
-        if self.split == "validation" and self.split not in self.task.validation:
+        task = self.described
+        if self.split == "validation" and self.split not in task.validation:
             raise SettingError(
-                f"{setting}.split=validation: {self.task.folder} has several; set it to "
-                f"{' or '.join(self.task.validation)}"
+                f"{setting}.split=validation: {task.folder} has several; set it to {' or '.join(task.validation)}"
             )
-        path = self.path
-        if path is not None:
-            folders = (Path(path).expanduser() / name for name in (self.task.folder, self.name))
-            path = next((str(folder) for folder in folders if folder.is_dir()), path)
-        if self.hub is not None:
-            return TableConfig(path, self.hub, self.subset, self.split)
-        return TableConfig(path, HUB, self.name, self.split)
+        place = self if self.hub is not None else replace(self, hub=HUB, subset=self.task)
+        usual = (f"glue/{task.folder}", task.folder) if place.hub == HUB else ()  # another data set has no copies there
+        files = place.files(setting, SUFFIXES, usual, within=(task.folder, self.task))
+        fields, header = self._columns(files, setting)
+        sets = [file_rows(path, f"{setting}.path", fields, header) for path in files]
+        sets = sets or [hub_rows(place, setting, fields)]
+        name = f"{task.folder} ({self.split if self.path is None else self.place(files)})"
+        texts, found = labelled_texts(name, sets, fields, task_label(task), training, setting)
+        labels = np.array(found, np.int64 if task.classes else np.float64)
+        examples = replace(texts, labels=labels, classes=task.classes)
+        return examples if like is None else examples.numbered_as(like.classes)
 
     def read_unlabelled(self, path: str, setting: str) -> LabelledTexts:
         """Of GLUE's own files those of its test sets will do, whose labels were never published."""
-        files = find_unlabelled(path, setting, TEXT_SUFFIXES)
-        columns, header = _columns(self.task, files, "corpus")
-        return unlabelled_texts(files, setting, columns._replace(label=None), header)
+        files = find_tables(path, setting, "unlabelled", TEXT_SUFFIXES)
+        fields, header = self._columns(files, "corpus")
+        fields.pop("corpus.label")
+        sets = (file_rows(file, setting, fields, header) for file in files)
+        return labelled_texts(name_of(files), sets, fields, None, True, setting)[0]
 
-
-def _columns(task: GlueTask, files: Sequence[Path], setting: str) -> tuple[Columns, tuple[str, ...]]:
-    """The columns that count in these files, or on the Hub where there are none, and all of files without a header."""
-    plain = bool(files) and kind_of(files[0]) in ("tsv", "txt")
-    texts = (task.tsv_texts or task.texts) if plain else task.texts
-    columns = Columns(texts[0], (*texts, None)[1], task.tsv_label if plain else "label", setting)
-    return columns, task.tsv_header if plain else ()
+    def _columns(self, files: Sequence[Path], setting: str) -> tuple[dict[str, str], tuple[str, ...]]:
+        """The columns that count in these files, or on the Hub without any, and all of files without a header."""
+        task = self.described
+        if not files or kind_of(files[0]) != "tsv":
+            return fields_of(setting, task.texts, "label"), ()
+        return fields_of(setting, task.tsv_texts or task.texts, task.tsv_label), task.tsv_header
 
 
 def task_label(task: GlueTask) -> Callable[[Any], int | float]:

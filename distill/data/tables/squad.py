@@ -7,19 +7,17 @@ al. 2016, 2018.
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from distill.data import readers
-from distill.data.lines import Record, plain_name
-from distill.data.readers import InvalidFile
-from distill.data.tables import Split, TableConfig, describe, find_split, find_unlabelled, reasons_listed
-from distill.data.tables._rows import Row, kind_of, read_files, read_rows
+from distill.data.lines import InvalidFile, Record, plain_name
+from distill.data.tables import Split, find_tables, name_of
+from distill.data.tables._rows import Rows, file_rows, hub_rows, kind_of
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
 
@@ -57,8 +55,7 @@ class Questions:
     name: str  # as they describe themselves
     version: str  # 1.1 or 2.0: whether some of them may have no answer, and by which script they are scored
     questions: tuple[Question, ...]
-    moved: int = 0  # answers that stand elsewhere in their context than in the data
-    left_out: Counter[str] = field(default_factory=Counter)  # questions that training does without, by reason
+    left_out: int = 0  # questions that training does without
 
     @property
     def lost(self) -> int:
@@ -75,14 +72,13 @@ class Questions:
 
     def take(self, numbers: np.ndarray) -> Self:
         """Those of these numbers, in that order."""
-        return replace(self, questions=tuple(self.questions[number] for number in numbers), moved=0)
+        return replace(self, questions=tuple(self.questions[number] for number in numbers))
 
     def describe(self) -> str:
-        """For example `4,371 questions of train-v1.1.json (v1.1); 2 left out: no answer in its context`."""
-        moved = f"; {counted(self.moved, 'answer')} found elsewhere in their context" if self.moved else ""
+        """For example `4,371 questions of train-v1.1.json (v1.1); 2 left out, which cannot be used`."""
         lost = f"; {self.lost:,} without an answer in their context, scored all the same" if self.lost else ""
-        end = f"{moved}{lost}{reasons_listed(self.left_out, 'left out')}"
-        return f"{counted(len(self), 'question')} of {self.name} (v{self.version}){end}"
+        left_out = f"; {self.left_out:,} left out, which cannot be used" if self.left_out else ""
+        return f"{counted(len(self), 'question')} of {self.name} (v{self.version}){lost}{left_out}"
 
 
 @dataclass
@@ -99,114 +95,84 @@ class Squad(Split):
     max_query: int = 64
 
     def read(self, setting: str, training: bool, like: Any | None = None) -> Questions:
-        return read(self, self.version, setting, training)
+        """As of every split. Evaluation scores all questions, also those whose answers are not in their context."""
+        if self.version not in HUB:
+            raise SettingError(f"{setting}: version={self.version} is not known: choose 1.1 or 2.0")
+        place = replace(self, hub=self.hub or HUB[self.version])
+        usual = ("squad",) if place.hub == HUB[self.version] else ()  # of another data set it is no copy
+        others = [f"v{version}" for version in HUB if version != self.version]
+        files = [
+            path for path in place.files(setting, SUFFIXES, usual) if not any(other in path.name for other in others)
+        ]
+        if self.path is not None and not files:
+            raise SettingError(
+                f"{setting}.path={self.path}: only files of another version than {self.version} are there; give other "
+                f"files, or set {setting}.version"
+            )
+        fields = {f"{setting}.{column}": column for column in COLUMNS}
+        records = _of_files(files, f"{setting}.path", fields) if files else _flat(hub_rows(place, setting, fields))
+        found = _collect(records, self.version, place.place(files), setting, training)
+        unanswered = sum(not question.answers for question in found.questions)
+        if self.version == "1.1" and unanswered:
+            raise SettingError(
+                f"{setting}: {unanswered:,} of {len(found):,} questions have no answer, which only version 2.0 has; "
+                "set the version to 2.0, or give other files"
+            )
+        return found
 
     def read_unlabelled(self, path: str, setting: str) -> Questions:
-        return read_unlabelled(path, self.version, setting)
+        """A context and a question are all that a record needs."""
+        files = find_tables(path, setting, "unlabelled", SUFFIXES)
+        if others := [file for file in files if not plain_name(file.name).endswith(SUFFIXES)]:
+            raise SettingError(
+                f"{setting}={others[0]}: questions with contexts come as {', '.join(SUFFIXES[::2])} files; give one"
+            )
+        fields = {f"{setting}.{column}": column for column in ("context", "question")}
+        bare: Record = {"answers": [], "is_impossible": None}
+        records = ((at, {**record, "id": at, **bare}) for at, record in _of_files(files, setting, fields))
+        return _collect(records, self.version, name_of(files), setting, training=True)
 
 
-def read(table: TableConfig, version: str, setting: str, training: bool) -> Questions:
-    """The questions of a split.
+def _of_files(files: Sequence[Path], setting: str, fields: dict[str, str]) -> Iterator[tuple[str, Record]]:
+    """Every question of these files, which `setting` names, as a flat record, and where it stands."""
+    for path in files:
+        yield from of_json(path, setting) if kind_of(path) == "json" else _flat(file_rows(path, setting, fields))
 
-    Args:
-        version: 1.1 or 2.0; in the former every question has an answer.
-        setting: what error lines call `table`.
-        training: leave out, and count, questions that cannot be used or whose answers are not in their context. In
-            evaluation all of them count, and one that is no question at all is an error.
+
+def _flat(rows: Rows) -> Iterator[tuple[str, Record]]:
+    return ((f"{rows.name}, row {number}", _with_answers(record)) for number, record in enumerate(rows.records, 1))
+
+
+def _collect(records: Iterable[tuple[str, Record]], version: str, name: str, setting: str, training: bool) -> Questions:
+    """The questions of records. Training does without what cannot be used and counts it; in evaluation it is an error.
 
     Raises:
-        SettingError: there are no such questions, or they do not fit `version`.
+        SettingError: of no question, too.
     """
-    if version not in HUB:
-        raise SettingError(f"{setting}: version={version} is not known: choose 1.1 or 2.0")
-    usual = ("squad",) if table.hub in (None, HUB[version]) else ()  # of another data set it is no copy
-    table = TableConfig(table.path, table.hub or HUB[version], table.subset, table.split)
-    files = [path for path in find_split(table, setting, SUFFIXES, usual) if _fits(path, version)]
-    if table.path is not None and not files:
-        raise SettingError(
-            f"{setting}.path={table.path}: only files of another version than {version} are there; give other files, "
-            f"or set {setting}.version"
-        )
     questions: list[Question] = []
-    left_out: Counter[str] = Counter()
-    moved = 0
-    for place, record in _records(table, setting, files):
+    left_out, reason = 0, "it is empty"
+    for place, record in records:
         try:
-            question, elsewhere = _question(record, training)
+            questions.append(_question(record, training))
         except ValueError as error:
             if not training:
                 raise SettingError(f"{setting}: {place}: {error}; mend it (every question is scored)") from error
-            left_out[str(error)] += 1
-            continue
-        questions.append(question)
-        moved += elsewhere
+            left_out, reason = left_out + 1, str(error)
     if not questions:
-        reasons = reasons_listed(left_out, "left out") or "; it is empty"
-        raise SettingError(f"{setting}: {describe(table, files)} has not one question to use{reasons}; check the files")
-    unanswered = sum(not question.answers for question in questions)
-    if version == "1.1" and unanswered:
-        raise SettingError(
-            f"{setting}: {unanswered:,} of {len(questions):,} questions have no answer, which only version 2.0 has; "
-            "set the version to 2.0, or give other files"
-        )
-    return Questions(describe(table, files), version, tuple(questions), moved, left_out)
+        raise SettingError(f"{setting}: {name} has not one question to use: {reason}; check the files")
+    return Questions(name, version, tuple(questions), left_out)
 
 
-def read_unlabelled(path: str, version: str, setting: str) -> Questions:
-    """The questions of files of either version, without their answers; a context and a question are all they need.
-
-    Raises:
-        SettingError: there are none.
-    """
-    files = find_unlabelled(path, setting, SUFFIXES)
-    if others := [file for file in files if not plain_name(file.name).endswith(SUFFIXES)]:
-        raise SettingError(
-            f"{setting}={others[0]}: questions with contexts come as {', '.join(SUFFIXES[::2])} files; give one"
-        )
-    questions: list[Question] = []
-    left_out: Counter[str] = Counter()
-    for file in files:
-        fields = {f"{setting}.{column}": column for column in ("context", "question")}
-        flat = (_of_row(row) for row in read_files([file], setting, fields))
-        for place, record in of_json(file, setting) if kind_of(file) == "json" else flat:
-            try:
-                question, _ = _question(record | {"id": place, "answers": [], "is_impossible": None}, training=True)
-            except ValueError as error:
-                left_out[str(error)] += 1
-                continue
-            questions.append(question)
-    name = describe(TableConfig(), files)
-    if not questions:
-        reasons = reasons_listed(left_out, "left out") or "; it is empty"
-        raise SettingError(f"{setting}: {name} has not one question to use{reasons}; check the files")
-    return Questions(name, version, tuple(questions), left_out=left_out)
-
-
-def _fits(path: Path, version: str) -> bool:
-    """Whether a file's name names no other version."""
-    return not any(f"v{other}" in path.name for other in HUB if other != version)
-
-
-def _records(table: TableConfig, setting: str, files: list[Path]) -> Iterator[tuple[str, Record]]:
-    """Every question as a flat record, and where it stands."""
-    fields = {f"{setting}.{column}": column for column in COLUMNS}
-    json_files = [path for path in files if kind_of(path) == "json"]
-    for path in json_files:
-        yield from of_json(path, f"{setting}.path")
-    if json_files and len(json_files) == len(files):
-        return
-    for row in read_rows(table, setting, [path for path in files if path not in json_files], fields):
-        yield _of_row(row)
-
-
-def _of_row(row: Row) -> tuple[str, Record]:
-    assert row.values is not None  # no file of separated fields is among them
-    answers = row.values.get("answers")
-    if isinstance(answers, dict):  # columns of texts and places, turned into the official list of pairs
-        texts, starts = answers.get("text"), answers.get("answer_start")
-        if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
-            answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
-    return row.place, {**row.values, "answers": answers}
+def _with_answers(record: Record) -> Record:
+    """A flat record with the official list of pairs in place of columns of texts and places."""
+    answers = record.get("answers")
+    if not isinstance(answers, dict):
+        return record
+    texts, starts = answers.get("text"), answers.get("answer_start")
+    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+        return record
+    pairs = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    return {**record, "answers": pairs}
 
 
 def of_json(path: Path, setting: str) -> Iterator[tuple[str, Record]]:
@@ -222,7 +188,7 @@ def of_json(path: Path, setting: str) -> Iterator[tuple[str, Record]]:
     try:
         for number, article in enumerate(content["data"], 1):
             if "paragraphs" not in article:
-                yield _of_row(Row(f"{path.name}, question {number}", dict.fromkeys(COLUMNS) | article))
+                yield f"{path.name}, question {number}", _with_answers(dict.fromkeys(COLUMNS) | article)
                 continue
             for paragraph in article["paragraphs"]:
                 for question in paragraph["qas"]:
@@ -234,12 +200,8 @@ def of_json(path: Path, setting: str) -> Iterator[tuple[str, Record]]:
         ) from error
 
 
-def _question(record: Record, training: bool) -> tuple[Question, int]:
-    """A question, and how many of its answers stand elsewhere than its record has them.
-
-    Raises:
-        ValueError: it cannot be used; with the reason.
-    """
+def _question(record: Record, training: bool) -> Question:
+    """A question. Raises ValueError with the reason where it cannot be used."""
     context, question, records = record["context"], record["question"], record["answers"]
     if record["id"] is None:
         raise ValueError("no id")
@@ -258,11 +220,7 @@ def _question(record: Record, training: bool) -> tuple[Question, int]:
     answers = tuple(Answer(entry["text"], find(entry["text"], context, entry.get("answer_start"))) for entry in records)
     if training and answers and all(answer.place is None for answer in answers):
         raise ValueError("no answer in its context")
-    elsewhere = sum(
-        answer.place is not None and answer.place[0] != entry.get("answer_start")
-        for answer, entry in zip(answers, records, strict=True)
-    )
-    return Question(str(record["id"]), context, question, answers), elsewhere
+    return Question(str(record["id"]), context, question, answers)
 
 
 def find(text: str, context: str, start: Any) -> tuple[int, int] | None:

@@ -1,16 +1,13 @@
 """Any table of the user's: a column or two of text, and one of classes or of values."""
 
-import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from distill.data.readers import has_utf8
-from distill.data.tables import LabelledTexts, Split, TableConfig, describe, find_split, find_unlabelled
-from distill.data.tables._rows import SUFFIXES, Columns, collect, read_rows
-from distill.data.tables._unlabelled import TEXT_SUFFIXES, unlabelled_texts
+from distill.data.tables import LabelledTexts, Split, find_tables, name_of
+from distill.data.tables._rows import SUFFIXES, TEXT_SUFFIXES, fields_of, file_rows, hub_rows, labelled_texts
 from distill.runtime.errors import SettingError
 
 WHOLE = re.compile(r"-?\d+\.0*")  # a whole number as programs write one among floats
@@ -37,48 +34,32 @@ class Table(Split):
     def read(self, setting: str, training: bool, like: Any | None = None) -> LabelledTexts:
         """As of every split.
 
-        Where no training names the classes, those that the Hub data set numbers keep their numbers, which its teachers
-        have learned; else they are sorted.
+        Where no training names the classes, those that the data set numbers keep their numbers, which its teachers have
+        learned; else they are sorted.
         """
-        files = find_split(self, setting, SUFFIXES)
-        columns = Columns(self.text, self.second, self.label, setting)
-        columns.check()
-        table: TableConfig = self
+        files = self.files(setting, SUFFIXES)
+        fields = fields_of(setting, (self.text, self.second), self.label)
+        setting_of = {column: key for key, column in fields.items()}
+        if twice := [key for key, column in fields.items() if setting_of[column] != key]:
+            column = fields[twice[0]]
+            raise SettingError(f"{setting_of[column]}={column} is also {twice[0]}: name another column for one of them")
+        sets = [file_rows(path, f"{setting}.path", fields, quotes=self.quotes) for path in files]
+        sets = sets or [hub_rows(self, setting, fields)]
         classes: tuple[str, ...] | None = None if like is None else like.classes or None
-        if not files:
-            held = self.rows(setting)
-            table = TableInMemory(hub=self.hub, subset=self.subset, split=self.split, held=held)
-            numbered = getattr(held.features.get(self.label), "names", None) or ()
-            classes = classes or tuple(name.strip() for name in numbered) or None
-        rows = read_rows(table, setting, files, columns.fields, quotes=self.quotes)
-        collected = collect(rows, columns, lambda value: self._label(value, classes), training)
+        classes = classes or tuple(name.strip() for name in sets[0].classes.get(self.label, ())) or None
+        parse = number if self.regression else lambda value: class_among(value, classes)
+        texts, found = labelled_texts(self.place(files), sets, fields, parse, training, setting)
         if self.regression:
-            labels, classes = np.array(collected.labels, np.float64), ()
-        else:
-            classes = classes or _sorted(collected.labels, f"{setting}.label={self.label}", setting, training)
-            numbers = {name: number for number, name in enumerate(classes)}
-            labels = np.array([numbers[name] for name in collected.labels], np.int64)
-        name = describe(self, files)
-        return LabelledTexts(name, collected.first, collected.second, labels, classes, collected.left_out)
-
-    def _label(self, value: Any, classes: tuple[str, ...] | None) -> float | str:
-        """The label in a field. Raises ValueError with the reason where it is none, or none of these classes."""
-        if self.regression:
-            return number(value)
-        if classes is not None and isinstance(value, str) and value.strip() in classes:
-            return value.strip()
-        name = class_of(value)
-        if classes is None or name in classes:
-            return name
-        alike = [one for one in classes if one.lower() == name.lower()]
-        if len(alike) != 1:
-            raise ValueError(f"its class {name} is none of training's ({', '.join(classes)})")
-        return alike[0]
+            return replace(texts, labels=np.array(found, np.float64))
+        classes = classes or _sorted(found, f"{setting}.label={self.label}", setting, training)
+        numbers = {name: number for number, name in enumerate(classes)}
+        return replace(texts, labels=np.array([numbers[name] for name in found], np.int64), classes=classes)
 
     def read_unlabelled(self, path: str, setting: str) -> LabelledTexts:
-        columns = Columns(self.text, self.second, None, "corpus")
-        files = find_unlabelled(path, setting, TEXT_SUFFIXES)
-        return unlabelled_texts(files, setting, columns, quotes=self.quotes)
+        files = find_tables(path, setting, "unlabelled", TEXT_SUFFIXES)
+        fields = fields_of("corpus", (self.text, self.second))
+        sets = (file_rows(file, setting, fields, quotes=self.quotes) for file in files)
+        return labelled_texts(name_of(files), sets, fields, None, True, setting)[0]
 
 
 @dataclass
@@ -87,24 +68,18 @@ class TableInMemory(Table):
 
     held: Any = None
 
-    def rows(self, setting: str) -> Any:
+    def hub_data(self, setting: str) -> Any:
         return self.held
 
 
 def number(value: Any) -> float:
     """The value of a field. Raises ValueError with the reason where it is no finite number."""
-    if value is None or value == "":
-        raise ValueError("no label")
     try:
         parsed = float(value)
-    except (TypeError, ValueError):
-        raise ValueError("its label is no number") from None
-    except OverflowError:
-        parsed = math.inf
-    if not math.isfinite(parsed):
-        raise ValueError("its label is not finite")
-    if abs(parsed) > LARGEST:
-        raise ValueError(f"its label is beyond {LARGEST:.0e}, whose square fp32 cannot hold: scale the column")
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"its label {str(value)[:40]!r} is no number") from None
+    if not abs(parsed) <= LARGEST:
+        raise ValueError(f"its label {parsed} is not finite, or beyond {LARGEST:.0e}, whose square fp32 cannot hold")
     return parsed
 
 
@@ -115,16 +90,21 @@ def class_of(value: Any) -> str:
     """
     if isinstance(value, list | dict):
         raise ValueError("several labels, where one class is learnt")
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
     name = "" if value is None or value != value else str(value).strip()
     if not name:
         raise ValueError("no label")
-    if WHOLE.fullmatch(name):
-        name = str(int(name.partition(".")[0]))
-    if not has_utf8(name):
-        raise ValueError("half a surrogate pair in its label")
-    return name
+    return str(int(name.partition(".")[0])) if WHOLE.fullmatch(name) else name
+
+
+def class_among(value: Any, classes: tuple[str, ...] | None) -> str:
+    """The class in a field as one of these, else in other letters' case. Raises ValueError where it is none of them."""
+    name = class_of(value)
+    if classes is None or name in classes:
+        return name
+    alike = [one for one in classes if one in (value, str(value).strip()) or one.lower() == name.lower()]
+    if len(alike) != 1:
+        raise ValueError(f"its class {name} is none of training's ({', '.join(classes)})")
+    return alike[0]
 
 
 def _sorted(names: list[str], label: str, setting: str, training: bool) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Classes and values: sequences of one text or two, each with what is to be predicted for it.
+"""Labelled examples: sequences of one text or two with classes or values, and windows of contexts with answers.
 
 Shapes: B sequences, S positions.
 """
@@ -10,6 +10,7 @@ import torch
 
 from distill.data.batch import PADDING, Batch, Labels
 from distill.data.class_sequences import ClassSequences
+from distill.data.span_windows import SpanWindows
 
 WIDTHS = 32  # batches are cut to a multiple of this, so that compiled graphs meet few shapes
 
@@ -39,6 +40,36 @@ class Classes:
         targets = targets if targets.dtype == torch.int64 else targets.float()
         labels = {"class": Labels(torch.from_numpy(labelled), targets)}
         return text_batch(ids, self.texts.segments[row_ids], self.pad_id, labels, row_ids)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The batches of a set of windows.
+
+    `span_start` and `span_end` have a target for each sequence whose answer is given, L of them: `positions` are these
+    sequences [L] of the batch, `targets` [L] the positions in the sequence, that of [CLS] where the window has no
+    answer.
+    """
+
+    windows: SpanWindows
+
+    @property
+    def pad_id(self) -> int:
+        return self.windows.pad_id
+
+    @property
+    def identity(self) -> str:
+        return f"spans {self.windows.digest}"
+
+    def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
+        """A micro-batch of the windows of these numbers, ids [B, S] int64; nothing in it is random."""
+        labelled = np.flatnonzero(row_ids < len(self.windows.starts))
+        positions, numbers = torch.from_numpy(labelled), row_ids[labelled]
+        labels = {
+            "span_start": Labels(positions, torch.from_numpy(self.windows.starts[numbers])),
+            "span_end": Labels(positions, torch.from_numpy(self.windows.ends[numbers])),
+        }
+        return text_batch(ids, self.windows.segments[row_ids], self.pad_id, labels, row_ids)
 
 
 def text_batch(
