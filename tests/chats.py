@@ -7,14 +7,17 @@ from typing import Any
 
 from families import byte_pairs
 from tiny import SEP, parts, text_config
-from tokenizers import Tokenizer
 
 from distill.config.settings import Config
 from distill.data.sequence_format import causal_format
 from distill.data.tokens import Tokens, corpus_text, prepare
 
 # The end-of-text token inside a conversation, as in ChatML, and the name of the token that fills rows.
-TEMPLATE = "[PAD]{role}: {content}[SEP]"
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ '[PAD]' + message['role'] + ': ' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '[SEP]' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '[SEP]' }}{% endif %}{% endfor %}"
+)
 TOKENIZER = byte_pairs()
 FORMAT = causal_format(TOKENIZER)
 
@@ -24,7 +27,7 @@ def conversations(count: int = 30) -> list[list[dict[str, str]]]:
     roles = ["system", "user", "assistant"]
 
     def words() -> str:
-        return " ".join(draw.choices(["the", "then", "an", "cat", "hats", "[SEP]"], k=draw.randint(1, 6)))
+        return " ".join(draw.choices(["the", "then", "an", "cat", "hats", "[SEP"], k=draw.randint(1, 6)))
 
     said = [[{"role": draw.choice(roles), "content": words()} for _ in range(draw.randint(1, 5))] for _ in range(count)]
     return [each for each in said if any(message["role"] == "assistant" for message in each)]
@@ -42,21 +45,12 @@ def tokens_of(config: Config, part: str = "train") -> Tokens:
 
 
 def naive(conversation: list[dict[str, str]], template: str = TEMPLATE) -> list[tuple[int, bool]]:
-    """The ids of a conversation, and whether each counts, from its beginning to its end-of-text token."""
-    tokenizer, text = TOKENIZER.backend_tokenizer, Tokenizer.from_str(TOKENIZER.backend_tokenizer.to_str())
-    text.encode_special_tokens = True
-    ids: list[tuple[int, bool]] = [(int(FORMAT.document_start or 0), True)]
-    counts = False
-    for message in conversation:
-        counts = message["role"] == "assistant"
-        before, after = (part.format(role=message["role"]) for part in template.split("{content}"))
-        for said, stretch in (
-            (False, tokenizer.encode(before, add_special_tokens=False)),
-            (counts, text.encode(message["content"], add_special_tokens=False)),
-            (counts, tokenizer.encode(after, add_special_tokens=False)),
-        ):
-            ids += [(id_, said) for id_ in stretch.ids]
-    return [*ids, (SEP, counts)]
+    """The ids of a conversation, and whether each counts, up to its end-of-text token, as transformers has them."""
+    found: Any = TOKENIZER.apply_chat_template(
+        conversation, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
+    )
+    ids = [*zip(found["input_ids"], map(bool, found["assistant_masks"]), strict=True)]
+    return ids if ids[-1][0] == SEP else [*ids, (SEP, ids[-1][1])]
 
 
 def naive_rows(length: int, cross: bool) -> list[list[tuple[int, bool, int]]]:

@@ -89,10 +89,7 @@ class SourceConfig(Part):
     )
     template: str | None = setting(
         None,
-        "How conversations are written: {role} and {content}, Jinja, or FILE.jinja; null: the tokenizer's way.",
-    )
-    target_role: str | None = setting(
-        None, "The role whose messages a causal model learns to write; null is assistant."
+        "The chat template of conversations, in Jinja or as FILE.jinja; null: the tokenizer's own.",
     )
     hub: LocalPath | None = setting(None, "Name of a data set on the Hugging Face Hub.")
     subset: str | None = setting(None, "Configuration of the data set on the Hub.")

@@ -1,9 +1,10 @@
-"""Chat templates in Jinja, as tokenizers have them: the text of a conversation, and what of it counts."""
+"""Conversations, and chat templates in Jinja: the text of a conversation, and what of it counts."""
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from distill.data.document import Part
@@ -14,93 +15,31 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = Record  # `role`, `content`, and what else a template may read, such as `reasoning_content`
-Spans = list[tuple[int, int]]  # [begin, end) in characters
 
 ASSISTANT = "assistant"
 COLUMNS = ("messages", "conversations")  # of conversations; the second is ShareGPT's
 TOOLS = "tools"  # the column of what the assistant may call
-TEXT = "text"  # the kind of a part of a content
 REWRITE = 'rewrite it to {"role": "user", "content": "..."}'
 LIST = re.compile(r"\s*\[")  # as a JSON text of messages begins
-# The roles of ShareGPT's form by its names of them.
-SHAREGPT = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "function": "tool", "observation": "tool"}
-ROLES = ("system", "user", ASSISTANT, "tool")
+ROLES = {role: role for role in ("system", "user", ASSISTANT, "tool")}
+# And those of ShareGPT's form by its names of them.
+ROLES |= {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "function": "tool", "observation": "tool"}
 
-MAX_TEMPLATE = 1 << 20  # characters; the largest in use have some 10,000
+# How conversations are written where neither the settings nor the tokenizer have a template.
+DEFAULT = (
+    "{% if bos_token is defined and bos_token != eos_token %}{{ bos_token }}{% endif %}"
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' }}{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '\n' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
 MAX_MESSAGES = 1000  # of a conversation, which is rendered twice for each turn of the assistant
-MAX_TEXT = 1 << 20  # characters of a conversation, which is tokenized as a whole
 GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 # Templates may write today's date, and tomorrow's sequences have to be those of today.
 DATE = {"%d": "01", "%-d": "1", "%b": "Jan", "%B": "January", "%m": "01", "%Y": "2025", "%y": "25", "%A": "Wednesday"}
 _REPLACED = "".join(f"|replace('{form}', '{text}')" for form, text in DATE.items())
 # The environment of transformers drops the end of a line behind a block.
 FIXED_DATE = f"{{% macro strftime_now(form) %}}{{{{ form{_REPLACED} }}}}{{% endmacro %}}\n"
-
-
-def is_jinja(text: str) -> bool:
-    """Whether a template is one of Jinja, which has a loop over messages, and none of {role} and {content}."""
-    return re.search(r"(?<!\{)\{%", text) is not None
-
-
-def message_of(item: Any) -> Message:
-    """A message with `role` and `content`, of which an absent one is empty; of ShareGPT's `from` and `value`, too.
-
-    A content in parts, as OpenAI has it, is the text of these. A message, and its `tool_calls`, may be JSON texts.
-
-    Raises:
-        ValueError: it is no message, or not of text alone; with the reason.
-    """
-    item = _parsed(item)
-    if not isinstance(item, Mapping):
-        raise ValueError(f"a message in it is {str(item)[:80]!r}, not a role and a content: {REWRITE}")
-    message = {str(name): value for name, value in item.items() if value is not None}
-    if "role" not in message and message.get("from") in (*SHAREGPT, *ROLES):
-        role = message.pop("from")
-        message = {"role": SHAREGPT.get(role, role), "content": message.pop("value", ""), **message}
-    message["content"] = _text(message.get("content", ""))
-    if isinstance(message.get("tool_calls"), str):
-        message["tool_calls"] = _parsed(message["tool_calls"])
-    if not isinstance(message.get("role"), str):
-        raise ValueError(f"a message in it is {str(item)[:80]!r}, without a role: {REWRITE}")
-    return message
-
-
-def _text(content: Any) -> str:
-    """The text of a message's content, which may be in parts. Raises ValueError where it is more than text."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ValueError(f"the content of a message in it is {str(content)[:80]!r}, not text: {REWRITE}")
-    texts = []
-    for part in content:
-        kind = part.get("type") or TEXT if isinstance(part, Mapping) else TEXT
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if kind != TEXT or not isinstance(text, str):
-            raise ValueError(
-                f"a message in it has a part that is no text ({str(part)[:80]}), which a language model cannot read: "
-                "leave that conversation out, or put text in its place"
-            )
-        texts.append(text)
-    return "".join(texts)
-
-
-def _parsed(value: Any) -> Any:
-    """What a JSON text holds; anything but a text as it is. Raises ValueError where the text is no JSON."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON in {value[:40]!r} ({error}): mend it, or give a list") from error
-
-
-def holds_messages(value: Any) -> bool:
-    """Whether a field holds a conversation: a list of messages, or the JSON text of one."""
-    if isinstance(value, str) and not LIST.match(value):
-        return False
-    try:
-        items = _parsed(value)
-        return isinstance(items, list) and bool(items) and all(message_of(item) for item in items)
-    except ValueError:
-        return False
 
 
 class Conversation(NamedTuple):
@@ -132,6 +71,53 @@ def conversation_of(record: Record, column: str, prompt: str | None = None) -> C
     return Conversation([*given, *held[column]], held[TOOLS] or None, len(given))
 
 
+def holds_messages(value: Any) -> bool:
+    """Whether a field holds a conversation: a list of messages, or the JSON text of one."""
+    if isinstance(value, str) and not LIST.match(value):
+        return False
+    try:
+        items = _parsed(value)
+        return isinstance(items, list) and bool(items) and all(message_of(item) for item in items)
+    except ValueError:
+        return False
+
+
+def message_of(item: Any) -> Message:
+    """A message with `role` and `content`, of which an absent one is empty; of ShareGPT's `from` and `value`, too.
+
+    A content in parts, as OpenAI has it, is the text of these. A message, and its `tool_calls`, may be JSON texts.
+
+    Raises:
+        ValueError: it is no message, or not of text alone; with the reason.
+    """
+    item = _parsed(item)
+    message = {name: value for name, value in item.items() if value is not None} if isinstance(item, Mapping) else {}
+    if "role" not in message and message.get("from") in ROLES:
+        message = {"role": ROLES[message.pop("from")], "content": message.pop("value", ""), **message}
+    if not isinstance(message.get("role"), str):
+        raise ValueError(f"a message in it is {str(item)[:80]!r}, without a role: {REWRITE}")
+    content = message.get("content", "")
+    texts = [content]
+    if isinstance(content, list):
+        is_text = [isinstance(part, Mapping) and (part.get("type") or "text") == "text" for part in content]
+        texts = [part.get("text") if plain else part for part, plain in zip(content, is_text, strict=True)]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(
+            f"a message in it has a content that is no text ({str(content)[:80]}), which a language model cannot read: "
+            "leave that conversation out, or put text in its place"
+        )
+    calls = {"tool_calls": _parsed(message["tool_calls"])} if "tool_calls" in message else {}
+    return {**message, "content": "".join(texts), **calls}
+
+
+def _parsed(value: Any) -> Any:
+    """What a JSON text holds; anything but a text as it is. Raises ValueError where the text is no JSON."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON in {value[:40]!r} ({error}): mend it, or give a list") from error
+
+
 def without_nulls(value: Any) -> Any:
     """A row of columns without what is null in it: these give every record the fields that any of them has."""
     if isinstance(value, Mapping):
@@ -141,21 +127,13 @@ def without_nulls(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """Writes conversations by a template, which transformers renders in its sandbox.
-
-    Attributes:
-        text: the template.
-        name: what error lines call it.
-        setting: that names another one, for their cures; empty where nothing does.
-        variables: the special tokens that a template may write by names such as `eos_token`.
-        special: all special tokens of the tokenizer.
-    """
+    """Writes conversations by a template, which transformers renders in its sandbox."""
 
     text: str
-    name: str = field(compare=False)
-    setting: str = field(compare=False)
-    variables: dict[str, str]
-    special: tuple[str, ...]
+    name: str = field(compare=False)  # what error lines call it
+    setting: str = field(compare=False, default="")  # that names another one, for their cures; empty: nothing does
+    variables: dict[str, str] = field(default_factory=dict)  # special tokens by names that it may write: `eos_token`
+    special: tuple[str, ...] = ()  # all special tokens of the tokenizer
 
     @classmethod
     def of(
@@ -164,32 +142,18 @@ class ChatTemplate:
         """A template for the tokens of a tokenizer, by default its own; None where it has none.
 
         Raises:
-            SettingError: it is too long, or no Jinja.
+            SettingError: the tokenizer has several, none of which is the default.
         """
         if text is None and not tokenizer.chat_template:
             return None
         try:
             text = tokenizer.get_chat_template() if text is None else text
-        except ValueError as error:  # it has several, none of which is the default
+        except ValueError as error:
             cure = f"set {setting}" if setting else "name one of them default"
             raise SettingError(f"{name} cannot be chosen ({first_line(error)}): {cure}") from error
-        if len(text) > MAX_TEMPLATE:
-            raise SettingError(f"{name} has {len(text):,} characters: give one of {MAX_TEMPLATE:,} at most")
         variables = {key: str(token) for key, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
         special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-        template = cls(text, name, setting, variables, tuple(sorted({*special, *variables.values()})))
-        template._check()
-        return template
-
-    def _check(self) -> None:
-        """Raises SettingError where the template is no Jinja; whether it takes a conversation shows with that."""
-        from jinja2 import TemplateSyntaxError
-
-        try:
-            self.render([{"role": "user", "content": ""}])
-        except SettingError as error:
-            if isinstance(error.__cause__, TemplateSyntaxError):
-                raise
+        return cls(text, name, setting, variables, tuple(sorted({*special, *variables.values()})))
 
     @property
     def writes_tools(self) -> bool:
@@ -200,7 +164,7 @@ class ChatTemplate:
         """The text of a conversation; `prompt`: with the beginning of the assistant's next turn.
 
         Raises:
-            SettingError: the template refuses it, or it is too long.
+            SettingError: the template refuses it.
         """
         return self._rendered(messages, prompt, tools)[0]
 
@@ -215,26 +179,23 @@ class ChatTemplate:
                 a message holds the name of a special token, which would become that token.
         """
         messages, tools, given = conversation
-        self._check_messages(conversation)
-        if GENERATION.search(self.text):
-            text, spans = self._rendered(messages, tools=tools, spans=True)
-            of_prompt = self._rendered(messages[:given], tools=tools, spans=True)[1] if given else []
-            spans = spans[len(of_prompt) :]
-        else:
-            text = self.render(messages, tools=tools)
-            spans = self._by_difference(conversation, text)
-        parts, place = list[Part](), 0
-        for begin, end in spans:
-            parts += [_part(text[place:begin], False), _part(text[begin:end], True)]
-            place = end
-        return tuple(part for part in (*parts, _part(text[place:], False)) if part.text)
+        self._check(conversation)
+        is_marked = GENERATION.search(self.text) is not None
+        text, spans = self._rendered(messages, tools=tools, marked=is_marked)
+        if not is_marked:
+            spans = list(self._by_difference(conversation, text))
+        elif given:
+            spans = spans[len(self._rendered(messages[:given], tools=tools, marked=True)[1]) :]
+        cuts = [0, *(place for span in spans for place in span), len(text)]  # every second stretch counts
+        stretches = [(text[begin:end], bool(number % 2)) for number, (begin, end) in enumerate(pairwise(cuts))]
+        return tuple(Part(each, counts, special=True, rendered=True) for each, counts in stretches if each)
 
     def prompt(self, conversation: Conversation) -> str:
         """The text of a conversation up to where the assistant's next turn begins. Raises as `parts`."""
-        self._check_messages(conversation)
+        self._check(conversation)
         return self.render(conversation.messages, prompt=True, tools=conversation.tools)
 
-    def _check_messages(self, conversation: Conversation) -> None:
+    def _check(self, conversation: Conversation) -> None:
         if (count := len(conversation.messages)) > MAX_MESSAGES:
             raise SettingError(
                 f"{self.name}: a conversation has {count:,} messages, more than {MAX_MESSAGES:,}: cut it"
@@ -243,16 +204,12 @@ class ChatTemplate:
         if name := next((name for name in self.special if name in written), None):
             raise SettingError(
                 f"{self.name}: a message holds {name}, the name of a special token, which would become that token: "
-                "remove it from the text" + self._or_another("one with {role} and {content}, where it is text")
+                "remove it from the text"
             )
 
-    def _or_another(self, template: str) -> str:
-        """The end of a cure: to choose such a template, where a setting does."""
-        return f", or set {self.setting} to {template}" if self.setting else ""
-
-    def _by_difference(self, conversation: Conversation, text: str) -> Spans:
+    def _by_difference(self, conversation: Conversation, text: str) -> Iterator[tuple[int, int]]:
+        """The characters [begin, end) of each turn of the assistant that is no prompt."""
         messages, tools, given = conversation
-        spans: Spans = []
         for turn, message in enumerate(messages):
             if turn < given or message["role"] != ASSISTANT:
                 continue
@@ -263,43 +220,35 @@ class ChatTemplate:
                 raise SettingError(
                     f"{self.name} does not write turn {turn + 1} of a conversation, one of the assistant, {why}, so "
                     f"its targets are unknown: set {self.setting} to FILE.jinja, a copy with "
-                    "{% generation %} around what the assistant writes, or to one with {role} and {content}"
+                    "{% generation %} around what the assistant writes"
                 )
-            end, mark = len(until), self.variables.get("eos_token", "")
-            if mark and (last := until.rfind(mark, len(before))) >= 0:
-                end = last + len(mark)
-            spans.append((len(before), end))
-        return spans
+            mark = self.variables.get("eos_token", "")
+            last = until.rfind(mark, len(before)) if mark else -1
+            yield len(before), len(until) if last < 0 else last + len(mark)
 
     def _rendered(
         self,
         messages: Sequence[Message],
         prompt: bool = False,
         tools: Sequence[Any] | None = None,
-        spans: bool = False,
-    ) -> tuple[str, Spans]:
+        marked: bool = False,
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """The text, and the characters [begin, end) of each place that the template marks, where `marked`."""
         from transformers.utils import chat_template_utils
 
-        render: Any = chat_template_utils.render_jinja_template  # whose annotations are those of one text
-        dated = "strftime_now" in self.text
+        render: Any = chat_template_utils.render_jinja_template  # of which `apply_chat_template` gives tokens alone
+        text = (FIXED_DATE if "strftime_now" in self.text else "") + self.text
         try:
-            texts, places = render(
+            (written,), places = render(
                 conversations=[list(messages)],
-                tools=None if tools is None else list(tools),
-                chat_template=(FIXED_DATE if dated else "") + self.text,
+                tools=list(tools) if tools else None,
+                chat_template=text,
                 add_generation_prompt=prompt,
-                return_assistant_tokens_mask=spans,
+                return_assistant_tokens_mask=marked,
                 **self.variables,
             )
         except Exception as error:  # the template's own, Jinja's, and whatever an operator of Python raises in it
-            raise SettingError(
-                f"{self.name} refuses a conversation ({type(error).__name__}: {first_line(error)[:200]}): mend one or "
-                "the other" + self._or_another("another one")
-            ) from error
-        if len(texts[0]) > MAX_TEXT:
-            raise SettingError(f"{self.name} writes {len(texts[0]):,} characters, more than {MAX_TEXT:,}: cut the text")
-        return texts[0], places[0] if spans else []
-
-
-def _part(text: str, counts: bool) -> Part:
-    return Part(text, counts, special=True, rendered=True)
+            cure = f", or set {self.setting} to another one" if self.setting else ""
+            reason = f"{type(error).__name__}: {first_line(error)[:200]}"
+            raise SettingError(f"{self.name} refuses a conversation ({reason}): mend one or the other{cure}") from error
+        return written, places[0] if marked else []

@@ -451,7 +451,7 @@ def _no_sequences(meta: Meta, part: str, text: Text, corpus: CorpusConfig) -> Se
     if text.prompts and not count + meta["bad"] + len(meta["skipped"]):
         return SettingError(
             f"{text.setting}.path={text.path}: no document has a token that counts as a target; check "
-            f"{text.setting}.target_role for conversations, or {text.setting}.field for answers to prompts"
+            f"{text.setting}.field: conversations need messages of the assistant, prompts need answers"
         )
     return SettingError(
         f"{text.setting}.path={text.path}: not one sequence: {counted(count, 'document')}, none long "

@@ -26,7 +26,6 @@ from distill.config.settings import (
 from distill.config.weight_schedule import WeightSchedule
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
-from distill.data.sequence_format import causal_format
 from distill.data.sources._in_memory import settings_in_memory
 from distill.data.sources.chat import chat_template
 from distill.data.tables import glue, squad
@@ -231,9 +230,7 @@ def _hub_dataset(source: SourceConfig) -> str | None:
 
 def template_of_chats(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """The chat template by which the student was trained; None without conversations, or with several ways of them."""
-    has_start = causal_format(tokenizer).document_start is not None
-    sources = [settings_in_memory(source) for source in corpus.parts]
-    return chat_template(sources, str(tokenizer.bos_token) if has_start else None, tokenizer)
+    return chat_template([settings_in_memory(source) for source in corpus.parts], tokenizer)
 
 
 def _sources(tokens: Tokens, order: Mixture) -> dict[str, facts.Source]:

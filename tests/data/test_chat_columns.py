@@ -104,10 +104,9 @@ def test_tools_reach_the_template(template: str, change: Any, form: str, tmp_pat
 
 def test_tools_that_no_template_writes_are_counted(tmp_path: Path) -> None:
     records = [{"messages": SHORT, "tools": TOOLS}, {"messages": SHORT}]
-    for more in ({}, {"template": "{role} {content}"}):
-        tokens = written(records, tmp_path, "jsonl", smollm2(), **more)
-        assert tokens.documents == 2 and [*tokens.invalid.left_out.values()] == [1]
-        assert "tools" in tokens.invalid.lines()[0]
+    tokens = written(records, tmp_path, "jsonl", smollm2())
+    assert tokens.documents == 2 and [*tokens.invalid.left_out.values()] == [1]
+    assert "tools" in tokens.invalid.lines()[0]
     assert not written(records, tmp_path, "jsonl", smollm2(TOOLED + CHATML)).invalid.left_out
 
 
@@ -130,8 +129,6 @@ def test_prompts_of_messages_do_not_count(change: Any, form: str, tmp_path: Path
         named = {"field": "completion", "prompt": "prompt"}
         (text,) = texts_of(written(records, tmp_path, form, smollm2(template), **named), smollm2())
         assert "[And the\n\nhats. <|im_end|>" in text and text.count("[") == 1 and "an ant" in text
-    (text,) = texts_of(written(records, tmp_path, form, smollm2(), **named, template="{content}."), smollm2())
-    assert "]the hat.an ant.then\nthe cat?.[And the" in text
 
 
 @pytest.mark.parametrize(
@@ -145,7 +142,7 @@ def test_prompts_of_messages_do_not_count(change: Any, form: str, tmp_path: Path
             {"messages": [{"role": "user", "content": [{"type": "image", "url": "a"}]}]},
             ["record 1", "no text", "image"],
         ),
-        ({"messages": [{"role": "user", "content": {"text": "a"}}]}, ["record 1", "not text"]),
+        ({"messages": [{"role": "user", "content": {"text": "a"}}]}, ["record 1", "no text"]),
         ({"messages": "Hi"}, ["record 1", "JSON"]),
     ],
 )
@@ -173,4 +170,4 @@ def test_conversations_without_an_answer_are_counted(tmp_path: Path) -> None:
     records = [{"messages": SHORT}, {"messages": TALK[:1]}, {"messages": []}, {"messages": [SHORT[0], SHORT[0]]}]
     tokens = written(records, tmp_path, "jsonl", smollm2())
     assert tokens.documents == 1 and tokens.invalid.bad == 0 and [*tokens.invalid.left_out.values()] == [3]
-    assert "3 records" in tokens.invalid.lines()[0] and "corpus.target_role" in tokens.invalid.lines()[0]
+    assert "3 records" in tokens.invalid.lines()[0] and "assistant" in tokens.invalid.lines()[0]

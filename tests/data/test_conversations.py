@@ -75,7 +75,7 @@ def test_distillation_on_conversations(
     assert distill(*command) == 0
     run = Path("runs/chat")
     content = results(run)
-    assert "of which the messages of assistant count" in content["corpus"]["name"]
+    assert "of which the assistant's messages count" in content["corpus"]["name"]
     assert "prompts are read and not scored" in content["measures"]["perplexity"]["explanation"]
     asked = [sample["prompt"] for sample in content["samples"]["texts"]]
     assert asked and all(prompt.endswith("<|assistant|>\n") for prompt in asked), asked
@@ -95,7 +95,7 @@ def test_distillation_on_conversations(
         monkeypatch.chdir(folder)
     # Another template is another text: the run cannot go on with it. The same again is finished.
     capfd.readouterr()
-    assert distill(*command, r'corpus.template="{role}> {content}\n"') == 2
+    assert distill(*command, "corpus.template='{% for m in messages %}{{ m.content }}{% endfor %}'") == 2
     assert "the corpus has another text now" in capfd.readouterr().err
     assert distill(*command) == 0
     assert "finished and nothing was changed" in capfd.readouterr().err
@@ -203,7 +203,7 @@ def test_prompts_and_completions() -> None:
     assert distill("+recipe=distilgpt2_gutenberg", *columns, *SMALL, *sets, "hydra.run.dir=runs/pairs") == 0
     content = results(Path("runs/pairs"))
     assert "after prompts in prompt" in content["corpus"]["name"]
-    assert "of which the messages of assistant count" in content["evaluation"]["chats"]["description"]
+    assert "of which the assistant's messages count" in content["evaluation"]["chats"]["description"]
     positions, tokens = scored(Path("runs/pairs"))
     assert 0 < positions < 0.7 * tokens
 

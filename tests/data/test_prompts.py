@@ -59,12 +59,12 @@ def test_targets_are_those_of_a_naive_loop(tmp_path: Path, cross: bool) -> None:
     np.testing.assert_array_equal(found.counts, counts)
 
 
-def test_the_end_of_text_inside_a_conversation_and_in_a_content_differ(tmp_path: Path) -> None:
+def test_the_end_of_text_inside_a_conversation_is_no_end_of_the_document(tmp_path: Path) -> None:
     config = chats(tmp_path, cross_documents=False, sequence_length=128)
-    write_lines(tmp_path / "chats.jsonl", [{"messages": [{"role": "assistant", "content": "an [SEP]"}]}])
+    said = [{"role": role, "content": "an"} for role in ("assistant", "user", "assistant")]
+    write_lines(tmp_path / "chats.jsonl", [{"messages": said}])
     (row,) = all_of(tokens_of(config).sequences)
-    marked = row[(row & IDS) == SEP]  # of the template, and of the document; that of the content is letters
-    assert marked.tolist() == [SEP | INNER, SEP]
+    assert row[(row & IDS) == SEP].tolist() == [SEP | INNER, SEP | INNER | PROMPT, SEP]
     assert row[1] == PAD | INNER | PROMPT
 
 
@@ -106,45 +106,19 @@ def test_conversations_of_parquet_and_of_the_hub_are_those_of_jsonl(tmp_path: Pa
         assert [each.parts for each in documents_of(source)] == expected
 
 
-def test_a_conversation_is_written_by_the_template(tmp_path: Path) -> None:
-    said = [
-        {"role": "user", "content": "Hi {role}"},
-        {"role": "assistant", "content": "Hello"},
-        {"role": "user", "content": None},
-    ]
+def test_a_conversation_without_a_template_is_written_by_the_default(tmp_path: Path) -> None:
+    said = [{"role": role, "content": text} for role, text in (("user", "Hi"), ("assistant", "Hello"), ("user", None))]
     path = write_lines(tmp_path / "x.jsonl", [{"messages": said}, {"messages": said[:1]}, {"messages": None}])
-    settings = SourceConfig(kind="chat", path=str(path))
-    (document,) = documents_of(settings)  # what has no message that counts is left out
-    assert document.text == "<|user|>\nHi {role}\n<|assistant|>\nHello\n<|user|>\n\n"
-    assert document.parts == (
-        Part("<|user|>\n", False, True),
-        Part("Hi {role}", False),
-        Part("\n<|assistant|>\n", False, True),
-        Part("Hello"),
-        Part("\n", True, True),
-        Part("<|user|>\n\n", False, True),
-    )
-    settings = settings.changed(template="{{{role}}} {content}\\n", target_role="user")
-    first, _ = documents_of(settings)
-    assert first.text.startswith("{user} Hi {role}\n{assistant} Hello\n")
-    assert "".join(part.text for part in first.parts if part.counts) == "Hi {role}\n\n"
-    write_lines(path, [{"messages": [{"role": "\0", "content": "Hi"}, *said]}])
-    first, *_ = documents_of(settings)
-    assert first.text.startswith("{\0} Hi\n{user} Hi {role}\n")  # no character stands for a content
-    settings = settings.changed(target_role="gpt")
-    errors: list[str] = []
-    source = find_source(settings, "corpus", DataConfig())
-    assert source is not None
-    assert not [each for shard in source.shards() for each in read(source, shard, lambda e: errors.append(str(e)))]
-    assert errors[-1] == "x.jsonl: no message in it is of corpus.target_role=gpt"
+    (document,) = documents_of(SourceConfig(kind="chat", path=str(path)))  # what has no message that counts is left out
+    assert document.text == "<|user|>\nHi\n<|assistant|>\nHello\n<|user|>\n\n"
+    assert [part.text for part in document.parts if part.counts] == ["Hello\n"]
 
 
-def test_one_record_per_template_and_role(tmp_path: Path) -> None:
-    """Another template or role is another corpus; the digest of the same one does not depend on where it lies."""
+def test_one_record_per_template(tmp_path: Path) -> None:
+    """Another template is another corpus; the digest of the same one does not depend on where it lies."""
     config = chats(tmp_path)
     digest = tokens_of(config).digest
     assert tokens_of(changed(config, template=TEMPLATE + " ")).digest != digest
-    assert tokens_of(changed(config, target_role="user")).digest != digest
     assert tokens_of(changed(config, cache=str(tmp_path / "other"))).digest == digest
 
 
@@ -244,11 +218,10 @@ def test_what_cannot_have_prompts_is_refused_in_one_line(tmp_path: Path, words: 
         documents_of(SourceConfig(kind="jsonl", path=str(tmp_path), template="x"))
 
 
-@pytest.mark.parametrize("template", ["{role}", "{content}{content}", "{content", "{content}{name}", "{content!r}"])
-def test_a_template_without_a_content_is_refused(tmp_path: Path, template: str) -> None:
+def test_a_template_that_is_no_jinja_is_refused(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x.jsonl", [{"messages": []}])
-    with pytest.raises(SettingError, match=r"^corpus\.template=.* has to name \{content\} once") as caught:
-        documents_of(SourceConfig(kind="chat", path=str(path), template=template))
+    with pytest.raises(SettingError, match=r"^corpus\.template={role}: {content} has no loop over messages") as caught:
+        documents_of(SourceConfig(kind="chat", path=str(path), template="{role}: {content}"))
     assert "\n" not in str(caught.value)
 
 

@@ -126,12 +126,9 @@ def _source(rows: Any, digest: str, title: str, setting: str) -> Callable[..., S
         field: str | None = None,
         prompt: str | None = None,
         template: str | None = None,
-        target_role: str | None = None,
         fraction: float = 1.0,
     ) -> Source:
-        settings = SourceConfig(
-            kind="hub", field=field, prompt=prompt, template=template, target_role=target_role, fraction=fraction
-        )
+        settings = SourceConfig(kind="hub", field=field, prompt=prompt, template=template, fraction=fraction)
         return source_in_memory(rows, digest, title, settings, setting)
 
     return source

@@ -54,7 +54,7 @@ NAMING_SETS = ("evaluate.sets", "evaluate.sources")
 SCORED = (("validation", "dev"), ("test",))  # splits that are evaluated on: the first of these that there are
 # Settings of an evaluation set that are those of the corpus: of tables, of questions, of texts and of conversations.
 COLUMNS, ANSWERS = ("text", "second", "label", "regression", "quotes"), ("version", "stride", "max_query")
-TEXT, CHAT = ("field", "prompt"), ("template", "target_role")
+TEXT, CHAT = ("field", "prompt"), ("template",)
 SUFFIXES = {".jsonl": "jsonl", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}  # kinds of files by their names
 
 Model = str | Path | nn.Module | LoadedModel | tuple[nn.Module, "PreTrainedTokenizerBase"]

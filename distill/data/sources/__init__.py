@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Settings that only some kinds read: those in their `takes`.
-OPTIONAL = ("prompt", "template", "target_role", "document", "encoding")
+OPTIONAL = ("prompt", "template", "document", "encoding")
 
 
 class Shard(NamedTuple):

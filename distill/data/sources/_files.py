@@ -149,7 +149,7 @@ class FileSource(Source):
     @property
     def written(self) -> list[Any]:
         """Of the identity, where it has prompts: what decides which of the text counts, and what surrounds it."""
-        return [self.settings.prompt, self.settings.template, self.settings.target_role]
+        return [self.settings.prompt, self.settings.template]
 
     @property
     def counted(self) -> str:
