@@ -11,7 +11,7 @@ from job import ROOT, environment
 
 case: Any = import_module("benchmarks.attacks.case")
 Ended, Kind = case.Ended, case.Kind
-SUBJECTS = ("conversations", "mixtures", "glue", "tables", "prepare", "shards", "s3")
+SUBJECTS = ("mixtures", "glue", "tables", "prepare", "shards", "s3")
 SUBJECTS += ("limits", "clock", "links", "disks", "sharing", "sweeps", "backends")
 REFUSED = "some line\ndistill: corpus.path=x: it is not there; correct it\n"
 
@@ -52,7 +52,7 @@ def test_what_has_ended_finishes_with_the_same_result() -> None:
 
 @pytest.mark.slow
 def test_some_attacks() -> None:
-    subjects = ["conversations", "tables", "prepare", "shards"]
+    subjects = ["tables", "prepare", "shards"]
     attacks = Forked([*subjects, "--cases", "2"], environment(), script=ROOT / "benchmarks" / "attacks" / "__main__.py")
     output, errors = attacks.communicate(timeout=300)
     assert attacks.returncode == 0 and "problems: 0" in output, output + errors[-3000:]

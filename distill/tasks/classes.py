@@ -7,11 +7,11 @@ from typing import Any, Self
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config
-from distill.data.class_sequences import ClassSequences, class_sequences
 from distill.data.collate import tables as collate
 from distill.data.tables import LabelledTexts, Split
 from distill.data.tables.glue import Glue
 from distill.data.tables.table import Table
+from distill.data.text_pairs import ClassSequences, class_sequences
 from distill.evaluation.measures.classes import ClassSet, class_set, impossible_measures
 from distill.models.kind import CLASSES, ModelKind
 from distill.runtime.errors import SettingError

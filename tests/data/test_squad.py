@@ -72,6 +72,7 @@ def test_answers_are_mended_or_their_questions_left_out_in_training_alone(tmp_pa
     found = one(tmp_path, training=False, answers=lost)
     assert len(found) == 2 and found.lost == 1 and found.questions[1].answers[0].text == "nowhere"
     assert "1 without an answer in their context, scored all the same" in found.describe()
+    assert [found.take(np.array([number])).lost for number in (0, 1)] == [0, 1]
     found = one(tmp_path, answers=[*lost, {"text": text, "answer_start": place[0]}])
     assert found.questions[1].place == place
 
@@ -119,28 +120,19 @@ def test_versions_are_kept_apart(tmp_path: Path) -> None:
 
 def test_what_is_no_squad_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
-    (tmp_path / "lines.json").write_text('{"id": 1}\n{"id": 2}\n')
     sample.write(tmp_path / "other.json", {"rows": []})
     sample.write(tmp_path / "empty.json", {"data": []})
     sample.write(tmp_path / "short.jsonl", [{"id": "1", "context": "a", "question": "b"}])
-    pyarrow.parquet.write_table(pyarrow.table({"id": ["1"], "question": ["a"]}), tmp_path / "short.parquet")
     for name, line in {
         "broken.json": "broken.json: not JSON",
-        "lines.json": r"lines.json: not JSON .* \*\.jsonl",
         "other.json": "not in SQuAD's form, data > paragraphs > qas",
         "empty.json": "has not one question to use: it is empty",
         "short.jsonl": r"answers=answers: short\.jsonl has no such field; it has id, context, question$",
-        "short.parquet": r"context=context: short\.parquet has no such field; it has id, question$",
         "none.json": "no such file or folder",
     }.items():
         with pytest.raises(SettingError, match=line) as caught:
             load(tmp_path / name)
         assert str(caught.value).startswith("squad.train") and "\n" not in str(caught.value)
-
-
-def test_a_choice_of_questions_tells_of_its_own_alone(tmp_path: Path) -> None:
-    found = one(tmp_path, training=False, answers=[{"text": "nowhere", "answer_start": 0}])
-    assert [found.take(np.array([number])).lost for number in (0, 1)] == [0, 1]
 
 
 @sample.REAL

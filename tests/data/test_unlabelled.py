@@ -14,13 +14,13 @@ import questions as sample
 from test_class_sequences import made
 from vocabularies import vocabulary_of
 
-from distill.data.class_sequences import class_sequences
 from distill.data.collate.tables import Classes, Spans
 from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables import LabelledTexts
 from distill.data.tables.glue import Glue
 from distill.data.tables.squad import Questions, Squad
 from distill.data.tables.table import Table
+from distill.data.text_pairs import class_sequences
 from distill.runtime.errors import SettingError
 
 SETTING = "corpus.unlabelled"
@@ -76,30 +76,15 @@ def test_of_a_folder_with_other_splits_only_what_is_called_unlabelled(tmp_path: 
     assert Table(path=str(tmp_path), split="validation").read("corpus", training=True).first == ["one", "two"]
 
 
-def test_rows_without_text_are_counted(tmp_path: Path) -> None:
-    pairs = Table(text="one", second="other")
-    lines = [
-        json.dumps(each) for each in ({"one": "a", "other": "b"}, {"one": "a", "other": " "}, {"one": "", "other": "b"})
-    ]
-    found = texts_of(pairs, write(tmp_path / "x.jsonl", *lines))
-    assert (
-        found.texts == [("a", "b")]
-        and found.describe() == "1 example of x.jsonl; 2 left out, without a text or label that can be used"
-    )
-
-
 def test_what_holds_no_such_texts_is_one_clear_line(tmp_path: Path) -> None:
+    lines = [json.dumps({"one": one, "other": other}) for one, other in (("a", "b"), ("a", " "), ("", "b"))]
+    found = texts_of(Table(text="one", second="other"), write(tmp_path / "pairs.jsonl", *lines))
+    assert found.texts == [("a", "b")] and found.left_out == 2
     for split, path, line in (
         (Table(), write(tmp_path / "none.csv", "text"), r"corpus\.unlabelled: not one row to use: it is empty"),
         (Table(), write(tmp_path / "other.csv", "review", "a"), r"corpus\.text=text: other\.csv has no such field; it"),
-        (
-            Table(second="b"),
-            write(tmp_path / "x.txt", "a"),
-            r"corpus\.unlabelled=.*x\.txt: .* and b are wanted",
-        ),
-        (Table(), write(tmp_path / "x.doc", "a"), r"corpus\.unlabelled=.*x\.doc: its name ends in none of"),
+        (Table(second="b"), write(tmp_path / "x.txt", "a"), r"corpus\.unlabelled=.*x\.txt: .* and b are wanted"),
         (Table(), tmp_path / "nowhere", r"corpus\.unlabelled=.*nowhere: no such file or folder"),
-        (Squad(), tmp_path / "x.txt", r"corpus\.unlabelled=.*x\.txt: questions with contexts come as \.json, "),
         (Squad(), write(tmp_path / "x.json", "{"), r"corpus\.unlabelled=.*x\.json: not JSON"),
         (Squad(), write(tmp_path / "y.json", '{"data": []}'), r"corpus\.unlabelled: y\.json has not one question"),
     ):

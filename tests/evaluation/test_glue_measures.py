@@ -8,8 +8,8 @@ import pytest
 import torch
 from vocabularies import vocabulary_of
 
-from distill.data.class_sequences import class_sequences
 from distill.data.tables import LabelledTexts, glue
+from distill.data.text_pairs import class_sequences
 from distill.evaluation.measures.classes import MEASURES, ClassSet, class_set, measure
 from distill.evaluation.measures.tables import TableScores
 

@@ -20,11 +20,11 @@ from vocabularies import special_ids, vocabulary_of
 
 from distill.config.component import Component
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
-from distill.data.class_sequences import class_sequences
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.tables import Classes
 from distill.data.sequence_format import causal_format
 from distill.data.tables import LabelledTexts
+from distill.data.text_pairs import class_sequences
 from distill.distributed import join_ranks
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 
 from distill.data.batch import Batch
-from distill.data.class_sequences import ClassSequences
 from distill.data.collate import tables as collate
 from distill.data.span_windows import SpanWindows
+from distill.data.text_pairs import ClassSequences
 
 COUNT, LABELLED = 7, 3  # rows, of which the first have labels
 WINDOW = [[5, 0], [3, 4], [1, 6], [2]]  # rows by micro-batch; the second has no label at all

@@ -18,11 +18,11 @@ from tiny import PAD, VOCAB, make_batches, make_model, make_rows, make_tokenizer
 
 from distill.config.settings import BackendConfig, MaskingConfig, StudentConfig
 from distill.data.batch import Batch
-from distill.data.class_sequences import ClassSequences
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import masked_lm
 from distill.data.collate.tables import Classes
 from distill.data.sequence_format import causal_format
+from distill.data.text_pairs import ClassSequences
 from distill.distributed.single import Single
 from distill.models.kind import CAUSAL, CLASSES, MASKED
 from distill.models.layer_choice import RULES

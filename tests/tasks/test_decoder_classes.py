@@ -10,9 +10,9 @@ from labelled import table
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from distill.commands.prediction import predict
-from distill.data.class_sequences import class_sequences
 from distill.data.collate.tables import Classes
 from distill.data.tables import LabelledTexts
+from distill.data.text_pairs import class_sequences
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import load_model
 

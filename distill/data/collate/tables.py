@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from distill.data.batch import PADDING, Batch, Labels
-from distill.data.class_sequences import ClassSequences
 from distill.data.span_windows import SpanWindows
+from distill.data.text_pairs import ClassSequences
 
 WIDTHS = 32  # batches are cut to a multiple of this, so that compiled graphs meet few shapes
 

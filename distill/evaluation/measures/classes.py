@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from distill.data.class_sequences import ClassSequences
 from distill.data.tables import LabelledTexts
+from distill.data.text_pairs import ClassSequences
 from distill.evaluation.sets import EvaluationSet, NotFinite
 
 ACCURACY = "accuracy"
