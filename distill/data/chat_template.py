@@ -97,10 +97,7 @@ def message_of(item: Any) -> Message:
     if not isinstance(message.get("role"), str):
         raise ValueError(f"a message in it is {str(item)[:80]!r}, without a role: {REWRITE}")
     content = message.get("content", "")
-    texts = [content]
-    if isinstance(content, list):
-        is_text = [isinstance(part, Mapping) and (part.get("type") or "text") == "text" for part in content]
-        texts = [part.get("text") if plain else part for part, plain in zip(content, is_text, strict=True)]
+    texts = [_text(part) for part in content] if isinstance(content, list) else [content]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(
             f"a message in it has a content that is no text ({str(content)[:80]}), which a language model cannot read: "
@@ -108,6 +105,11 @@ def message_of(item: Any) -> Message:
         )
     calls = {"tool_calls": _parsed(message["tool_calls"])} if "tool_calls" in message else {}
     return {**message, "content": "".join(texts), **calls}
+
+
+def _text(part: Any) -> Any:
+    """The text of a part of a content; anything else as it is."""
+    return part.get("text") if isinstance(part, Mapping) and part.get("type") in (None, "text") else part
 
 
 def _parsed(value: Any) -> Any:

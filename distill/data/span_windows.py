@@ -114,15 +114,14 @@ def span_windows(
 
 
 def _check(settings: SpanConfig, around: Surroundings, setting: str) -> None:
-    if settings.max_query < 1:
-        raise SettingError(f"{setting}.max_query={settings.max_query}: a question needs a token at least")
+    for name, value in (("max_query", settings.max_query), ("stride", settings.stride)):
+        if value < 1:
+            raise SettingError(f"{setting}.{name}={value}: give a number of tokens, 1 at least")
     if (shortest := around.count + settings.max_query + 1) > settings.sequence_length:
         raise SettingError(
             f"{setting}.sequence_length={settings.sequence_length}: no room for a context behind {settings.max_query} "
             f"tokens of a question; set it to {shortest} or more, or {setting}.max_query lower"
         )
-    if settings.stride < 1:
-        raise SettingError(f"{setting}.stride={settings.stride}: windows have to move on; set 128 or so")
 
 
 def _windows(questions: tuple[Question, ...], encoder: TextEncoder, settings: SpanConfig) -> Iterator[_Window]:

@@ -206,8 +206,8 @@ def test_the_tokenizer_is_left_as_it_was() -> None:
             {"sequence_length": 9},
             r"^squad\.sequence_length=9: no room for a context behind 6 tokens .* set it to 10 or more, or",
         ),
-        ({"stride": 0}, r"^squad\.stride=0: windows have to move on"),
-        ({"max_query": 0}, r"^squad\.max_query=0: a question needs a token"),
+        ({"stride": 0}, r"^squad\.stride=0: give a number of tokens, 1"),
+        ({"max_query": 0}, r"^squad\.max_query=0: give a number of tokens, 1"),
     ],
 )
 def test_settings_without_sense_are_refused(changes: dict[str, Any], line: str) -> None:

@@ -52,10 +52,8 @@ def test_an_answer_is_looked_for_where_it_does_not_stand() -> None:
     context = "A cat and\na dog, a cat and a  dog; A CAT."
     assert find("cat", context, 2) == (2, 5)
     assert find("cat", context, 30) == (19, 22) == find("cat", context, 18)  # the nearest of two
-    assert find("and a dog", context, 0) == (6, 15)  # another blank
-    assert find("Dog,", context, 0) == (12, 16)  # other letters
     assert find("cat", context, None) == find("cat", context, -7) == (2, 5)
-    assert find("bird", context, 0) is None and find(" ", context, 1) is None
+    assert find("bird", context, 0) is None is find(" ", context, 1) is find("Dog", context, 0)
 
 
 def test_answers_are_mended_or_their_questions_left_out_in_training_alone(tmp_path: Path) -> None:

@@ -96,16 +96,12 @@ class Split(ABC):
     def files(
         self, setting: str, suffixes: tuple[str, ...], usual: Sequence[str] = (), within: Sequence[str] = ()
     ) -> list[Path]:
-        """The files of the split, sorted by name; none where it comes from the Hub.
+        """The files of the split, sorted by name; none where it comes from the Hub. Raises SettingError as `read`.
 
         Args:
-            setting: what error lines call these settings, such as `evaluate.sources.dev`.
             suffixes: of the files that are taken from a folder.
             usual: folders below $DISTILL_DATA to look into, where there is no path.
             within: folders of which the first that is in the path takes its place.
-
-        Raises:
-            SettingError: there are none.
         """
         if self.path is not None:
             folders = (Path(self.path).expanduser() / name for name in within)
@@ -129,7 +125,7 @@ class Split(ABC):
         return load_hub(self.hub, self.subset, self.split, False, setting)
 
     def place(self, files: Sequence[Path]) -> str:
-        """Where the examples lie, for the banner."""
+        """Where the examples lie, for the banner: in these files, or on the Hub."""
         return name_of(files) if files else f"{self.hub} ({f'{self.subset}, ' if self.subset else ''}{self.split})"
 
 

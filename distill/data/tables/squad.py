@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from distill.data import readers
-from distill.data.lines import InvalidFile, Record, plain_name
+from distill.data.lines import InvalidFile, Record
 from distill.data.tables import Split, find_tables, name_of
 from distill.data.tables._rows import Rows, file_rows, hub_rows, kind_of
 from distill.runtime.errors import SettingError
@@ -101,9 +101,8 @@ class Squad(Split):
         place = replace(self, hub=self.hub or HUB[self.version])
         usual = ("squad",) if place.hub == HUB[self.version] else ()  # of another data set it is no copy
         others = [f"v{version}" for version in HUB if version != self.version]
-        files = [
-            path for path in place.files(setting, SUFFIXES, usual) if not any(other in path.name for other in others)
-        ]
+        files = place.files(setting, SUFFIXES, usual)
+        files = [path for path in files if not any(other in path.name for other in others)]
         if self.path is not None and not files:
             raise SettingError(
                 f"{setting}.path={self.path}: only files of another version than {self.version} are there; give other "
@@ -123,10 +122,6 @@ class Squad(Split):
     def read_unlabelled(self, path: str, setting: str) -> Questions:
         """A context and a question are all that a record needs."""
         files = find_tables(path, setting, "unlabelled", SUFFIXES)
-        if others := [file for file in files if not plain_name(file.name).endswith(SUFFIXES)]:
-            raise SettingError(
-                f"{setting}={others[0]}: questions with contexts come as {', '.join(SUFFIXES[::2])} files; give one"
-            )
         fields = {f"{setting}.{column}": column for column in ("context", "question")}
         bare: Record = {"answers": [], "is_impossible": None}
         records = ((at, {**record, "id": at, **bare}) for at, record in _of_files(files, setting, fields))
@@ -224,17 +219,12 @@ def _question(record: Record, training: bool) -> Question:
 
 
 def find(text: str, context: str, start: Any) -> tuple[int, int] | None:
-    """The characters of the context that are the text: at `start`, else the nearest place where it stands.
-
-    White space, and after that the case of letters, may differ where it stands nowhere as it is. None: nowhere.
-    """
-    start = start if isinstance(start, int) and not isinstance(start, bool) else 0
+    """The characters of the context that are the text, where it stands nearest to `start`; None: nowhere."""
+    start = start if isinstance(start, int) else 0
     if not text.strip():
         return None
     if start >= 0 and context.startswith(text, start):
         return start, start + len(text)
-    pattern = r"\s+".join(map(re.escape, text.split()))
-    for flags in (re.NOFLAG, re.IGNORECASE):
-        if spans := [match.span() for match in re.finditer(pattern, context, flags)]:
-            return min(spans, key=lambda span: abs(span[0] - start))
-    return None
+    begins = [match.start() for match in re.finditer(re.escape(text), context)]
+    begin = min(begins, key=lambda begin: abs(begin - start), default=None)
+    return None if begin is None else (begin, begin + len(text))
