@@ -36,7 +36,6 @@ from benchmarks.common import save, table, title  # noqa: E402
 # Each is a module of this folder with a function `cases` that gives the cases of its subject for a random generator.
 SUBJECTS = (
     "mixtures",
-    "glue",
     "tables",
     "prepare",
     "shards",

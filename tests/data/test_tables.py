@@ -79,6 +79,15 @@ def test_every_form_of_file_gives_the_same(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_null_for_long_may_be_text_at_last(tmp_path: Path) -> None:
+    """`datasets` reads JSON by pieces of 10 MiB, and would hold the types of the first one for those of all."""
+    rows = [{"text": "word " * 220, "label": number % 2, "note": None} for number in range(11_000)]
+    rows[-1] |= {"note": "late", "label": "2"}
+    found = read(write_json(tmp_path / "a.jsonl", rows))
+    assert (tmp_path / "a.jsonl").stat().st_size > 11 << 20
+    assert len(found) == len(rows) and found.classes == ("0", "1", "2")
+
+
 def test_classes_that_a_data_set_numbers_keep_their_numbers(tmp_path: Path) -> None:
     """A teacher of that data set has its outputs in this order; one class does not occur, one row has none."""
     write_classes(tmp_path, ["world", "sports", " business", "science"], [0, 2, -1])
@@ -177,6 +186,7 @@ BAD = {
     "latin.csv": (b"text,label\na,1\ncaf\xe9,1\n", r"latin\.csv, line 3: not UTF-8"),
     "a.xlsx": ("x", r"its name ends in none of \*\.csv, "),
     "void.csv": ("", r"No columns to parse"),
+    "void.jsonl": ("", r"it is empty; mend or remove that$"),
     "empty.csv": ("text,label\n", "not one row to use: it is empty"),
     "bad.csv": ("text,label\na,\n", "not one row to use: no label"),
     "single.csv": ("text,label\na,1\nb,1\n", r"data\.label=label: its only class is 1; two are needed"),

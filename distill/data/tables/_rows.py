@@ -67,7 +67,8 @@ def file_rows(
         if kind in ("csv", "tsv"):
             data = _separated(path, kind == "csv", quotes, fields, header)
         else:
-            data = _streamed({"jsonl": "json"}.get(kind, kind), path)
+            # In one piece, as the types of the columns of a first piece would have to hold for all others.
+            data = _streamed("parquet", path) if kind == "parquet" else _streamed("json", path, chunksize=1 << 30)
         return _rows(data, path.name, fields)
 
 
@@ -134,6 +135,8 @@ def readable(setting: str, path: Path | None = None) -> Iterator[None]:
         yield
     except SettingError:
         raise
+    except StopIteration as error:
+        raise SettingError(f"{setting}: it is empty; mend or remove that") from error
     except Exception as error:  # of pandas, of Arrow, of fsspec, and of `datasets` itself
         reason = (path and _malformed_line(path)) or f"{type(error).__name__}: {first_line(error)}"
         raise SettingError(f"{setting}: {reason}; mend or remove that") from error
