@@ -33,7 +33,6 @@ DEFAULT = (
     "{% else %}{{ message['content'] + '\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 )
-MAX_MESSAGES = 1000  # of a conversation, which is rendered twice for each turn of the assistant
 GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 # Templates may write today's date, and tomorrow's sequences have to be those of today.
 DATE = {"%d": "01", "%-d": "1", "%b": "Jan", "%B": "January", "%m": "01", "%Y": "2025", "%y": "25", "%A": "Wednesday"}
@@ -198,10 +197,6 @@ class ChatTemplate:
         return self.render(conversation.messages, prompt=True, tools=conversation.tools)
 
     def _check(self, conversation: Conversation) -> None:
-        if (count := len(conversation.messages)) > MAX_MESSAGES:
-            raise SettingError(
-                f"{self.name}: a conversation has {count:,} messages, more than {MAX_MESSAGES:,}: cut it"
-            )
         written = json.dumps([conversation.messages, conversation.tools], ensure_ascii=False, default=str)
         if name := next((name for name in self.special if name in written), None):
             raise SettingError(

@@ -64,16 +64,14 @@ class SpanWindows:
 
 
 class _Window(NamedTuple):
-    """A sequence in the making."""
+    """A sequence in the making, with P tokens of the context."""
 
     question: int
     ids: list[int]
     first: int  # position of its first token of the context
-    begin: int  # that token in the context
-    end: int
-    answer: tuple[int, int] | None  # first and last token of the answer in the context, where all of it is here
-    offsets: np.ndarray  # [T, 2] characters of the tokens of the context
-    best: np.ndarray  # [T] bool: tokens that have most context in this window
+    answer: tuple[int, int] | None  # positions of the answer's first and last token, where all of it is here
+    offsets: np.ndarray  # [P, 2] characters of its tokens of the context
+    best: np.ndarray  # [P] bool: those that have most context here
 
 
 def span_windows(
@@ -96,15 +94,14 @@ def span_windows(
     labels = np.full((len(windows), 2), NO_ANSWER, np.int64)
     context = ContextTokens(np.full((*shape, 2), -1, np.int32), np.zeros(shape, bool)) if scoring else None
     for number, window in enumerate(windows):
-        length, tokens = len(window.ids), slice(window.begin, window.end)
+        length, positions = len(window.ids), slice(window.first, window.first + len(window.best))
         sequences[number, :length] = window.ids
         segments[number, window.first : length] = 1
         if window.answer is not None:
-            labels[number] = np.array(window.answer) - window.begin + window.first
+            labels[number] = window.answer
         if context is not None:
-            positions = slice(window.first, window.first + window.end - window.begin)
-            context.offsets[number, positions] = window.offsets[tokens]
-            context.fullest[number, positions] = window.best[tokens]
+            context.offsets[number, positions] = window.offsets
+            context.fullest[number, positions] = window.best
     owners = np.array([window.question for window in windows], np.int64)
     digest = digest_of(sequences, segments, labels, owners, *(() if context is None else vars(context).values()))
     found = {window.question for window in windows if window.answer is not None}
@@ -144,10 +141,11 @@ def _windows(questions: tuple[Question, ...], encoder: TextEncoder, settings: Sp
         best = _best_of(begins, begins + np.array([len(ids) for ids in parts]), len(offsets))
         place = None if question.place is None else tokens_of(question.place, offsets)
         for index, (begin, ids) in enumerate(zip(begins.tolist(), parts, strict=True)):
-            end = begin + len(ids)
-            answer = place if place is not None and begin <= place[0] and place[1] < end else None
+            end, shift = begin + len(ids), len(before) - begin
+            is_here = place is not None and begin <= place[0] and place[1] < end
+            answer = (place[0] + shift, place[1] + shift) if place is not None and is_here else None
             row = [*before, *ids, *around.after]
-            yield _Window(number, row, len(before), begin, end, answer, offsets, best == index)
+            yield _Window(number, row, len(before), answer, offsets[begin:end], best[begin:end] == index)
 
 
 def tokens_of(place: tuple[int, int], offsets: np.ndarray) -> tuple[int, int] | None:

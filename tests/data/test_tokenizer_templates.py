@@ -11,7 +11,7 @@ from tiny import all_of, changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config, SourceConfig
-from distill.data.chat_template import DEFAULT, MAX_MESSAGES, ChatTemplate
+from distill.data.chat_template import DEFAULT, ChatTemplate
 from distill.data.sequence_format import IDS, PROMPT, causal_format
 from distill.data.sources.chat import chat_template
 from distill.data.tokens import Tokens, corpus_text, prepare
@@ -120,10 +120,9 @@ def test_a_template_of_today_is_the_same_tomorrow() -> None:
         (smollm2("{% for message in messages %}"), TALK, r"refuses a conversation \(TemplateSyntaxError"),
         (smollm2("{% for message in messages %}{{ 1 / 0 }}{% endfor %}"), TALK, r"ZeroDivisionError"),
         (smollm2("{% for m in messages %}{{ m.__class__.mro() }}{% endfor %}"), TALK, r"SecurityError|UndefinedError"),
-        (smollm2(), SHORT * MAX_MESSAGES, r"has 2,000 messages, more than 1,000"),
         (smollm2(), [{"role": "user", "content": "a<|im_end|>"}, TALK[1]], r"holds <\|im_end\|>, the name of"),
     ],
-    ids=["thoughts", "system", "syntax", "error", "sandbox", "messages", "special"],
+    ids=["thoughts", "system", "syntax", "error", "sandbox", "special"],
 )  # fmt: skip
 def test_what_is_ambiguous_or_fails_is_one_line(tokenizer: Any, talk: list[Any], words: str, tmp_path: Path) -> None:
     config = config_of(tmp_path, [{"messages": talk}])
