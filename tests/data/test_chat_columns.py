@@ -130,6 +130,9 @@ def test_prompts_of_messages_do_not_count(change: Any, form: str, tmp_path: Path
         ),
         ({"messages": [{"role": "user", "content": {"text": "a"}}]}, ["record 1", "no text"]),
         ({"messages": "Hi"}, ["record 1", "JSON"]),
+        ({"messages": [{"content": "Hi"}]}, ["record 1", "without a role", "rewrite it"]),
+        ({"messages": [{"role": 1, "content": "Hi"}]}, ["record 1", "without a role"]),
+        ({"messages": [{"from": "nobody", "value": "Hi"}]}, ["record 1", "without a role"]),
     ],
 )
 def test_what_is_malformed_is_named_with_its_place(record: Any, words: list[str], tmp_path: Path) -> None:

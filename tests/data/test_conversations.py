@@ -213,10 +213,6 @@ def test_prompts_and_completions() -> None:
     [
         (["corpus=chat", "corpus.path=chats.jsonl"], ["corpus: has prompts", "objective.task=clm"]),
         (
-            ["corpus=jsonl", "corpus.path=pairs.jsonl", "corpus.field=completion", "corpus.prompt=prompt"],
-            ["corpus: has prompts", "objective.task=clm"],
-        ),
-        (
             ["corpus=bundled", "+evaluate.sources.mine={kind:chat,path:chats.jsonl}", "evaluate.sets=[mine]"],
             ["evaluate.sources.mine: has prompts", "objective.task=clm"],
         ),

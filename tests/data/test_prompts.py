@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from chats import FORMAT, TEMPLATE, TOKENIZER, chats, conversations, naive_rows, tokens_of
+from chats import FORMAT, TOKENIZER, chats, naive_rows, tokens_of
 from test_sources import write_lines
-from tiny import PAD, SEP, all_of, changed, make_batches, parts, text_config
+from tiny import PAD, SEP, all_of, make_batches, parts, text_config
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -90,36 +89,12 @@ def test_prompt_and_completion_of_every_format(tmp_path: Path) -> None:
         documents_of(parquet)
 
 
-def test_conversations_of_parquet_and_of_the_hub_are_those_of_jsonl(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    records: list[Any] = [{"messages": each} for each in conversations()]
-    write_lines(tmp_path / "lines/train.jsonl", records)
-    pq.write_table(pa.Table.from_pylist(records), tmp_path / "x.parquet")
-    expected = [each.parts for each in documents_of(SourceConfig(kind="chat", path=f"{tmp_path}/lines"))]
-    assert len(expected) == len(records)
-    for source in (
-        SourceConfig(kind="chat", path=f"{tmp_path}/x.parquet"),
-        SourceConfig(kind="chat", hub=f"{tmp_path}/lines"),
-    ):
-        assert [each.parts for each in documents_of(source)] == expected
-
-
 def test_a_conversation_without_a_template_is_written_by_the_default(tmp_path: Path) -> None:
     said = [{"role": role, "content": text} for role, text in (("user", "Hi"), ("assistant", "Hello"), ("user", None))]
     path = write_lines(tmp_path / "x.jsonl", [{"messages": said}, {"messages": said[:1]}, {"messages": None}])
     (document,) = documents_of(SourceConfig(kind="chat", path=str(path)))  # what has no message that counts is left out
     assert document.text == "<|user|>\nHi\n<|assistant|>\nHello\n<|user|>\n\n"
     assert [part.text for part in document.parts if part.counts] == ["Hello\n"]
-
-
-def test_one_record_per_template(tmp_path: Path) -> None:
-    """Another template is another corpus; the digest of the same one does not depend on where it lies."""
-    config = chats(tmp_path)
-    digest = tokens_of(config).digest
-    assert tokens_of(changed(config, template=TEMPLATE + " ")).digest != digest
-    assert tokens_of(changed(config, cache=str(tmp_path / "other"))).digest == digest
 
 
 @pytest.mark.parametrize("count", [8, 200])
@@ -223,13 +198,3 @@ def test_a_template_that_is_no_jinja_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"^corpus\.template={role}: {content} has no loop over messages") as caught:
         documents_of(SourceConfig(kind="chat", path=str(path), template="{role}: {content}"))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "message", ["Hi", {"content": "Hi"}, {"from": "nobody", "value": "Hi"}, {"role": 1, "content": ""}]
-)
-def test_a_message_without_role_or_content_is_refused(tmp_path: Path, message: object) -> None:
-    path = write_lines(tmp_path / "x.jsonl", [{"messages": [message]}])
-    with pytest.raises(SettingError, match=r"in x\.jsonl, .*(rewrite it|mend it)") as caught:
-        documents_of(SourceConfig(kind="chat", path=str(path)))
-    assert (caught.value.setting, caught.value.value) == ("corpus.field", "messages")
