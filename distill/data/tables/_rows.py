@@ -44,7 +44,7 @@ def file_rows(
 
     Args:
         setting: which names the file.
-        fields: the columns that are wanted, by the setting that names each; none: all of them.
+        fields: the columns that are wanted, by the setting that names each.
         header: the columns of CSV and TSV files whose first line is a row already, and does not name what is wanted.
         quotes: whether fields of CSV and TSV files may be in quotation marks; None: in CSV, not in TSV.
 
@@ -81,7 +81,7 @@ def _rows(data: Any, name: str, fields: dict[str, str]) -> Rows:
     """Those of a data set, whose other columns are not decoded. Raises SettingError where a column is not there."""
     if data.column_names is not None:
         _check(fields, data.column_names, name)
-    data = data.select_columns([*dict.fromkeys(fields.values())]) if fields else data
+    data = data.select_columns([*fields.values()])
     kinds = {column: getattr(kind, "names", None) for column, kind in (data.features or {}).items()}
     classes = {column: tuple(names) for column, names in kinds.items() if names}
     records = []
