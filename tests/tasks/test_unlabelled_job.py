@@ -208,7 +208,7 @@ def test_questions_without_answers(shelf: Shelf, tmp_path: Path, lines: list[str
             ["corpus.max_sequences=0"],
             ("corpus.max_sequences=0: leaves objective.classes", "set objective.classes.weight=0"),
         ),
-        (["corpus.max_sequences=0", "corpus.unlabelled=null"], ("corpus.max_sequences=0: ", "from 1 up to")),
+        (["corpus.max_sequences=0", "corpus.unlabelled=null"], ("corpus.max_sequences=0: too small",)),
         (["corpus.unlabelled=/no/such/file"], ("corpus.unlabelled=/no/such/file: no such file or folder",)),
         (["corpus.unlabelled=${corpus.path}/validation.csv"], ("evaluate.sources.dev", "corpus.unlabelled", "apart")),
         (["corpus.unlabelled=${corpus.path}"], ("no file of the split unlabelled in this folder", "give a file")),
