@@ -36,7 +36,7 @@ from benchmarks.common import save, table, title
 from benchmarks.step.distill_steps import pair_of, profile
 from benchmarks.step.products import Floor, products
 from benchmarks.step.turns import SEQUENCES, STUDENT, TEACHER, Job, start
-from distill.config.folders import HERE
+from distill.config import HERE
 from distill.config.settings import StudentConfig, TeacherConfig
 from distill.data.sources.gutenberg import books
 from distill.models.kind import CAUSAL

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.common import digest_of, execute
-from distill.config.teacher import TeacherCacheConfig
+from distill.config.models import TeacherCacheConfig
 from distill.teacher.layout import Layout, layout_of
 
 LIVE = "live"

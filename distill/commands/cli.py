@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from distill.commands.arguments import table
 from distill.commands.ending import expected, is_rank, report_problem, status_of
+from distill.config import CONF, RECIPES
 from distill.config.command_line import CommandLine, check_one_run, check_overrides, options_of, run_dir
-from distill.config.folders import CONF, RECIPES
 from distill.runtime.errors import Interrupted, SettingError, did_you_mean
 from distill.runtime.host import keep_compiled_kernels, limit_spinning, quiet_libraries
 

@@ -16,14 +16,13 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from distill.commands.api.run import errors_for_programs, output_for_programs
+from distill.config.base import flatten
 from distill.config.command_line import options_of
 from distill.config.component import PREFIX, TARGET
 from distill.config.compose import composed, hydra_as_before
-from distill.config.corpus import HELDOUT
-from distill.config.flat_settings import flatten
+from distill.config.data import HELDOUT
 from distill.config.override_text import as_value
-from distill.config.paths import check_paths
-from distill.config.rules import check_corpus, check_evaluation
+from distill.config.rules import check_corpus, check_evaluation, check_paths
 from distill.config.settings import Config
 from distill.distributed import Ranks, join_ranks
 from distill.evaluation.measures.users import check_measures

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from distill.commands.arguments import Arguments, parse
-from distill.config.model import LocalPath
+from distill.config.base import LocalPath
 from distill.runtime.errors import SettingError, first_line
 
 if TYPE_CHECKING:

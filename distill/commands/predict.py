@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 from pydantic import Field
 
 from distill.commands.arguments import Arguments, Text, parse, split
-from distill.config.model import LocalPath
+from distill.config.base import LocalPath
 from distill.runtime.errors import SettingError, first_line
 
 if TYPE_CHECKING:

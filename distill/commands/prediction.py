@@ -14,8 +14,8 @@ from pydantic import Field
 from transformers import FillMaskPipeline, GenerationConfig, TextClassificationPipeline
 
 from distill.commands.arguments import Arguments
+from distill.config.base import ROWS, SEEDS
 from distill.config.errors import parse
-from distill.config.model import ROWS, SEEDS
 from distill.data.chat_template import ASSISTANT, COLUMNS, REWRITE, ChatTemplate, conversation_of
 from distill.data.collate.tables import Spans
 from distill.data.lines import Record

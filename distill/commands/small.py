@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from distill.commands.arguments import Arguments, Command, LocalFile, help_of, parse, split
+from distill.config.base import STEPS, LocalPath
 from distill.config.command_line import CommandLine, check_one_run
 from distill.config.errors import shown
-from distill.config.model import STEPS, LocalPath
 from distill.runtime.errors import Damaged, SettingError, did_you_mean, first_line
 
 if TYPE_CHECKING:

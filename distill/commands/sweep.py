@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from distill.config import CONF
 from distill.config.command_line import BASE, CommandLine
-from distill.config.folders import CONF
 from distill.config.override_text import as_value, parse_override
 from distill.runtime.errors import Interrupted, SettingError, first_line
 from distill.runtime.host import storage_failure

@@ -5,8 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from distill.config import CONF, RECIPES
 from distill.config.errors import group_of_settings, shown
-from distill.config.folders import CONF, RECIPES
 from distill.config.override_text import FOLDERS, in_shell, is_text, parse_override, quoted, understood
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError, did_you_mean

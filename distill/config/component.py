@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import SkipJsonSchema, WithJsonSchema
 
+from distill.config import HERE
+from distill.config.base import Settings
 from distill.config.errors import by_name, setting_error_of, unknown_setting
-from distill.config.folders import HERE
-from distill.config.model import Settings
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import MAX_NAMES, SettingError, did_you_mean
 from distill.runtime.users_code import MISTAKES, find_modules_here, is_users, mistake, source_digest

@@ -12,12 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from distill.config import CONF, RECIPES
+from distill.config.base import flatten
 from distill.config.command_line import BASE, CommandLine, check_one_run, check_overrides
 from distill.config.component import TARGET
-from distill.config.corpus import SourceConfig
+from distill.config.data import SourceConfig
 from distill.config.errors import explain, group_of_settings, parse, shown
-from distill.config.flat_settings import flatten
-from distill.config.folders import CONF, RECIPES
 from distill.config.override_text import as_value, parse_override, quoted
 from distill.config.settings import ChainConfig, Config
 from distill.config.written import as_yaml, without_environment, written_and_compared

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from distill.config.flat_settings import flatten
+from distill.config.base import flatten
 from distill.config.override_text import in_shell
 from distill.config.synonyms import suggestion
 from distill.runtime.errors import SettingError, did_you_mean

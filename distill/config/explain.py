@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from distill.config.base import flatten
 from distill.config.command_line import CommandLine
 from distill.config.component import Component
 from distill.config.compose import ComposedRun, Composition, compose, compose_one, default_settings, run_of
 from distill.config.errors import by_name, place_of
-from distill.config.flat_settings import flatten
+from distill.config.models import READ_BY
 from distill.config.override_text import parse_override
 from distill.config.settings import Config
-from distill.config.student import READ_BY
 from distill.runtime.redaction import redacted
 
 COMMAND_LINE, DEFAULT = "command line", "default"

@@ -1,17 +1,66 @@
-"""The settings of the objective: its terms, their weights and temperatures, and how positions are masked."""
+"""The settings of what is minimised and how: the objective and its terms, the optimizer, and the learning rate."""
 
+import math
 from collections.abc import Collection
+from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from distill.config.component import GROUP, TERMS, Component, Part, kinds, takers
+from distill.config.base import Settings, setting
+from distill.config.component import (
+    GROUP,
+    OPTIMIZERS,
+    SCHEDULES,
+    TERMS,
+    Chosen,
+    Component,
+    Part,
+    group_named,
+    kinds,
+    takers,
+)
 from distill.config.errors import shown
-from distill.config.model import Settings, setting
 from distill.config.synonyms import suggestion
-from distill.config.weight_schedule import WeightSchedule
 from distill.runtime.errors import SettingError, did_you_mean
+
+
+class Shape(Enum):
+    """How a number goes from its start to its end."""
+
+    linear = "linear"
+    cosine = "cosine"  # half a cosine: slow at both ends
+
+
+class WeightSchedule(Settings):
+    """From `start` at the beginning of the run to `end` at its end; every value lies between the two."""
+
+    start: float = setting(..., "Value at the beginning of the run.")
+    end: float = setting(..., "Value at the end of the run.")
+    shape: Shape = setting(Shape.linear, "A straight line, or half a cosine, which is slow at both ends.")
+
+    def __call__(self, progress: float) -> float:
+        """Its value at `progress` of the run, from 0 to 1."""
+        if self.shape is Shape.cosine:
+            progress = 0.5 * (1.0 - math.cos(math.pi * progress))
+        return self.start + (self.end - self.start) * progress
+
+
+def value_at(number: float | WeightSchedule, progress: float) -> float:
+    """What a number is at `progress` of the run, scheduled or not."""
+    return number(progress) if isinstance(number, WeightSchedule) else number
+
+
+def ends_of(number: float | WeightSchedule) -> tuple[float, float]:
+    """What a number is at the beginning and at the end of the run."""
+    return (number.start, number.end) if isinstance(number, WeightSchedule) else (number, number)
+
+
+def is_zero(number: float | WeightSchedule) -> bool:
+    """Whether a number is 0 all the time."""
+    return ends_of(number) == (0.0, 0.0)
 
 
 class Between:
@@ -169,3 +218,32 @@ class ObjectiveConfig(Settings, extra="allow"):
         if not isinstance(schedule, WeightSchedule):
             return None
         return schedule if own is not None or "temperature" in self.component(name).takes() else None
+
+
+class OptimizerConfig(Chosen):
+    """What moves the weights; its further settings are arguments of the optimizer."""
+
+    package: ClassVar[str] = OPTIMIZERS
+
+    group: SkipJsonSchema[str] = group_named("optimizer")
+    kind: str = setting("adamw", "A file of `distill/optim/optimizers/`.")
+    lr: float = setting(5e-4, "Learning rate at its highest.", ge=1e-12, le=1e6)
+    scale_lr: Literal["none", "linear", "sqrt"] = setting(
+        "none", "How lr grows with the sequences of a step over base_batch: linearly, by the square root, or not."
+    )
+    base_batch: int | None = setting(
+        None, "Sequences a step, of all ranks together, that lr is meant for.", unit="sequences", ge=1, le=10**9
+    )
+    clip: float | None = setting(5.0, "Largest norm of the whole gradient; null does not clip.", ge=1e-9, le=1e9)
+    clip_each_rank: bool = setting(
+        False, "Let each rank clip the gradient of its own sequences before the exchange, which then cannot overlap."
+    )
+
+
+class ScheduleConfig(Chosen):
+    """The learning rate over the run; its further settings are arguments of the schedule."""
+
+    package: ClassVar[str] = SCHEDULES
+
+    group: SkipJsonSchema[str] = group_named("schedule")
+    kind: str = setting("linear", "A file of `distill/optim/schedules/`.")

@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from types import NoneType
 from typing import Any
 
-from distill.config.model import Settings, kinds_of
+from distill.config.base import Settings, kinds_of
 from distill.runtime.files import expanded
 
 # Where a run folder begins; of nothing it would be the folder that the user is in.

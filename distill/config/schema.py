@@ -3,10 +3,9 @@
 import json
 from typing import Any
 
-from distill.config.chain import ChainConfig
 from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TARGET, TERMS, Component, built_in, kinds
-from distill.config.corpus import HELDOUT, MIXTURE
-from distill.config.settings import Config
+from distill.config.data import HELDOUT, MIXTURE
+from distill.config.settings import ChainConfig, Config
 
 REFERENCE = {"type": "string", "pattern": r"^\$\{"}  # to another setting, whose value it takes
 INTERNAL = ("written", "compared", "_group_")

@@ -5,46 +5,44 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field, Strict
 
-from distill.config.backend import BackendConfig as BackendConfig
-from distill.config.backend import PrecisionConfig as PrecisionConfig
-from distill.config.chain import ChainConfig as ChainConfig
-from distill.config.chain import StageConfig as StageConfig
+from distill.config import CONF as CONF
+from distill.config import RECIPES as RECIPES
+from distill.config.base import SEEDS, LocalPath, Settings, setting
 from distill.config.component import Component, Named, in_group
-from distill.config.corpus import CorpusConfig as CorpusConfig
-from distill.config.corpus import DataConfig as DataConfig
-from distill.config.corpus import DocumentUnit as DocumentUnit
-from distill.config.corpus import Duplicates as Duplicates
-from distill.config.corpus import Missing as Missing
-from distill.config.corpus import NearConfig as NearConfig
-from distill.config.corpus import SourceConfig as SourceConfig
-from distill.config.evaluate import CurveConfig as CurveConfig
-from distill.config.evaluate import EvaluateConfig as EvaluateConfig
-from distill.config.evaluate import PseudoPerplexityConfig as PseudoPerplexityConfig
-from distill.config.evaluate import SetConfig as SetConfig
-from distill.config.evaluate import SetFraction as SetFraction
-from distill.config.folders import CONF as CONF
-from distill.config.folders import RECIPES as RECIPES
-from distill.config.model import SEEDS, LocalPath, Settings, setting
+from distill.config.data import CorpusConfig as CorpusConfig
+from distill.config.data import DataConfig as DataConfig
+from distill.config.data import DocumentUnit as DocumentUnit
+from distill.config.data import Duplicates as Duplicates
+from distill.config.data import Missing as Missing
+from distill.config.data import NearConfig as NearConfig
+from distill.config.data import SourceConfig as SourceConfig
+from distill.config.evaluation import CurveConfig as CurveConfig
+from distill.config.evaluation import EvaluateConfig as EvaluateConfig
+from distill.config.evaluation import PseudoPerplexityConfig as PseudoPerplexityConfig
+from distill.config.evaluation import SetConfig as SetConfig
+from distill.config.evaluation import SetFraction as SetFraction
+from distill.config.models import FrozenModelConfig as FrozenModelConfig
+from distill.config.models import LayersStudentConfig as LayersStudentConfig
+from distill.config.models import MemberConfig as MemberConfig
+from distill.config.models import NewStudentConfig as NewStudentConfig
+from distill.config.models import SavedStudentConfig as SavedStudentConfig
+from distill.config.models import StudentConfig as StudentConfig
+from distill.config.models import TeacherCacheConfig as TeacherCacheConfig
+from distill.config.models import TeacherConfig as TeacherConfig
 from distill.config.objective import MaskingConfig as MaskingConfig
 from distill.config.objective import ObjectiveConfig as ObjectiveConfig
+from distill.config.objective import OptimizerConfig as OptimizerConfig
+from distill.config.objective import ScheduleConfig as ScheduleConfig
 from distill.config.objective import TermConfig as TermConfig
-from distill.config.optimizer import OptimizerConfig as OptimizerConfig
-from distill.config.optimizer import ScheduleConfig as ScheduleConfig
-from distill.config.student import LayersStudentConfig as LayersStudentConfig
-from distill.config.student import NewStudentConfig as NewStudentConfig
-from distill.config.student import SavedStudentConfig as SavedStudentConfig
-from distill.config.student import StudentConfig as StudentConfig
-from distill.config.teacher import FrozenModelConfig as FrozenModelConfig
-from distill.config.teacher import MemberConfig as MemberConfig
-from distill.config.teacher import TeacherCacheConfig as TeacherCacheConfig
-from distill.config.teacher import TeacherConfig as TeacherConfig
-from distill.config.train import OnUsr1 as OnUsr1
-from distill.config.train import TrainConfig as TrainConfig
-from distill.config.watch import ProfileConfig as ProfileConfig
-from distill.config.watch import ReportConfig as ReportConfig
-from distill.config.watch import TrackerConfig as TrackerConfig
+from distill.config.training import BackendConfig as BackendConfig
+from distill.config.training import OnUsr1 as OnUsr1
+from distill.config.training import PrecisionConfig as PrecisionConfig
+from distill.config.training import ProfileConfig as ProfileConfig
+from distill.config.training import ReportConfig as ReportConfig
+from distill.config.training import TrackerConfig as TrackerConfig
+from distill.config.training import TrainConfig as TrainConfig
 
 
 class Config(Settings):
@@ -86,3 +84,23 @@ class Config(Settings):
     def own_observers(self) -> dict[str, Component]:
         """What makes each observer, by its name."""
         return {name: observer.make for name, observer in self.observers.items()}
+
+
+class StageConfig(Settings):
+    """One job, or one for each of several seeds."""
+
+    recipe: str = Field(description="Recipe of the stage.")
+    settings: list[str] = setting(
+        None, "Settings as on the command line; {NAME} is the folder of stage NAME.", factory=list
+    )
+    seeds: list[Annotated[int, Strict(), Field(ge=0, le=SEEDS)]] = setting(
+        None, "Run the stage once with each of these seeds; none is the seed of the recipe.", factory=list
+    )
+
+
+class ChainConfig(Settings):
+    """Stages by name, in their order, and which of them score which model of the table."""
+
+    stages: dict[str, StageConfig] = setting(None, "Stages by name, in their order.", factory=dict)
+    table: dict[str, list[str]] = setting(None, "Stages by the name of the model that they score.", factory=dict)
+    anchors: list[str] = setting(None, "Lines below the table, such as published scores.", factory=list)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from distill.config.corpus import Duplicates
+from distill.config.data import Duplicates
 from distill.config.settings import DataConfig
 from distill.data.duplicates import count_duplicates
 from distill.data.first_pass import FirstPass

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.config.corpus import NearConfig
+from distill.config.data import NearConfig
 from distill.config.settings import DataConfig
 from distill.data.disk_cache import workers
 from distill.data.duplicates import (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from distill.config.corpus import NearConfig
+from distill.config.data import NearConfig
 from distill.data.duplicates import DOCUMENT_ID, save
 from distill.runtime.errors import SettingError
 from distill.runtime.host import free_memory

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from distill.config.corpus import Duplicates, NearConfig
+from distill.config.data import Duplicates, NearConfig
 from distill.data.document import Document, Part
 from distill.data.duplicates import digest_of, read_dropped, write_digests
 from distill.data.heldout import HeldOut

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill.config.corpus import Duplicates
+from distill.config.data import Duplicates
 from distill.config.rules import no_prompts
 from distill.config.settings import CorpusConfig, DataConfig, Missing, SourceConfig
 from distill.data.build_tokens import build, rate

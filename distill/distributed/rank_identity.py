@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from distill.config.flat_settings import flatten
+from distill.config.base import flatten
 from distill.distributed import Ranks
 from distill.runtime.errors import SettingError
 

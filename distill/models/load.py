@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from distill.config.folders import HERE
-from distill.config.teacher import BUNDLED
+from distill.config import HERE
+from distill.config.models import BUNDLED
 from distill.models.adapters import merged_folder
 from distill.models.boundary import loading
 from distill.models.check import check_model

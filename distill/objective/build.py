@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from distill.config.objective import is_zero
 from distill.config.settings import ObjectiveConfig, PrecisionConfig
-from distill.config.weight_schedule import is_zero
 from distill.objective.kernel import NO_TARGET
 from distill.objective.objective import Objective
 from distill.objective.terms import ALL, TARGETS, Term, VocabularyTerm

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from distill.config.weight_schedule import WeightSchedule, value_at
+from distill.config.objective import WeightSchedule, value_at
 from distill.data.batch import Batch
 from distill.models.language_model import Head, OutputSpec, union
 from distill.objective.kernel import NO_TARGET

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from distill.config.base import flatten
 from distill.config.component import PREFIX
-from distill.config.flat_settings import flatten
 from distill.config.settings import Config, CorpusConfig, OptimizerConfig
 from distill.data.batches import Batches, StepShape
 from distill.data.duplicates import describe_duplicates

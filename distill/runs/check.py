@@ -3,8 +3,7 @@
 import math
 from pathlib import Path
 
-from distill.config.paths import check_paths
-from distill.config.rules import check_rules
+from distill.config.rules import check_paths, check_rules
 from distill.config.settings import Config
 from distill.distributed.bucket import MAX_STATS
 from distill.distributed.collective import check_collective

@@ -4,7 +4,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from distill.config.evaluate import CurveConfig
+from distill.config.evaluation import CurveConfig
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.sets import EvaluationSet
 from distill.optim.schedule import ENDLESS

@@ -14,16 +14,16 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from distill.config import HERE
 from distill.config.component import Component
-from distill.config.folders import HERE
-from distill.config.paths import looks_local
+from distill.config.objective import WeightSchedule
+from distill.config.rules import looks_local
 from distill.config.settings import (
     Config,
     CorpusConfig,
     FrozenModelConfig,
     SourceConfig,
 )
-from distill.config.weight_schedule import WeightSchedule
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
 from distill.data.sources._in_memory import settings_in_memory

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from distill.config.base import flatten
 from distill.config.component import PREFIX
-from distill.config.flat_settings import flatten
+from distill.config.objective import WeightSchedule, is_zero
 from distill.config.settings import (
     Config,
     TeacherCacheConfig,
 )
-from distill.config.weight_schedule import WeightSchedule, is_zero
 from distill.data.batches import Batches
 from distill.evaluation.sets import EvaluationSet
 from distill.runtime.errors import SettingError

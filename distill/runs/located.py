@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distill.config.paths import looks_local, refuse_missing
-from distill.config.teacher import BUNDLED
+from distill.config.models import BUNDLED
+from distill.config.rules import looks_local, refuse_missing
 from distill.models.kind import CAUSAL, CLASSES, ORDERED, SPANS, saved_class
 from distill.models.load import bundled_folder, model_folder, refuse_custom_class, saved_config
 from distill.models.loaded import SETTING

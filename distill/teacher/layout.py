@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distill.config.teacher import TeacherCacheConfig
+from distill.config.models import TeacherCacheConfig
 
 SMALL_VOCABULARY = 1 << 16  # ids of more tokens do not fit into 16 bits
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.flat_settings import flatten
+from distill.config.base import flatten
 from distill.config.settings import (
     Config,
     FrozenModelConfig,

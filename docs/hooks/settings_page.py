@@ -12,21 +12,16 @@ import yaml
 from markdown_text import comment_of, escaped, paragraphs
 from setting_kinds import accepted, shown_default
 
-from distill.config.chain import ChainConfig, StageConfig
+from distill.config import CONF
+from distill.config.base import Settings, flatten
 from distill.config.component import OPTIMIZERS, SCHEDULES, SOURCES, TABLES, TERMS, class_name, kinds
-from distill.config.corpus import CorpusConfig
+from distill.config.data import CorpusConfig
 from distill.config.errors import models_of
-from distill.config.evaluate import EvaluateConfig, SetConfig
-from distill.config.flat_settings import flatten
-from distill.config.folders import CONF
-from distill.config.model import Settings
-from distill.config.objective import ObjectiveConfig
-from distill.config.optimizer import OptimizerConfig, ScheduleConfig
+from distill.config.evaluation import EvaluateConfig, SetConfig
+from distill.config.models import READ_BY, FrozenModelConfig, MemberConfig, StudentConfig, TeacherConfig
+from distill.config.objective import ObjectiveConfig, OptimizerConfig, ScheduleConfig, WeightSchedule
 from distill.config.schema import INTERNAL, arguments_of, settings_schema
-from distill.config.settings import Config
-from distill.config.student import READ_BY, StudentConfig
-from distill.config.teacher import FrozenModelConfig, MemberConfig, TeacherConfig
-from distill.config.weight_schedule import WeightSchedule
+from distill.config.settings import ChainConfig, Config, StageConfig
 
 RUN = ("seed", "resume", "optimize", "observers")  # settings that are in no section
 HYDRA = {

@@ -11,7 +11,7 @@ from job import ROOT, environment
 
 import distill
 from distill.commands.cli import COMMANDS, main
-from distill.config.folders import CONF, RECIPES
+from distill.config import CONF, RECIPES
 
 LIGHT = "assert not {'torch', 'transformers', 'hydra', 'omegaconf', 'matplotlib', 'numpy'} & {*sys.modules}\n"
 PROGRAM = f"import sys, distill\n{LIGHT}import distill.commands.predict\ndistill.run, distill.SettingError\n{LIGHT}"

@@ -13,7 +13,7 @@ from text import tokens_of
 from tiny import changed, parts
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.corpus import Duplicates
+from distill.config.data import Duplicates
 from distill.config.settings import Config
 from distill.data import build_tokens
 from distill.data.shards import check, host

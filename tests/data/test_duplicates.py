@@ -12,7 +12,7 @@ from text import some_text, tokens_of
 from tiny import all_of, changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.corpus import Duplicates, NearConfig
+from distill.config.data import Duplicates, NearConfig
 from distill.config.settings import Config
 from distill.data import first_pass, near_duplicates, tokens
 from distill.data.document import Document, Part

@@ -13,7 +13,7 @@ import pytest
 from tiny import corpus_config
 
 from distill.config.component import Component
-from distill.config.corpus import DocumentUnit
+from distill.config.data import DocumentUnit
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers, tokens
 from distill.data.heldout import HeldOut, fraction, held_out

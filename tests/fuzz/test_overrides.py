@@ -12,8 +12,8 @@ from job import built, check_words, hydra_set_up
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from distill.config.base import flatten
 from distill.config.errors import explain
-from distill.config.flat_settings import flatten
 from distill.runs.check import check
 from distill.runtime.errors import SettingError
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tiny import make_batches
 
+from distill.config.models import BUNDLED
 from distill.config.settings import CONF, BackendConfig, MaskingConfig, StudentConfig, TeacherConfig
-from distill.config.teacher import BUNDLED
 from distill.data.collate.mlm import masked_lm
 from distill.distributed.single import Single
 from distill.models.kind import MASKED

@@ -13,7 +13,7 @@ from tiny import named_terms
 from torch import Tensor
 from torch.nn.functional import linear
 
-from distill.config.weight_schedule import WeightSchedule
+from distill.config.objective import WeightSchedule
 from distill.objective import losses
 from distill.objective.blocks import ByFormulas
 from distill.objective.fused import chunked_loss

@@ -21,8 +21,8 @@ from tiny import (
     weights_of,
 )
 
+from distill.config.objective import Shape, WeightSchedule, ends_of, is_zero, value_at
 from distill.config.settings import ObjectiveConfig, PrecisionConfig, TrainConfig
-from distill.config.weight_schedule import Shape, WeightSchedule, ends_of, is_zero, value_at
 from distill.objective.build import build_objective, make_terms
 from distill.objective.running_mean import RunningMean
 from distill.runtime.errors import SettingError

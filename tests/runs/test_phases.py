@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from distill.config.settings import BackendConfig
-from distill.config.watch import ProfileConfig
+from distill.config.training import ProfileConfig
 from distill.distributed.single import Single
 from distill.runs.profile import phases as module
 from distill.runs.profile import recorder

@@ -7,7 +7,7 @@ import yaml
 from job import Shelf, command, composed, results
 from own_models import KEY
 
-from distill.config.flat_settings import flatten
+from distill.config.base import flatten
 from distill.config.settings import Config
 from distill.runtime.redaction import redact, redacted
 

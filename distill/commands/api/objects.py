@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_jsonable_python
 from torch import Tensor
 
+from distill.config.base import Settings
 from distill.config.command_line import groups
 from distill.config.component import TARGET, InMemory
-from distill.config.model import Settings
+from distill.config.models import READ_BY
 from distill.config.settings import ObjectiveConfig, StudentConfig
-from distill.config.student import READ_BY
 from distill.objective.terms import ALL, VocabularyTerm
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.users_code import source_digest

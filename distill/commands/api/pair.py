@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase
 from distill.commands.api.objects import LOSSES, target_of, that_learns
 from distill.config.component import TARGET, InMemory
 from distill.config.errors import parse
+from distill.config.models import BUNDLED
+from distill.config.objective import WeightSchedule
 from distill.config.settings import Config, CorpusConfig, MaskingConfig, ObjectiveConfig, StudentConfig, TeacherConfig
-from distill.config.teacher import BUNDLED
-from distill.config.weight_schedule import WeightSchedule
 from distill.data.batch import Batch
 from distill.data.collate.clm import causal_lm
 from distill.data.collate.mlm import masked_lm

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distill.commands.ending import expected
+from distill.config.models import BUNDLED
 from distill.config.settings import OnUsr1
-from distill.config.teacher import BUNDLED
 from distill.report.comparison.write import aligned
 from distill.report.page import Table, render
 from distill.report.summary import comparison, findings

@@ -13,7 +13,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from distill.config.corpus import Duplicates
+from distill.config.data import Duplicates
 from distill.data.duplicates import merge_digests, records_name
 from distill.data.invalid import Invalid
 from distill.data.packing import Packing

@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from distill.config.folders import HERE
+from distill.config import HERE
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data.sources.gutenberg import Gutenberg
 from distill.runtime.errors import SettingError

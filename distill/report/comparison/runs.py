@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distill.config.flat_settings import flatten
+from distill.config.base import flatten
 from distill.runs.record import Record
 from distill.runs.results_file import is_continued, read_results
 from distill.runtime.errors import Damaged, SettingError

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import torch
 
-from distill.config.watch import ProfileConfig
+from distill.config.training import ProfileConfig
 from distill.distributed import Ranks
 from distill.runs.profile.loader import LoaderClock
 from distill.runs.profile.phases import PHASES, Watcher, Window, phases_on, watched_by

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from distill.config.base import LocalPath, Settings, setting
 from distill.config.component import (
     GROUP,
     SOURCES,
@@ -19,7 +20,6 @@ from distill.config.component import (
     kinds,
 )
 from distill.config.errors import shown
-from distill.config.model import LocalPath, Settings, setting
 from distill.runtime.errors import SettingError, did_you_mean
 
 HELDOUT = "heldout"  # the kind of an evaluation set that is a part of the corpus

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, field_validator
 
+from distill.config.base import BATCH, ROWS, STEPS, LocalPath, Settings, setting
 from distill.config.component import Component, Named, in_group
-from distill.config.corpus import Missing, SourceConfig, are_sources
-from distill.config.model import BATCH, ROWS, STEPS, LocalPath, Settings, setting
+from distill.config.data import Missing, SourceConfig, are_sources
 from distill.runtime.errors import SettingError
 
 SAMPLES = 3  # of text, in the report of a causal model

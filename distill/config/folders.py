@@ -1,7 +1,0 @@
-"""Where the groups of settings and the recipes lie: beside the package in a checkout, in it when it is installed."""
-
-from pathlib import Path
-
-HERE = Path(__file__).resolve().parent.parent
-CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"
-RECIPES = HERE / "recipes" if (HERE / "recipes").is_dir() else HERE.parent / "recipes"
