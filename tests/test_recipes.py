@@ -95,8 +95,8 @@ def test_every_stage_of_a_chain_passes_the_checks(name: str, tmp_path: Path) -> 
         settings = [REFERENCE.sub(str(tmp_path), setting) for setting in stage.settings]
         config = composed(f"+recipe={stage.recipe}", *settings)
         check(config)
-        if isinstance(config.corpus.source, SourceConfig):
-            assert config.corpus.source.path is None, "the usual books"
+        if isinstance(config.corpus, SourceConfig):
+            assert config.corpus.path is None, "the usual books"
         positions[stage_name] = config.corpus.sequence_length
         for earlier in {found for setting in stage.settings for found in REFERENCE.findall(setting)}:
             assert positions[stage_name] <= positions[earlier], "longer rows than those of its model"

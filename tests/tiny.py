@@ -172,7 +172,7 @@ def _change(settings: Any, name: str, value: Any, path: str) -> Any:
     try:
         return settings.changed(**{first: value})
     except ValidationError as error:
-        raise setting_error_of(error, type(settings), path, {first: value}) from error
+        raise setting_error_of(error, type(settings), path) from error
 
 
 def optimizer_config(values: dict[str, Any]) -> conf.OptimizerConfig:

@@ -22,7 +22,7 @@ from distill.config.component import PREFIX, TARGET
 from distill.config.compose import composed, hydra_as_before
 from distill.config.data import HELDOUT
 from distill.config.override_text import as_value
-from distill.config.rules import check_corpus, check_evaluation, check_paths
+from distill.config.rules import check_evaluation, check_paths
 from distill.config.settings import Config
 from distill.distributed import Ranks, join_ranks
 from distill.evaluation.measures.users import check_measures
@@ -382,7 +382,6 @@ def _check_settings(config: Config) -> None:
     task, evaluate = find_task(config.objective.task), config.evaluate
     check_evaluation(config, task.kind.vocabulary)
     check_measures(evaluate.own_measures)
-    check_corpus(config)
     sources = [evaluate.sources.get(name) for name in evaluate.sets]
     held_out = any(source is not None and source.target is None and source.kind == HELDOUT for source in sources)
     check_paths(config, corpus=held_out)  # which nothing else reads here

@@ -1,10 +1,10 @@
 """What every section of settings is made of: a frozen model that refuses names and values that it does not have."""
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from types import UnionType
 from typing import Annotated, Any, Self, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from distill.runtime.errors import SettingError
@@ -15,6 +15,18 @@ SEEDS = 2**63 - 1
 STEPS = 10**9  # more than any run has
 BATCH = 65_536  # sequences: ten times what a large machine holds of short ones
 ROWS = 10**12
+# The unit of a setting, and its range.
+IN_STEPS: dict[str, Any] = {"unit": "steps", "ge": 1, "le": STEPS}
+IN_SEQUENCES: dict[str, Any] = {"unit": "sequences", "ge": 1, "le": ROWS}
+
+Refusal = tuple[str, Any, str, str]  # a setting, its value (None: not shown), what is wrong with it, and the cure
+
+
+def refuse(refusals: Iterable[Refusal]) -> None:
+    """Raises SettingError for the first of these."""
+    for setting, value, problem, cure in refusals:
+        shown = str(value).lower() if isinstance(value, bool) else value
+        raise SettingError(problem, setting=setting, value=shown, cure=cure)
 
 
 def _expanded(path: str) -> str:
@@ -33,11 +45,7 @@ class Settings(BaseModel):
     """One section: its fields are its settings, and the only place that knows their defaults and ranges."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        allow_inf_nan=False,
-        coerce_numbers_to_str=True,
-        arbitrary_types_allowed=True,
+        extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True, arbitrary_types_allowed=True
     )
 
     @field_validator("*", mode="before")
@@ -54,31 +62,35 @@ class Settings(BaseModel):
             raise PydanticCustomError("int_type", "a whole number is needed")
         return value
 
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        refuse(self.refusals())
+        return self
+
+    def refusals(self) -> Iterator[Refusal]:
+        """What these settings may not be together; a name that begins with a dot is one of this section."""
+        yield from ()
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Those of these settings that do not have their defaults."""
+        fields = type(self).model_fields
+        values = {name: getattr(self, name) for name in names}
+        return {name: one for name, one in values.items() if one != fields[name].get_default(call_default_factory=True)}
+
     def changed(self, **values: Any) -> Self:
         """The same settings with other values for some of them, which are checked like those of a command line."""
-        aliases = {name: field.alias or name for name, field in type(self).model_fields.items()}
-        given = {alias: getattr(self, name) for name, alias in aliases.items() if name in self.model_fields_set}
-        changes = {aliases.get(name, name): value for name, value in values.items()}
-        return type(self)(**given | (self.model_extra or {}) | changes)
+        kept = {name: value for name, value in self if name in self.model_fields_set}
+        return self.model_validate(kept | values, by_alias=True, by_name=True)
 
 
-def setting(
-    default: Any,
-    description: str,
-    *,
-    unit: str | None = None,
-    factory: Callable[..., Any] | None = None,
-    **limits: Any,
-) -> Any:
+def setting(default: Any, description: str, *, unit: str | None = None, **limits: Any) -> Any:
     """A field: its default, one sentence that says what it does, its unit, and its limits as pydantic takes them.
 
     Args:
-        factory: makes the default, in place of `default`.
+        default: a value, or a class or function that makes it.
     """
-    extra: Any = {"unit": unit} if unit else None
-    if factory is not None:
-        return Field(default_factory=factory, description=description, json_schema_extra=extra, **limits)
-    return Field(default, description=description, json_schema_extra=extra, **limits)
+    made = {"default_factory" if callable(default) else "default": default}
+    return Field(**made, description=description, json_schema_extra={"unit": unit} if unit else None, **limits)
 
 
 def kinds_of(annotation: Any) -> set[Any]:
@@ -94,9 +106,8 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings by their dotted names; lists stay lists."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
-        name = str(name)  # of a file of somebody else's it may be a number
         if isinstance(value, dict) and value:
             flat |= flatten(value, f"{prefix}{name}.")
         else:
-            flat[prefix + name] = list(value) if isinstance(value, tuple) else value
+            flat[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
     return flat

@@ -124,11 +124,11 @@ def corpus_text(corpus: CorpusConfig, data: DataConfig) -> Text:
     Raises:
         SettingError: it is not available.
     """
-    source = find_source(corpus.source, "corpus", data)
+    source = find_source(corpus, "corpus", data)
     if source is None and corpus.fallback:
         source = Bundled.find(SourceConfig(kind="bundled"), "corpus", data)
-    sources = (_need(source, corpus.source, "corpus"),)
-    return Text(sources, "corpus", _path_of(corpus.source), corpus.max_sequences)
+    sources = (_need(source, corpus, "corpus"),)
+    return Text(sources, "corpus", _path_of(corpus), corpus.max_sequences)
 
 
 def heldout_text(text: Text, data: DataConfig) -> Text | None:

@@ -296,7 +296,7 @@ def objective_facts(objective: Objective) -> facts.Objective:
 
 
 def _scheduled(value: float | WeightSchedule | None) -> facts.Scheduled | float | None:
-    return facts.Scheduled(value.start, value.end, value.shape.value) if isinstance(value, WeightSchedule) else value
+    return facts.Scheduled(value.start, value.end, value.shape) if isinstance(value, WeightSchedule) else value
 
 
 def optimizer_facts(config: Config, batches: Batches) -> facts.Optimizer:

@@ -71,7 +71,7 @@ class TableTask(Task):
     def read(self, config: Config, training: bool = True) -> Self:
         if not training:
             return type(self)(self._data_of_sets(config))
-        split = self._split(config.corpus.source, "corpus")
+        split = self._split(config.corpus, "corpus")
         examples = _some(split.read("corpus", training=True), config.corpus.max_sequences, "training examples")
         unlabelled = None
         if config.corpus.unlabelled is not None:

@@ -19,9 +19,10 @@ from distill.config.data import CorpusConfig
 from distill.config.errors import models_of
 from distill.config.evaluation import EvaluateConfig, SetConfig
 from distill.config.models import READ_BY, FrozenModelConfig, MemberConfig, StudentConfig, TeacherConfig
-from distill.config.objective import ObjectiveConfig, OptimizerConfig, ScheduleConfig, WeightSchedule
+from distill.config.objective import ObjectiveConfig, WeightSchedule
 from distill.config.schema import INTERNAL, arguments_of, settings_schema
 from distill.config.settings import ChainConfig, Config, StageConfig
+from distill.config.training import OptimizerConfig, ScheduleConfig
 
 RUN = ("seed", "resume", "optimize", "observers")  # settings that are in no section
 HYDRA = {

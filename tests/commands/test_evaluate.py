@@ -218,7 +218,7 @@ def test_the_settings_of_a_run_reach_no_further_than_its_user_says(
     said = refused([str(run)])
     assert message in said and "evaluate=local" in said
     config, _ = settings_of(locate([str(run)]), [given.replace("BOOKS", str(shelf.books))])
-    assert config.evaluate.sources["mine"].path == config.corpus.source.path == str(shelf.books)
+    assert config.evaluate.sources["mine"].path == config.corpus.path == str(shelf.books)
     assert [each.path for each in config.evaluate.own_measures.values()] == ["own_metrics.Hits"] * ("Hits" in given)
 
 
@@ -226,9 +226,9 @@ def test_another_text_is_cut_as_that_of_the_run(done: Path, tmp_path: Path) -> N
     (tmp_path / "text.txt").write_text("text")
     settings = ["corpus=text", f"corpus.path={tmp_path / 'text.txt'}", "evaluate.sets=[heldout]"]
     config, _ = settings_of(locate([str(done)]), settings)
-    assert config.corpus.sequence_length == 32 and config.corpus.source.kind == "text"
+    assert config.corpus.sequence_length == 32 and config.corpus.kind == "text"
     config, _ = settings_of(locate([str(done)]), ["evaluate=heldout"])
-    assert config.evaluate.max_sequences == 8 and config.corpus.source.path is not None
+    assert config.evaluate.max_sequences == 8 and config.corpus.path is not None
 
 
 def test_models_from_scratch_need_no_run(shelf: Shelf) -> None:

@@ -57,9 +57,8 @@ def test_settings_of_the_command_line_come_last(mine: list[str]) -> None:
 
 @pytest.mark.parametrize("option", ["none", "bundled_small"])
 def test_a_teacher_that_would_have_no_effect_is_refused(mine: list[str], option: str) -> None:
-    with pytest.raises(
-        SettingError, match=rf"^teacher={option}: the recipe sets teacher\.path=\./other, .*give teacher\.path="
-    ):
+    refusal = rf"^teacher={option}: the recipe sets teacher\.path=\./other, .*give teacher\.path="
+    with pytest.raises(SettingError, match=refusal):
         composed([*mine, "+recipe=mine", f"teacher={option}"])
     assert composed([*mine, "+recipe=mine", "teacher.path=bundled_small"]).teacher.bundled
 
@@ -88,16 +87,18 @@ def test_a_recipe_is_taken_with_and_without_a_plus_anywhere(recipe: str) -> None
     assert composed_run([]).config == composed_run(["+recipe=distilbert_gutenberg"]).config, "the main job"
 
 
+def test_dicts_are_merged() -> None:
+    bert = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 768}
+    new = composed(["student=bert", "student.config.hidden_size=64", "+student.config.type_vocab_size=1"]).student
+    assert new.config == bert | {"hidden_size": 64, "type_vocab_size": 1}
+    of_recipe = composed(["+recipe=bert_pretrain", "student.config={hidden_size:32}"]).student
+    assert of_recipe.config == bert | {"hidden_size": 32}
+
+
 def test_a_sweep_over_recipes_has_a_folder_that_is_no_recipes() -> None:
     for recipe in ("+recipe=smoke,squad", "recipe=smoke,squad"):
         assert compose(CommandLine.of(["-m", recipe])).sweep_folder == Path("runs/default-sweep")
     assert compose(CommandLine.of(["-m", "+recipe=smoke", "seed=1,2"])).sweep_folder == Path("runs/smoke-sweep")
-
-
-def test_corpus_and_sets_of_the_command_line(tmp_path: Path) -> None:
-    config = composed(["+recipe=smoke", "corpus=text", f"corpus.path={tmp_path}", "evaluate=benchmark"])
-    assert (config.corpus.max_sequences, config.corpus.sequence_length) == (256, 64)
-    assert config.evaluate.sets == ["heldout", "wikitext2", "imdb"] and config.evaluate.max_sequences == 32
 
 
 def test_a_run_from_python_has_them_too(mine: list[str]) -> None:
@@ -116,10 +117,8 @@ def test_a_sweep_has_them_run_by_run(mine: list[str], tmp_path: Path, monkeypatc
         runs.append(build(composition.settings, composition.overrides))
 
     by_hydra(line, keep)
-    assert [(run.optimizer.lr, run.optimizer.make.path.rpartition(".")[2]) for run in runs] == [
-        (5e-5, "Lamb"),
-        (5e-5, "Adamw"),
-    ]
+    made = [(run.optimizer.lr, run.optimizer.make.path.rpartition(".")[2]) for run in runs]
+    assert made == [(5e-5, "Lamb"), (5e-5, "Adamw")]
 
 
 def test_what_cfg_shows_is_what_a_run_has(mine: list[str], capsys: pytest.CaptureFixture) -> None:

@@ -27,7 +27,7 @@ corpus_tokenizer(*parts(text_config(kind='jsonl', path=path, cache=cache, vocab_
 def test_it_is_the_same_in_every_process_and_survives_saving(reviews: Config, tmp_path: Path) -> None:
     made = []
     for name in ("one", "two"):  # the order in a hash map changes with the process
-        arguments = [str(reviews.corpus.source.path), f"{tmp_path}/{name}"]
+        arguments = [str(reviews.corpus.path), f"{tmp_path}/{name}"]
         subprocess.run([sys.executable, "-c", CODE, *arguments], cwd=ROOT, check=True)
         (file,) = (tmp_path / name).glob("byte_bpe/*.json")
         made.append(file.read_text())

@@ -51,7 +51,7 @@ def test_padding_that_is_a_token_of_its_own_is_kept(reviews: Config) -> None:
 
 
 def test_the_name_of_a_special_token_in_a_text_is_text(reviews: Config) -> None:
-    folder = Path(str(reviews.corpus.source.path))
+    folder = Path(str(reviews.corpus.path))
     (folder / "a.jsonl").write_text('{"text": "one <|endoftext|> two"}')
     (folder / "b.jsonl").unlink()
     tokenizer = vocabulary_of("gpt2")

@@ -56,7 +56,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 def documents_of(config: Config) -> list[str]:
-    paths = sorted(Path(str(config.corpus.source.path)).iterdir())
+    paths = sorted(Path(str(config.corpus.path)).iterdir())
     return [json.loads(line)["text"] for path in paths for line in path.read_text().splitlines()]
 
 

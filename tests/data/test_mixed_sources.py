@@ -260,7 +260,7 @@ def test_corpus_rows_are_shared_by_weight(config: Config, words: PreTrainedToken
         (["corpus=mixture", "corpus.sources={a: {kind: text}}"], "corpus.sources.a.weight: missing"),
         (["corpus=mixture", "corpus.sources={a: {kind: text, weight: 0}}"], "corpus.sources.a.weight=0: "),
         (["corpus=mixture", "corpus.sources={a: {kind: glue, weight: 1}}"], "corpus.sources.a.kind=glue: no text"),
-        (["corpus=mixture", "corpus.sources={a: T}"], "corpus.sources.a=T: no source of text"),
+        (["corpus=mixture", "corpus.sources={a: T}"], "corpus.sources.a=T: a group of settings"),
         (["corpus=mixture", "corpus.sources={a-b: {kind: text, weight: 1}}"], "no name of a source; take letters"),
         (["+recipe=mixture", "corpus.sources.wiki.path=T"], "corpus.sources.wiki.path=T: no such file or folder"),
         (["+recipe=mixture", "corpus.sources.wiki.fraction=2"], "corpus.sources.wiki.fraction=2"),

@@ -116,7 +116,7 @@ def test_of_a_text_too_large_to_read_some_units_are_read(config: Config, monkeyp
 
 
 def test_where_nobody_knows_the_size_all_is_read(config: Config) -> None:
-    source = find_source(config.corpus.source, "corpus", config.data)
+    source = find_source(config.corpus, "corpus", config.data)
     assert source is not None
     assert part_needed(10, LENGTH, [Work(Shard(("a.jsonl",), size=1 << 30), source)]).share < 0.01
     assert part_needed(10, LENGTH, [Work(Shard(("a.jsonl",)), source)]).whole
@@ -136,7 +136,7 @@ def test_an_empty_file_at_the_end_does_not_hide_the_size(
     config: Config, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("distill.data.sources._files.SHARD_BYTES", 1)
-    source = config.corpus.source
+    source = config.corpus
     assert isinstance(source, SourceConfig)
     before = tokens_of(changed(config, max_sequences=40), words).used
     (Path(str(source.path)) / "z.jsonl").write_text("")

@@ -23,7 +23,7 @@ def prepared(reviews: Config, words: PreTrainedTokenizerFast, tmp_path: Path) ->
     made = tokens_of(changed(reviews, tokens=str(tmp_path / "tokens")), words)
     heldout = tokens_of(changed(reviews, tokens=str(tmp_path / "tokens")), words, "heldout")
     made.sources["heldout"] = heldout
-    for folder in (str(reviews.corpus.source.path), str(tmp_path / "cache")):
+    for folder in (str(reviews.corpus.path), str(tmp_path / "cache")):
         shutil.rmtree(folder)
     (tmp_path / "tokens").rename(tmp_path / "elsewhere")
     return changed(reviews, kind="tokens", path=str(tmp_path / "elsewhere")), made
@@ -73,7 +73,7 @@ def test_another_tokenizer_task_or_use_is_refused(
         prepare(text, make_tokenizer(), *parts(config), "train")
     with pytest.raises(SettingError, match="token ids, which no new tokenizer has"):
         train_tokenizer(*parts(config), "wordpiece", lambda *_: pytest.fail("it is trained"), {})
-    of_set = set_text(config.corpus.source, "evaluate.sources.mine", config.data)
+    of_set = set_text(config.corpus, "evaluate.sources.mine", config.data)
     assert of_set is not None
     with pytest.raises(SettingError, match="those of a corpus"):
         prepare(of_set, words, *parts(config), "all")
@@ -82,7 +82,7 @@ def test_another_tokenizer_task_or_use_is_refused(
 def test_of_several_texts_the_folder_is_named(reviews: Config, words: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     config = changed(reviews, tokens=str(tmp_path / "tokens"))
     tokens_of(config, words)
-    other = tokens_of(changed(config, path=f"{reviews.corpus.source.path}/b.jsonl"), words)
+    other = tokens_of(changed(config, path=f"{reviews.corpus.path}/b.jsonl"), words)
     stored = changed(reviews, kind="tokens", path=str(tmp_path / "tokens"))
     with pytest.raises(SettingError, match="several texts") as error:
         tokens_of(stored, words)
@@ -91,7 +91,7 @@ def test_of_several_texts_the_folder_is_named(reviews: Config, words: PreTrained
 
 
 def test_damage_is_noticed_and_stays(prepared: tuple[Config, Tokens], words: PreTrainedTokenizerFast) -> None:
-    (shard,) = Path(str(prepared[0].corpus.source.path)).rglob("train-00000.rows")
+    (shard,) = Path(str(prepared[0].corpus.path)).rglob("train-00000.rows")
     data = bytearray(shard.read_bytes())
     data[100] ^= 1
     shard.write_bytes(data)

@@ -406,7 +406,7 @@ def test_a_new_source_is_one_new_file(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "verses" / "train").mkdir(parents=True)
     (tmp_path / "verses" / "train" / "a.verse").write_text("one\ntwo\n")
     monkeypatch.setenv("DISTILL_DATA", str(tmp_path))
-    source = find_source(corpus_config(kind="verses").source, "corpus", DataConfig())
+    source = find_source(corpus_config(kind="verses"), "corpus", DataConfig())
     assert source is not None and source.describe().startswith("verse file")
     assert [document.text for shard in source.shards() for document in read(source, shard)] == ["one", "two"]
 

@@ -85,7 +85,7 @@ def test_the_setting_overrides_and_both_are_in_the_key(tmp_path: Path) -> None:
     assert tokens_of(file, tokenizer).digest == digests[1]
     assert len(list((tmp_path / "cache" / "tokens").glob("*/meta.json"))) == 3  # what gives the same is not made again
 
-    source = config.corpus.source
+    source = config.corpus
     assert isinstance(source, SourceConfig)
     marked, books = source.changed(template=MARKED), SourceConfig(kind="text", path="books")
     own = SourceConfig(**{"_target_": "my.Source"})

@@ -28,7 +28,7 @@ def test_wordpiece_is_the_same_every_time_and_survives_saving(
             "given = {'kind': 'jsonl', 'path': sys.argv[1], 'vocab_size': 400, 'heldout': 0.2}\n"
             "corpus_tokenizer(*parts(text_config(**given, cache=sys.argv[2], workers=1)))\n"
         )
-        arguments = [str(reviews.corpus.source.path), f"{tmp_path}/{name}"]
+        arguments = [str(reviews.corpus.path), f"{tmp_path}/{name}"]
         subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, check=True)
         (file,) = (tmp_path / name).glob("wordpiece/*.json")
         made.append(file.read_text())

@@ -99,7 +99,7 @@ def test_slurm_gives_settings_that_compose(tmp_path: Path) -> None:
     config = settings(arguments)
     assert (config.backend.name, config.backend.threads, config.precision.student) == ("ddp", 8, "auto")
     assert config.teacher.path == "google-bert/bert-base-uncased"
-    assert config.corpus.source.path == "/data/my books" and config.data.local == "/scratch/distill-somebody"
+    assert config.corpus.path == "/data/my books" and config.data.local == "/scratch/distill-somebody"
     assert (config.seed, config.train.epochs) == (1, 1)
     # Slurm warns by the signal that these settings answer with a checkpoint and the end of the run.
     assert config.train.on_usr1 is OnUsr1.stop

@@ -11,9 +11,12 @@ from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 BAD: dict[str, tuple[list[str], list[str]]] = {
-    "a student of ddp": (["backend=ddp", "backend.shard_student=true"], ["backend.shard_student=True", "backend=fsdp"]),
-    "a teacher of ddp": (["backend=ddp", "backend.shard_teacher=true"], ["backend.shard_teacher=True", "backend=fsdp"]),
-    "switched off with ddp": (["backend=ddp", "backend.shard_teacher=false"], ["backend.shard_teacher=False"]),
+    "a student of ddp": (["backend=ddp", "backend.shard_student=true"], ["backend.shard_student=true", "backend=fsdp"]),
+    "a teacher of ddp": (["backend=ddp", "backend.shard_teacher=true"], ["backend.shard_teacher=true", "backend=fsdp"]),
+    "switched off with ddp": (
+        ["backend=ddp", "backend.shard_teacher=false"],
+        ["backend.shard_teacher=false", "backend=fsdp"],
+    ),
     "offload of ddp": (["backend=ddp", "backend.offload_teacher=true"], ["backend.offload_teacher=true"]),
     "offload of a whole teacher": (
         ["backend=fsdp", "backend.offload_teacher=true", "backend.shard_teacher=false"],

@@ -225,7 +225,7 @@ def not_a_model(tokenizer: Any) -> str:
         (custom("distill.config.settings.Nothing"), ("student._target_=distill.config.settings.Nothing",)),
         (
             custom("distill.config.settings.SEEDS"),
-            ("student._target_=distill.config.settings.SEEDS", "not callable"),
+            ("student._target_=distill.config.settings.SEEDS", "not a callable"),
         ),
         (custom(f"{__name__}.not_a_model"), ("gives a str", "not a torch module")),
     ],

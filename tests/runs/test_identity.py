@@ -69,6 +69,7 @@ def test_what_cannot_change_the_student_is_left_out(override: str) -> None:
 def test_the_rows_of_a_step_count_however_they_are_given() -> None:
     assert identity("train.sequences_per_step=32", ranks=3, given=32) == identity(ranks=2)
     assert identity("train.sequences_per_step=33", ranks=3, given=33) != identity(ranks=2)
+    assert identity("optimizer.scale_lr=sqrt", "optimizer.base_batch=64") != identity()
 
 
 @pytest.mark.parametrize(
@@ -84,8 +85,6 @@ def test_the_rows_of_a_step_count_however_they_are_given() -> None:
         "student.layers=[1,3]",
         "optimizer.lr=1",
         "optimizer=lamb",
-        "optimizer.scale_lr=sqrt",
-        "optimizer.base_batch=64",
         "optimizer.clip_each_rank=true",
         "schedule=cosine",
         "schedule.floor=0.1",
