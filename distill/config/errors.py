@@ -45,7 +45,8 @@ def setting_error_of(error: ValidationError, model: Any, name: str) -> SettingEr
     for details in error.errors(include_url=False):
         place = place_of(model, details["loc"], name, details["type"])
         if isinstance(cause := details.get("ctx", {}).get("error"), SettingError):
-            refusals.setdefault(cause.setting or place.name, cause.within(place.name))
+            refusal = cause.within(place.name)
+            refusals.setdefault(refusal.setting or place.name, refusal)
         elif place.name not in refusals:
             refusals[place.name] = _refusal(details, place)
     single = [each for refusal in refusals.values() for each in (refusal.refusals or [refusal])]
@@ -122,8 +123,8 @@ def _refusal(error: ErrorDetails, place: Place) -> SettingError:
         return SettingError("not possible", setting=name, value="null", cure="give it a value, or leave it out")
     problem, cure = error["msg"].removeprefix("Input "), ""  # such as: should be a valid integer
     limits = _limits(place.field)
-    if kind == REFUSED:  # its message may name another setting beside this one
-        problem, _, cure = problem.replace("{section}", section).partition("; ")
+    if kind == REFUSED:
+        problem, _, cure = problem.partition("; ")
     elif kind in ("literal_error", "enum"):
         problem += did_you_mean(value, re.findall(r"'([^']*)'", error["ctx"]["expected"]))
     elif kind in ("list_type", "tuple_type"):
@@ -133,10 +134,6 @@ def _refusal(error: ErrorDetails, place: Place) -> SettingError:
         cure = f"give one in quotes such as {in_shell(name, text)}"
     elif limits:
         cure = f"give a number {limits}"
-    if kind == "out_of_range":  # of one number, or of one of the ends of a schedule
-        context = error["ctx"]
-        name, value = f"{name}{context['part']}", context["number"]
-        cure = f"give a number from {context['ge']} up to {context['le']:,}"
     return SettingError(f"{problem[0].lower()}{problem[1:]}", setting=name, value=shown(value), cure=cure)
 
 

@@ -70,3 +70,9 @@ def test_more_losses_than_travel_with_the_gradients_are_refused() -> None:
     )
     counts = torch.zeros(MOST_TERMS + 1)
     assert len(StepStats.pack(counts[1:], counts, [0.0] * len(ALL), 0.0)) <= MAX_STATS
+
+
+def test_settings_of_the_same_name_in_two_sections_are_both_refused() -> None:
+    with pytest.raises(SettingError) as raised:
+        parse(Config, {"optimizer": {"kind": "sgdx"}, "schedule": {"kind": "wavy"}}, "")
+    assert {error.setting for error in raised.value.refusals} == {"optimizer.kind", "schedule.kind"}
