@@ -21,7 +21,7 @@ def test_a_run_finds_what_was_prepared(
     settings = [f"data.tokens={tmp_path / 'tokens'}", f"data.cache={tmp_path / 'cache'}", "train.steps=1"]
     assert run(*shelf.arguments(tmp_path / "run", *settings, "data.shard_bytes=2000")) == 0
     said = capfd.readouterr().err
-    assert "preparing tokens of 6 Gutenberg files" in said and "tokens 100%" in said and "MB/s" in said
+    assert "preparing tokens of 6 Gutenberg files" in said and "tokens: 100%" in said and "MB/s" in said
     (place,) = (tmp_path / "tokens").iterdir()
     (corpus, heldout) = [line for line in said.splitlines() if line.startswith(("corpus: ", "heldout: "))]
     assert corpus.startswith("corpus: 6 shards, 456 sequences of 32, 14,592 tokens, ") and corpus.endswith(f" {place}")
