@@ -157,7 +157,7 @@ class Progress(tqdm):
     def format_dict(self) -> dict[str, Any]:
         """What the line shows, for tqdm."""
         left = None if self.disable else self.seconds_left
-        shown = "" if left is None else f", {duration(left)} left"
+        shown = "" if not left else f", {duration(left)} left"
         return super().format_dict | {"rate": self.rate or None, "left": shown}
 
     def line(self) -> str:

@@ -207,7 +207,7 @@ def test_progress_is_shown(
 ) -> None:
     found = tokens_of(changed(reviews, heldout=0.0), tokenizer)
     last = next(line for line in capfd.readouterr().err.splitlines() if line.startswith("tokens: 100%"))
-    assert "MB/s" in last and last.endswith(f"{found.tokens:,} tokens")
+    assert "MB/s" in last and last.endswith(f"{found.tokens:,} tokens]")
 
 
 # --- what cannot be had
