@@ -137,17 +137,6 @@ def test_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_loader_workers(tmp_path: Path) -> None:
-    sizes = ("--rows", "4", "--length", "32", "--megabytes", "1", "--step", "2", "--seconds", "0.5", "--warm-up", "0.5")
-    printed, results = script("data/loader_workers.py", tmp_path, "--workers", "0", "8", "--latency", "0", "5", *sizes)
-    assert [(each["storage"], each["workers"]) for each in results] == [
-        (storage, workers) for storage in ("0 ms", "5 ms") for workers in (0, 8, "auto")
-    ]
-    none, eight, auto = (each["batches_per_second"] for each in results[3:])
-    assert none < 1 / (4 * 0.005 + 0.002) and min(eight, auto) > 1.5 * none and "| 5 ms | auto |" in printed
-
-
-@pytest.mark.slow
 def test_rings(tmp_path: Path) -> None:
     _, results = script(
         "scaling/rings.py", tmp_path, "--engines", ENGINES, "--megabytes", "1", "--rounds", "1", "--autos", "1"

@@ -150,7 +150,7 @@ def test_a_cached_teacher(tokenizer: Any, rows: str, cutoff: float) -> None:
         assert positions is not None
         ids = torch.zeros(len(positions), 4, dtype=torch.int32)
         window.append(batch.with_teacher_data(ids=ids, log_probs=torch.zeros(len(positions), 5)))
-    files: Any = SimpleNamespace(layout=Layout(top_k=4, sampled=0, exponent=1.0, vocabulary=VOCAB))
+    files: Any = SimpleNamespace(layout=Layout(top_k=4, sampled=0, vocabulary=VOCAB))
     cached = CachedTeacher(files)  # what it reads is there already
     scales = objective.scales(objective.count(window), CUDA)
     sums = accumulate(model, cached, objective, on_gpu(window), scales, GradientSync(ranks, model))

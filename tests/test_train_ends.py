@@ -17,7 +17,6 @@ from tiny import Fit, make_model, make_rows, new_student, only, weights_of
 
 from distill.config.settings import OnUsr1, TrainConfig
 from distill.data import remote
-from distill.data.batches import Threads
 from distill.data.remote import retried
 from distill.optim.schedule import ENDLESS, total_steps
 from distill.optim.schedules.linear import Linear
@@ -270,7 +269,7 @@ def test_a_signal_while_storage_is_out_of_order_keeps_all_steps(
     settings = TrainConfig(batch_size=4, accumulate=2, epochs=1, save_every=100)
     fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings)
     readable = fit.batches.order.numbers(0, np.arange(2 * fit.batches.sequences_per_step))
-    fit.batches = replace(fit.batches, sequences=OutOfOrder(rows, readable), threads=Threads(threads))
+    fit.batches = replace(fit.batches, sequences=OutOfOrder(rows, readable), threads=threads)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
     fit.student.base_model.register_forward_pre_hook(lambda *_: timer.start() if not timer.ident else None)
     begun = time.monotonic()

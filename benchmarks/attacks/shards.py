@@ -37,7 +37,6 @@ PLACES = (
     Place("tokens", ("data.tokens={}/shared",), remade=False),
     Place("zstd", ZSTD, remade=False),
     Place("blocks", (*ZSTD, "data.local_bytes=12500", "data.shuffle_bytes=6000"), remade=False),
-    Place("copies", ("data.local={}/local",)),
 )
 
 
@@ -60,7 +59,7 @@ def stored_by(ground: Ground, place: Place, *more: str) -> tuple[str, Path]:
 
 def folder_in(place: Place, stored: Path) -> Path:
     """Where the files of the sequences lie."""
-    inside = {"cache": "tokens", "copies": "local/copies"}.get(place.name, "shared")
+    inside = {"cache": "tokens"}.get(place.name, "shared")
     (meta,) = stored.glob(f"{inside}/*/meta.json")
     return meta.parent
 

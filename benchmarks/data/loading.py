@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.common import save, table, title
 from distill.config.settings import CorpusConfig, DataConfig, MaskingConfig, TeacherConfig
 from distill.data.batch import Batch
-from distill.data.batches import Batches, StepShape, Threads
+from distill.data.batches import Batches, StepShape
 from distill.data.collate.mlm import MaskedLM
 from distill.data.order import FullShuffle
 from distill.data.tokens import corpus_text, prepare
@@ -45,7 +45,7 @@ def batches(folder: Path, length: int, vocab: int, tokens: int, workers: int) ->
     masks = MaskedLM(MaskingConfig(), SPECIAL - 1, 0, maskable, weights, np.zeros(vocab, bool))
     rows = np.memmap(path, np.uint16, "r", shape=shape)
     step_shape = StepShape(STEP_TOKENS // length // ACCUMULATE, STEP_TOKENS // length)
-    return Batches(rows, masks, FullShuffle(len(rows), 0), step_shape, seed=0, threads=Threads(workers))
+    return Batches(rows, masks, FullShuffle(len(rows), 0), step_shape, seed=0, threads=workers)
 
 
 class Windows(Dataset[list[Batch]]):

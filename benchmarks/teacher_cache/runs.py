@@ -18,24 +18,22 @@ class Kept:
 
     top_k: int | None = None
     sampled: int | None = None
-    exponent: float = 1.0
 
     @property
     def wanted(self) -> bool:
         return self.top_k is not None or self.sampled is not None
 
     def layout(self, vocabulary: int) -> Layout:
-        return layout_of(TeacherCacheConfig(top_k=self.top_k, sampled=self.sampled, exponent=self.exponent), vocabulary)
+        return layout_of(TeacherCacheConfig(top_k=self.top_k, sampled=self.sampled), vocabulary)
 
     def settings(self, seed: int) -> list[str]:
         found = [] if self.top_k is None else [f"teacher.cache.top_k={self.top_k}"]
         if self.sampled is not None:
             found += [f"teacher.cache.sampled={self.sampled}", f"teacher.cache.seed={seed}"]
-            found += [f"teacher.cache.exponent={self.exponent}"] * (self.exponent != 1)
         return found
 
 
-# With ids of 16 bits top 64 takes 258 bytes a token. Of the draws all but the last two take 126 or 128 at most.
+# With ids of 16 bits top 64 takes 258 bytes a token. Of the draws all but the last two take 128 at most.
 CACHES = {
     LIVE: Kept(),
     "top 16": Kept(16),
@@ -44,8 +42,6 @@ CACHES = {
     "63 draws": Kept(None, 63),
     "8 exact, 46 draws": Kept(8, 46),
     "16 exact, 30 draws": Kept(16, 30),
-    "31 draws, p^0.8": Kept(None, 31, 0.8),
-    "8 exact, 22 draws, p^0.8": Kept(8, 22, 0.8),
     "12 draws": Kept(None, 12),
     "16 exact, 94 draws": Kept(16, 94),  # 256 bytes, as top 64
 }

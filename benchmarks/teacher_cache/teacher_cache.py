@@ -19,7 +19,7 @@ probabilities is about P^2 / K for a flat rest of mass P: 0.009 for 63 draws and
 5 and the gradient T (q - p), so its noise has the variance 10^2 x 0.009 = 0.9 a position, and that of the words,
 weight 2, has about 4 x 1. So draws should make the gradient's noise larger by a fifth or so, as if a step had a fifth
 fewer rows, and cost 0.5 to 2 % of perplexity: 63 draws and 46 beside 8 exact entries alike, 16 exact ones and 30
-draws a little worse, 12 draws (noise doubled) 3 to 8 % worse, and the exponent 0.8 worse than 1 at the same bytes,
+draws a little worse, 12 draws (noise doubled) 3 to 8 % worse,
 since its weights have to be stored. The causal teacher is sharper: top 64 should be within 5 %, draws within 1 %.
 Training from any cache should be a third faster than from the live teacher.
 """

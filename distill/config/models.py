@@ -26,16 +26,13 @@ class TeacherCacheConfig(Settings):
 
     top_k: int | None = setting(None, "Keep this many of the largest probabilities; null: none.", ge=1, le=4_000_000)
     sampled: int | None = setting(None, "Draw this many other tokens; both null: it runs live.", ge=1, le=65_536)
-    # With 0 all tokens would be drawn alike; above 1 weights have no bound.
-    exponent: float = setting(1.0, "Draw tokens by probability to this power, and weight by the rest.", gt=0, le=1)
     seed: int = setting(0, "Seed of the draws.", ge=0, le=SEEDS)
     gigabytes: float = setting(8.0, "Largest size on disk; more is refused before it runs.", unit="GB", gt=0, le=1e6)
 
     def refusals(self) -> Iterator[Refusal]:
-        if self.sampled is None:
-            for name, value in self.given("exponent", "seed").items():
-                cure = f"set sampled to a number beside it, or {name} back to {type(self).model_fields[name].default}"
-                yield f".{name}", value, "for sampled tokens, but sampled=null", cure
+        if self.sampled is None and self.seed:
+            cure = "set sampled to a number beside it, or seed back to 0"
+            yield ".seed", self.seed, "for sampled tokens, but sampled=null", cure
 
     @property
     def wanted(self) -> bool:

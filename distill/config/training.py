@@ -44,7 +44,7 @@ class TrainConfig(Settings):
     )  # fmt: skip
     max_spike: int = setting(1000, "Steps in a row above max_loss_ratio before the run stops.", **IN_STEPS)
     on_usr1: OnUsr1 = setting(OnUsr1.save, "SIGUSR1 writes a checkpoint; stop ends the run after it, like SIGTERM.")
-    workers: int | None = setting(None, "Threads that prepare batches; null goes by cores and waiting.", ge=0, le=1024)
+    workers: int | None = setting(None, "Threads that prepare batches; null goes by cores.", ge=0, le=1024)
 
     def sequences(self, ranks: int) -> int:
         """Sequences of a step of so many ranks together."""

@@ -6,7 +6,7 @@ Shapes: B sequences of a micro-batch, S positions.
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ import torch
 from distill.data.batch import Batch, as_dummy
 from distill.data.mixture import Fed, Mixture
 from distill.data.order import At, Order
-from distill.data.prefetch import MAX_THREADS, Prefetch, ThreadCount, prepared_in_loop
+from distill.data.prefetch import prefetch
 from distill.data.sequence_store import SequenceStore, expect
 from distill.runtime.seed import key
 
@@ -40,25 +40,12 @@ class Collator(Protocol):
         ...
 
 
-class Threads(NamedTuple):
-    """Threads that prepare windows ahead of the loop."""
-
-    start: int = 1  # 0: the loop prepares its own
-    limit: int = 0  # where it is more than `start`: they grow so far while the loop waits for storage
-
-
-ONE_THREAD = Threads()
-
-
-def num_threads(requested: int | None, local_size: int) -> Threads:
-    """Threads that prepare batches, and how many they may become while the loop waits for storage.
-
-    As many as requested, and never more; else at first one for every four cores of this rank, from 1 to 4.
-    """
+def num_threads(requested: int | None, local_size: int) -> int:
+    """Threads that prepare batches: as many as requested, else one for every four cores of this rank, from 1 to 4."""
     if requested is not None:
-        return Threads(requested, requested)
+        return requested
     cores = len(os.sched_getaffinity(0)) // local_size
-    return Threads(min(4, max(1, cores // 4)), MAX_THREADS)
+    return min(4, max(1, cores // 4))
 
 
 @dataclass(frozen=True)
@@ -92,7 +79,7 @@ class Batches:
     step_shape: StepShape
     seed: int
     static: bool = False  # the same masks in every epoch: those of epoch 0
-    threads: Threads = ONE_THREAD
+    threads: int = 1  # that prepare windows ahead of the loop; 0: the loop prepares its own
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -173,12 +160,8 @@ class Batches:
                 window = [read_ahead(batch) for batch in window]
             return [batch.pinned() for batch in window] if device.type == "cuda" else window
 
-        steps = range(start, stop)
-        watched = watch(prepare) if watch else prepare
-        count = ThreadCount(self.threads.start, self.threads.limit)
         try:
-            ahead = Prefetch(watched, steps, count) if self.threads.start else prepared_in_loop(watched, steps)
-            for window in ahead:
+            for window in prefetch(watch(prepare) if watch else prepare, range(start, stop), self.threads):
                 # What gives up Python's lock here, as moving and freeing tensors do, gets it back when the thread that
                 # prepares the next window no longer needs it. So nothing is moved that need not be, and a window is
                 # freed before the next one begins: else the loop would seem to wait for data that it has already.

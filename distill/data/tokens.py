@@ -22,7 +22,6 @@ from distill.data.disk_cache import folder_of, once
 from distill.data.duplicates import describe_duplicates
 from distill.data.heldout import HeldOut
 from distill.data.invalid import Invalid
-from distill.data.local_copy import local_copy
 from distill.data.mixture import quotas
 from distill.data.packing import Packing, plain_tokenizer
 from distill.data.part_of_text import PartOfText, larger, part_needed
@@ -213,7 +212,7 @@ def prepare(
             text, packing, folder = _found(text, text.stored, packing, data, recheck)
         else:
             folder, packing = _build_sequences(text, packing, data, text.max_sequences if few else None, recheck)
-        tokens = _load(_copy_to_node(folder, data, recheck), part, text, packing, corpus, data)
+        tokens = _load(folder, part, text, packing, corpus, data)
     except Damaged as damage:
         if text.stored is not None:
             raise SettingError(
@@ -342,18 +341,6 @@ def _build_anew_after_damage(
         folder.remove(WORK)
         remove(scratch)
         build(folder, text.describe(), text.sources, packing, data, scratch)
-
-
-def _copy_to_node(folder: Destination, data: DataConfig, recheck: bool) -> Destination:
-    """The copy of a folder on the node's own storage, checked as the folder is; else the folder itself."""
-    if data.local is None or data.compression is not None or not isinstance(folder, LocalFolder):
-        return folder
-    remake = True
-    while (copy := local_copy(folder.folder, data.local, data.local_bytes)) != folder.folder:
-        if check_folder(LocalFolder(str(copy)), data, recheck, remake):
-            return LocalFolder(str(copy))
-        remake = False
-    return folder
 
 
 def _packing(

@@ -98,12 +98,11 @@ def cache_note(cache: TeacherCache, name: str) -> str:
     )
     if cache.sampled is None:
         return f"Soft targets were read from a cache of {whose(name)} {most}; all others share one entry {size}."
-    power = "" if cache.exponent == 1 else f" to the power {cache.exponent:g}, and weighted"
     whom = f"{whose(name)} {most}, and of {cache.sampled} draws from all others"
     if not cache.top_k:
         whom = f"{cache.sampled} draws from {whose(name)} distribution at each position, at the temperature"
     return (
-        f"Soft targets were read from a cache of {whom} (by probability{power}), which estimate that distribution "
+        f"Soft targets were read from a cache of {whom} (by probability), which estimate that distribution "
         f"without bias {size}."
     )
 

@@ -254,7 +254,7 @@ def training_facts(state: State, batches: Batches, history: list[LogLine]) -> fa
         tokens=state.tokens,
         seconds=state.seconds,
         tokens_per_second=state.tokens / max(state.seconds, 1e-9),
-        threads=batches.threads.start,
+        threads=batches.threads,
         final_loss=history[-1]["loss"] if history else {},
         skipped_steps=state.skipped,
         overflow_steps=state.overflows,
@@ -334,7 +334,7 @@ def backend_facts(ranks: Ranks, config: Config, batches: Batches, syncs: int | N
 
 
 def cache_facts(cache: Cache) -> facts.TeacherCache:
-    names = ("sampled", "exponent", "sample_seed") if cache.layout.sampled else ()
+    names = ("sampled", "sample_seed") if cache.layout.sampled else ()
     draws = {name: cache.identity[name] for name in names}
     return facts.TeacherCache(
         key=cache.key,

@@ -61,7 +61,6 @@ class TeacherCache:
     key: str = ""
     top_k: int = 0
     sampled: int | None = field(default=None, metadata=stored(sparse=True))
-    exponent: float | None = field(default=None, metadata=stored(sparse=True))
     sample_seed: int | None = field(default=None, metadata=stored(sparse=True))
     positions: int = 0
     bytes: int = 0

@@ -181,7 +181,7 @@ def _cached(cache: TeacherCacheConfig, name: str) -> Identity:
     """The settings of a teacher's cache; those of draws only where there are draws, as older caches name none."""
     settings: Identity = {f"{name}.top_k": cache.top_k}
     if cache.sampled is not None:
-        settings |= {f"{name}.{field}": getattr(cache, field) for field in ("sampled", "exponent", "seed")}
+        settings |= {f"{name}.{field}": getattr(cache, field) for field in ("sampled", "seed")}
     return settings
 
 

@@ -8,7 +8,6 @@ A cache is a folder `<data.cache>/teacher/<key>`:
     ids          [N, M] uint16, or int32 for V > 65536: the teacher's largest entries, largest first
     log_probs    [N, M + 1] float16, at the run's temperature; the last column is the joint mass of all other entries
     draws        [N, K] as ids: tokens drawn from all others, as `sampling` describes
-    log_weights  [N, K] float16: log of the probability that each draw stands for; only where draws differ in it
     neg_entropy  [N, 1] float16: the sum of p log p, where there are draws
     offsets.npy  [R + 1] int64: the positions of sequence r are at offsets[r] to offsets[r + 1], in their order
     meta.json    what the cache was made from, and checksums; written last: without it the cache is unfinished
@@ -229,7 +228,7 @@ def find(
         raise SettingError(f"{setting}.top_k={layout.top_k}: the vocabulary has {layout.vocabulary} tokens; give fewer")
     identity = {"format": FORMAT, **identity, "top_k": layout.top_k, "rows": len(batches.sequences)}
     if layout.sampled:
-        identity |= {"sampled": layout.sampled, "exponent": layout.exponent, "sample_seed": settings.seed}
+        identity |= {"sampled": layout.sampled, "sample_seed": settings.seed}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     path = folder_of(folder, "teacher", key)
     if (path / "meta.json").exists():

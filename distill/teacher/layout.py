@@ -29,20 +29,12 @@ class Layout:
     Attributes:
         top_k: M, the largest entries that are kept exactly; 0: none.
         sampled: K, the tokens that are drawn from all others; 0: none, and all others share one entry.
-        exponent: of the probabilities that tokens are drawn by; with 1 all draws have the same weight, which is not
-            stored.
         vocabulary: V.
     """
 
     top_k: int
     sampled: int
-    exponent: float
     vocabulary: int
-
-    @property
-    def weighted(self) -> bool:
-        """Whether every draw has a weight of its own."""
-        return self.sampled > 0 and self.exponent != 1
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -53,7 +45,6 @@ class Layout:
             "ids": Column(self.top_k, ids),
             "log_probs": Column(self.top_k + 1 if self.top_k else 0, half),
             "draws": Column(self.sampled, ids),
-            "log_weights": Column(self.sampled if self.weighted else 0, half),
             "neg_entropy": Column(1 if self.sampled else 0, half),
         }
         return {name: column for name, column in columns.items() if column.width}
@@ -77,4 +68,4 @@ class Layout:
 
 def layout_of(settings: TeacherCacheConfig, vocabulary: int) -> Layout:
     """What these settings keep of a teacher with so many tokens."""
-    return Layout(settings.top_k or 0, settings.sampled or 0, settings.exponent, vocabulary)
+    return Layout(settings.top_k or 0, settings.sampled or 0, vocabulary)

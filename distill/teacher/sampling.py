@@ -2,23 +2,21 @@
 
 Shapes: n positions, V vocabulary, M entries kept exactly, K draws, J = M + K.
 
-With p the teacher's probabilities at the temperature and R all tokens but its M most probable, tokens are drawn from q
-proportional to p^a over R, and each draw x stands for p(x) / (K q(x)) of probability. So the estimate
+With p the teacher's probabilities at the temperature and R all tokens but its M most probable, tokens are drawn in
+proportion to p from R, and each draw stands for P(R) / K of probability. So the estimate
 
-    e(v) = p(v)                              for the M most probable
-    e(v) = (draws of v) * p(v) / (K q(v))    for all others
+    e(v) = p(v)                          for the M most probable
+    e(v) = (draws of v) * P(R) / K       for all others
 
 has the mean p, and everything linear in p (the cross-entropy -sum p log s, its gradient, and with the teacher's entropy
-KL(p || s)) is estimated without bias; but for the 16 bits in which the numbers are stored. Weights divided by their own
-sum would be biased, and are not used. Of all q the one with a = 1 has the smallest sum of the variances of e; that is
-proved for independent draws only, and not for the systematic ones below. Its weights are all alike, P(R) / K, so that
-they need not be stored. The largest entries alone, with all others in one bucket, are a biased estimate whatever their
-number.
+KL(p || s)) is estimated without bias; but for the 16 bits in which the numbers are stored. Of all distributions to draw
+from this one has the smallest sum of the variances of e, with independent draws. The largest entries alone, with all
+others in one bucket, are a biased estimate whatever their number.
 
-The draws of a position are systematic: the K points (i + u) / K, i = 0 ... K - 1, of the cumulative distribution of q
-in the order of the vocabulary, with a single uniform u. Every token is expected K q(v) times, as in independent draws,
-and comes that often to within one, so the variance is smaller (Cochran, "Sampling Techniques", 1977, chapter 8). One
-that is drawn several times is there several times. Cached targets drawn by importance, with independent draws and
+The draws of a position are systematic: the K points (i + u) / K, i = 0 ... K - 1, of the cumulative distribution of R
+in the order of the vocabulary, with a single uniform u. Every token is expected K p(v) / P(R) times, as in independent
+draws, and comes that often to within one, so the variance is smaller (Cochran, "Sampling Techniques", 1977, chapter 8).
+One that is drawn several times is there several times. Cached targets drawn by importance, with independent draws and
 without exact entries: "Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs" (arXiv 2503.16870).
 """
 
@@ -63,16 +61,12 @@ def kept_entries(logits: Tensor, layout: Layout, temperature: float, offsets: Te
     columns["neg_entropy"] = -torch.special.entr(log_p.exp()).sum(-1, keepdim=True)
     rest = log_p.scatter(1, columns["ids"], -torch.inf) if layout.top_k else log_p
     # In float64, as a sum over the vocabulary in fp32 would lose tokens of small probability.
-    cumulative = (layout.exponent * rest).exp().cumsum(-1, dtype=torch.float64)
+    cumulative = rest.exp().cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     points = (torch.arange(layout.sampled, device=logits.device) + offsets[:, None]) * (total / layout.sampled)
     points = points.minimum(torch.nextafter(total, torch.zeros_like(total)))  # rounding up would leave the vocabulary
     draws = torch.searchsorted(cumulative, points, right=True)  # right: never a token of probability 0
     columns["draws"] = draws.clamp(max=logits.shape[1] - 1)  # of a rest that has none at all, and weighs nothing
-    if layout.weighted:
-        log_q = (layout.exponent * rest).gather(1, columns["draws"]) - total.log().to(rest.dtype)
-        weights = rest.gather(1, columns["draws"]) - log_q - np.log(layout.sampled)
-        columns["log_weights"] = weights.nan_to_num(nan=-torch.inf)
     return columns
 
 
@@ -93,8 +87,5 @@ def as_samples(columns: Mapping[str, Tensor], layout: Layout) -> Samples:
     if layout.top_k:
         exact = columns["log_probs"].float().softmax(-1)
         ids, weights, rest = [columns["ids"], draws], [exact[:, :-1]], exact[:, -1:]
-    if layout.weighted:
-        weights.append(columns["log_weights"].float().exp())
-    else:
-        weights.append((rest / layout.sampled).expand(-1, layout.sampled))
+    weights.append((rest / layout.sampled).expand(-1, layout.sampled))
     return Samples(torch.cat(ids, 1), torch.cat(weights, 1), columns["neg_entropy"].float())

@@ -131,7 +131,6 @@ WORDS = {
     "TeacherCache.key": "Its folder below `data.cache/teacher/`.",
     "TeacherCache.top_k": "Entries that are kept exactly at each position.",
     "TeacherCache.sampled": "Entries that are drawn from all others.",
-    "TeacherCache.exponent": "They are drawn in proportion to probability to this power.",
     "TeacherCache.sample_seed": "Seed of the draws.",
     "TeacherCache.positions": "Positions that are kept.",
     "TeacherCache.bytes": "Size on disk, in bytes.",

@@ -11,7 +11,7 @@ import torch
 from tiny import LENGTH, PAD, VOCAB, make_batches, make_masks, make_rows
 
 from distill.data.batch import PADDING, Batch
-from distill.data.batches import Batches, Threads, num_threads
+from distill.data.batches import Batches, num_threads
 from distill.data.collate.mlm import IGNORE
 from distill.data.sample import subsample
 from distill.runtime.seed import key
@@ -131,7 +131,7 @@ def test_static_masks_are_the_same_in_every_epoch(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_what_is_read_ahead_comes_with_its_rows(tokenizer: Any, threads: int) -> None:
-    batches = replace(make(tokenizer), threads=Threads(threads))
+    batches = replace(make(tokenizer), threads=threads)
     window = next(batches.stream(0, 1, CPU, lambda batch: batch.with_teacher_data(ids=torch.from_numpy(batch.row_ids))))
     for batch, without in zip(window, make(tokenizer).window(0), strict=True):
         assert not without.teacher_data
@@ -163,7 +163,7 @@ def same(one: list[Batch], other: list[Batch]) -> bool:
 
 @pytest.mark.parametrize("threads", [0, 1, 2, 7])
 def test_window_has_no_memory_and_stream_gives_the_windows(tokenizer: Any, threads: int) -> None:
-    batches = replace(make(tokenizer), threads=Threads(threads))
+    batches = replace(make(tokenizer), threads=threads)
     backwards = {step: batches.window(step) for step in reversed(range(16))}
     for start, stop in ((0, 16), (5, 16), (13, 14), (4, 4)):
         streamed = list(batches.stream(start, stop, CPU))
@@ -174,10 +174,10 @@ def test_window_has_no_memory_and_stream_gives_the_windows(tokenizer: Any, threa
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_stream_can_be_left_early_and_hands_on_errors(tokenizer: Any, threads: int) -> None:
-    stream = replace(make(tokenizer), threads=Threads(threads)).stream(0, 10**9, CPU)
+    stream = replace(make(tokenizer), threads=threads).stream(0, 10**9, CPU)
     next(stream)
     stream.close()
-    broken = replace(make(tokenizer), threads=Threads(threads))
+    broken = replace(make(tokenizer), threads=threads)
     object.__setattr__(broken, "sequences", np.full((53, LENGTH), VOCAB + 5))  # ids that the masker does not know
     with pytest.raises(IndexError):
         next(broken.stream(0, 3, CPU))
@@ -210,5 +210,5 @@ def test_subsample_rows_is_a_fixed_choice_in_the_old_order() -> None:
 def test_threads_follow_the_cores_of_a_rank_unless_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, local_size, expected in ((2, 1, 1), (16, 1, 4), (16, 2, 2), (16, 8, 1), (4, 8, 1), (128, 1, 4)):
         monkeypatch.setattr("os.sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
-        assert num_threads(None, local_size) == (expected, 16)
-        assert num_threads(0, local_size) == (0, 0) and num_threads(9, local_size) == (9, 9)
+        assert num_threads(None, local_size) == expected
+        assert num_threads(0, local_size) == 0 and num_threads(9, local_size) == 9

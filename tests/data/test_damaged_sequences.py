@@ -130,18 +130,6 @@ def test_of_a_folder_that_is_read_in_blocks_only_sizes_are_checked(
             tokens_of(blocks, words)
 
 
-@pytest.mark.parametrize("name", ["zeros", "cut", "gone", "a flipped bit"])
-@pytest.mark.parametrize("file", [*FILES, "copied.json"])
-def test_what_is_damaged_in_a_copy_is_copied_again(
-    file: str, name: str, reviews: Config, words: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    local = changed(reviews, local=f"{tmp_path}/nvme")
-    before = content_of(tokens_of(local, words))
-    (copy,) = (tmp_path / "nvme" / "copies").glob("*/meta.json")
-    damage(copy.parent / file, name)
-    assert_same(tokens_of(local, words), before)
-
-
 # --- when it is read, and when a stamp has to do
 
 

@@ -16,7 +16,7 @@ from stored import Faulty, folder_of_files, write_shards
 from distill.config.settings import DataConfig
 from distill.data import remote
 from distill.data.disk_cache import workers
-from distill.data.prefetch import Prefetch, ThreadCount, prepared_in_loop
+from distill.data.prefetch import prefetch
 from distill.data.remote import retried
 from distill.data.shards import claims
 from distill.data.shards.claims import Claims
@@ -90,9 +90,7 @@ def test_a_loop_ends_with_the_step_under_way(tmp_path: Path, threads: int) -> No
         def prepare(step: int) -> np.ndarray:
             return store[np.arange(10 * step, 10 * step + 10)]
 
-        windows = iter(
-            Prefetch(prepare, range(9), ThreadCount(threads, 0)) if threads else prepared_in_loop(prepare, range(9))
-        )
+        windows = prefetch(prepare, range(9), threads)
         with pytest.raises(Interrupted) as error, handled() as signals, signals.deferred(), ends_soon_after_a_signal():
             np.testing.assert_array_equal(next(windows), first)
             assert next(windows, None) is None
@@ -109,9 +107,8 @@ def test_outside_of_the_loop_a_signal_raises(threads: int) -> None:
         time.sleep(0.6)
         return retried(out_of_order, "s3://a/b")
 
-    windows = Prefetch(prepare, range(2), ThreadCount(1, 0)) if threads else prepared_in_loop(prepare, range(2))
     with pytest.raises(Interrupted), handled(), ends_soon_after_a_signal():
-        next(iter(windows), None)
+        next(prefetch(prepare, range(2), threads), None)
         pytest.fail("went on")
 
 

@@ -32,18 +32,18 @@ from distill.teacher.cache import CachedTeacher
 from distill.teacher.distributions import Samples
 from distill.teacher.live import LiveTeacher
 
-FILES = ("ids", "log_probs", "draws", "log_weights", "neg_entropy", "offsets.npy")
+FILES = ("ids", "log_probs", "draws", "neg_entropy", "offsets.npy")
 
 
-def sampled(folder: Path, tokenizer: Any, teacher: Any, top_k: int | None = 3, exponent: float = 1.0) -> Desk:
+def sampled(folder: Path, tokenizer: Any, teacher: Any, top_k: int | None = 3) -> Desk:
     desk = Desk(folder, tokenizer, teacher)
-    desk.set("teacher.cache", desk.config.teacher.cache.changed(top_k=top_k, sampled=5, exponent=exponent))
+    desk.set("teacher.cache", desk.config.teacher.cache.changed(top_k=top_k, sampled=5))
     return desk
 
 
 @pytest.fixture
 def desk(tmp_path: Path, tokenizer: Any, teacher: Any) -> Desk:
-    return sampled(tmp_path, tokenizer, teacher, exponent=0.7)
+    return sampled(tmp_path, tokenizer, teacher)
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
@@ -51,11 +51,11 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("soft_positions", ["all", "masked"])
-@pytest.mark.parametrize(("top_k", "exponent"), [(3, 0.7), (3, 1.0), (None, 1.0)])
+@pytest.mark.parametrize("top_k", [3, None])
 def test_it_holds_what_the_teacher_says(
-    tmp_path: Path, tokenizer: Any, teacher: Any, top_k: int | None, exponent: float, soft_positions: str
+    tmp_path: Path, tokenizer: Any, teacher: Any, top_k: int | None, soft_positions: str
 ) -> None:
-    desk = sampled(tmp_path, tokenizer, teacher, top_k, exponent)
+    desk = sampled(tmp_path, tokenizer, teacher, top_k)
     desk.soft_positions = soft_positions
     cache = desk.build()
     reader, exact = CachedTeacher(cache), top_k or 0
@@ -65,20 +65,16 @@ def test_it_holds_what_the_teacher_says(
         assert isinstance(source, Samples) and len(source.ids) == len(positions)
         p = log_probs_of(teacher, batch, positions, 2.0).exp()
         torch.testing.assert_close(source.weights[:, :exact], p.topk(exact).values, rtol=3e-3, atol=0)
-        if exponent == 1:
-            torch.testing.assert_close(source.weights.sum(1), torch.ones(len(p)), rtol=2e-3, atol=0)
+        torch.testing.assert_close(source.weights.sum(1), torch.ones(len(p)), rtol=2e-3, atol=0)
         torch.testing.assert_close(source.neg_entropy[:, 0], (p * p.log()).sum(1), rtol=1e-3, atol=1e-3)
         heads, draws = source.ids[:, :exact], source.ids[:, exact:]
         assert not (draws[:, :, None] == heads[:, None]).any()
-        if exponent != 1:  # weights are p^(1 - a), up to one factor for each position
-            ratio = source.weights[:, exact:].log() - 0.3 * p.gather(1, draws.long()).log()
-            torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio), rtol=0, atol=0.02)
     facts, files = cache_facts(cache), sum(len(each) for each in bytes_of(cache.folder).values())
     assert facts.bytes == pytest.approx(files, abs=200)
     assert facts.kept_mass is not None and (facts.kept_mass > 0) == (exact > 0)
-    position = (4 * exact + 2 if exact else 0) + (2 if exponent == 1 else 4) * 5 + 2
+    position = (4 * exact + 2 if exact else 0) + 2 * 5 + 2
     assert facts.bytes_per_token == pytest.approx(position + 8 * 41 / facts.positions)
-    assert (facts.sampled, facts.exponent, facts.sample_seed) == (5, exponent, 0)
+    assert (facts.sampled, facts.sample_seed) == (5, 0)
 
 
 def test_over_many_seeds_the_gradient_is_that_of_the_live_teacher(tmp_path: Path, tokenizer: Any, teacher: Any) -> None:
@@ -101,7 +97,6 @@ def test_over_many_seeds_the_gradient_is_that_of_the_live_teacher(tmp_path: Path
 CHANGES: dict[str, Callable[[Desk], object]] = {
     "sampled": lambda desk: desk.set("teacher.cache.sampled", 6),
     "no draws": lambda desk: desk.set("teacher.cache", conf.TeacherCacheConfig(top_k=3)),
-    "exponent": lambda desk: desk.set("teacher.cache.exponent", 0.8),
     "seed": lambda desk: desk.set("teacher.cache.seed", 1),
     "top_k": lambda desk: desk.set("teacher.cache.top_k", None),
     "temperature": lambda desk: setattr(desk, "temperature", 3.0),
@@ -122,7 +117,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(
     desk: Desk, tmp_path: Path, tokenizer: Any, teacher: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = desk.build()
-    other = sampled(tmp_path / "other", tokenizer, teacher, exponent=0.7)
+    other = sampled(tmp_path / "other", tokenizer, teacher)
     with monkeypatch.context() as patch:  # in other parts and forwards
         small_parts(patch)
         questions = counting(patch, most=7)
@@ -148,7 +143,7 @@ def test_a_copy_serves_another_machine(
     monkeypatch.setattr(build_cache.CacheBuilder, "entries", never)
     there = tmp_path / "elsewhere"
     shutil.copytree(made.folder, there / "teacher" / made.key, ignore=shutil.ignore_patterns("parts", "*.lock"))
-    other = sampled(there, tokenizer, make_model("bert", 4), exponent=0.7)
+    other = sampled(there, tokenizer, make_model("bert", 4))
     other.set("precision.teacher", "bf16")
     found = other.build()
     assert found.ready and found.folder.is_relative_to(there) and cache_facts(found) == cache_facts(made)
@@ -159,8 +154,8 @@ def test_a_copy_serves_another_machine(
 
 DAMAGE = {
     "a changed draw": spoil("draws", lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:]),
-    "a changed weight": spoil("log_weights", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
-    "no weights": lambda folder: (folder / "log_weights").unlink(),
+    "a changed probability": spoil("log_probs", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
+    "no draws": lambda folder: (folder / "draws").unlink(),
     "entropies too short": spoil("neg_entropy", lambda data: data[:-2]),
     "made from something else": other_origin,
 }
@@ -197,7 +192,7 @@ def test_a_run_from_draws_and_another_from_a_copy_of_them(
     assert shelf.run(first, *settings, f"data.cache={tmp_path / 'here'}") == 0
     content = results(first)
     facts = content["teacher"]["cache"]
-    assert (facts["top_k"], facts["sampled"], facts["exponent"]) == (4, 24, 1.0)
+    assert (facts["top_k"], facts["sampled"]) == (4, 24)
     assert 4 * 4 + 2 + 2 * 24 + 2 < facts["bytes_per_token"] < 4 * 4 + 2 + 2 * 24 + 3
     assert any("4 most probable" in note and "24 draws" in note and "without bias" in note for note in content["notes"])
     (made,) = (tmp_path / "here" / "teacher").iterdir()

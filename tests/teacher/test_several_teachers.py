@@ -193,8 +193,8 @@ BAD = {
         ["teacher.members.b.cache.top_k=99999", "vocabulary"],
     ),
     "draws that there are not": (
-        ["++teacher.members.b.cache={top_k: 8, exponent: 0.5}"],
-        ["teacher.members.b.cache.exponent=0.5", "sampled", "back to 1.0"],
+        ["++teacher.members.b.cache={top_k: 8, seed: 5}"],
+        ["teacher.members.b.cache.seed=5", "sampled", "back to 0"],
     ),
     "a folder without a model": (
         ["++teacher.members.b.path=."],

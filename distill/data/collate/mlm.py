@@ -17,10 +17,6 @@ from distill.runtime.seed import key, uniform
 
 IGNORE = -100  # target of a position that is not predicted
 
-# The names of these settings in a digest: with others the caches of earlier releases, and what is drawn for them, would
-# be other ones.
-DIGESTED_AS = {"mlm_probability": "share", "max_predictions": "most"}
-
 
 @dataclass(frozen=True)
 class MaskedLM:
@@ -36,8 +32,7 @@ class MaskedLM:
     @property
     def identity(self) -> str:
         """sha256 of everything that decides the masks of a sequence besides its key."""
-        settings = sorted((DIGESTED_AS.get(name, name), value) for name, value in self.settings)
-        digest = hashlib.sha256(repr((settings, self.mask_id)).encode())
+        digest = hashlib.sha256(repr((sorted(self.settings), self.mask_id)).encode())
         for values in (self.maskable, self.weights, self.is_continuation):
             digest.update(values.tobytes())
         return digest.hexdigest()
@@ -174,8 +169,6 @@ def masked_lm(settings: MaskingConfig, tokenizer: PreTrainedTokenizerBase, count
     # WordPiece marks what continues a word, byte-level BPE and SentencePiece, which have ## as text, what begins one.
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     mark = getattr(model, "continuing_subword_prefix", None)
-    if not by_words:  # nothing reads it, but caches of teachers have it in their keys, as it was
-        mark = "##" if any(token.startswith("##") for token in tokens) else None
     is_continuation = np.zeros(vocab, bool)
     is_continuation[: len(tokens)] = [
         token.startswith(mark) if mark else token != "" and not token.startswith(("\u0120", "\u2581"))

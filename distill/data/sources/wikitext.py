@@ -8,7 +8,7 @@ from typing import Any
 
 from distill.data.lines import InvalidRecord, Record, sound_lines
 from distill.data.readers import PIECE
-from distill.data.sources._files import FileSource, Found, is_records
+from distill.data.sources._files import FileSource, Found
 
 _FILES = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
 _HEADING = re.compile(r"\s*((?:= )+)(.*?)((?: =)+)\s*$")
@@ -35,12 +35,6 @@ class Wikitext(FileSource):
     def contents(self, records: Iterable[Record | InvalidRecord], place: str, start: int = 0) -> Iterator[Found]:
         """The articles in the records of a file or data set, of which each is a line, or lines of its own."""
         return _sound_articles(chain.from_iterable(map(_lines, super().contents(records, place, start))))
-
-    @property
-    def identity(self) -> Any:
-        """Records in files have not always been lines of articles."""
-        is_of_records = any(is_records(path) for path in self.files)
-        return [*super().identity, "articles"] if is_of_records else super().identity
 
 
 def _lines(content: Any) -> list[str | InvalidRecord]:
