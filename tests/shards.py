@@ -13,14 +13,13 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from distill.config.settings import DataConfig, SourceConfig
-from distill.data.build_tokens import build
+from distill.data.build_tokens import Host, build
 from distill.data.heldout import HeldOut
 from distill.data.packing import Packing
 from distill.data.sequence_format import SequenceFormat
-from distill.data.shards.destination import destination
-from distill.data.shards.index import ShardIndex
-from distill.data.shards.records import PARTS
+from distill.data.shards import PARTS, Index, PartName, read_index
 from distill.data.sources import Source, find_source
+from distill.data.storage import Folder
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = [first + second for first in "bdfgkmnprt" for second in "aeiou"]
@@ -59,32 +58,27 @@ def source_of(path: Path | str, kind: str = "jsonl", **settings: Any) -> Source:
 
 
 def prepare(
-    text: Path | str | Source, place: Path | str, scratch: Path, rows: Packing | None = None, **cache: Any
-) -> dict[str, Any]:
-    """Fills `place` with the rows of the text, and gives meta.json."""
-    folder = destination(str(place), "data.tokens")
+    text: Path | str | Source,
+    place: Path | str,
+    scratch: Path,
+    rows: Packing | None = None,
+    host: Host = Host(),  # noqa: B008
+    **cache: Any,
+) -> Index:
+    """Fills `place` with the rows of the text."""
     source = text if isinstance(text, Source) else source_of(text)
     settings = DataConfig(**{"workers": 1, **cache})
-    build(folder, "a small text", [source], rows or packing(), settings, scratch)
-    meta: dict[str, Any] = json.loads(folder.read("meta.json"))
-    return meta
+    return build(
+        Folder(str(place), "data.tokens"), "a small text", [source], rows or packing(), settings, scratch, host
+    )
 
 
-def read_rows(place: Path | str, part: str) -> np.ndarray:
+def read_rows(place: Path | str, part: PartName) -> np.ndarray:
     """All rows [N, S] of a part."""
-    folder = destination(str(place), "data.tokens")
-    index = ShardIndex.from_bytes(folder.read(f"{part}.index"))
-    files = {number: folder.read(index.layout.shard_name(number)) for number in set(index.shard.tolist())}
-    found = [np.empty((0, index.layout.sequence_length), index.layout.dtype)]
-    for number in range(len(index)):
-        block = index.block(number)
-        data = files[block.shard][block.offset : block.offset + block.size]
-        if index.layout.compression is not None:
-            import pyarrow
-
-            data = pyarrow.Codec("zstd").decompress(data, block.sequences * index.layout.sequence_bytes, asbytes=True)
-        found.append(np.frombuffer(data, index.layout.dtype).reshape(block.sequences, -1))
-    return np.concatenate(found)
+    folder = Folder(str(place), "data.tokens")
+    index = read_index(folder)
+    content = b"".join(folder.read(file.name) for file in index.part(part).files)
+    return np.frombuffer(content, index.dtype).reshape(-1, index.sequence_length)
 
 
 def assert_same_rows(place: Path | str, other: Path | str) -> None:
@@ -93,32 +87,33 @@ def assert_same_rows(place: Path | str, other: Path | str) -> None:
 
 
 CHILD = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from shards import prepare
-from distill.data.shards import claims, host, publish
+from distill.data import build_tokens
 from distill.data.sources import _files
 
 if __name__ == "__main__":
-    _files.SHARD_BYTES, publish.BLOCK_BYTES = 1, 1000
-    claims.STALE, host.POLL = 1.0, 0.1
-    pack, published, workers = host.pack, [], int(sys.argv[5])
+    _files.SHARD_BYTES = 1
+    build_tokens.POLL = 0.1
+    make, workers = build_tokens.make_shard, int(sys.argv[5])
     if workers > 1:
-        host.FEW_BYTES = 0
+        build_tokens.FEW_BYTES = 0
     else:
-        host.pack = lambda *args: (time.sleep(0.1), pack(*args))[1]  # real text takes longer
-    end_group = host.Host._end_group
-    host.Host._end_group = lambda self, number: (published.append(number), end_group(self, number))
-    prepare(sys.argv[1], sys.argv[2], Path(sys.argv[3]), shard_bytes=4000, compression="zstd", workers=workers)
-    print(len(published))
+        build_tokens.make_shard = lambda task: (time.sleep(0.2), print(task.number, flush=True), make(task))[2]
+    host = build_tokens.this_host()
+    prepare(sys.argv[1], sys.argv[2], Path(sys.argv[3]), host=host, shard_bytes=4000, workers=workers)
 """
 
 
-def start(text: Path, place: str, scratch: Path, workers: int = 1) -> subprocess.Popen[str]:
-    """Another host: a process with a folder of its own."""
+def start(
+    text: Path, place: str, scratch: Path, workers: int = 1, host: int = 0, hosts: int = 1
+) -> subprocess.Popen[str]:
+    """Another host: a process with a folder of its own, which prints the numbers of the shards that it makes."""
     script = scratch.with_suffix(".py")
     script.write_text(CHILD)
     command = [sys.executable, str(script), str(text), place, str(scratch), str(ROOT / "tests"), str(workers)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment |= {"SLURM_NODEID": str(host), "SLURM_STEP_NUM_NODES": str(hosts)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -1,6 +1,5 @@
-"""Shards of given rows in blocks of any size, and storage that fails, for tests and benchmarks of reading."""
+"""Shards of given rows, and storage that fails, for tests and benchmarks of reading."""
 
-import io
 import random
 import socket
 import struct
@@ -17,39 +16,39 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distill.data.shards.index import Block, Layout, ShardIndex
+from distill.config.settings import DataConfig
+from distill.data.invalid import Invalid
+from distill.data.shards import Index, Made, Part, ShardFile, Shards, open_sequences, read_index
+from distill.data.storage import Folder
 
 FAULTS = ("refused", "cut", "503", "truncated", "wrong")
 
 
-def write_shards(
-    folder: Path, rows: np.ndarray, block_rows: int, shard_rows: int, compression: str | None = None
-) -> ShardIndex:
-    """The rows [N, S] as the part `train` of prepared shards."""
-    layout = Layout("train", str(rows.dtype), rows.shape[1], compression)
+def write_shards(folder: Path, rows: np.ndarray, shard_rows: int) -> Folder:
+    """The rows [N, S] as the part `train` of prepared sequences, so many in a file."""
     folder.mkdir(parents=True, exist_ok=True)
-    shards = [_write_shard(folder, layout, number, rows[first : first + shard_rows], block_rows)
-              for number, first in enumerate(range(0, len(rows), shard_rows))]  # fmt: skip
-    index = ShardIndex.of_shards(layout, shards)
-    (folder / "train.index").write_bytes(index.as_bytes())
-    return index
+    files = []
+    for number, first in enumerate(range(0, len(rows), shard_rows)):
+        content = rows[first : first + shard_rows].tobytes()
+        files.append(ShardFile(f"train-{number:05d}.bin", len(content) // rows[0].nbytes, sha256(content).hexdigest()))
+        (folder / files[-1].name).write_bytes(content)
+    index = Index(
+        made=Made(text="rows", settings={}, prompts=False),
+        dtype=rows.dtype.name,
+        sequence_length=rows.shape[1],
+        train=Part(sequences=len(rows), files=files, frequencies=""),
+        heldout=Part(files=[], frequencies=""),
+        read=Invalid(),
+        seconds=1.0,
+    )
+    (folder / "index.json").write_bytes(index.content())
+    return Folder(str(folder), "data.tokens")
 
 
-def _write_shard(folder: Path, layout: Layout, number: int, rows: np.ndarray, block_rows: int) -> list[Block]:
-    blocks, file = [], io.BytesIO()
-    for first in range(0, len(rows), block_rows):
-        plain = rows[first : first + block_rows]
-        stored = plain.tobytes() if layout.compression is None else _compressed(plain.tobytes())
-        blocks.append(Block(number, 0, len(plain), file.tell(), len(stored), sha256(stored).digest()))
-        file.write(stored)
-    (folder / layout.shard_name(number)).write_bytes(file.getvalue())
-    return blocks
-
-
-def _compressed(data: bytes) -> bytes:
-    import pyarrow
-
-    return pyarrow.compress(data, codec="zstd", asbytes=True)
+def open_rows(place: Path | str, data: DataConfig, remade: bool = False) -> Shards:
+    """The part `train` at a folder or URL."""
+    folder = Folder(str(place), "data.tokens")
+    return open_sequences(folder, "train", read_index(folder), data, remade)
 
 
 class Answer(NamedTuple):
@@ -113,7 +112,7 @@ class Faulty:
         share: of the answers that are spoilt, one kind of fault as often as another.
         rate: bytes a second of all answers together; None: as fast as it goes.
         faults: how often each kind was done.
-        kinds: of faults that are done; bytes are wrong or missing in parts of files only.
+        kinds: of faults that are done; bytes are wrong or missing in parts of files only, unless `whole`.
         last: answers to GET after which each one is refused.
     """
 
@@ -124,8 +123,9 @@ class Faulty:
         rate: float | None = None,
         seed: int = 0,
         kinds: tuple[str, ...] = FAULTS,
+        whole: bool = False,
     ) -> None:
-        self.source, self.share, self.rate, self.kinds = source, share, rate, kinds
+        self.source, self.share, self.rate, self.kinds, self.whole = source, share, rate, kinds, whole
         self.faults: Counter[str] = Counter()
         self.requests, self.last = 0, 1 << 60
         self._draw, self._lock, self._free = random.Random(seed), threading.Lock(), time.monotonic()
@@ -144,7 +144,7 @@ class Faulty:
 
     def draw(self, part: bool) -> str | None:
         """The fault of the next answer, if there is to be one."""
-        kinds = [kind for kind in self.kinds if part or kind in FAULTS[:3]]
+        kinds = [kind for kind in self.kinds if part or self.whole or kind in FAULTS[:3]]
         with self._lock:
             self.requests += 1
             if self.requests <= self.last and (self._draw.random() >= self.share or not kinds):

@@ -48,7 +48,7 @@ def test_prepare(tmp_path: Path) -> None:
     printed, results = script("data/prepare.py", tmp_path, "--data", str(books), *sizes)
     tokens = {run["tokens"] for runs in results["rates"].values() for run in runs}
     assert len(tokens) == 1 and min(tokens) > 1000 and len(results["rates"]) == 3
-    assert results["zstd"][0]["ratio"] > 1 and "shards with zstd, 2 processes" in printed
+    assert "| 2 hosts |" in printed
 
 
 @pytest.mark.slow
@@ -61,33 +61,6 @@ def test_the_weight_of_an_installation() -> None:
     assert names == ("torch", "numpy", "1 others", "3 packages")
     numbers = [float(weight.replace(",", "")) for weight in weights]
     assert numbers[0] > numbers[1] > 10 > numbers[2] and abs(sum(numbers[:3]) - numbers[3]) <= 2
-
-
-@pytest.mark.slow
-def test_storage_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("moto")
-    pytest.importorskip("s3fs")
-    faults = import_module("benchmarks.data.storage_faults")
-    monkeypatch.setattr(faults, "STEP_ROWS", 256)
-    monkeypatch.setattr(faults, "WINDOW_BLOCKS", 3)  # so that the cache does not hold all twenty blocks
-    monkeypatch.setattr("distill.data.remote.FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("distill.data.remote.LONGEST_PAUSE", 0.01)
-    count = 20 * faults.BLOCK_ROWS
-    with faults.through_proxy(count, tmp_path) as (url, server):
-        server.share = 0.3
-        result = faults.read(url, faults.numbered_rows(count), server, tmp_path / "cache", 1, 15)
-    assert result.bad_rows == result.bad_epochs == 0 and sum(result.faults.values()) >= 15
-    assert result.rows == result.epochs * count and result.requests > 20
-
-
-@pytest.mark.slow
-def test_streaming(tmp_path: Path) -> None:
-    pytest.importorskip("aiohttp")
-    streaming = import_module("benchmarks.data.streaming")
-    rates = streaming.rate(tmp_path, 150_000, 1)
-    assert rates["memory map"]["masked"]["ratio"] == 1 and rates["cached blocks"]["gathered"]["rows_per_second"] > 1000
-    ten = streaming.ten_tb(tmp_path, 20, 8)
-    assert ten["rows"] == 20 * 64 * 65_536 and ten["random_rows"] == 8
 
 
 @pytest.mark.slow

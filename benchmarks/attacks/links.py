@@ -18,7 +18,7 @@ IN_RUN = (
     "plots", "student/model.safetensors", ".lock", "checkpoints/NEWEST", "checkpoints/NEWEST/model.safetensors",
     "checkpoints/NEWEST/SHA256SUMS",
 )  # fmt: skip
-IN_CACHE = ("", "tokens", "tokens/PREPARED", "tokens/PREPARED/meta.json", "tokens/PREPARED/train-00000.rows")
+IN_CACHE = ("", "tokens", "tokens/PREPARED", "tokens/PREPARED/index.json", "tokens/PREPARED/train-00000.bin")
 PRECIOUS = "what somebody else keeps\n"
 
 

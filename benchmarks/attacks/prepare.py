@@ -16,38 +16,37 @@ from benchmarks.attacks.case import Case, Ended, Kind, Outcome, finished, proble
 from benchmarks.attacks.ground import Ground
 from benchmarks.attacks.ingredients import SHORT, bert
 from benchmarks.reliability.chaos import members, send
-from distill.data.shards.records import PARTS
+from distill.data.shards import PARTS
 
 KINDS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)
 STOPPED = 1.5  # seconds between SIGSTOP and SIGCONT
 
 
 def many_units(slowly: bool = False) -> None:
-    """In a preparation: every file is a unit of work, and blocks are small; `slowly`: each unit takes a moment."""
-    from distill.data.shards import claims, host, publish
+    """In a preparation: every file is a unit of work; `slowly`: each unit takes a moment."""
+    from distill.data import build_tokens
     from distill.data.sources import _files
 
-    _files.SHARD_BYTES, publish.BLOCK_BYTES = 1, 1000
-    claims.STALE, host.POLL, host.FEW_BYTES = 1.0, 0.1, 0
+    _files.SHARD_BYTES = 1
+    build_tokens.POLL, build_tokens.FEW_BYTES = 0.1, 0
     if slowly:
-        pack: Any = host.pack
-        host.pack = lambda *work: (time.sleep(0.1), pack(*work))[1]  # type: ignore[assignment]
+        pack: Any = build_tokens.pack
+        build_tokens.pack = lambda *work: (time.sleep(0.1), pack(*work))[1]
 
 
 class Place(NamedTuple):
     """Where two hosts keep their sequences."""
 
     shared: bool  # they fill one folder `data.tokens` from caches of their own; else they share the cache
-    compression: str = "null"
     workers: int = 1
 
     @property
     def name(self) -> str:
         where = "data.tokens" if self.shared else "a cache"
-        return f"{where}, {'zstd' if self.compression == 'zstd' else 'plain'}, {self.workers} processes"
+        return f"{where}, {self.workers} processes"
 
 
-PLACES = (Place(False), Place(False, workers=2), Place(True), Place(True, "zstd"), Place(True, "zstd", 2))
+PLACES = (Place(False), Place(False, workers=2), Place(True), Place(True, workers=2))
 
 
 def command(ground: Ground, place: Place, host: int) -> list[str]:
@@ -58,7 +57,6 @@ def command(ground: Ground, place: Place, host: int) -> list[str]:
         "prepare", "+recipe=distilbert_gutenberg", "corpus=jsonl", f"corpus.path={text}", SHORT[0],
         "corpus.heldout=0.2",
         "evaluate.sets=[heldout]", f"data.cache={cache}", f"data.workers={place.workers}",
-        f"data.compression={place.compression}",
         "corpus.max_unknown=1", "data.shard_bytes=4000", "teacher=pretrained", f"teacher.path={bert(ground)}",
         *settings,
     ]  # fmt: skip
@@ -66,8 +64,8 @@ def command(ground: Ground, place: Place, host: int) -> list[str]:
 
 def rows_in(folder: Path) -> list[bytes]:
     """The sequences of each part."""
-    (meta,) = folder.glob("*/meta.json")
-    return [read_rows(meta.parent, part).tobytes() for part in PARTS]
+    (index,) = folder.glob("*/index.json")
+    return [read_rows(index.parent, part).tobytes() for part in PARTS]
 
 
 def undisturbed(ground: Ground) -> list[bytes]:
@@ -123,9 +121,9 @@ def two_at_once(ground: Ground, place: Place, numbers: tuple[int, ...], seed: in
 
 
 def leftovers(tokens: Path) -> list[str]:
-    """What is in the folder of the sequences besides their files; a host's own folder goes after `claims.STALE`."""
-    ends = ("meta.json", ".rows", ".rows.zst", ".index", ".counts.npy")
-    inside = [path for folder in tokens.glob("*/meta.json") for path in folder.parent.rglob("*")]
+    """What is in the folder of the sequences besides their files."""
+    ends = ("index.json", ".bin", ".counts.npy")
+    inside = [path for folder in tokens.glob("*/index.json") for path in folder.parent.rglob("*")]
     return [os.path.relpath(path, tokens) for path in inside if path.is_dir() or not path.name.endswith(ends)]
 
 

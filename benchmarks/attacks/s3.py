@@ -27,13 +27,11 @@ NAMES = r"data\.tokens=s3://|s3://bucket"
 STATUSES = (2, 74)
 
 
-def small_blocks() -> None:
-    """In a run: blocks of about 3 kB, so that it fetches all the time, and short pauses after a failure."""
+def small_files() -> None:
+    """In a run: files of about 3 kB, so that it fetches all the time, and short pauses after a failure."""
     from distill.data import remote
-    from distill.data.shards import publish
 
     many_units()
-    publish.BLOCK_BYTES = 3000
     remote.FIRST_PAUSE, remote.LONGEST_PAUSE = 0.001, 0.01
 
 
@@ -62,7 +60,7 @@ class Bucket(NamedTuple):
 
 
 def command(ground: Ground, url: str, folder: Path) -> list[str]:
-    small = ["train.steps=16", "data.compression=zstd", "data.shuffle_bytes=6000", "data.local_bytes=12500"]
+    small = ["train.steps=16", "data.shard_bytes=3000", "data.shuffle_bytes=6000", "data.local_bytes=12500"]
     cache = ground.folder / "cache"
     return distilled(ground, cache, folder, f"data.tokens={url}/tokens", f"data.local={ground.folder / 'node'}", *small)
 
@@ -74,7 +72,7 @@ def bucket(ground: Ground) -> Bucket:
 
     def make(folder: Path) -> Bucket:
         host, port = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://").split(":")
-        ended = ground.distill(*command(ground, url, folder), change=small_blocks)
+        ended = ground.distill(*command(ground, url, folder), change=small_files)
         assert ended.status == 0, ended.errors
         return Bucket(url, host, int(port), student_of(folder))
 
@@ -96,7 +94,7 @@ def run(ground: Ground, stored: Bucket, server: Faulty) -> Callable[[], Ended]:
     def call() -> Ended:
         with server.serving() as url:
             arguments = command(ground, stored.url, ground.run)
-            return ground.distill(*arguments, change=small_blocks, AWS_ENDPOINT_URL=url)
+            return ground.distill(*arguments, change=small_files, AWS_ENDPOINT_URL=url)
 
     return call
 
@@ -173,7 +171,7 @@ def changed_in_training(ground: Ground, kind: str, seed: int) -> Outcome:
     """An object becomes another one after the first step: stale reads, blocks of two versions."""
     stored, draw = bucket(ground), random.Random(seed)
     objects = stored.objects()
-    key = draw.choice(sorted(key for key in objects if ".rows" in key and "train" in key))
+    key = draw.choice(sorted(key for key in objects if ".bin" in key and "train" in key))
     content = DAMAGES[kind](objects[key], draw)
     source = stored.source
 
@@ -196,7 +194,7 @@ def killed(ground: Ground, number: int, seconds: float, share: float, seed: int)
     server = Faulty(stored.source, share, seed=seed)
     with server.serving() as url:
         arguments = command(ground, stored.url, ground.run)
-        process = ground.start(*arguments, change=small_blocks, AWS_ENDPOINT_URL=url)
+        process = ground.start(*arguments, change=small_files, AWS_ENDPOINT_URL=url)
         with suppress(Exception):
             process.wait(timeout=seconds)
         send(process.pid, signal.Signals(number))
@@ -241,7 +239,7 @@ def cases(draw: random.Random) -> list[Case]:
             add(f"{share:.0%} answers of {name}", answered, answer=answer, share=share)
     for seconds in (0.5, 2.0):
         add(f"10% take {seconds} s", slow, share=0.1, seconds=seconds)
-    for ending in ("meta.json", "train.index", "heldout.index", "train.counts.npy", ".rows.zst"):
+    for ending in ("index.json", "train.counts.npy", ".bin"):
         for kind in ("gone", "a flipped bit", "cut", "all zeros"):
             add(f"{ending}: {kind}", object_damaged, ending=ending, kind=kind)
     for kind in ("gone", "a flipped bit", "cut", "halves swapped", "empty"):

@@ -8,19 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from shards import read_rows
-
 from benchmarks.attacks.case import Case, Kind, Outcome, either, finished, problem_of
 from benchmarks.attacks.ground import Ground, student_of
 from benchmarks.attacks.ingredients import DAMAGES, damage, distilled
 from benchmarks.attacks.prepare import many_units
 from benchmarks.attacks.stopped import is_same
-from distill.data.shards.records import PARTS
 
-NAMES = r"data\.(tokens|cache)=.*(is damaged|restore that file)|\.rows\.zst"
-FILES = ["meta.json"] + [
-    f"{part}{end}" for part in ("train", "heldout") for end in ("-00000.rows", ".index", ".counts.npy")
-]
+NAMES = r"data\.(tokens|cache)=.*(is damaged|restore that file)|\.bin (is|cannot)"
+FILES = ["index.json"] + [f"{part}{end}" for part in ("train", "heldout") for end in ("-00000.bin", ".counts.npy")]
 
 
 class Place(NamedTuple):
@@ -31,12 +26,11 @@ class Place(NamedTuple):
     remade: bool = True  # what is damaged there is made again; else it is refused
 
 
-ZSTD = ("data.tokens={}/shared", "data.compression=zstd")
+LOCAL = ("data.tokens={}/shared", "data.local={}/local", "data.local_bytes=45000", "data.shuffle_bytes=20000")
 PLACES = (
     Place("cache"),
     Place("tokens", ("data.tokens={}/shared",), remade=False),
-    Place("zstd", ZSTD, remade=False),
-    Place("blocks", (*ZSTD, "data.local_bytes=12500", "data.shuffle_bytes=6000"), remade=False),
+    Place("local", LOCAL, remade=False),
 )
 
 
@@ -60,34 +54,27 @@ def stored_by(ground: Ground, place: Place, *more: str) -> tuple[str, Path]:
 def folder_in(place: Place, stored: Path) -> Path:
     """Where the files of the sequences lie."""
     inside = {"cache": "tokens"}.get(place.name, "shared")
-    (meta,) = stored.glob(f"{inside}/*/meta.json")
-    return meta.parent
-
-
-def rows_of(place: Place, stored: Path) -> list[bytes]:
-    """The sequences of each part."""
-    return [read_rows(folder_in(place, stored), part).tobytes() for part in PARTS]
+    (index,) = stored.glob(f"{inside}/*/index.json")
+    return index.parent
 
 
 def at_rest(ground: Ground, place: Place, file: str, kind: str, seed: int) -> Outcome:
     """A file is damaged: the sequences are the same afterwards, or the file is refused by name.
 
-    Where blocks are checked as they are read, a run has to read them, and its student is to be the same.
+    Sequences are checked as they are read, so that a run has to read them, and its student is to be the same; where it
+    ends, the same command makes what can be made again.
     """
     student, sound = stored_by(ground, place)
     stored = Path(shutil.copytree(sound, ground.folder / "stored"))
     folder = folder_in(place, stored)
-    path = folder / (f"{file}.zst" if "zstd" in "".join(place.settings) and file.endswith(".rows") else file)
-    hit(path, folder, kind, random.Random(seed))
+    hit(folder / file, folder, kind, random.Random(seed))
     arguments = command(ground, place, stored, ground.run)
-    if place.name == "blocks":
+    ended = ground.distill(*arguments, change=many_units)
+    if place.remade and ended.status == 74:
         ended = ground.distill(*arguments, change=many_units)
-        return either(ended, NAMES, None, is_same(ground, student), (2, 74))
-    ended = ground.distill("prepare", *arguments, change=many_units)
-    is_sound: Callable[[], bool] = lambda: rows_of(place, stored) == rows_of(place, sound)  # noqa: E731
-    if place.remade or (file, kind) == ("meta.json", "gone"):  # without it, they were never finished
-        return finished(ended, is_sound)
-    return either(ended, NAMES, ground.run, is_sound)
+    if place.remade or (file, kind) == ("index.json", "gone"):  # without it, they were never finished
+        return finished(ended, is_same(ground, student))
+    return either(ended, NAMES, None, is_same(ground, student), (2, 74))
 
 
 def hit(path: Path, folder: Path, kind: str, draw: random.Random) -> None:
@@ -112,14 +99,16 @@ def hit(path: Path, folder: Path, kind: str, draw: random.Random) -> None:
 
 
 def several(ground: Ground, place: Place, count: int, seed: int) -> Outcome:
-    """Several files are damaged at once, the stamps that show which ones were checked among them."""
+    """Several files are damaged at once, those of the cache among them."""
     draw, (student, sound) = random.Random(seed), stored_by(ground, place)
     stored = Path(shutil.copytree(sound, ground.folder / "stored"))
     paths = [path for path in sorted(stored.rglob("*")) if path.is_file() and path.name != ".lock"]
     for path in draw.sample(paths, min(count, len(paths))):
         damage(path, draw.choice([*DAMAGES]), draw)
     ended = ground.distill(*command(ground, place, stored, ground.run), change=many_units)
-    return either(ended, NAMES, ground.run, is_same(ground, student))
+    if ended.status == 74:
+        ended = ground.distill(*command(ground, place, stored, ground.run), change=many_units)
+    return either(ended, NAMES, None, is_same(ground, student), (2, 74))
 
 
 def in_training(ground: Ground, place: Place, kind: str, seed: int) -> Outcome:
@@ -147,12 +136,12 @@ def cases(draw: random.Random) -> list[Case]:
     attacks: dict[str, Callable[[Ground], Outcome]] = {}
     for place in PLACES:
         for file in FILES:
-            kinds = ["of the other part"] * (file != "meta.json") + [
+            kinds = ["of the other part"] * (file != "index.json") + [
                 "a folder",
                 "a link to nowhere",
                 "a link to itself",
             ]
-            content = [*DAMAGES] if file.endswith(".rows") else draw.sample([*DAMAGES], 3)
+            content = [*DAMAGES] if file.endswith(".bin") else draw.sample([*DAMAGES], 3)
             for kind in [*content, *draw.sample(kinds, 1)]:
                 attack = partial(at_rest, place=place, file=file, kind=kind, seed=draw.randrange(1 << 30))
                 attacks[f"{place.name}: {file}: {kind}"] = attack

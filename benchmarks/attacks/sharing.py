@@ -41,7 +41,7 @@ def one_cache(ground: Ground, count: int, kind: str, seed: int) -> Outcome:
             return problem
     if differ := [run.name for run in runs if student_of(run) != student]:
         return Outcome(Kind.SILENT, f"{differ} have other students")
-    if len([*cache.glob("tokens/*/meta.json")]) != 1:
+    if len([*cache.glob("tokens/*/index.json")]) != 1:
         return Outcome(Kind.LEFTOVERS, f"the cache has {sorted(path.name for path in cache.rglob('*'))}")
     return Outcome(Kind.FINISHED)
 

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 class PrepareArguments(Arguments):
     """Tokenize and pack a recipe's corpus and evaluation sets, without training.
 
-    Any number of hosts may run the same command at the same time: each takes a part of the rest, and one that was
-    killed resumes. A run of the recipe with the same settings then reads the sequences from data.tokens.
+    Hosts that srun or torchrun numbers each make a part; after a kill the same command makes what is missing. A run of
+    the recipe with the same settings then reads the sequences from data.tokens.
 
       distill prepare +recipe=distilbert_gutenberg corpus.path=s3://BUCKET/books data.tokens=s3://BUCKET/tokens
     """

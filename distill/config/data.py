@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, model_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -116,7 +116,7 @@ class CorpusConfig(SourceConfig):
     invalid_files: Missing = setting(Missing.skip, "Skip a file that cannot be read with a count, or stop.")
     max_invalid: float = setting(0.05, "Stop when more than this fraction of records or lines is invalid.", ge=0, le=1)
     vocab_size: int = setting(6144, "Size of a tokenizer that is trained here.", unit="tokens", ge=300, le=4_000_000)
-    duplicates: Duplicates = setting(Duplicates.count, "Keep, count or drop equal documents, or near ones too.")
+    duplicates: Duplicates = setting(Duplicates.keep, "Keep, count or drop equal documents, or near ones too.")
     near: NearConfig = setting(NearConfig, "When two documents are near duplicates.")
     fallback: bool = setting(False, "Train on the bundled books when there is no path, no $DISTILL_DATA and no `hub`.")
     max_sequences: int | None = setting(
@@ -158,17 +158,9 @@ class DataConfig(Settings):
 
     cache: LocalPath = setting("~/.cache/distill", "Folder of prepared sequences on this machine.")
     tokens: LocalPath | None = setting(None, "Folder or URL that several hosts fill and read; null uses `cache`.")
-    # A shard is held on the disk of the host that makes it, and object stores take files of up to 5 TB.
-    shard_bytes: int = setting(1 << 30, "About the size of one file of sequences.", unit="bytes", ge=1, le=1 << 40)
-    compression: Literal["zstd"] | None = setting(None, "Compression of prepared sequences: zstd, or null for none.")
-    local: LocalPath | None = setting(None, "Folder on each node's own disk, to which prepared sequences are copied.")
-    local_bytes: int = setting(
-        16 << 30,
-        "Keep at most this much in `local`, or of blocks of sequences from a URL.",
-        unit="bytes",
-        ge=1,
-        le=1 << 50,
-    )
+    shard_bytes: int = setting(64 << 20, "About the size of one file of sequences.", unit="bytes", ge=1, le=1 << 40)
+    local: LocalPath | None = setting(None, "Folder on each node's own disk for files that are read; null: `cache`.")
+    local_bytes: int = setting(16 << 30, "Keep at most this much there, of files.", unit="bytes", ge=1, le=1 << 50)
     shuffle_bytes: int = setting(4 << 30, "Shuffle this much of sequences together.", unit="bytes", ge=1, le=1 << 40)
     workers: int | None = setting(None, "Processes that prepare tokens; null is one per core.", ge=1, le=1024)
 

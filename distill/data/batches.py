@@ -174,5 +174,5 @@ class Batches:
         """Tell the store of sequences what this rank reads in the steps from `step` on."""
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         left = (stop - step) * self.sequences_per_step
-        at = At(epoch, step_of_epoch * self.sequences_per_step, self.sequences_per_step, left)
+        at = At(epoch, step_of_epoch * self.sequences_per_step, left)
         expect(self.sequences, self.order.upcoming(at, self.step_shape.rank, self.step_shape.size))

@@ -1,77 +1,329 @@
-"""Builds the token sequences of a text: any number of hosts take groups of its work, each with several processes.
+"""Builds the sequences of a text: each host packs its part of the shards with several processes, and writes them once.
 
-A group is packed by the processes of one host, unit by unit, into files of its own disk, and published as shards. What
-is published is final; of a group that was begun, the units that are done stay on the disk of their host.
+Units of work are dealt to shards by the sizes of files alone, and shards to hosts by their numbers, so that with any
+number of hosts and processes the files are the same. What is done is skipped: the same command resumes where one that
+was killed has ended.
 """
 
-import json
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from hashlib import sha256 as sha256_of
 from itertools import groupby
 from pathlib import Path
+from secrets import token_hex
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
 
 from distill.config.data import Duplicates
 from distill.config.settings import DataConfig
-from distill.data.duplicates import count_duplicates
-from distill.data.first_pass import FirstPass
+from distill.data.disk_cache import num_processes, workers
+from distill.data.duplicates import find_duplicates
 from distill.data.heldout import HeldOut, held_out
-from distill.data.packing import Packing
-from distill.data.remote import reachable
-from distill.data.shards.check import read_meta
-from distill.data.shards.claims import Claims, owner_of
-from distill.data.shards.destination import WORK, Destination
-from distill.data.shards.finish import finish
-from distill.data.shards.groups import Work, divide, work_of
-from distill.data.shards.host import Host
-from distill.data.shards.records import META, PARTS, Meta, Plan
+from distill.data.invalid import Invalid
+from distill.data.packing import Packing, pack
+from distill.data.remote import pause, reachable
+from distill.data.sequence_format import IDS
+from distill.data.shards import (
+    INDEX,
+    PARTS,
+    Counts,
+    Index,
+    Made,
+    Part,
+    PartName,
+    ShardFile,
+    frequencies_name,
+    read_index,
+)
 from distill.data.sources import Source, read
-from distill.runtime.errors import SettingError
-from distill.runtime.files import remove
+from distill.data.storage import WORK, Folder, array_bytes, array_in
+from distill.data.work import Work, divide, work_of
+from distill.runtime.errors import StorageFailed
+from distill.runtime.files import sha256
+from distill.runtime.progress import Progress
+from distill.runtime.signals import in_force
 
 LOOKED_AT = 1 << 30  # stored bytes in which the first 50 documents are looked for
-PLAN = f"{WORK}/plan.json"
+FEW_BYTES = 4 << 20  # stored bytes up to which starting other processes costs more than it gains
+FEW_ROWS = 5000  # the same of rows of a data set
+POLL = 2.0  # seconds between two looks at what other hosts have done
+PATIENCE = 600.0  # seconds without a shard of another host, after which this one ends
+READ_IDS = 1 << 20  # of a shard at once, to count them
+THREADS = 16  # that read records
+# By launcher: the number of this host, and how many there are. Others do not say which host a rank is on.
+HOSTS = {
+    "torchrun": ("GROUP_RANK", "GROUP_WORLD_SIZE"),
+    "Slurm": ("SLURM_NODEID", "SLURM_STEP_NUM_NODES"),
+    "horovodrun": ("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"),
+}
 
 logger = logging.getLogger(__name__)
 
 
+class ReadUnit(BaseModel):
+    """What of a unit of work was read, and could not be."""
+
+    source: int  # the number of its source
+    read: Invalid
+
+
+class ShardRecord(BaseModel):
+    """A shard that is done: the sequences of some units of work, of each part in a file if there are any."""
+
+    first: int  # the number of its first unit in the text
+    units: list[ReadUnit]
+    counts: dict[PartName, Counts]
+    files: dict[PartName, ShardFile]
+    seconds: float  # of the process that made it
+
+
+class Host(NamedTuple):
+    """This host among those that prepare a text together."""
+
+    number: int = 0
+    total: int = 1
+
+
+def this_host() -> Host:
+    """This host as a launcher has numbered it, or a user by the same variables; else the only one."""
+    for number, count in HOSTS.values():
+        if os.environ.get(number, "").isdecimal() and os.environ.get(count, "").isdecimal():
+            return Host(int(os.environ[number]), max(int(os.environ[count]), 1))
+    return Host()
+
+
+class Task(NamedTuple):
+    """What one process does at a time: a shard."""
+
+    folder: Folder
+    scratch: Path
+    packing: Packing
+    number: int
+    first: int  # the number of its first unit in the text
+    units: tuple[Work, ...]
+    left_out: tuple[
+        np.ndarray, ...
+    ] = ()  # by unit, the indices of its documents that are duplicates; none: not looked for
+
+    @property
+    def size(self) -> int:
+        """Stored bytes, or rows of a Hub data set."""
+        return sum(unit.shard.size for unit in self.units)
+
+    @property
+    def record(self) -> str:
+        """The file that says it is done."""
+        return f"{WORK}/{self.number:05d}.json"
+
+    @property
+    def frequencies(self) -> str:
+        """The file that says how often each token occurs in it, [2, V]."""
+        return f"{WORK}/{self.number:05d}.npy"
+
+
 def build(
-    folder: Destination, name: str, sources: Sequence[Source], packing: Packing, data: DataConfig, scratch: Path
-) -> None:
+    folder: Folder, text: str, sources: Sequence[Source], packing: Packing, data: DataConfig, scratch: Path, host: Host
+) -> Index:
     """Fill `folder` with the sequences of these sources; one that was cut short resumes.
 
     Args:
-        name: of the text, for messages.
-        scratch: a folder of this host alone, in which it may resume.
+        text: what it is, in a few words.
+        scratch: a folder of this machine for files on their way to a URL.
 
     Raises:
-        SettingError: a setting names a field that no record of a source has, or another version has begun the folder.
+        SettingError: a setting names a field that no record of a source has, or a process was killed.
+        StorageFailed: the folder cannot be written, or other hosts are gone.
     """
     part, work = packing.part.units(work_of(sources))
-    logger.info(f"preparing tokens of {name}{_announced(packing)}")
+    logger.info(f"preparing tokens of {text}{_announced(packing)}")
     packing, work = replace(packing, part=part), with_rules(packing.held_out.share, work)
+    with reachable("data.tokens", folder.place):  # the first file shows whether anything can be written there
+        folder.write(f"{WORK}/host-{host.number}", b"")
+    scratch = scratch if folder.path is None else folder.path / WORK
     scratch.mkdir(parents=True, exist_ok=True)
+    tasks = [
+        Task(folder, scratch, packing, number, units.start, tuple(work[units.start : units.stop]))
+        for number, units in enumerate(divide(work, packing.dtype, data.shard_bytes))
+    ]
     try:
-        plan = _agreed_plan(folder, work, data)
-        groups = divide(work, packing.dtype, plan["shard_bytes"])
-        with Claims(folder, owner_of(scratch)) as claims:
-            duplicates = None
-            if packing.duplicates in (Duplicates.drop, Duplicates.near):
-                near = packing.near if packing.duplicates is Duplicates.near else None
-                duplicates = FirstPass(folder, groups, near, scratch, claims, data).find()
-            Host(folder, groups, packing, plan["compression"], scratch, claims, data).work()
-        if packing.duplicates is Duplicates.count:
-            duplicates = count_duplicates(folder, len(groups), scratch)
-        meta = finish(folder, len(groups), packing, plan, duplicates, name)
-    except FileNotFoundError:
-        if not folder.exists(META):
+        duplicates = _make_missing(tasks, work, data, host)
+        if host.number:
+            _wait(lambda: int(folder.exists(INDEX)), 1)
+            return read_index(folder)
+        _wait(lambda: len(_records_there(tasks)), len(tasks))
+        index = _finish(tasks, text, num_processes(data), duplicates)
+    except FileNotFoundError:  # another host that no launcher has numbered is done, and has removed the records
+        if not folder.exists(INDEX):
             raise
-        meta = read_meta(folder.place)  # another host did the rest in the meantime
-    folder.remove(WORK)
-    with suppress(FileNotFoundError):  # a host with the same cache may have taken this one for gone
-        remove(scratch)
-    _announce(meta, packing)
+        index = read_index(folder)
+    folder.remove_folder(WORK)
+    _announce(index, packing)
+    return index
+
+
+def _make_missing(tasks: Sequence[Task], work: Sequence[Work], data: DataConfig, host: Host) -> dict[str, int] | None:
+    """Makes the shards of this host that are not done; gives the counts of duplicates, where they are looked for."""
+    packing = tasks[0].packing
+    with ThreadPoolExecutor(THREADS) as threads:
+        found = threads.map(_record, tasks) if _records_there(tasks) else []
+        done = {task.number for task, record in zip(tasks, found, strict=False) if record}
+    if done:
+        logger.info(f"resuming a preparation: {len(done):,} of {len(tasks):,} shards are done")
+    missing = [task for task in tasks[host.number :: host.total] if task.number not in done]
+    of_files = all(unit.shard.paths for unit in work)
+    few = sum(task.size for task in missing) <= (FEW_BYTES if of_files else FEW_ROWS)
+    of_program = any(type(unit.source).__module__ == "__main__" for unit in work)
+    with workers(data, not few, of_program) as pool:
+        duplicates = None
+        if packing.duplicates is not Duplicates.keep:
+            duplicates, left_out = find_duplicates(work, packing.duplicates, packing.near, pool)
+            missing = [task._replace(left_out=left_out[task.first : task.first + len(task.units)]) for task in missing]
+        scale, unit = (1e6, "MB") if of_files else (1, "rows")
+        size, tokens = sum(task.size for task in tasks if task.number in done), 0
+        with Progress("tokens", sum(task.size for task in tasks) / scale, unit, start=size / scale) as progress:
+            for record in _made(missing, pool):
+                size += sum(unit.shard.size for unit in work[record.first : record.first + len(record.units)])
+                tokens += sum(counts.tokens for counts in record.counts.values())
+                progress.update(size / scale, f"{tokens:,} tokens")
+    return duplicates
+
+
+def _made(tasks: Sequence[Task], pool: Executor | None) -> Iterator[ShardRecord]:
+    """The records of shards as these are made, by other processes if there are some."""
+    if pool is None:
+        yield from map(make_shard, tasks)
+        return
+    for future in as_completed([pool.submit(make_shard, task) for task in tasks]):
+        yield future.result()
+
+
+def make_shard(task: Task) -> ShardRecord:
+    """Writes the files of a shard, how often each token occurs in them, and, last, its record, which it gives."""
+    begun, packing, folder = time.perf_counter(), task.packing, task.folder
+    units, counts = list[ReadUnit](), {part: Counts() for part in PARTS}
+    files: dict[PartName, ShardFile] = {}
+    frequencies = np.zeros((len(PARTS), packing.num_ids), np.int64)
+    new = {part: task.scratch / f".{part}-{task.number:05d}.{token_hex(6)}.new" for part in PARTS}
+    try:
+        with new["train"].open("wb") as train, new["heldout"].open("wb") as heldout:
+            for number, unit in enumerate(task.units):
+                left_out = frozenset(task.left_out[number].tolist()) if task.left_out else frozenset[int]()
+                invalid, found = pack(unit, packing, (train, heldout), left_out)
+                counts = {part: counts[part].plus(of_unit) for part, of_unit in zip(PARTS, found, strict=True)}
+                units.append(ReadUnit(source=unit.number, read=invalid))
+        for number, part in enumerate(PARTS):
+            if counts[part].sequences:
+                _count(new[part], packing, frequencies[number])
+                files[part] = ShardFile(f"{part}-{task.number:05d}.bin", counts[part].sequences, sha256(new[part]))
+                folder.put(new[part], files[part].name)
+    finally:
+        for path in new.values():
+            path.unlink(missing_ok=True)
+    folder.write(task.frequencies, array_bytes(frequencies[:, : packing.vocabulary].astype(np.uint32)))
+    seconds = time.perf_counter() - begun
+    record = ShardRecord(first=task.first, units=units, counts=counts, files=files, seconds=seconds)
+    folder.write(task.record, record.model_dump_json().encode())
+    return record
+
+
+def _count(path: Path, packing: Packing, frequencies: np.ndarray) -> None:
+    """Adds to [V] how often each id occurs in a file of sequences."""
+    with path.open("rb") as file:
+        while len(ids := np.fromfile(file, packing.dtype, READ_IDS)):
+            frequencies += np.bincount(ids & IDS if packing.prompts else ids, minlength=len(frequencies))
+
+
+def _record(task: Task) -> ShardRecord | None:
+    """The record of a shard that is done; None where it is not, or was made of other units of work."""
+    try:
+        record = ShardRecord.model_validate_json(task.folder.read(task.record))
+    except (FileNotFoundError, ValidationError):
+        return None
+    if (record.first, len(record.units)) != (task.first, len(task.units)):
+        return None
+    width = task.packing.sequence_length * task.packing.dtype.itemsize
+    for file in record.files.values() if task.folder.path is not None else ():
+        path = Path(task.folder.name(file.name))
+        if not path.is_file() or path.stat().st_size != file.sequences * width:
+            return None
+    return record
+
+
+def _records_there(tasks: Sequence[Task]) -> set[str]:
+    """The files of records of these shards, whatever is in them."""
+    return tasks[0].folder.names(WORK) & {Path(task.record).name for task in tasks}
+
+
+def _wait(done: Callable[[], int], wanted: int) -> None:
+    """Waits for other hosts. Raises StorageFailed where nothing comes of them."""
+    before, since = done(), time.monotonic()
+    if before < wanted:
+        logger.info("waiting for the shards of other hosts")
+    while before < wanted:
+        pause(POLL, in_force())
+        if (now := done()) != before:
+            before, since = now, time.monotonic()
+        elif time.monotonic() - since > PATIENCE:
+            raise StorageFailed(
+                f"other hosts have made no shard in {PATIENCE:.0f} s: start the same command again to resume, on all "
+                "hosts or on this one alone"
+            )
+
+
+def _finish(tasks: Sequence[Task], text: str, processes: int, duplicates: dict[str, int] | None) -> Index:
+    """Writes how often each token occurs, and the index, which makes the shards one text, and which it gives.
+
+    Raises:
+        SettingError: a setting names a field that no record of a source has.
+        FileNotFoundError: another host has finished in the meantime, and removed the records.
+    """
+    folder, packing = tasks[0].folder, tasks[0].packing
+    with ThreadPoolExecutor(THREADS) as threads:
+        records = [record for record in threads.map(_record, tasks) if record is not None]
+        if len(records) < len(tasks):
+            raise FileNotFoundError(
+                f"{folder.place}: hosts divide the text differently, as with other data.shard_bytes"
+            )
+        frequencies = np.zeros((len(PARTS), packing.vocabulary), np.int64)
+        for task, content in zip(tasks, threads.map(folder.read, [task.frequencies for task in tasks]), strict=True):
+            frequencies += array_in(content, folder.name(task.frequencies))
+    parts: dict[PartName, Part] = {}
+    for part, of_part in zip(PARTS, frequencies, strict=True):
+        counts = Counts()
+        for record in records:
+            counts = counts.plus(record.counts[part])
+        content = array_bytes(of_part)
+        folder.write(frequencies_name(part), content)
+        files = [record.files[part] for record in records if part in record.files]
+        parts[part] = Part(**vars(counts), files=files, frequencies=sha256_of(content).hexdigest())
+    index = Index(
+        made=Made(text=text, settings=packing.described, prompts=packing.prompts),
+        dtype="uint16" if packing.dtype == np.uint16 else "uint32",
+        sequence_length=packing.sequence_length,
+        **parts,
+        read=_invalid(records),
+        duplicates=duplicates,
+        seconds=sum(record.seconds for record in records) / min(processes, len(tasks)),
+    )
+    folder.write(INDEX, index.content())
+    return index
+
+
+def _invalid(records: Sequence[ShardRecord]) -> Invalid:
+    """What could not be read of the whole text, once every source has shown that its fields are there."""
+    by_source: dict[int, list[Invalid]] = {}
+    for record in records:
+        for unit in record.units:
+            by_source.setdefault(unit.source, []).append(unit.read)
+    for parts in by_source.values():
+        Invalid.together(parts).require_fields()
+    return Invalid.together(part for parts in by_source.values() for part in parts)
 
 
 def _announced(packing: Packing) -> str:
@@ -81,37 +333,13 @@ def _announced(packing: Packing) -> str:
     return f": of about 1/{round(1 / packing.part.share)} of it, as few sequences are needed"
 
 
-def _announce(meta: Meta, packing: Packing) -> None:
-    tokens, seconds = num_tokens(meta), meta["seconds"]
-    logger.info(f"prepared {tokens:,} tokens in {seconds:.1f} s: {rate(meta):,.0f} tokens a second")
-    if dropped := sum(meta[part]["dropped"] for part in PARTS):
+def _announce(index: Index, packing: Packing) -> None:
+    tokens, seconds = num_tokens(index), index.seconds
+    logger.info(f"prepared {tokens:,} tokens in {seconds:.1f} s: {rate(index):,.0f} tokens a second")
+    if dropped := sum(index.part(part).dropped for part in PARTS):
         shortest = f"documents, and ends of documents, of fewer than {packing.format.shortest} tokens"
         what = f"{shortest}, and last sentences that make no pair" if packing.format.pairs else shortest
         logger.info(f"left out {dropped:,} tokens ({dropped / (tokens + dropped):.1%}): {what}")
-
-
-def _agreed_plan(folder: Destination, work: Sequence[Work], data: DataConfig) -> Plan:
-    """The settings that decide the files: those of whichever host came first, which all others follow."""
-    plan_here = Plan(shard_bytes=data.shard_bytes, compression=data.compression, units=len(work))
-    # The first file that is written shows whether that is possible at all.
-    with reachable("data.tokens", folder.place):
-        is_first = folder.create(PLAN, json.dumps(plan_here).encode())
-    if is_first:
-        if folder.exists(META):  # another host has just finished
-            raise FileNotFoundError(PLAN)
-        return plan_here
-    plan: Plan = folder.read_json(PLAN)
-    if plan["units"] != len(work):
-        raise SettingError(
-            f"data.tokens={folder.place}: its preparation was begun by a version of Distill that divides the text in "
-            f"{plan['units']:,} units of work, not {len(work):,}; resume with that version, or remove {folder.place}"
-        )
-    if plan != plan_here:
-        logger.info(
-            f"resuming the preparation as it was begun, with data.shard_bytes={plan['shard_bytes']}, "
-            f"data.compression={plan['compression']}"
-        )
-    return plan
 
 
 def with_rules(fraction: float, work: Sequence[Work]) -> list[Work]:
@@ -145,11 +373,11 @@ def _first(work: Sequence[Work]) -> Sequence[Work]:
     return work
 
 
-def num_tokens(meta: Meta) -> int:
+def num_tokens(index: Index) -> int:
     """Of both parts."""
-    return int(sum(meta[part]["tokens"] for part in PARTS))
+    return sum(index.part(part).tokens for part in PARTS)
 
 
-def rate(meta: Meta) -> float:
+def rate(index: Index) -> float:
     """Tokens a second of one host of the preparation, both parts together."""
-    return num_tokens(meta) / max(meta["seconds"], 1e-9)
+    return num_tokens(index) / max(index.seconds, 1e-9)

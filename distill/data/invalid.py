@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from distill.config.settings import CorpusConfig, Missing
 from distill.data.document import Document
 from distill.data.lines import InvalidFile, InvalidRecord, LeftOut
-from distill.data.shards.records import ReadCounts
 from distill.data.sources import Source
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
@@ -25,13 +24,9 @@ class Invalid:
     bad: int = 0  # invalid ones, left out
     first_bad: list[str] = field(default_factory=list)  # `name: reason` of the first of them
     left_out: Counter[str] = field(default_factory=Counter)  # sound records, or parts of them, by why they are not used
-    strict: bool = False  # whether the first of them ends the run
-    setting: str = "corpus"  # what error lines call the text then
     blame: str = ""  # the first reason that a setting causes, unless other records are fine
 
     def __call__(self, error: InvalidFile | InvalidRecord | LeftOut) -> None:
-        if self.strict and not isinstance(error, LeftOut):
-            raise SettingError(error, setting=f"{self.setting}.path", cure=MEND)
         if isinstance(error, InvalidFile):
             self.skipped.append(str(error))
             return
@@ -47,21 +42,6 @@ class Invalid:
     def fine(self, document: Document, source: Source) -> None:
         """Counts a document that was read."""
         self.records += document.text.count("\n") + 1 if source.by_lines else 1
-
-    def counts(self) -> ReadCounts:
-        """All but `blame`, which is settled once every part is read."""
-        counts = ReadCounts(skipped=self.skipped, records=self.records, bad=self.bad, first_bad=self.first_bad)
-        if self.left_out:
-            counts["left_out"] = dict(self.left_out)
-        return counts
-
-    @classmethod
-    def of(cls, counts: ReadCounts, blame: str = "") -> "Invalid":
-        """What `counts` gave, which may have further entries."""
-        left_out = Counter(counts.get("left_out", {}))
-        return cls(
-            counts["skipped"], counts["records"], counts["bad"], counts["first_bad"], left_out=left_out, blame=blame
-        )
 
     @classmethod
     def together(cls, parts: Iterable["Invalid"]) -> "Invalid":

@@ -115,8 +115,7 @@ class Mixture:
         upcoming, along = [np.empty(0, np.int64)], [np.empty(0)]
         for source, order in enumerate(self.orders):
             passed, position = divmod(int(at.epoch * self.quotas[source] + before[source]), len(order))
-            of_step, left = (max(1, round(count * fractions[source])) for count in (at.step_sequences, at.left))
-            next_numbers = order.upcoming(At(passed, position, of_step, left), rank, size)
+            next_numbers = order.upcoming(At(passed, position, max(1, round(at.left * fractions[source]))), rank, size)
             upcoming.append(self._offsets[source] + next_numbers)
             along.append((np.arange(len(next_numbers)) + 0.5) / max(len(next_numbers), 1))
         return np.concatenate(upcoming)[np.argsort(np.concatenate(along), kind="stable")]

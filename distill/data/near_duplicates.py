@@ -5,19 +5,17 @@ signatures estimates the fraction of the shingles that two documents have in com
 and containment of documents"); locality-sensitive hashing finds the candidates (Leskovec, Rajaraman, Ullman, "Mining of
 Massive Datasets", chapter 3).
 
-Lengths: n documents of a unit or group, P permutations.
+n documents, P permutations.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from distill.config.data import NearConfig
-from distill.data.duplicates import DOCUMENT_ID, save
 from distill.runtime.errors import SettingError
 from distill.runtime.host import free_memory
 from distill.runtime.version import pip_install
@@ -80,89 +78,59 @@ class Signatures:
         self.settings = settings
         self._sketch = MinHash(settings.permutations, SEED, hashfunc=xxhash.xxh32_intdigest)
         self._signatures: list[np.ndarray] = []
-        self._held: list[bool] = []
 
-    def add(self, text: str, is_held_out: bool) -> None:
-        """The next document, and whether it is held out."""
+    def add(self, text: str) -> None:
+        """The next document."""
         self._sketch.clear()
         rest = shingles(text, self.settings.shingle)
         while chunk := list(islice(rest, SHINGLES)):
             self._sketch.update_batch(chunk)
         self._signatures.append(self._sketch.digest())
-        self._held.append(is_held_out)
 
-    def write(self, stem: str | Path) -> None:
+    def array(self) -> np.ndarray:
+        """The signatures of all documents so far, [n, P] uint32."""
         empty = np.empty((0, self.settings.permutations), np.uint32)
-        save(signatures_path(stem), np.stack(self._signatures) if self._signatures else empty)
-        save(held_path(stem), np.array(self._held, bool))
+        return np.stack(self._signatures) if self._signatures else empty
 
 
-def signatures_path(stem: str | Path) -> Path:
-    """The file of a unit with its signatures, [n, P] uint32."""
-    return Path(f"{stem}.signatures.npy")
-
-
-def held_path(stem: str | Path) -> Path:
-    """The file of a unit with [n] bool: whether each document is held out."""
-    return Path(f"{stem}.held.npy")
-
-
-class Candidates(NamedTuple):
-    """The documents of a group that may be near duplicates."""
-
-    signatures: np.ndarray  # [n, P] uint32, mapped
-    held: np.ndarray  # [n] bool
-    document_ids: np.ndarray  # [n] DOCUMENT_ID
-
-
-def find_near(groups: Sequence[Candidates], exact: np.ndarray, settings: NearConfig) -> np.ndarray:
-    """Find near duplicates of documents that stay; gives their ids [m] (`DOCUMENT_ID`), without those in `exact`.
+def find_near(signatures: np.ndarray, is_held_out: np.ndarray, stays: np.ndarray, settings: NearConfig) -> np.ndarray:
+    """The indices [m] of documents that are near duplicates of ones that stay.
 
     Documents that are held out come first: what is near to one of them leaves the training text. Then they stay or go
     in the order of the text. In memory is about `BYTES_OF_DOCUMENT` for each document that stays.
 
     Args:
-        exact: the ids of documents that are gone already, as equal to earlier ones.
+        signatures: [n, P] uint32.
+        is_held_out: [n] bool.
+        stays: [n] bool; those that are gone already are equal to earlier ones.
 
     Raises:
         SettingError: there is no memory for that.
     """
-    require_datasketch()
-    _require_memory(sum(len(group.held) for group in groups))
-    index = _Index(groups, settings)
-    stays = [~np.isin(_codes(group.document_ids), _codes(exact)) for group in groups]
-    duplicates = [np.empty(0, DOCUMENT_ID)]
-    for is_held_out in (True, False):
-        for number, group in enumerate(groups):
-            candidates = np.flatnonzero((group.held == is_held_out) & stays[number])
-            gone = [row for row in candidates.tolist() if index.has_near(number, row)]
-            duplicates.append(group.document_ids[gone])
-    return np.concatenate(duplicates)
-
-
-def _codes(document_ids: np.ndarray) -> np.ndarray:
-    """The ids as numbers, [n] uint64, which can be looked up in each other."""
-    return document_ids["unit"].astype(np.uint64) << np.uint64(32) | document_ids["number"]
+    _require_memory(len(stays))
+    index = _Index(signatures, settings)
+    order = np.concatenate([np.flatnonzero(stays & is_held_out), np.flatnonzero(stays & ~is_held_out)])
+    return np.array([document for document in order.tolist() if index.has_near(document)], np.int64)
 
 
 class _Index:
     """The documents that stay, by their signatures."""
 
-    def __init__(self, groups: Sequence[Candidates], settings: NearConfig) -> None:
+    def __init__(self, signatures: np.ndarray, settings: NearConfig) -> None:
         from datasketch import MinHash
 
-        self.signatures, self.threshold = [group.signatures for group in groups], settings.threshold
+        self.signatures, self.threshold = signatures, settings.threshold
         self._like = MinHash(settings.permutations, SEED)
         self._lsh = make_index(settings)
 
-    def has_near(self, group: int, row: int) -> bool:
-        """Whether a document, by its group and row there, is near to one that stays; if not, it stays too."""
-        signature = np.array(self.signatures[group][row])
+    def has_near(self, document: int) -> bool:
+        """Whether a document is near to one that stays; if not, it stays too."""
+        signature = np.array(self.signatures[document])
         sketch = self._sketch(signature)
         for candidate in self._lsh.query(sketch):
-            if np.mean(self.signatures[candidate[0]][candidate[1]] == signature) >= self.threshold:
+            if np.mean(self.signatures[candidate] == signature) >= self.threshold:
                 return True
-        self._lsh.insert((group, row), sketch, check_duplication=False)
+        self._lsh.insert(document, sketch, check_duplication=False)
         return False
 
     def _sketch(self, values: np.ndarray) -> "MinHash":
@@ -177,5 +145,6 @@ def _require_memory(documents: int) -> None:
     if documents * BYTES_OF_DOCUMENT > free / 2:
         raise SettingError(
             f"corpus.duplicates=near: {documents:,} documents may take {documents * BYTES_OF_DOCUMENT / 1e9:.3g} GB of "
-            f"memory, and {free / 1e9:.3g} GB are free: set corpus.duplicates=drop, or give a smaller corpus"
+            f"memory, and {free / 1e9:.3g} GB are free: set corpus.duplicates=drop, give a smaller corpus, or take "
+            "them out by datatrove before"
         )

@@ -14,9 +14,9 @@ from distill.data.build_tokens import held_out_rule
 from distill.data.disk_cache import folder_of, once_with_digest
 from distill.data.invalid import Invalid
 from distill.data.readers import blocks
-from distill.data.shards.groups import work_of
 from distill.data.sources import read
 from distill.data.tokens import Text, corpus_texts, key_of
+from distill.data.work import work_of
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import locked
 

@@ -3,7 +3,7 @@
 Nothing of it is saved or passed on from step to step. A run that resumes anywhere, on any number of ranks, computes
 the sequences of the positions that come next as it would have without the interruption.
 
-Lengths: n positions, m sequences of a rank, B blocks (see `distill.data.shards.index`).
+Lengths: n positions, m sequences of a rank, B blocks, which are the files of sequences (`distill.data.shards`).
 """
 
 import math
@@ -19,7 +19,6 @@ from distill.runtime.seed import key, shuffled
 RAMP = 32  # the first window of a run is this part of a whole one ...
 FEWEST = 2  # ... or so many blocks: after a single one there are two, twice as many
 GROWTH = 1.5  # of the windows after it: storage that gives twice what the run needs is ahead of them
-SLACK = 2.0  # standard deviations by which a rank's sequences of a step stray from its part of a window
 
 
 class At(NamedTuple):
@@ -27,7 +26,6 @@ class At(NamedTuple):
 
     epoch: int
     position: int  # in the epoch
-    step_sequences: int  # sequences of a step, of all ranks together
     left: int  # sequences from here to the end of the run
 
 
@@ -116,7 +114,6 @@ class WindowedShuffle:
     window: int  # blocks of a window
     seed: int
     _plans: dict[int, Plan] = field(default_factory=dict)  # by epoch: those in use
-    _upcoming: dict[tuple[int, ...], np.ndarray] = field(default_factory=dict)  # the last answer, by its question
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -144,29 +141,17 @@ class WindowedShuffle:
         """A sequence of each block of this window and of the next one, which may be the first of the next epoch."""
         plan = self.plan(at.epoch)
         window = int(np.searchsorted(plan.edges, at.position, side="right")) - 1
-        goes_on = at.position + at.left > plan.edges[window + 1]
-        question = (at.epoch, window, goes_on, rank, size, at.step_sequences)
-        if (answer := self._upcoming.get(question)) is None:
-            parts = [self._part(plan, window, rank, size, at.step_sequences)]
-            if goes_on:
-                following = (plan, window + 1) if window + 2 < len(plan.bounds) else (self.plan(at.epoch + 1), 0)
-                parts.append(self._part(*following, rank, size, at.step_sequences))
-            answer = self.starts[np.concatenate(parts)]
-            self._upcoming.clear()
-            self._upcoming[question] = answer
-        return answer
+        parts = [self._part(plan, window, rank, size)]
+        if at.position + at.left > plan.edges[window + 1]:
+            following = (plan, window + 1) if window + 2 < len(plan.bounds) else (self.plan(at.epoch + 1), 0)
+            parts.append(self._part(*following, rank, size))
+        return self.starts[np.concatenate(parts)]
 
-    def _part(self, plan: Plan, window: int, rank: int, size: int, step_sequences: int) -> np.ndarray:
-        """The blocks of a window that a rank reads, ascending.
-
-        The sequences of a step that are before a given place of the window are a binomial number of them: where the
-        rank's part of a step begins and ends strays around its part of the window by that number's deviation.
-        """
+    def _part(self, plan: Plan, window: int, rank: int, size: int) -> np.ndarray:
+        """The blocks of a window that a rank reads, ascending: its part by their numbers, and one more on each side."""
         blocks = np.sort(plan.blocks[plan.bounds[window] : plan.bounds[window + 1]])
-        cuts = np.array([rank, rank + 1]) / size
-        stray = SLACK * np.sqrt(cuts * (1 - cuts) / step_sequences) * [-1, 1]
-        first, last = np.clip(cuts + stray, 0, 1) * len(blocks)
-        return blocks[int(first) : int(np.ceil(last))]
+        first, last = len(blocks) * rank // size, -(-len(blocks) * (rank + 1) // size)
+        return blocks[max(0, first - 1) : last + 1]
 
     def plan(self, epoch: int) -> Plan:
         """The windows of an epoch; those of neighbouring epochs are kept."""

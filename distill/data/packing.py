@@ -2,32 +2,29 @@
 
 import json
 import os
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from hashlib import sha256 as sha256_of
+from hashlib import sha256
 from itertools import groupby, islice
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from distill.config.data import Duplicates, NearConfig
 from distill.data.document import Document, Part
-from distill.data.duplicates import digest_of, read_dropped, write_digests
 from distill.data.heldout import HeldOut
-from distill.data.invalid import Invalid
+from distill.data.invalid import MEND, Invalid
+from distill.data.lines import InvalidFile, InvalidRecord, LeftOut
 from distill.data.part_of_text import PartOfText
 from distill.data.readers import blocks
 from distill.data.segment_pairs import PairWriter
 from distill.data.sentences import sentences
 from distill.data.sequence_format import INNER, PROMPT, SequenceFormat
-from distill.data.shards.records import PARTS, Counts, UnitRecord
-from distill.data.sources import Shard, Source, read
+from distill.data.shards import Counts
+from distill.data.sources import read
+from distill.data.work import Work
 from distill.runtime.errors import SettingError
-from distill.runtime.files import atomic, sha256
 
 Piece = tuple[list[int], bool]  # ids of a document, and whether they count
 BLOCK = 16 << 10  # characters that are tokenized at once
@@ -72,7 +69,7 @@ class Packing:
         """What a run has to have in common with prepared sequences to train on them, as JSON, by setting."""
         drops = self.duplicates in (Duplicates.drop, Duplicates.near)
         return {
-            "tokenizer": sha256_of(self.tokenizer.encode()).hexdigest(),
+            "tokenizer": sha256(self.tokenizer.encode()).hexdigest(),
             "vocabulary": self.vocabulary,
             "format": asdict(self.format),
             "corpus.sequence_length": self.sequence_length,
@@ -89,8 +86,12 @@ class Packing:
     @property
     def dtype(self) -> np.dtype:
         """uint16 where the ids allow it, else uint32."""
-        small = max(self.vocabulary, self.format.pad + 1) <= 1 << 16 and not self.prompts
-        return np.dtype(np.uint16 if small else np.uint32)
+        return np.dtype(np.uint16 if self.num_ids <= 1 << 16 and not self.prompts else np.uint32)
+
+    @property
+    def num_ids(self) -> int:
+        """The vocabulary, and what fills up sequences where that is beyond it."""
+        return max(self.vocabulary, self.format.pad + 1)
 
 
 class SequenceWriter:
@@ -219,64 +220,42 @@ def without_first_space(text: str) -> str:
     return json.dumps(settings | steps, sort_keys=True)
 
 
-def pack(stem: str, shard: Shard, source: Source, packing: Packing) -> UnitRecord:
-    """Writes `<stem>.train`, `<stem>.heldout` and, last, `<stem>.json`, whose contents it returns.
+def pack(
+    unit: Work, packing: Packing, files: tuple[IO[bytes], IO[bytes]], left_out: frozenset[int]
+) -> tuple[Invalid, list[Counts]]:
+    """Writes the sequences of a unit of work, those of training and those that are held out.
 
-    Documents that `read_dropped` gives are left out; where duplicates are counted the digests of all others are
-    written.
-    Each file appears whole or not at all, so a build that was killed resumes from the shards that are done.
+    Args:
+        files: to which each of the two parts is written.
+        left_out: the indices of documents that are not wanted.
+
+    Returns:
+        What could not be read, and the counts of each part.
     """
-    begun = time.perf_counter()
-    invalid = Invalid(strict=packing.strict, setting=getattr(source, "setting", "corpus"))
-    left_out, digests = read_dropped(stem), list[bytes]()
-    with ExitStack() as files:
-        new = [files.enter_context(atomic(Path(f"{stem}.{part}"))) for part in PARTS]
-        writers = [_writer(files.enter_context(path.open("wb")), packing) for path in new]
-        for number, document in enumerate(read(source, shard, invalid)):
-            invalid.fine(document, source)
-            if number in left_out:
-                continue
-            if packing.duplicates is Duplicates.count:
-                digests.append(digest_of(document.text))
-            if document.parts and not packing.prompts:
-                raise SettingError(
-                    f"{type(source).__name__} gives documents of parts, such as {document.name}: set "
-                    "`prompts = True` in its class"
-                )
-            _pack_document(document, writers, packing)
-        for writer in writers:
-            if isinstance(writer, SequenceWriter):
-                writer.end()
-    train, heldout = (
-        Counts(rows=writer.sequences, tokens=writer.tokens, documents=writer.documents, dropped=writer.dropped)
-        for writer in writers
-    )
-    seconds = time.perf_counter() - begun
-    written = {part: sha256(Path(f"{stem}.{part}")) for part in PARTS}
-    unit_record = UnitRecord(
-        train=train, heldout=heldout, **invalid.counts(), blame=invalid.blame, seconds=seconds, sha256=written
-    )
-    if packing.duplicates is Duplicates.count:
-        write_digests(stem, digests)
-    with atomic(Path(f"{stem}.json")) as record:
-        record.write_text(json.dumps(unit_record))
-    return unit_record
+    invalid, setting = Invalid(), getattr(unit.source, "setting", "corpus")
 
+    def note(error: InvalidFile | InvalidRecord | LeftOut) -> None:
+        if packing.strict and not isinstance(error, LeftOut):
+            raise SettingError(error, setting=f"{setting}.path", cure=MEND)
+        invalid(error)
 
-def packed_before(stem: str, packing: Packing) -> UnitRecord | None:
-    """What `pack` has returned for this stem; None where it is not there, or not whole.
-
-    A machine that went down may have kept the name of a file and not its content.
-    """
-    width = packing.sequence_length * packing.dtype.itemsize
-    try:
-        unit_record: UnitRecord = json.loads(Path(f"{stem}.json").read_bytes())
-        files = {part: Path(f"{stem}.{part}") for part in PARTS}
-        is_complete = all(path.stat().st_size == unit_record[part]["rows"] * width for part, path in files.items())
-        is_complete = is_complete and unit_record["sha256"] == {part: sha256(path) for part, path in files.items()}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return unit_record if is_complete else None
+    writers = [_writer(file, packing) for file in files]
+    packing = replace(packing, held_out=unit.held_out)
+    for number, document in enumerate(read(unit.source, unit.shard, note)):
+        invalid.fine(document, unit.source)
+        if number in left_out:
+            continue
+        if document.parts and not packing.prompts:
+            raise SettingError(
+                f"{type(unit.source).__name__} gives documents of parts, such as {document.name}: set "
+                "`prompts = True` in its class"
+            )
+        _pack_document(document, writers, packing)
+    for writer in writers:
+        if isinstance(writer, SequenceWriter):
+            writer.end()
+    names = ("sequences", "tokens", "documents", "dropped")
+    return invalid, [Counts(**{name: getattr(writer, name) for name in names}) for writer in writers]
 
 
 def _writer(file: IO[bytes], packing: Packing) -> SequenceWriter | PairWriter:

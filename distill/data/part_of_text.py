@@ -11,7 +11,7 @@ import numpy as np
 from distill.data.document import Document
 from distill.data.heldout import fraction
 from distill.data.readers import blocks
-from distill.data.shards.groups import Work, expected_tokens
+from distill.data.work import Work, expected_tokens
 from distill.runtime.seed import key, shuffled
 
 SMALL = 1 << 20  # tokens; preparing as many takes a few seconds, so that nothing is gained by leaving some out

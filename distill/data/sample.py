@@ -5,7 +5,7 @@ import numpy as np
 from distill.data.sequence_store import SequenceStore, sequence_bytes, starts_of
 from distill.runtime.seed import key, shuffled
 
-FEWEST_BLOCKS = 64  # that the sequences are chosen from
+FEWEST_BLOCKS = 16  # that the sequences are chosen from
 LARGE = 4 << 30  # bytes from which some blocks are chosen first; not a setting, as the sequences would depend on it
 
 
@@ -46,7 +46,7 @@ def choose_sequences(
 ) -> np.ndarray | None:
     """As `sample_numbers`; where they take more than `large` bytes, from some of their blocks, so that few are read.
 
-    These are 64 blocks, or four times as many as would do where that is more.
+    These are 16 blocks, or four times as many as would do where that is more.
     """
     starts, total = starts_of(sequences), len(sequences)
     if limit is None or starts is None or limit >= total or total * sequence_bytes(sequences) <= large:

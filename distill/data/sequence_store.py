@@ -7,8 +7,6 @@ from typing import Protocol
 
 import numpy as np
 
-from distill.runtime.files import FileInUse
-
 
 class SequenceStore(Protocol):
     """Sequences of one length, numbered from 0. A NumPy array of two dimensions is one."""
@@ -32,21 +30,6 @@ class SequenceStore(Protocol):
         ...
 
 
-def gather(files: dict[int, FileInUse], file: np.ndarray, within: np.ndarray, like: SequenceStore) -> np.ndarray:
-    """Sequences from several files: of each sequence, [n], the number of its file and its own in that; [n, S].
-
-    Raises:
-        KeyError: a file is not there.
-        StorageFailed: a file was changed since it was opened, or cannot be read.
-    """
-    width = sequence_bytes(like)
-    starts = zip(file.tolist(), (within * width).tolist(), strict=True)
-    data = bytearray().join([files[number].read(start, width) for number, start in starts])
-    for number in set(file.tolist()):
-        files[number].require_unchanged()
-    return np.frombuffer(data, like.dtype).reshape(len(file), like.shape[1])
-
-
 def starts_of(sequences: SequenceStore) -> np.ndarray | None:
     """[B + 1] int64: the first sequence of each stored block, then N; None: they are one piece."""
     starts: np.ndarray | None = getattr(sequences, "starts", None)
@@ -60,6 +43,6 @@ def expect(sequences: SequenceStore, numbers: np.ndarray) -> None:
 
 
 def sequence_bytes(sequences: SequenceStore) -> int:
-    """The bytes of a sequence that is not compressed."""
+    """The bytes of a sequence."""
     dtype: np.dtype = sequences.dtype
     return int(sequences.shape[1]) * dtype.itemsize

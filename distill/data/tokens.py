@@ -16,7 +16,7 @@ import numpy as np
 from distill.config.data import Duplicates
 from distill.config.rules import no_prompts
 from distill.config.settings import CorpusConfig, DataConfig, Missing, SourceConfig
-from distill.data.build_tokens import build, rate
+from distill.data.build_tokens import Host, build, rate, this_host
 from distill.data.contents import contents_of
 from distill.data.disk_cache import folder_of, once
 from distill.data.duplicates import describe_duplicates
@@ -28,24 +28,21 @@ from distill.data.part_of_text import PartOfText, larger, part_needed
 from distill.data.remote import path_of, reachable
 from distill.data.sequence_format import SequenceFormatOf, masked_format
 from distill.data.sequence_store import SequenceStore
-from distill.data.shards.check import check_folder, index_digest, read_counts, read_meta
-from distill.data.shards.destination import WORK, Destination, LocalFolder, destination
-from distill.data.shards.groups import work_of
-from distill.data.shards.open import open_sequences
-from distill.data.shards.records import META, PARTS, Meta
+from distill.data.shards import INDEX, PARTS, Index, check_files, open_sequences, read_frequencies, read_index
 from distill.data.sources import Source, find_source
 from distill.data.sources.bundled import Bundled
 from distill.data.sources.tokens import Tokens as StoredTokens
-from distill.data.stale import remove_stale, scratch_name
+from distill.data.storage import Folder
 from distill.data.token_ids import tokenizer_of_numbers
+from distill.data.work import work_of
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.files import remove
+from distill.runtime.files import quarantine, remove
 from distill.runtime.progress import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 7  # raise it when the same inputs and settings would give other sequences
+FORMAT = 8  # raise it when the same inputs and settings would give other sequences
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +87,6 @@ class Stored:
     place: str  # folder or URL
     shards: int
     bytes: int
-    plain_bytes: int  # before compression
-    compression: str | None
-    compress_seconds: float  # of one process
 
 
 @dataclass(frozen=True)
@@ -109,7 +103,7 @@ class Tokens:
     tokens_per_second: float  # of that preparation
     invalid: Invalid  # files and records that are left out
     prompts: bool = False  # whether ids carry the flags of `sequence_format`
-    duplicates: dict[str, int] | None = None  # of the whole text, as `first_pass` counts them; None: not counted
+    duplicates: dict[str, int] | None = None  # of the whole text, by `find_duplicates`; None: not counted
     sources: dict[str, "Tokens"] = field(default_factory=dict)  # of a mixture, by name
     stored: Stored | None = None  # where they are in files
     unit: str = "document"  # what `documents` counts
@@ -209,10 +203,11 @@ def prepare(
     few = part != "all" and data.tokens is None  # what is prepared on purpose is all of a text
     try:
         if text.stored is not None:
-            text, packing, folder = _found(text, text.stored, packing, data, recheck)
+            text, packing, folder, index = _found(text, text.stored, packing, data, recheck)
         else:
-            folder, packing = _build_sequences(text, packing, data, text.max_sequences if few else None, recheck)
-        tokens = _load(folder, part, text, packing, corpus, data)
+            needed = text.max_sequences if few else None
+            folder, index, packing = _build_sequences(text, packing, data, needed, recheck)
+        tokens = _load(folder, index, part, text, packing, corpus, data)
     except Damaged as damage:
         if text.stored is not None:
             raise SettingError(
@@ -260,23 +255,23 @@ def _is_place(value: Any, files: list[Path]) -> bool:
     return all(str(path) == place or str(path).startswith(f"{place}/") for path in files)
 
 
-def _folder_of(key: str, data: DataConfig) -> Destination:
+def _folder_of(key: str, data: DataConfig) -> Folder:
     """Where the sequences of this key lie, or are to lie.
 
     Raises:
         SettingError: the folder cannot be reached or written, and does not hold them yet.
     """
     if data.tokens is None:
-        return LocalFolder(str(folder_of(data.cache, "tokens", key)))
-    folder = destination(f"{data.tokens.rstrip('/')}/{key}", "data.tokens")
-    if isinstance(folder, LocalFolder) and not folder.exists(META):
+        return Folder(str(folder_of(data.cache, "tokens", key)), "data.cache")
+    folder = Folder(f"{data.tokens.rstrip('/')}/{key}", "data.tokens")
+    if folder.path is not None and not folder.exists(INDEX):
         folder_of(data.tokens, "", key, "data.tokens")
     return folder
 
 
 def _build_sequences(
     text: Text, packing: Packing, data: DataConfig, needed: int | None, recheck: bool
-) -> tuple[Destination, Packing]:
+) -> tuple[Folder, Index, Packing]:
     """The sequences of a part of the text that gives so many of training, if the text has them, and how it was packed.
 
     None: of all of it.
@@ -286,61 +281,73 @@ def _build_sequences(
     while True:
         packing = replace(packing, part=part)
         folder = _folder_of(_key_of(identity, packing.identity), data)
-        remake = data.tokens is None and not recheck  # once: what is damaged then is not mended by a third time
-        _build_once(folder, text, packing, data)
-        while isinstance(folder, LocalFolder) and not check_folder(folder, data, recheck, remake):
-            remake = False
-            _build_once(folder, text, packing, data)
-        if needed is None or part.whole or read_meta(folder.place)["train"]["rows"] >= needed:
-            return folder, packing
+        index = _whole(folder, text, packing, data, recheck)
+        if needed is None or part.whole or index.train.sequences >= needed:
+            return folder, index, packing
         part = larger(part)
+
+
+def _whole(folder: Folder, text: Text, packing: Packing, data: DataConfig, recheck: bool) -> Index:
+    """The index of sequences that are all there, once they are built; damaged ones in the cache are made again."""
+    _build_once(folder, text, packing, data)
+    try:
+        return _checked(folder, data, recheck)
+    except Damaged as damage:
+        if data.tokens is not None or recheck or folder.path is None:
+            raise
+        try:
+            remove(quarantine(folder.path))  # renamed in one step, whatever kills this process
+        except FileNotFoundError:  # another process of this machine was quicker
+            pass
+        except OSError:  # another user's
+            raise damage from None
+        logger.warning(f"{damage}: {folder.place} is removed, and made again")
+    _build_once(folder, text, packing, data)
+    return _checked(folder, data, recheck)
+
+
+def _checked(folder: Folder, data: DataConfig, recheck: bool) -> Index:
+    """The index of finished sequences, of which those on this machine are there. Raises Damaged."""
+    index = read_index(folder)
+    for part in PARTS:
+        read_frequencies(folder, part, index)
+    if folder.path is not None:
+        check_files(folder.path, index, data, in_full=recheck)
+    return index
 
 
 def _found(
     text: Text, source: StoredTokens, packing: Packing, data: DataConfig, recheck: bool
-) -> tuple[Text, Packing, Destination]:
+) -> tuple[Text, Packing, Folder, Index]:
     """The text as it was called when its sequences were made, how they were, and where they are.
 
     Raises:
         SettingError: none were made with these settings.
         Damaged: they are not as they were written.
     """
-    place, meta = source.made_with(packing.described)
-    folder = destination(place, f"{text.setting}.path")
-    if isinstance(folder, LocalFolder):
-        check_folder(folder, data.changed(tokens=source.path), recheck, remake=False)
-    return replace(text, name=meta["made"]["text"]), replace(packing, prompts=meta["made"]["prompts"]), folder
+    folder = source.made_with(packing.described)
+    index = _checked(folder, data, recheck)
+    return replace(text, name=index.made.text), replace(packing, prompts=index.made.prompts), folder, index
 
 
-def _build_once(folder: Destination, text: Text, packing: Packing, data: DataConfig) -> None:
-    """Builds what is not there; on each host one process does, with a folder of its own in the cache.
+def _build_once(folder: Folder, text: Text, packing: Packing, data: DataConfig) -> None:
+    """Builds what is not there; on each host one process does, while others wait.
 
-    Several hosts may share the cache, so the name of that folder has the host's in it.
+    Hosts share the work where they share `data.tokens`. They may share the cache, too, so the name of what they lock
+    there has the host's in it.
     """
-    key = folder.place.rpartition("/")[2]
     with reachable("data.tokens", folder.place):
-        is_there = folder.exists(META)
-    if not is_there:
-        scratch = folder_of(data.cache, "tokens", scratch_name(key, socket.gethostname()))
-        with once(scratch, lambda: folder.exists(META)) as missing:
-            if missing:
-                _build_anew_after_damage(folder, text, packing, data, scratch)
-    remove_stale(folder, Path(data.cache).expanduser() / "tokens", key)
-
-
-def _build_anew_after_damage(
-    folder: Destination, text: Text, packing: Packing, data: DataConfig, scratch: Path
-) -> None:
-    """Resumes or begins a build; in the cache, one whose files are damaged is begun anew."""
-    try:
-        build(folder, text.describe(), text.sources, packing, data, scratch)
-    except Damaged as damage:
-        if data.tokens is not None:
-            raise
-        logger.warning(f"{damage}: the preparation is begun anew")
-        folder.remove(WORK)
+        is_there = folder.exists(INDEX)
+    if is_there:
+        return
+    key = folder.place.rpartition("/")[2]
+    host = Host() if data.tokens is None else this_host()
+    scratch = folder_of(data.cache, "tokens", key if data.tokens is None else f"{key}.{socket.gethostname()}.build")
+    with once(scratch, lambda: folder.exists(INDEX)) as missing:
+        if missing:
+            build(folder, text.describe(), text.sources, packing, data, scratch, host)
+    if data.tokens is not None:
         remove(scratch)
-        build(folder, text.describe(), text.sources, packing, data, scratch)
 
 
 def _packing(
@@ -382,60 +389,50 @@ def _packing(
 
 
 def _load(
-    folder: Destination, part: str, text: Text, packing: Packing, corpus: CorpusConfig, data: DataConfig
+    folder: Folder, index: Index, part: str, text: Text, packing: Packing, corpus: CorpusConfig, data: DataConfig
 ) -> Tokens:
-    meta = read_meta(folder.place)
     part_name = PARTS[part == "heldout"]
-    files = meta[part_name]
-    invalid = Invalid.of(meta)
-    invalid.check(text.path, text.setting, corpus)
-    if not meta[part_name]["rows"]:
-        raise _no_sequences(meta, part, text, corpus)
-    counts = read_counts(folder.place, part_name, meta)
+    found = index.part(part_name)
+    index.read.check(text.path, text.setting, corpus)
+    if not found.sequences:
+        raise _no_sequences(index, part, text, corpus)
+    counts = read_frequencies(folder, part_name, index)
     if len(counts) != packing.vocabulary:
         raise SettingError(
             f"{folder.place} was prepared with a tokenizer of {len(counts):,} tokens, and that of this run has "
             f"{packing.vocabulary:,}: remove that folder, or take that tokenizer"
         )
+    is_remade = data.tokens is None and text.stored is None
     return Tokens(
-        sequences=open_sequences(folder.place, part_name, data, index_digest(part_name, meta)),
+        sequences=open_sequences(folder, part_name, index, data, is_remade),
         counts=counts,
-        digest=meta[part_name]["digest"],
+        digest=index.digest(part_name),
         name=text.describe(),
-        documents=meta[part_name]["documents"],
-        tokens=meta[part_name]["tokens"],
-        seconds=meta["seconds"],
-        tokens_per_second=rate(meta),
-        invalid=invalid,
+        documents=found.documents,
+        tokens=found.tokens,
+        seconds=index.seconds,
+        tokens_per_second=rate(index),
+        invalid=index.read,
         prompts=packing.prompts,
-        duplicates=meta.get("duplicates"),
-        held_out=meta["heldout"]["rows"] if part == "train" else 0,
+        duplicates=index.duplicates,
+        held_out=index.heldout.sequences if part == "train" else 0,
         used=packing.part.share,
-        stored=Stored(
-            place=folder.place,
-            compression=meta["compression"],
-            shards=files["shards"],
-            bytes=files["bytes"],
-            plain_bytes=files["plain_bytes"],
-            compress_seconds=files["compress_seconds"],
-        ),
+        stored=Stored(folder.place, len(found.files), found.sequences * index.sequence_bytes),
     )
 
 
-def _no_sequences(meta: Meta, part: str, text: Text, corpus: CorpusConfig) -> SettingError:
-    if part == "heldout" and meta["train"]["rows"]:
+def _no_sequences(index: Index, part: str, text: Text, corpus: CorpusConfig) -> SettingError:
+    if part == "heldout" and index.train.sequences:
         source = "the corpus" if text.setting == "corpus" else text.setting
         return SettingError(
             f"corpus.heldout={corpus.heldout}: {source} is too small to hold a part of it out; give more text, "
             "or leave `heldout` out of evaluate.sets"
         )
-    count = sum(meta[part_name]["documents"] for part_name in PARTS)
+    count, read = index.train.documents + index.heldout.documents, index.read
     invalid = (
-        f"; {counted(len(meta['skipped']), 'file')} could not be read, first {meta['skipped'][0]}"
-        if meta["skipped"]
-        else ""
+        f"; {counted(len(read.skipped), 'file')} could not be read, first {read.skipped[0]}" if read.skipped else ""
     )
-    if text.prompts and not count + meta["bad"] + len(meta["skipped"]):
+    if text.prompts and not count + read.bad + len(read.skipped):
         return SettingError(
             f"{text.setting}.path={text.path}: no document has a token that counts as a target; check "
             f"{text.setting}.field: conversations need messages of the assistant, prompts need answers"

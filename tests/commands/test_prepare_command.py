@@ -40,7 +40,7 @@ def test_as_a_command_it_says_what_is_there(shelf: Shelf, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["data.compression=gzip"], "data.compression=gzip: "),
+        (["data.compression=zstd"], "data.compression"),
         (["data.shard_bytes=0"], "data.shard_bytes=0: "),
         (["data.tokens="], "data.tokens=: empty"),
         (["data.tokens=nowhere://a"], "data.tokens=nowhere://a"),

@@ -4,7 +4,6 @@ import fcntl
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from tiny import changed, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config, DataConfig
+from distill.data import work
 from distill.data.disk_cache import workers
 from distill.data.sources import _files
 from distill.runtime.errors import SettingError
@@ -26,7 +26,7 @@ from distill.runtime.errors import SettingError
 
 CHILD = """
 import logging, sys, time
-from distill.data.shards import host
+from distill.data import build_tokens, work
 from distill.data.sources import _files
 from distill.data.tokens import corpus_text, prepare
 from distill.data.wordpiece import SPECIAL
@@ -36,9 +36,9 @@ from transformers import PreTrainedTokenizerFast
 if __name__ == "__main__":
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     path, cache, tokenizer = sys.argv[1:]
-    _files.SHARD_BYTES = 1
-    pack = host.pack
-    host.pack = lambda *args: (time.sleep(0.2), pack(*args))[1]  # real books take longer than these
+    _files.SHARD_BYTES = work.SMALLEST = 1
+    pack = build_tokens.pack
+    build_tokens.pack = lambda *args: (time.sleep(0.2), pack(*args))[1]  # real books take longer than these
     given = {"kind": "text", "path": path, "heldout": 0.1, "sequence_length": 32}
     corpus, data = parts(text_config(**given, cache=cache, workers=1))
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=tokenizer, **SPECIAL)
@@ -52,6 +52,7 @@ def child(
 ) -> tuple[Config, list[str], dict[str, str]]:
     """A corpus of eight shards, and the command and environment of a process that prepares it slowly."""
     monkeypatch.setattr(_files, "SHARD_BYTES", 1)
+    monkeypatch.setattr(work, "SMALLEST", 1)
     folder = tmp_path / "books"
     folder.mkdir()
     for seed in range(8):
@@ -75,7 +76,7 @@ def test_a_killed_build_goes_on_and_gives_the_same(
     config, command, environment = child
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while len(list((tmp_path / "cache").glob("tokens/*.build/*/*.json"))) < 2:
+    while len(list((tmp_path / "cache").glob("tokens/*/parts/*.json"))) < 2:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
@@ -83,7 +84,9 @@ def test_a_killed_build_goes_on_and_gives_the_same(
     found = tokens_of(config, tokenizer)
     assert any("resuming a preparation: " in line for line in lines)
     assert found.digest == tokens_of(changed(config, cache=str(tmp_path / "fresh")), tokenizer).digest
-    left = [path for path in (tmp_path / "cache" / "tokens").rglob("*") if path.name.endswith((".build", ".new"))]
+    left = [
+        path for path in (tmp_path / "cache" / "tokens").rglob("*") if path.name.endswith((".build", ".new", "parts"))
+    ]
     assert not left
 
 
@@ -97,10 +100,11 @@ def test_two_at_once_make_it_once(child: tuple[Config, list[str], dict[str, str]
 
 def test_the_second_process_waits_and_says_so(reviews: Config, tokenizer: PreTrainedTokenizerFast) -> None:
     found = tokens_of(reviews, tokenizer)
-    folder = found.sequences.folder
+    assert found.stored is not None
+    folder = Path(found.stored.place)
     kept = folder.rename(folder.with_name("kept"))
     said: list[str] = []
-    with open(f"{folder}.{socket.gethostname()}.build.lock", "w") as lock:
+    with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
         class Finish(logging.Handler):  # the first process publishes its work and lets go

@@ -1,9 +1,7 @@
 """Damage of prepared sequences: none is trained on, each is named, and what can be made again is made again."""
 
-import os
 import pickle
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,16 +11,14 @@ from text import tokens_of
 from tiny import changed, parts
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.data import Duplicates
 from distill.config.settings import Config
-from distill.data import build_tokens
-from distill.data.shards import check, host
+from distill.data import tokens
 from distill.data.tokens import Tokens, corpus_text, prepare
 from distill.data.wordpiece import corpus_tokenizer
-from distill.runtime.errors import Damaged, SettingError
+from distill.runtime.errors import Damaged, SettingError, StorageFailed
 
-FILES = [f"{part}{end}" for part in ("train", "heldout") for end in ("-00000.rows", ".index", ".counts.npy")]
-FILES.append("meta.json")
+FILES = [f"{part}{end}" for part in ("train", "heldout") for end in ("-00000.bin", ".counts.npy")]
+FILES.append("index.json")
 
 
 def flipped(content: bytes, at: int) -> bytes:
@@ -56,20 +52,25 @@ def damage(path: Path, name: str) -> None:
 
 
 def folder_of(config: Config) -> Path:
-    (meta,) = Path(config.data.tokens or f"{config.data.cache}/tokens").glob("*/meta.json")
-    return meta.parent
+    (index,) = Path(config.data.tokens or f"{config.data.cache}/tokens").glob("*/index.json")
+    return index.parent
 
 
-def content_of(tokens: Tokens) -> tuple[np.ndarray, np.ndarray, str]:
+def content_of(found: Tokens) -> tuple[np.ndarray, np.ndarray, str]:
     """In memory, where damage of the files does not reach it."""
-    return np.array(tokens.sequences[np.arange(len(tokens.sequences))]), np.array(tokens.counts), tokens.digest
+    return np.array(found.sequences[np.arange(len(found.sequences))]), np.array(found.counts), found.digest
 
 
-def assert_same(tokens: Tokens, before: tuple[np.ndarray, np.ndarray, str]) -> None:
-    sequences, counts, digest = content_of(tokens)
+def assert_same(found: Tokens, before: tuple[np.ndarray, np.ndarray, str]) -> None:
+    sequences, counts, digest = content_of(found)
     np.testing.assert_array_equal(sequences, before[0])
     np.testing.assert_array_equal(counts, before[1])
     assert digest == before[2]
+
+
+def is_found_in_reading(file: str, name: str) -> bool:
+    """Damage of sequences that leaves the size of their file is found when they are first read."""
+    return file.endswith(".bin") and name.startswith(("zeros", "a flipped bit"))
 
 
 @pytest.mark.parametrize("name", DAMAGES)
@@ -77,145 +78,81 @@ def assert_same(tokens: Tokens, before: tuple[np.ndarray, np.ndarray, str]) -> N
 def test_what_is_damaged_in_the_cache_is_made_again(
     file: str, name: str, reviews: Config, words: PreTrainedTokenizerFast, lines: list[str]
 ) -> None:
-    before = content_of(tokens_of(reviews, words))
-    damage(folder_of(reviews) / file, name)
+    part = "heldout" if file.startswith("heldout") else "train"
+    before = content_of(tokens_of(reviews, words, part))
+    path = folder_of(reviews) / file
+    damage(path, name)
     lines.clear()
-    assert_same(tokens_of(reviews, words), before)
-    named = [line for line in lines if f"{folder_of(reviews) / file} is damaged (" in line and "made again" in line]
-    assert len(named) == 1 or (file, name) == ("meta.json", "gone"), lines  # which was never finished
-    assert any("preparing tokens" in line for line in lines)
+    if is_found_in_reading(file, name):
+        with pytest.raises(StorageFailed, match=rf"^{path} is damaged \(.*the same command makes it again and resumes"):
+            content_of(tokens_of(reviews, words, part))
+        assert lines == []
+    assert_same(tokens_of(reviews, words, part), before)
+    named = [line for line in lines if f"{path} is damaged (" in line and "made again" in line]
+    assert len(named) == 1 or (file, name) == ("index.json", "gone"), lines  # which was never finished
     lines.clear()
-    assert_same(tokens_of(reviews, words), before)
+    assert_same(tokens_of(reviews, words, part), before)
     assert lines == []
-
-
-SHARED = [(file, None) for file in FILES] + [(f"{part}-00000.rows.zst", "zstd") for part in ("train", "heldout")]
+    assert not list(path.parent.parent.glob("damaged-*"))
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-@pytest.mark.parametrize(("file", "compression"), SHARED)
+@pytest.mark.parametrize("file", FILES)
 def test_what_is_damaged_in_a_shared_folder_is_refused(
-    file: str, compression: str | None, name: str, reviews: Config, words: PreTrainedTokenizerFast, tmp_path: Path
+    file: str, name: str, reviews: Config, words: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    shared = changed(reviews, tokens=f"{tmp_path}/shared", compression=compression)
-    before = content_of(tokens_of(shared, words))
+    shared = changed(reviews, tokens=f"{tmp_path}/shared")
+    part = "heldout" if file.startswith("heldout") else "train"
+    before = content_of(tokens_of(shared, words, part))
     path = folder_of(shared) / file
     content = path.read_bytes()
     damage(path, name)
-    if (file, name) == ("meta.json", "gone"):  # it was never finished
-        assert_same(tokens_of(shared, words), before)
+    if (file, name) == ("index.json", "gone"):  # it was never finished
+        assert_same(tokens_of(shared, words, part), before)
         return
-    refused = rf"^data\.tokens={tmp_path}/shared: {path} is damaged \(.*\): restore that file, or delete its folder"
-    for part in ("train", "heldout"):  # neither is used from a folder of which a file is damaged
-        with pytest.raises(SettingError, match=refused):
-            tokens_of(shared, words, part)
+    place = "" if is_found_in_reading(file, name) else rf"data\.tokens={tmp_path}/shared: "
+    with pytest.raises(
+        (SettingError, StorageFailed), match=rf"^{place}{path} is damaged \(.*restore.*delete its folder"
+    ):
+        content_of(tokens_of(shared, words, part))
     path.write_bytes(content)
-    assert_same(tokens_of(shared, words), before)
+    assert_same(tokens_of(shared, words, part), before)
 
 
-def test_of_a_folder_that_is_read_in_blocks_only_sizes_are_checked(
-    reviews: Config, words: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    shared = changed(reviews, tokens=f"{tmp_path}/shared", compression="zstd")
-    blocks = shared.changed(data=shared.data.changed(local_bytes=9000, shuffle_bytes=4000))
-    tokens_of(blocks, words)
-    path = folder_of(blocks) / "train-00000.rows.zst"
-    content = path.read_bytes()
-    damage(path, "zeros")
-    tokens_of(blocks, words)  # whoever reads a block finds it: tests/data/test_block_store.py
-    for name in ("cut", "gone"):
-        path.write_bytes(content)
-        damage(path, name)
-        with pytest.raises(SettingError, match=rf"{path} is damaged"):
-            tokens_of(blocks, words)
-
-
-# --- when it is read, and when a stamp has to do
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders whose files are read in full, as that happens."""
-    found: list[Path] = []
-    check_files = check.check_files
-
-    def noted(folder, data, in_full=True):  # type: ignore[no-untyped-def]
-        found.extend([folder.folder] * in_full)
-        check_files(folder, data, in_full)
-
-    monkeypatch.setattr(check, "check_files", noted)
-    return found
-
-
-def test_files_are_read_once(
-    reviews: Config, words: PreTrainedTokenizerFast, reads: list[Path], tmp_path: Path
-) -> None:
-    for part in ("train", "heldout", "train"):
-        tokens_of(reviews, words, part)
-    assert reads == [folder_of(reviews)]
-    os.utime(folder_of(reviews) / "train-00000.rows", (1, 1))
-    tokens_of(reviews, words)
-    assert len(reads) == 2
-    folder = folder_of(reviews)
-    status = (folder / "train.index").stat()
-    (folder / "other").write_bytes((folder / "train.index").read_bytes())  # of another inode
-    os.utime(folder / "other", ns=(status.st_atime_ns, status.st_mtime_ns))
-    (folder / "other").replace(folder / "train.index")
-    tokens_of(reviews, words)
-    assert len(reads) == 3
-    (stamp,) = [path for path in (tmp_path / "cache" / "checked").iterdir() if path.suffix != ".lock"]
-    for content in (b"", b"[]", b"{}", stamp.read_bytes()[:40]):  # a damaged stamp shows nothing
-        stamp.write_bytes(content)
-        tokens_of(reviews, words)
-    assert len(reads) == 7
-    tokens_of(reviews, words)
-    assert len(reads) == 7
-
-
-def test_strict_reads_again_in_each_run_and_stops_at_damage(
-    reviews: Config, words: PreTrainedTokenizerFast, reads: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strict_reads_all_files_and_stops_at_damage(reviews: Config, words: PreTrainedTokenizerFast) -> None:
     def strict(part: str) -> Tokens:
         return prepare(corpus_text(*parts(reviews)), words, *parts(reviews), part, recheck=True)
 
-    tokens_of(reviews, words)
-    assert len(reads) == 1
-    monkeypatch.setattr(check, "BEGAN", time.monotonic() + 0.01)  # as in a later process
-    time.sleep(0.05)
-    tokens_of(reviews, words)
-    assert len(reads) == 1
     strict("train")
-    strict("heldout")
-    assert len(reads) == 2
-    path = folder_of(reviews) / "train-00000.rows"
-    status = path.stat()
+    path = folder_of(reviews) / "heldout-00000.bin"
     damage(path, "a flipped bit")
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # as of a disk that fails
-    tokens_of(reviews, words)  # the price of a stamp
-    monkeypatch.setattr(check, "BEGAN", time.monotonic() + 0.01)
-    refused = rf"^data\.cache=.*{re.escape(str(path))} is damaged \(its .* bytes from 0 on.*or set resume=auto"
+    refused = rf"^data\.cache=.*{re.escape(str(path))} is damaged \(.*or set resume=auto"
     with pytest.raises(SettingError, match=refused):
         strict("train")
+    assert path.exists()
 
 
-def test_a_cache_that_may_only_be_read_is_checked_each_time(
-    reviews: Config, words: PreTrainedTokenizerFast, reads: list[Path], tmp_path: Path
+def test_finished_sequences_need_no_cache_that_can_be_written(
+    reviews: Config, words: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     shared = changed(reviews, tokens=f"{tmp_path}/shared")
-    tokens_of(shared, words)
+    before = content_of(tokens_of(shared, words))
     (tmp_path / "file").write_bytes(b"")
-    no_cache = changed(shared, cache=f"{tmp_path}/file/cache")
-    for _ in range(2):
-        tokens_of(no_cache, words)
-    assert len(reads) == 3
+    assert_same(tokens_of(changed(shared, cache=f"{tmp_path}/file/cache"), words), before)
 
 
 def test_a_disk_that_damages_whatever_is_written_is_named(
     reviews: Config, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, lines: list[str]
 ) -> None:
-    monkeypatch.setattr(check, "_is_whole", lambda *_: False)
-    with pytest.raises(SettingError, match=r"^data\.cache=.*rows is damaged \(.*delete its folder"):
+    check = tokens.check_files
+
+    def never(path: Path, *_: object, in_full: bool) -> None:
+        raise Damaged(path / "train-00000.bin", "it is missing")
+
+    monkeypatch.setattr(tokens, "check_files", never)
+    with pytest.raises(SettingError, match=r"^data\.cache=.*bin is damaged \(.*delete its folder"):
         tokens_of(reviews, words)
+    monkeypatch.setattr(tokens, "check_files", check)
     assert sum("made again" in line for line in lines) == 1
     assert not list(folder_of(reviews).parent.glob("damaged-*"))
 
@@ -252,66 +189,6 @@ def test_a_tokenizer_without_its_digest_is_trained_again(
     assert sum(f"{path} is damaged" in line for line in lines) == 1
     lines.clear()
     assert corpus_tokenizer(*given).backend_tokenizer.to_str() == before and lines == []
-
-
-# --- a preparation that was cut short, on a machine that lost power
-
-
-class Cut(Exception):
-    """The process ends here."""
-
-
-def cut_short(config: Config, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """All groups are published, and nothing is put together yet; the folder of the work, and that of the host."""
-
-    def end(*_: object) -> None:
-        raise Cut
-
-    with monkeypatch.context() as patched:
-        patched.setattr(build_tokens, "finish", end)
-        with pytest.raises(Cut):
-            tokens_of(config, words)
-    (work,) = (Path(config.data.cache) / "tokens").glob("*/parts")
-    (scratch,) = (Path(config.data.cache) / "tokens").glob("*.build")
-    return work, scratch
-
-
-@pytest.mark.parametrize("name", ["zeros", "cut", "empty"])
-@pytest.mark.parametrize("file", ["plan.json", "00000.json", "00000.train.counts.npy", "00000.digests.npy"])
-def test_what_a_power_loss_tears_in_an_unfinished_preparation_is_made_anew(
-    file: str, name: str, reviews: Config, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch,
-    lines: list[str], tmp_path: Path,
-) -> None:  # fmt: skip
-    counting = changed(reviews, duplicates=Duplicates.count)
-    before = content_of(tokens_of(changed(counting, cache=f"{tmp_path}/other"), words))
-    work, _ = cut_short(counting, words, monkeypatch)
-    damage(work / file, name)
-    lines.clear()
-    assert_same(tokens_of(counting, words), before)
-    assert sum(f"{work / file} is damaged" in line and "begun anew" in line for line in lines) == 1
-
-
-def test_units_that_a_power_loss_tears_are_packed_again(
-    reviews: Config, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    before = content_of(tokens_of(changed(reviews, cache=f"{tmp_path}/other"), words))
-
-    def end(*_: object) -> None:
-        raise Cut
-
-    with monkeypatch.context() as patched:
-        patched.setattr(host, "publish", end)
-        with pytest.raises(Cut):
-            tokens_of(reviews, words)
-    (unit,) = (Path(reviews.data.cache) / "tokens").glob("*.build/*/*.train")
-    for path, name in ((unit, "zeros"), (unit, "cut"), (unit.with_suffix(".json"), "another file")):
-        damage(path, name)
-        with monkeypatch.context() as patched:
-            patched.setattr(host, "publish", end)
-            with pytest.raises(Cut):
-                tokens_of(reviews, words)
-    damage(unit, "zeros")
-    assert_same(tokens_of(reviews, words), before)
 
 
 @pytest.mark.parametrize("place", [Path("/a/b"), "s3://bucket/a"])

@@ -1,7 +1,6 @@
 """Documents that are there several times: counted and left out as a naive reader would, however the work is divided."""
 
 import json
-import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,21 +13,13 @@ from transformers import PreTrainedTokenizerFast
 
 from distill.config.data import Duplicates, NearConfig
 from distill.config.settings import Config
-from distill.data import first_pass, near_duplicates, tokens
+from distill.data import build_tokens, near_duplicates, tokens
+from distill.data.build_tokens import Host
 from distill.data.document import Document, Part
-from distill.data.duplicates import (
-    digest_of,
-    find_repeated,
-    merge_digests,
-    read_dropped,
-    save,
-    write_digests,
-    write_dropped,
-)
+from distill.data.duplicates import digest_of, find_duplicates
 from distill.data.heldout import HeldOut, held_out
-from distill.data.shards import host
-from distill.data.shards.groups import Work
 from distill.data.sources import _files
+from distill.data.work import work_of
 from distill.runtime.errors import SettingError
 
 TEXTS = [some_text(seed, 60) for seed in range(55)]
@@ -63,37 +54,22 @@ def documents_of(config: Config) -> list[str]:
 # --- equal documents
 
 
-def grouped(folder: Path, units: list[list[bytes]], cuts: list[int]) -> list[Path]:
-    """The files of groups of units, each of which gives the digests of its documents."""
-    stems = [folder / f"{number:06d}" for number in range(len(units))]
-    for stem, digests in zip(stems, units, strict=True):
-        write_digests(stem, digests)
-    files = [folder / f"group-{first}" for first in cuts]
-    for file, first, end in zip(files, cuts, [*cuts[1:], len(units)], strict=True):
-        save(file, merge_digests(stems[first:end], first))
-    return files
-
-
-@pytest.mark.parametrize("at_once", [1, 200, 1 << 20])
-def test_repeated_documents_are_those_of_a_dict(tmp_path: Path, at_once: int) -> None:
-    draw, seen, expected = random.Random(0), set[bytes](), []
-    units = [[digest_of(str(draw.randrange(60))) for _ in range(count)] for count in (40, 0, 1, 40, 5, 40)]
-    for unit, digests in enumerate(units):
-        for number, each in enumerate(digests):
-            expected += [(unit, number)] * (each in seen)
-            seen.add(each)
-    for cuts in ([0], [0, 2, 3], [0, 1, 2, 3, 4, 5]):
-        document_ids = np.concatenate(list(find_repeated(grouped(tmp_path, units, cuts), at_once)))
-        assert np.sort(document_ids).tolist() == expected and len(expected) > 20
-    stems = [tmp_path / str(unit) for unit in range(6)]
-    write_dropped(stems, document_ids)
-    assert [(unit, number) for unit in range(6) for number in sorted(read_dropped(stems[unit]))] == expected
-
-
-@pytest.mark.parametrize("at_once", [1, 1 << 20])
-def test_zeros_at_either_end_of_a_digest_count(tmp_path: Path, at_once: int) -> None:
-    made = [b"\0" * 16, b"a" + b"\0" * 15, b"a" * 16, b"\0" * 15 + b"a", b"\xff" * 16, b"\0" * 16]
-    assert np.concatenate(list(find_repeated(grouped(tmp_path, [made], [0]), at_once))).tolist() == [(0, 5)]
+def test_repeated_documents_are_those_of_a_dict(config: Config) -> None:
+    documents, seen, expected = documents_of(config), set[str](), []
+    for number, text in enumerate(documents):
+        expected += [number] * (text.strip() in seen)
+        seen.add(text.strip())
+    (source,) = tokens.corpus_text(*parts(config)).sources
+    counts, left_out = find_duplicates(work_of([source]), Duplicates.drop, NearConfig(), None)
+    lengths = [23, 22, 22]
+    starts = np.cumsum([0, *lengths])
+    assert [
+        int(start + number) for start, of_unit in zip(starts, left_out, strict=False) for number in of_unit
+    ] == expected
+    assert counts == {"documents": 67, "exact": 12, "dropped": 12} and len(expected) == 12
+    counted, kept = find_duplicates(work_of([source]), Duplicates.count, NearConfig(), None)
+    assert counted == {"documents": 67, "exact": 12} and not any(map(len, kept))
+    assert find_duplicates([], Duplicates.drop, NearConfig(), None)[0]["documents"] == 0
 
 
 def test_a_document_of_parts_is_known_by_all_of_them() -> None:
@@ -103,9 +79,9 @@ def test_a_document_of_parts_is_known_by_all_of_them() -> None:
 
 
 def test_duplicates_are_counted_and_the_rows_stay(config: Config, tokenizer: PreTrainedTokenizerFast) -> None:
-    kept = tokens_of(changed(config, duplicates=Duplicates.keep), tokenizer)
+    kept = tokens_of(config, tokenizer)
     assert kept.duplicates is None
-    other = changed(config, cache=f"{config.data.cache}2")
+    other = changed(config, cache=f"{config.data.cache}2", duplicates=Duplicates.count)
     counted = tokens_of(other, tokenizer)
     assert counted.duplicates == {"documents": 67, "exact": 12} and counted.digest == kept.digest
     assert [path.name for path in (Path(other.data.cache) / "tokens").glob("*") if path.suffix != ".lock"] == [
@@ -118,7 +94,7 @@ def test_what_drop_leaves_is_the_text_without_copies(
 ) -> None:
     dropping = changed(config, duplicates=Duplicates.drop)
     found = tokens_of(dropping, tokenizer)
-    assert found.duplicates == {"documents": 67, "exact": 12, "near": 0, "dropped": 12}
+    assert found.duplicates == {"documents": 67, "exact": 12, "dropped": 12}
     assert any("12 of 67 documents have the text of an earlier one; left out" in line for line in lines)
     write(tmp_path / "once", [TEXTS[:20], TEXTS[20:40], TEXTS[40:]])
     once = changed(config, path=str(tmp_path / "once"))
@@ -144,45 +120,23 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("duplicates", [Duplicates.count, Duplicates.drop])
-def test_processes_and_groups_change_nothing(
+def test_processes_hosts_and_shards_change_nothing(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, duplicates: Duplicates
 ) -> None:
     rows = packing(duplicates=duplicates)
-    meta = prepare(text, tmp_path / "one", tmp_path / "scratch", rows)
-    dropped = {"near": 0, "dropped": 50} if duplicates is Duplicates.drop else {}
-    assert meta["duplicates"] == {"documents": 290, "exact": 50, **dropped}
-    assert meta["train"]["documents"] + meta["heldout"]["documents"] == 290 - dropped.get("dropped", 0)
-    monkeypatch.setattr(first_pass, "FEW_BYTES", 0)
-    monkeypatch.setattr(host, "FEW_BYTES", 0)
-    other = prepare(text, tmp_path / "many", tmp_path / "scratch", rows, workers=2, shard_bytes=1)
-    assert other["duplicates"] == meta["duplicates"] and other["train"]["shards"] == 6
+    index = prepare(text, tmp_path / "one", tmp_path / "scratch", rows)
+    dropped = {"dropped": 50} if duplicates is Duplicates.drop else {}
+    assert index.duplicates == {"documents": 290, "exact": 50, **dropped}
+    assert index.train.documents + index.heldout.documents == 290 - dropped.get("dropped", 0)
+    monkeypatch.setattr(build_tokens, "FEW_BYTES", 0)
+    monkeypatch.setattr(build_tokens, "POLL", 0.05)
+    given = {"workers": 2, "shard_bytes": 1}
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(prepare, text, tmp_path / "many", tmp_path / "b", rows, host=Host(1, 2), **given)
+        first = prepare(text, tmp_path / "many", tmp_path / "a", rows, host=Host(0, 2), **given)
+        assert other.result() == first
+    assert first.duplicates == index.duplicates and len(first.train.files) == 6
     assert_same_rows(tmp_path / "one", tmp_path / "many")
-
-
-@pytest.mark.slow
-def test_a_kill_and_other_hosts_change_nothing(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = packing(duplicates=Duplicates.drop)
-    wanted = prepare(text, tmp_path / "one", tmp_path / "scratch", rows)
-    seen: list[str] = []
-
-    def notes(stem: str, work: Work, rule: object) -> None:
-        if len(seen) == 3:
-            seen.append("killed")
-            raise KeyboardInterrupt
-        seen.append(Path(stem).name)
-        look(stem, work, rule)
-
-    look = first_pass.look
-    monkeypatch.setattr(first_pass, "look", notes)
-    monkeypatch.setattr(first_pass, "POLL", 0.01)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(text, tmp_path / "two", tmp_path / "first", rows, shard_bytes=1)
-    with ThreadPoolExecutor() as hosts:
-        same = [hosts.submit(prepare, text, tmp_path / "two", tmp_path / name, rows, shard_bytes=1)
-                for name in ("first", "second", "third")]  # fmt: skip
-        assert all(each.result()["duplicates"] == wanted["duplicates"] for each in same)
-    assert sorted(seen) == [*(f"{number:06d}" for number in range(6)), "killed"], "no unit is read twice"
-    assert_same_rows(tmp_path / "one", tmp_path / "two")
 
 
 # --- copies and the part that is held out

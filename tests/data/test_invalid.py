@@ -58,7 +58,7 @@ def test_a_stray_file_without_the_field_is_so_many_bad_records(
 def test_a_field_that_no_file_has_is_the_settings_fault(
     tmp_path: Path, words: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, suffix: str, workers: int
 ) -> None:
-    monkeypatch.setattr("distill.data.shards.host.FEW_BYTES", 0)
+    monkeypatch.setattr("distill.data.build_tokens.FEW_BYTES", 0)
     monkeypatch.setattr("distill.data.sources._files.SHARD_BYTES", 1)
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -97,7 +97,7 @@ def test_stop_ends_a_preparation_before_anything_is_published(
     with pytest.raises(SettingError, match=r"b\.jsonl") as caught:
         tokens_of(strict, words)
     assert "corpus.invalid_files=skip" in caught.value.cure
-    assert not list((tmp_path / "cache").rglob("meta.json"))
+    assert not list((tmp_path / "cache").rglob("index.json"))
     tokens_of(corpus_of(folder, "jsonl"), words)
     with pytest.raises(SettingError, match=r"b\.jsonl"):  # though it is prepared now
         tokens_of(strict, words)

@@ -143,7 +143,7 @@ def test_the_blocks_that_come_next_are_known(windowed: Mixture, ranks: int) -> N
         numbers = windowed.numbers(1, np.arange(100 * step, 100 * step + 100))
         for rank in range(ranks):
             needed = set(numbers[windowed.of_rank(numbers, rank, ranks)] // 100)
-            expected = windowed.upcoming(At(1, 100 * step, 100, 1 << 20), rank, ranks) // 100
+            expected = windowed.upcoming(At(1, 100 * step, 1 << 20), rank, ranks) // 100
             known.append(len(needed & set(expected)) / len(needed))
             blocks.append(len(expected))
     # Of two windows of eight blocks of either source.
@@ -220,6 +220,7 @@ def config(tmp_path: Path) -> Config:
         "few": {"kind": "text", "path": str(tmp_path / "few"), "weight": 3},
     }
     given = {"sequence_length": 32, "heldout": 0.2, "workers": 1, "cache": str(tmp_path / "cache")}
+    given["duplicates"] = "count"
     return text_config(kind="mixture", sources=sources, **given)
 
 

@@ -141,26 +141,26 @@ def test_a_rank_reads_its_part_of_a_window(size: int) -> None:
             read[rank] |= set((numbers[order.of_rank(numbers, rank, size)] // 512).tolist())
     for rank, blocks in enumerate(read):
         assert len(blocks) <= 64 / size + 6
-        expected = order.upcoming(At(1, first, 4096, last - first), rank, size) // 512
+        expected = order.upcoming(At(1, first, last - first), rank, size) // 512
         assert len(blocks - set(expected.tolist())) <= 2 and len(expected) <= 64 / size + 6
 
 
 def test_what_comes_next_ends_with_the_run() -> None:
     order = windowed()
     plan = order.plan(2)
-    blocks = {*np.searchsorted(order.starts, order.upcoming(At(2, 0, 32, 10**6), 0, 1)).tolist()}
+    blocks = {*np.searchsorted(order.starts, order.upcoming(At(2, 0, 10**6), 0, 1)).tolist()}
     assert blocks == set(plan.blocks[: plan.bounds[2]].tolist())
     last = int(plan.edges[-2])
-    following = order.upcoming(At(2, last, 32, 10**6), 0, 1)
+    following = order.upcoming(At(2, last, 10**6), 0, 1)
     assert set(order.starts[order.plan(3).blocks[: order.plan(3).bounds[1]]].tolist()) <= set(following.tolist())
-    assert len(order.upcoming(At(2, last, 32, 100), 0, 1)) == plan.bounds[-1] - plan.bounds[-2]
+    assert len(order.upcoming(At(2, last, 100), 0, 1)) == plan.bounds[-1] - plan.bounds[-2]
 
 
 def test_a_full_shuffle_expects_every_block_from_each_rank_in_another_order() -> None:
     order = FullShuffle(80, 0, np.arange(0, 81, 10))
-    assert order.upcoming(At(0, 0, 8, 80), 0, 2).tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
-    assert order.upcoming(At(0, 0, 8, 80), 1, 2).tolist() == [40, 50, 60, 70, 0, 10, 20, 30]
-    assert len(FullShuffle(80, 0).upcoming(At(0, 0, 8, 80), 0, 2)) == 0
+    assert order.upcoming(At(0, 0, 80), 0, 2).tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
+    assert order.upcoming(At(0, 0, 80), 1, 2).tolist() == [40, 50, 60, 70, 0, 10, 20, 30]
+    assert len(FullShuffle(80, 0).upcoming(At(0, 0, 80), 0, 2)) == 0
 
 
 def test_batches_of_all_ranks_are_those_of_one(tokenizer: Any) -> None:

@@ -13,9 +13,9 @@ from distill.config.settings import Config, DataConfig, SourceConfig
 from distill.data import part_of_text
 from distill.data.document import Document, Part
 from distill.data.part_of_text import PartOfText, larger, part_needed
-from distill.data.shards.groups import Work, expected_tokens
 from distill.data.sources import Shard, find_source
 from distill.data.tokens import corpus_text
+from distill.data.work import Work, expected_tokens
 from distill.runs.banner import fraction_used
 
 LENGTH = 16

@@ -14,7 +14,7 @@ from distill.config.settings import Config
 from distill.data.new_tokenizer import train_tokenizer
 from distill.data.sequence_format import paired_format
 from distill.data.tokens import Tokens, corpus_text, prepare, set_text
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, StorageFailed
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_the_sequences_are_those_of_the_text(
     for part, before in (("train", made), ("heldout", made.sources["heldout"])):
         found = tokens_of(config, words, part)
         assert (found.digest, found.name, found.documents) == (before.digest, before.name, before.documents)
-        assert found.sequences.folder.is_relative_to(tmp_path / "elsewhere")
+        assert found.stored is not None and Path(found.stored.place).is_relative_to(tmp_path / "elsewhere")
         np.testing.assert_array_equal(all_of(found.sequences).shape, before.sequences.shape)
 
 
@@ -91,10 +91,15 @@ def test_of_several_texts_the_folder_is_named(reviews: Config, words: PreTrained
 
 
 def test_damage_is_noticed_and_stays(prepared: tuple[Config, Tokens], words: PreTrainedTokenizerFast) -> None:
-    (shard,) = Path(str(prepared[0].corpus.path)).rglob("train-00000.rows")
+    (shard,) = Path(str(prepared[0].corpus.path)).rglob("train-00000.bin")
     data = bytearray(shard.read_bytes())
     data[100] ^= 1
     shard.write_bytes(data)
+    found = tokens_of(prepared[0], words)
+    with pytest.raises(StorageFailed, match=rf"^{shard} is damaged"):
+        all_of(found.sequences)
+    assert shard.exists()
+    shard.write_bytes(data[:-1])
     with pytest.raises(SettingError, match="restore that file, or prepare it again") as error:
         tokens_of(prepared[0], words)
     assert error.value.setting == "corpus.path" and shard.exists()

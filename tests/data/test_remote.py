@@ -1,6 +1,5 @@
 """Text and sequences at URLs are the same as on a disk, over a real S3 server, and storage that fails loses nothing."""
 
-import errno
 import gzip
 import io
 import json
@@ -24,9 +23,9 @@ from distill.data.find_files import find_files
 from distill.data.lines import lines as lines_of
 from distill.data.lines import sound_lines
 from distill.data.remote import RemotePath, file_system, path_of, retried
-from distill.data.shards.destination import RemoteFolder
 from distill.data.sources import InvalidFile, _files
 from distill.data.sources.gutenberg import books
+from distill.data.storage import Folder
 from distill.data.tables.table import Table
 from distill.runtime.errors import SettingError, StorageFailed
 
@@ -73,26 +72,25 @@ def test_text_and_rows_in_a_bucket_are_those_of_a_disk(
     local = prepare(text, tmp_path / "local", tmp_path / "scratch", shard_bytes=4000)
     upload(text, f"{bucket}/same/text")
     place = f"{bucket}/same/rows"
-    meta = prepare(f"{bucket}/same/text", place, tmp_path / "scratch", shard_bytes=4000, compression="zstd")
+    index = prepare(f"{bucket}/same/text", place, tmp_path / "scratch", shard_bytes=4000)
     assert_same_rows(place, tmp_path / "local")
-    assert [meta[part]["digest"] for part in ("train", "heldout")] == [
-        local[part]["digest"] for part in ("train", "heldout")
-    ]
-    names = RemoteFolder(place, "data.tokens").names("")
-    assert "parts" not in names and "train-00002.rows.zst" in names and not (tmp_path / "scratch").exists()
+    assert (index.train, index.heldout) == (local.train, local.heldout)
+    names = Folder(place, "data.tokens").names()
+    assert "parts" not in names and "train-00002.bin" in names and not list((tmp_path / "scratch").iterdir())
 
 
 @pytest.mark.slow
 def test_hosts_share_the_work_in_a_bucket(bucket: str, text: Path, tmp_path: Path) -> None:
-    """The host that is killed leaves a claim and perhaps half an upload behind."""
+    """The host that is killed perhaps leaves half an upload behind; the same command makes its share."""
     place = f"{bucket}/hosts/rows"
-    hosts = [start(text, place, tmp_path / name) for name in "ab"]
-    folder, deadline = RemoteFolder(place, "data.tokens"), time.monotonic() + 60
-    while not {name for name in folder.names("parts") if name.endswith(".claim")}:
+    folder, deadline = Folder(place, "data.tokens"), time.monotonic() + 60
+    hosts = [start(text, place, tmp_path / name, host=host, hosts=2) for host, name in enumerate("ab")]
+    while not {name for name in folder.names("parts") if name.endswith(".json")}:
         assert time.monotonic() < deadline and all(host.poll() is None for host in hosts)
-    hosts[0].kill()
+    hosts[1].kill()
+    hosts[1] = start(text, place, tmp_path / "b", host=1, hosts=2)
     outputs = [host.communicate(timeout=60) for host in hosts]
-    assert hosts[1].returncode == 0, outputs
+    assert hosts[0].returncode == hosts[1].returncode == 0, outputs
     prepare(text, tmp_path / "local", tmp_path / "scratch", shard_bytes=4000)
     assert_same_rows(place, tmp_path / "local")
     assert not folder.names("parts")
@@ -105,7 +103,7 @@ def test_processes_and_ranges_of_a_large_file_read_from_a_bucket(
     """Ranges end within lines; each is asked for alone, by another process."""
     monkeypatch.setattr(_files, "SHARD_BYTES", 1)
     monkeypatch.setattr(_files, "RANGE_BYTES", 3000)
-    monkeypatch.setattr("distill.data.shards.host.FEW_BYTES", 0)
+    monkeypatch.setattr("distill.data.build_tokens.FEW_BYTES", 0)
     file = write_text(tmp_path / "text", files=1) / "0.jsonl"
     put(f"{bucket}/ranges/0.jsonl", file.read_bytes())
     source = source_of(f"{bucket}/ranges/0.jsonl")
@@ -340,7 +338,7 @@ def test_storage_that_fails_in_the_middle_of_a_text_does_not_leave_text_out(
 def test_an_upload_that_fails_is_made_again(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: list[float]
 ) -> None:
-    folder = RemoteFolder(f"{bucket}/upload", "data.tokens")
+    folder = Folder(f"{bucket}/upload", "data.tokens")
     system, _ = file_system(bucket, "data.tokens")
     put_file, calls = system.put_file, []
 
@@ -351,21 +349,6 @@ def test_an_upload_that_fails_is_made_again(
         put_file(local, *args, **more)
 
     monkeypatch.setattr(system, "put_file", cut)
-    with folder.written("shard", tmp_path) as path:
-        path.write_bytes(b"rows")
-    assert folder.read("shard") == b"rows" and len(calls) == 3 and not list(tmp_path.iterdir())
-    assert not folder.create("shard", b"other") and folder.read("shard") == b"rows" and folder.create("new", b"1")
-
-
-def test_a_service_without_conditions_is_asked_whether_there_is_a_file(bucket: str, monkeypatch: Any) -> None:
-    folder = RemoteFolder(f"{bucket}/plain", "data.tokens")
-    system, _ = file_system(bucket, "data.tokens")
-    pipe_file = system.pipe_file
-
-    def without(path: str, content: bytes, mode: str = "overwrite") -> None:
-        if mode == "create":
-            raise OSError(errno.ENOSYS, "NotImplemented")
-        pipe_file(path, content)
-
-    monkeypatch.setattr(system, "pipe_file", without)
-    assert folder.create("a", b"1") and not folder.create("a", b"2") and folder.read("a") == b"1"
+    (tmp_path / "rows").write_bytes(b"rows")
+    folder.put(tmp_path / "rows", "shard")
+    assert folder.read("shard") == b"rows" and len(calls) == 3

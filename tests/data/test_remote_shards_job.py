@@ -11,14 +11,13 @@ from object_store import forget_servers, serving
 from stored import Answer, Faulty, forwarded
 
 from distill.data import remote
-from distill.data.shards import publish
+from distill.data.sources import _files
 
 pytest.importorskip("moto")
 s3fs = pytest.importorskip("s3fs")
 
-# Ten blocks of about 3 kB, of which two make a window, and four are kept on the node: it fetches all the time.
-BLOCK_BYTES = 3000
-SMALL = ["data.shuffle_bytes=6000", "data.local_bytes=12500", "corpus.max_sequences=null"]
+# Files of about 3 kB, of which two make a window, and four are kept on the machine: it fetches all the time.
+SMALL = ["data.shard_bytes=3000", "data.shuffle_bytes=6000", "data.local_bytes=12500", "corpus.max_sequences=null"]
 RUN = [*SMALL, "train.epochs=null", "train.steps=45", "train.save_every=5", "evaluate.pseudo_perplexity.fraction=0"]
 
 
@@ -33,7 +32,7 @@ def local(shelf: Shelf) -> Iterator[Path]:
     """The folder of a run on plain shards of this machine."""
     folder = shelf.root / "local_rows"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(publish, "BLOCK_BYTES", BLOCK_BYTES)
+        patched.setattr(_files, "SHARD_BYTES", 1)
         assert shelf.run(folder, *RUN, f"data.cache={shelf.root / 'small'}") == 0
         yield folder
 
@@ -53,16 +52,16 @@ def proxy(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
 
 
 def stored(shelf: Shelf, bucket: str) -> list[str]:
-    """Compressed sequences in the bucket, and a cache of blocks on this machine."""
+    """Sequences in the bucket, and a cache of their files on this machine."""
     return [
-        *RUN, f"data.tokens={bucket}/tokens", "data.compression=zstd", f"data.local={shelf.root / 'node'}",
+        *RUN, f"data.tokens={bucket}/tokens", f"data.local={shelf.root / 'node'}",
         f"data.cache={shelf.root / 'other'}",
     ]  # fmt: skip
 
 
 @pytest.mark.slow
 def test_the_student_does_not_depend_on_where_rows_lie(shelf: Shelf, local: Path, bucket: str, proxy: Faulty) -> None:
-    """Plain shards on a disk, compressed ones in storage, and the same behind storage that fails."""
+    """Files on a disk, in storage, and the same behind storage that fails."""
     sound, broken = shelf.root / "sound", shelf.root / "broken"
     assert shelf.run(sound, *stored(shelf, bucket)) == 0  # prepares the sequences, too
     assert_same(sound, local)
@@ -71,7 +70,7 @@ def test_the_student_does_not_depend_on_where_rows_lie(shelf: Shelf, local: Path
     assert shelf.run(broken, *stored(shelf, bucket)) == 0
     assert_same(broken, local)
     assert proxy.faults
-    size = sum(file.stat().st_size for file in (shelf.root / "node" / "blocks" / "files").iterdir())
+    size = sum(file.stat().st_size for file in (shelf.root / "node" / "shards").iterdir())
     assert size <= 12_500
 
 

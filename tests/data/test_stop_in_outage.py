@@ -11,17 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored import Faulty, folder_of_files, write_shards
+from stored import Faulty, folder_of_files, open_rows, write_shards
 
 from distill.config.settings import DataConfig
 from distill.data import remote
 from distill.data.disk_cache import workers
 from distill.data.prefetch import prefetch
 from distill.data.remote import retried
-from distill.data.shards import claims
-from distill.data.shards.claims import Claims
-from distill.data.shards.destination import LocalFolder
-from distill.data.shards.open import open_sequences
 from distill.runtime.errors import Interrupted
 from distill.runtime.signals import handled
 
@@ -78,12 +74,10 @@ def test_without_a_signal_every_attempt_is_made(monkeypatch: pytest.MonkeyPatch)
 def test_a_loop_ends_with_the_step_under_way(tmp_path: Path, threads: int) -> None:
     """Storage that refuses all, sequences that are not in the cache: the loop gets no window, the signal is kept."""
     pytest.importorskip("aiohttp")
-    write_shards(tmp_path / "s", np.arange(3200, dtype=np.uint16).reshape(200, 16), 10, 100, "zstd")
+    write_shards(tmp_path / "s", np.arange(3200, dtype=np.uint16).reshape(200, 16), 10)
     server = Faulty(folder_of_files(tmp_path / "s"))
     with server.serving() as url:
-        store = open_sequences(
-            url, "train", DataConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100)
-        )
+        store = open_rows(url, DataConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100))
         first = store[np.arange(10)]
         server.share = 1.0
 
@@ -96,7 +90,6 @@ def test_a_loop_ends_with_the_step_under_way(tmp_path: Path, threads: int) -> No
             assert next(windows, None) is None
             assert signals.requests()[0] == 1
         assert error.value.status == 143
-        store.close()
 
 
 @pytest.mark.parametrize("threads", [0, 1])
@@ -114,18 +107,13 @@ def test_outside_of_the_loop_a_signal_raises(threads: int) -> None:
 
 def test_a_request_without_an_answer_is_given_up(tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
-    write_shards(tmp_path / "s", np.arange(3200, dtype=np.uint16).reshape(200, 16), 10, 100, "zstd")
+    write_shards(tmp_path / "s", np.arange(3200, dtype=np.uint16).reshape(200, 16), 10)
     server = Faulty(folder_of_files(tmp_path / "s"))
     with server.serving() as url:
-        store = open_sequences(
-            url, "train", DataConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100)
-        )
+        store = open_rows(url, DataConfig(cache=str(tmp_path / "c"), local_bytes=1 << 20, shuffle_bytes=100))
         server.rate = 1.0  # byte a second
         with pytest.raises(Interrupted), handled(), ends_soon_after_a_signal():
             store[np.array([150])]
-        begun = time.monotonic()
-        store.close()
-        assert time.monotonic() - begun < SOON
 
 
 def test_processes_that_prepare_text_end_in_the_middle_of_it() -> None:
@@ -133,18 +121,3 @@ def test_processes_that_prepare_text_end_in_the_middle_of_it() -> None:
     with pytest.raises(Interrupted), handled(), ends_soon_after_a_signal(), workers(DataConfig(workers=2)) as pool:
         assert pool is not None
         list(pool.map(time.sleep, [60, 60]))
-
-
-def test_claims_are_given_back_without_waiting_for_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "STALE", 0.2)
-    folder = LocalFolder(str(tmp_path))
-    with pytest.raises(Interrupted), handled(), ends_soon_after_a_signal(), Claims(folder, "a1") as held:
-        assert held.take(0) and held.take(1)
-        write = folder.write
-        monkeypatch.setattr(folder, "write", lambda *given: retried(out_of_order, "s3://a/b"))
-        time.sleep(60)
-    folder.write = write  # type: ignore[method-assign]
-    deadline = time.monotonic() + 10
-    while folder.names("parts"):  # the claims can be removed, though not be renewed
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -83,7 +83,7 @@ def test_the_setting_overrides_and_both_are_in_the_key(tmp_path: Path) -> None:
     assert len(set(digests)) == 3
     assert tokens_of(file, tokenizer).digest == tokens_of(changed(config, template=MARKED), tokenizer).digest
     assert tokens_of(file, tokenizer).digest == digests[1]
-    assert len(list((tmp_path / "cache" / "tokens").glob("*/meta.json"))) == 3  # what gives the same is not made again
+    assert len(list((tmp_path / "cache" / "tokens").glob("*/index.json"))) == 3  # what gives the same is not made again
 
     source = config.corpus
     assert isinstance(source, SourceConfig)

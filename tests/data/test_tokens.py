@@ -15,12 +15,11 @@ from tiny import all_of, changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config, Missing, SourceConfig
-from distill.data import contents
+from distill.data import build_tokens, contents
 from distill.data.document import Document
 from distill.data.heldout import HeldOut, fraction, held_out
 from distill.data.packing import Packing
 from distill.data.sequence_format import SequenceFormat
-from distill.data.shards import host
 from distill.data.sources import _files, find_source
 from distill.data.tokens import Text, Tokens, prepare, set_text
 from distill.runtime.errors import SettingError
@@ -128,10 +127,11 @@ def test_the_digest_follows_content_alone(
         os.utime(elsewhere / file.name, (1, 1))
     monkeypatch.setattr(_files, "SHARD_BYTES", 1)
     monkeypatch.setattr(_files, "RANGE_BYTES", 5000)
-    monkeypatch.setattr(host, "FEW_BYTES", 0)
+    monkeypatch.setattr(build_tokens, "FEW_BYTES", 0)
     again = tokens_of(changed(reviews, path=str(elsewhere), workers=2), tokenizer)
     assert again.digest == before.digest
-    assert again.digest == hashlib.sha256(b"uint16 32\n" + all_of(again.sequences).tobytes()).hexdigest()
+    content = hashlib.sha256(all_of(again.sequences).tobytes()).hexdigest()
+    assert again.digest == hashlib.sha256(b"uint16 32\n" + content.encode()).hexdigest()
     assert tokens_of(reviews, tokenizer, "heldout").digest != before.digest
     with (elsewhere / "b.jsonl").open("a") as file_:
         file_.write("\n" + json.dumps({"text": some_text(99, 200)}))
@@ -149,7 +149,7 @@ def test_a_copy_of_the_text_is_not_prepared_again(
     first = tokens_of(changed(reviews, path=str(place / name)), tokenizer)
     count = len(lines)
     again = tokens_of(changed(reviews, path=str(copied / name)), tokenizer)
-    assert again.sequences.folder == first.sequences.folder and len(lines) == count
+    assert again.stored == first.stored and len(lines) == count
 
 
 @pytest.mark.parametrize("change", ["content", "content and time", "name"])
@@ -165,7 +165,7 @@ def test_another_text_of_the_same_size_is_prepared(
         file.write_text(text[:-40] + text[-40:].replace("a", "e"))
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns + (change == "content")))
     after = tokens_of(reviews, tokenizer)
-    assert after.digest != before.digest and after.sequences.folder != before.sequences.folder
+    assert after.digest != before.digest and after.stored != before.stored
 
 
 def test_text_is_read_once_for_its_digest(reviews: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_a_folder_of_a_larger_tokenizer_is_refused(
     larger.add_tokens(["zebra"])
     for name, one in (("own", tokenizer), ("other", larger)):
         tokens_of(changed(reviews, tokens=f"{tmp_path}/{name}"), one)
-    ((own,), (other,)) = ([meta.parent for meta in (tmp_path / name).glob("*/meta.json")] for name in ("own", "other"))
+    ((own,), (other,)) = ([meta.parent for meta in (tmp_path / name).glob("*/index.json")] for name in ("own", "other"))
     shutil.rmtree(own)
     other.rename(own)
     sizes = rf"with a tokenizer of {len(larger)} tokens, and that of this run has {len(tokenizer)}"

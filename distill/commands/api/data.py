@@ -11,7 +11,7 @@ import torch
 
 from distill.config.component import InMemory
 from distill.config.settings import SourceConfig
-from distill.data.shards.host import FEW_BYTES
+from distill.data.build_tokens import FEW_BYTES
 from distill.data.sources import Source
 from distill.data.sources._in_memory import IDS, source_in_memory
 from distill.data.tables.table import TableInMemory

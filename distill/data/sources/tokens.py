@@ -8,10 +8,9 @@ from typing import Any, Self
 
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data.remote import reachable
-from distill.data.shards.check import read_meta
-from distill.data.shards.destination import destination
-from distill.data.shards.records import META, Meta
+from distill.data.shards import INDEX, Index, read_index
 from distill.data.sources import Document, Shard, Source
+from distill.data.storage import Folder
 from distill.runtime.errors import SettingError
 
 THREADS = 16  # that look into folders
@@ -60,18 +59,18 @@ class Tokens(Source):
     def identity(self) -> Any:
         return [type(self).__name__, self.path]
 
-    def made_with(self, wanted: dict[str, Any]) -> tuple[str, Meta]:
-        """The folder of the sequences that were made with these settings (`Packing.described`), and its meta.json.
+    def made_with(self, wanted: dict[str, Any]) -> Folder:
+        """The folder of the sequences that were made with these settings (`Packing.described`).
 
         Raises:
             SettingError: there are none, or those of several texts.
-            Damaged: a meta.json is not as it was written.
+            Damaged: an index.json is not as it was written.
         """
-        differing = {place: _differences(meta, wanted) for place, meta in self.metas.items()}
+        differing = {place: _differences(index, wanted) for place, index in self.indices.items()}
         places = [place for place, differences in differing.items() if not differences]
         if len(places) == 1:
-            return places[0], self.metas[places[0]]
-        texts = "; ".join(f"{place} ({self.metas[place]['made']['text']})" for place in places)
+            return Folder(places[0], f"{self.setting}.path")
+        texts = "; ".join(f"{place} ({self.indices[place].made.text})" for place in places)
         if places:
             raise SettingError(
                 f"sequences of several texts were made with these settings: {texts}", setting=f"{self.setting}.path",
@@ -82,7 +81,7 @@ class Tokens(Source):
 
     def _misfit(self, place: str, differing: dict[str, Any], wanted: dict[str, Any]) -> SettingError:
         """What a run has to change for the sequences that are the nearest to what it wants."""
-        what = f"the sequences in {place} ({self.metas[place]['made']['text']})"
+        what = f"the sequences in {place} ({self.indices[place].made.text})"
         if "tokenizer" in differing or "vocabulary" in differing:
             return SettingError(
                 f"{what} were made with another tokenizer", setting=f"{self.setting}.path", value=self.path,
@@ -105,28 +104,28 @@ class Tokens(Source):
         )
 
     @cached_property
-    def metas(self) -> dict[str, Meta]:
+    def indices(self) -> dict[str, Index]:
         """By the folders of prepared sequences at `path`.
 
         Raises:
             SettingError: there are none, or it cannot be reached.
-            Damaged: a meta.json is not as it was written.
+            Damaged: an index.json is not as it was written.
         """
         setting = f"{self.setting}.path"
-        root = destination(self.path, setting)
+        root = Folder(self.path, setting)
         with reachable(setting, self.path), ThreadPoolExecutor(THREADS) as pool:
-            places = [self.path] if root.exists(META) else [f"{self.path}/{name}" for name in sorted(root.names(""))]
-            found = pool.map(lambda place: destination(place, setting).exists(META), places)
+            places = [self.path] if root.exists(INDEX) else [f"{self.path}/{name}" for name in sorted(root.names())]
+            found = pool.map(lambda place: Folder(place, setting).exists(INDEX), places)
             places = [place for place, is_there in zip(places, found, strict=True) if is_there]
         if not places:
             raise SettingError(
-                f"no prepared sequences are there (no {META}, in it or in a folder of it)", setting=setting,
+                f"no prepared sequences are there (no {INDEX}, in it or in a folder of it)", setting=setting,
                 value=self.path, cure="give the folder or URL that `distill prepare` has filled (data.tokens)",
             )  # fmt: skip
-        return {place: read_meta(place) for place in places}
+        return {place: read_index(Folder(place, setting)) for place in places}
 
 
-def _differences(meta: Meta, wanted: dict[str, Any]) -> dict[str, Any]:
+def _differences(index: Index, wanted: dict[str, Any]) -> dict[str, Any]:
     """What sequences were made with, where that is not what is wanted."""
-    made = meta["made"]["settings"]
+    made = index.made.settings
     return {name: made.get(name) for name, value in wanted.items() if made.get(name) != value}

@@ -8,7 +8,7 @@ from distill.report.comparison.runs import Run, natural
 
 # Settings, or groups of them, that do not change the student.
 OF_TRAIN = ("workers", "log_every", "keep", "save_every", "on_usr1")
-OF_DATA = ("cache", "workers", "local", "local_bytes", "tokens", "shard_bytes", "compression")
+OF_DATA = ("cache", "workers", "local", "local_bytes", "tokens", "shard_bytes")
 IGNORED = ["resume", "optimize", "tracker", "profile", "report", "evaluate.baseline"]
 IGNORED += [*(f"train.{name}" for name in OF_TRAIN), *(f"data.{name}" for name in OF_DATA)]
 DIGESTS = ("corpus.digest", "teacher.digest")  # of the identity: two runs may name the same path and read other content

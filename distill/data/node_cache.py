@@ -1,0 +1,127 @@
+"""Files of prepared sequences on the disk of a machine: fetched once for all its processes, bounded, checked, evicted.
+
+A file lies under its sha256, so that runs and corpora share a cache. One that is evicted while a process reads it stays
+readable until that process closes it, as any file does on Linux.
+"""
+
+import errno
+import logging
+import os
+import shutil
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from distill.data.disk_cache import folder_of, once
+from distill.data.remote import ATTEMPTS, is_url, retried
+from distill.data.storage import fetch_file
+from distill.runtime.errors import Damaged, SettingError, StorageFailed, first_line
+from distill.runtime.files import atomic, locked, sha256
+from distill.runtime.host import RESERVE, size
+
+LOCK = ".lock"
+OLD = 3600.0  # seconds without a change, after which a file is no longer on its way
+FULL = (errno.ENOSPC, errno.EDQUOT)
+OTHER = "give data.local=FOLDER on another disk"
+CONTINUES = "the same command then continues"
+SAME_BYTES = 6  # times that the same wrong bytes come until they are what is stored: a network spoils others each time
+
+logger = logging.getLogger(__name__)
+
+
+class NodeCache:
+    """The folder `<cache>/shards`, and how much may be in it."""
+
+    def __init__(self, cache: str, max_bytes: int, setting: str) -> None:
+        """
+        Args:
+            max_bytes: of all its files together, but for those on their way.
+            setting: what error lines call `cache`.
+
+        Raises:
+            SettingError: the folder cannot be written.
+        """
+        self.folder = folder_of(cache, "shards", ".", setting)
+        self.max_bytes, self.setting = max_bytes, f"{setting}={cache}"
+
+    def get(self, name: str, setting: str, digest: str, num_bytes: int, attempts: int = ATTEMPTS) -> Path:
+        """The file of this sha256, fetched unless it is here, while other processes of the machine wait.
+
+        Args:
+            name: its path or URL, which `setting` names.
+
+        Raises:
+            Damaged: it is not as it was written where it comes from.
+            StorageFailed: it cannot be had, or there is no room for it.
+            Interrupted: a signal stops the process.
+        """
+        path = self.folder / digest
+        with once(path, quiet=True) as missing:
+            if missing:
+                self._make_room(num_bytes)
+                with atomic(path) as new:
+                    self._fetch(name, setting, digest, new, attempts)
+        with suppress(FileNotFoundError):  # another process evicts it in this moment
+            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # its file system may not keep when it is read
+        return path
+
+    def discard(self, digest: str) -> None:
+        """Removes a file that is not as it was written."""
+        logger.warning(f"{self.folder / digest} is damaged; it is fetched again")
+        (self.folder / digest).unlink(missing_ok=True)
+
+    def _fetch(self, name: str, setting: str, digest: str, new: Path, attempts: int) -> None:
+        wrong: Counter[str] = Counter()
+
+        def attempt() -> None:
+            try:
+                fetch_file(name, setting, new)
+            except OSError as error:
+                if error.errno in FULL:
+                    raise StorageFailed(
+                        f"{self.setting}: {error.strerror} for {name}: make room there, or {OTHER}"
+                    ) from error
+                raise
+            if (found := sha256(new)) != digest:
+                wrong[found] += 1
+                if not is_url(name) or wrong[found] == SAME_BYTES:
+                    raise Damaged(name, "it is not as it was written: its SHA-256 differs")
+                raise EOFError("the bytes that came are not those that were written")
+
+        try:
+            retried(attempt, name, attempts, lambda reason: logger.warning(f"{name}: {reason}; trying again"))
+        except (SettingError, StorageFailed):
+            raise
+        except FileNotFoundError as error:
+            raise Damaged(name, "it is missing") from error
+        except Exception as error:  # of a kind that does not pass; each library has its own
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise StorageFailed(f"{name} cannot be fetched ({reason}): restore access; {CONTINUES}") from error
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Remove the files that were used longest ago until so many bytes more are allowed, and are free."""
+        with locked(self.folder / f"room{LOCK}"):
+            files = []
+            for entry in os.scandir(self.folder):
+                with suppress(FileNotFoundError):  # its process has ended in this moment
+                    status = entry.stat()
+                    if entry.name.startswith("."):  # on its way, or left by a process that was killed
+                        if time.time() - status.st_mtime > OLD:
+                            os.unlink(entry.path)
+                    elif not entry.name.endswith(LOCK):
+                        files.append((status.st_atime_ns, status.st_size, entry.path))
+            total, free = sum(num for _, num, _ in files), shutil.disk_usage(self.folder).free
+            for _, old_bytes, path in sorted(files):
+                if total + num_bytes <= self.max_bytes and num_bytes + RESERVE <= free:
+                    return
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+                total, free = total - old_bytes, free + old_bytes
+            if total + num_bytes > self.max_bytes or num_bytes + RESERVE > free:
+                small = num_bytes > self.max_bytes
+                cure = "raise data.local_bytes" if small else f"make room, or {OTHER}"
+                raise StorageFailed(
+                    f"{self.setting}: no room for a shard of {size(num_bytes)}, with {size(free)} free and "
+                    f"data.local_bytes={self.max_bytes}: {cure}; {CONTINUES}"
+                )

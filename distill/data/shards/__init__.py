@@ -1,1 +1,0 @@
-"""Sequences of token ids in files of a bounded size, on disks and in object storage."""
