@@ -155,6 +155,7 @@ def build(
         duplicates = _make_missing(tasks, work, data, host)
         if host.number:
             _wait(lambda: int(folder.exists(INDEX)), 1)
+            folder.remove_folder(WORK)  # where this host has made again what the first had taken already
             return read_index(folder)
         _wait(lambda: len(_records_there(tasks)), len(tasks))
         index = _finish(tasks, text, num_processes(data), duplicates)

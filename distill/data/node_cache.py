@@ -17,7 +17,7 @@ from distill.data.disk_cache import folder_of, once
 from distill.data.remote import ATTEMPTS, is_url, retried
 from distill.data.storage import fetch_file
 from distill.runtime.errors import Damaged, SettingError, StorageFailed, first_line
-from distill.runtime.files import atomic, locked, sha256
+from distill.runtime.files import locked, sha256
 from distill.runtime.host import RESERVE, size
 
 LOCK = ".lock"
@@ -36,7 +36,7 @@ class NodeCache:
     def __init__(self, cache: str, max_bytes: int, setting: str) -> None:
         """
         Args:
-            max_bytes: of all its files together, but for those on their way.
+            max_bytes: of all its files together.
             setting: what error lines call `cache`.
 
         Raises:
@@ -59,9 +59,15 @@ class NodeCache:
         path = self.folder / digest
         with once(path, quiet=True) as missing:
             if missing:
-                self._make_room(num_bytes)
-                with atomic(path) as new:
+                new = self.folder / f".{digest}.new"
+                try:
+                    self._make_room(num_bytes, num_bytes)
                     self._fetch(name, setting, digest, new, attempts)
+                    with locked(self.folder / f"room{LOCK}"):
+                        self._make_room(num_bytes, 0)
+                        os.replace(new, path)
+                finally:
+                    new.unlink(missing_ok=True)
         with suppress(FileNotFoundError):  # another process evicts it in this moment
             os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # its file system may not keep when it is read
         return path
@@ -99,29 +105,28 @@ class NodeCache:
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise StorageFailed(f"{name} cannot be fetched ({reason}): restore access; {CONTINUES}") from error
 
-    def _make_room(self, num_bytes: int) -> None:
-        """Remove the files that were used longest ago until so many bytes more are allowed, and are free."""
-        with locked(self.folder / f"room{LOCK}"):
-            files = []
-            for entry in os.scandir(self.folder):
-                with suppress(FileNotFoundError):  # its process has ended in this moment
-                    status = entry.stat()
-                    if entry.name.startswith("."):  # on its way, or left by a process that was killed
-                        if time.time() - status.st_mtime > OLD:
-                            os.unlink(entry.path)
-                    elif not entry.name.endswith(LOCK):
-                        files.append((status.st_atime_ns, status.st_size, entry.path))
-            total, free = sum(num for _, num, _ in files), shutil.disk_usage(self.folder).free
-            for _, old_bytes, path in sorted(files):
-                if total + num_bytes <= self.max_bytes and num_bytes + RESERVE <= free:
-                    return
-                with suppress(FileNotFoundError):
-                    os.unlink(path)
-                total, free = total - old_bytes, free + old_bytes
-            if total + num_bytes > self.max_bytes or num_bytes + RESERVE > free:
-                small = num_bytes > self.max_bytes
-                cure = "raise data.local_bytes" if small else f"make room, or {OTHER}"
-                raise StorageFailed(
-                    f"{self.setting}: no room for a shard of {size(num_bytes)}, with {size(free)} free and "
-                    f"data.local_bytes={self.max_bytes}: {cure}; {CONTINUES}"
-                )
+    def _make_room(self, num_bytes: int, needed: int) -> None:
+        """Remove the files that were used longest ago until `num_bytes` more are allowed, and `needed` are free."""
+        files = []
+        for entry in os.scandir(self.folder):
+            with suppress(FileNotFoundError):  # its process has ended in this moment
+                status = entry.stat()
+                if entry.name.startswith("."):  # on its way, or left by a process that was killed
+                    if time.time() - status.st_mtime > OLD:
+                        os.unlink(entry.path)
+                elif not entry.name.endswith(LOCK):
+                    files.append((status.st_atime_ns, status.st_size, entry.path))
+        total, free = sum(num for _, num, _ in files), shutil.disk_usage(self.folder).free
+        for _, old_bytes, path in sorted(files):
+            if total + num_bytes <= self.max_bytes and needed + RESERVE <= free:
+                return
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            total, free = total - old_bytes, free + old_bytes
+        if total + num_bytes > self.max_bytes or needed + RESERVE > free:
+            small = num_bytes > self.max_bytes
+            cure = "raise data.local_bytes" if small else f"make room, or {OTHER}"
+            raise StorageFailed(
+                f"{self.setting}: no room for a shard of {size(num_bytes)}, with {size(free)} free and "
+                f"data.local_bytes={self.max_bytes}: {cure}; {CONTINUES}"
+            )

@@ -206,6 +206,10 @@ class Shards:
         counts = [file.sequences for file in self.files]
         self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])  # [K + 1], the last is N
         self._width = index.sequence_bytes
+        # Where each file is on this machine, or is to be.
+        self._paths = [
+            folder.name(file.name) if cache is None else f"{cache.folder}/{file.sha256}" for file in self.files
+        ]
         self._checked: dict[int, State] = {}  # by file: what it was like when it was checked
         self._locks = [Lock() for _ in self.files]  # for checking a file
         self._pool: ThreadPoolExecutor | None = None
@@ -224,42 +228,48 @@ class Shards:
         """
         numbers = np.asarray(numbers)
         files = np.searchsorted(self.starts, numbers, side="right") - 1
+        order = np.argsort(files, kind="stable")
+        different, first = np.unique(files[order], return_index=True)
+        offsets = ((numbers - self.starts[files]) * self._width)[order].tolist()
+        bounds = [*first.tolist(), len(numbers)]
+        data = [
+            part
+            for number, begin, end in zip(different.tolist(), bounds, bounds[1:], strict=False)
+            for part in self._read(number, offsets[begin:end])
+        ]
         found = np.empty((len(numbers), self.shape[1]), self.dtype)
-        for file in np.unique(files).tolist():
-            here = np.flatnonzero(files == file)
-            found[here] = self._read(file, numbers[here] - self.starts[file])
+        found[order] = np.frombuffer(b"".join(data), self.dtype).reshape(found.shape)
         return found
 
-    def _read(self, number: int, within: np.ndarray) -> np.ndarray:
-        """Sequences of a file by their numbers in it, once the file is known to be as it was written."""
+    def _read(self, number: int, offsets: list[int]) -> list[bytes]:
+        """The sequences of a file that begin there, once the file is known to be as it was written."""
+        path = self._paths[number]
         while True:
-            path = self._path(number)
+            self._ensure(number)
             try:
-                with path.open("rb", buffering=0) as file:
-                    starts = (within * self._width).tolist()
-                    data = b"".join([os.pread(file.fileno(), self._width, start) for start in starts])
-                    if _state(file.fileno()) == self._checked.get(number):
-                        return np.frombuffer(data, self.dtype).reshape(len(within), -1)
+                file = os.open(path, os.O_RDONLY)
+                try:
+                    data = [os.pread(file, self._width, offset) for offset in offsets]
+                    if _state(file) == self._checked.get(number):
+                        return data
+                finally:
+                    os.close(file)
             except FileNotFoundError:  # evicted since, or removed
                 pass
             except OSError as error:
                 raise StorageFailed(f"{path} cannot be read ({error.strerror}): {CURE}") from error
             self._checked.pop(number, None)  # written to, or replaced: it is checked again
 
-    def _path(self, number: int, attempts: int = ATTEMPTS) -> Path:
-        """The file of this number on this machine; fetched and checked unless that was done."""
-        file = self.files[number]
-        path = Path(self.folder.name(file.name)) if self.cache is None else self.cache.folder / file.sha256
-        if number in self._checked:
-            return path
-        with self._locks[number]:
-            if number not in self._checked:  # by another thread, just now
-                self._check(number, path, attempts)
-        return path
+    def _ensure(self, number: int, attempts: int = ATTEMPTS) -> None:
+        """Fetch the file of this number and check it, unless that was done."""
+        if number not in self._checked:
+            with self._locks[number]:
+                if number not in self._checked:  # by another thread, just now
+                    self._check(number, attempts)
 
-    def _check(self, number: int, path: Path, attempts: int) -> None:
+    def _check(self, number: int, attempts: int) -> None:
         """Raises StorageFailed where the file cannot be had, or is not as it was written."""
-        file = self.files[number]
+        file, path = self.files[number], Path(self._paths[number])
         while True:
             if self.cache is not None:
                 name, num_bytes = self.folder.name(file.name), file.sequences * self._width
@@ -301,7 +311,7 @@ class Shards:
             for number in files:
                 if number not in self._checked and number not in self._coming:
                     self._pool = self._pool or ThreadPoolExecutor(AHEAD, thread_name_prefix="shards")
-                    self._coming[number] = self._pool.submit(self._path, number, ATTEMPTS_AHEAD)
+                    self._coming[number] = self._pool.submit(self._ensure, number, ATTEMPTS_AHEAD)
 
 
 def _state(file: int) -> State:
