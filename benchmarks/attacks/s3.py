@@ -28,7 +28,7 @@ STATUSES = (2, 74)
 
 
 def small_files() -> None:
-    """In a run: files of about 3 kB, so that it fetches all the time, and short pauses after a failure."""
+    """In a run: files of about 17 kB, of which two fit, so that it fetches all the time, and short pauses after a failure."""
     from distill.data import remote
 
     many_units()
@@ -60,7 +60,7 @@ class Bucket(NamedTuple):
 
 
 def command(ground: Ground, url: str, folder: Path) -> list[str]:
-    small = ["train.steps=16", "data.shard_bytes=3000", "data.shuffle_bytes=6000", "data.local_bytes=12500"]
+    small = ["train.steps=16", "data.shard_bytes=3000", "data.shuffle_bytes=20000", "data.local_bytes=45000"]
     cache = ground.folder / "cache"
     return distilled(ground, cache, folder, f"data.tokens={url}/tokens", f"data.local={ground.folder / 'node'}", *small)
 

@@ -26,7 +26,7 @@ class Place(NamedTuple):
     remade: bool = True  # what is damaged there is made again; else it is refused
 
 
-LOCAL = ("data.tokens={}/shared", "data.local={}/local", "data.local_bytes=45000", "data.shuffle_bytes=20000")
+LOCAL = ("data.tokens={}/shared", "data.local={}/local", "data.local_bytes=200000", "data.shuffle_bytes=20000")
 PLACES = (
     Place("cache"),
     Place("tokens", ("data.tokens={}/shared",), remade=False),

@@ -112,8 +112,8 @@ def workers(data: DataConfig, only_if: bool = True, of_program: bool = False) ->
     Args:
         of_program: whether the work has classes that stand in the file of the program itself.
 
-    When a signal stops this process they end in the middle of their work, which may take minutes: what is done is kept,
-    and what is half-written is written again.
+    When a signal or an error ends this process they end in the middle of their work, which may take minutes: what is
+    done is kept, and what is half-written is written again.
 
     Raises:
         SettingError: one of them was killed.
@@ -127,14 +127,14 @@ def workers(data: DataConfig, only_if: bool = True, of_program: bool = False) ->
     pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(receiver,))
     try:
         yield pool
-    except KeyboardInterrupt:
-        end.close()
-        raise
     except BrokenProcessPool as error:
         raise SettingError(
             f"data.workers={data.workers}: a process that prepares tokens was killed, perhaps for lack of memory; "
             "start again with fewer (what is done is kept), or with 1 to see its own error"
         ) from error
+    except BaseException:
+        end.close()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
         end.close()

@@ -36,7 +36,7 @@ from distill.data.storage import Folder
 from distill.data.token_ids import tokenizer_of_numbers
 from distill.data.work import work_of
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.files import quarantine, remove
+from distill.runtime.files import locked, quarantine, remove
 from distill.runtime.progress import counted
 
 if TYPE_CHECKING:
@@ -296,14 +296,22 @@ def _whole(folder: Folder, text: Text, packing: Packing, data: DataConfig, reche
         if data.tokens is not None or recheck or folder.path is None:
             raise
         try:
-            remove(quarantine(folder.path))  # renamed in one step, whatever kills this process
-        except FileNotFoundError:  # another process of this machine was quicker
-            pass
+            _remove_damaged(folder, folder.path, data)
         except OSError:  # another user's
             raise damage from None
-        logger.warning(f"{damage}: {folder.place} is removed, and made again")
     _build_once(folder, text, packing, data)
     return _checked(folder, data, recheck)
+
+
+def _remove_damaged(folder: Folder, path: Path, data: DataConfig) -> None:
+    """Removes sequences of the cache, unless another process of this machine has made them again already."""
+    with locked(Path(f"{path}.lock")):  # which whoever makes them holds (`once`)
+        try:
+            _checked(folder, data, recheck=False)
+        except Damaged as damage:
+            if path.exists():
+                remove(quarantine(path))  # renamed in one step, whatever kills this process
+                logger.warning(f"{damage}: {folder.place} is removed, and made again")
 
 
 def _checked(folder: Folder, data: DataConfig, recheck: bool) -> Index:

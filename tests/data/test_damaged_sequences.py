@@ -3,6 +3,7 @@
 import pickle
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -195,3 +196,17 @@ def test_a_tokenizer_without_its_digest_is_trained_again(
 def test_damage_is_sent_between_processes(place: Path | str) -> None:
     received = pickle.loads(pickle.dumps(Damaged(place, "it is missing")))
     assert isinstance(received, Damaged) and str(received) == f"{place} is damaged (it is missing)"
+
+
+def test_processes_that_find_the_same_damage_make_the_sequences_again_once(
+    reviews: Config, words: PreTrainedTokenizerFast, lines: list[str]
+) -> None:
+    """None removes what another one has begun to make again."""
+    before = content_of(tokens_of(reviews, words))
+    damage(folder_of(reviews) / "train-00000.bin", "cut")
+    lines.clear()
+    with ThreadPoolExecutor() as pool:
+        found = [pool.submit(tokens_of, reviews, words) for _ in range(4)]
+    for each in found:
+        assert_same(each.result(), before)
+    assert sum("made again" in line for line in lines) == sum("preparing tokens" in line for line in lines) == 1
