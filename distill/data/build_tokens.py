@@ -80,7 +80,7 @@ class ShardRecord(BaseModel):
     units: list[ReadUnit]
     counts: dict[PartName, Counts]
     files: dict[PartName, ShardFile]
-    seconds: float  # of the process that made it
+    seconds: float  # of a host, of whose processes one has made it
 
 
 class Host(NamedTuple):
@@ -107,9 +107,8 @@ class Task(NamedTuple):
     number: int
     first: int  # the number of its first unit in the text
     units: tuple[Work, ...]
-    left_out: tuple[
-        np.ndarray, ...
-    ] = ()  # by unit, the indices of its documents that are duplicates; none: not looked for
+    left_out: tuple[np.ndarray, ...] = ()  # by unit: the indices of documents that are duplicates; none: not looked for
+    processes: int = 1  # that make shards at the same time
 
     @property
     def size(self) -> int:
@@ -158,7 +157,7 @@ def build(
             folder.remove_folder(WORK)  # where this host has made again what the first had taken already
             return read_index(folder)
         _wait(lambda: len(_records_there(tasks)), len(tasks))
-        index = _finish(tasks, text, num_processes(data), duplicates)
+        index = _finish(tasks, text, duplicates)
     except FileNotFoundError:  # another host that no launcher has numbered is done, and has removed the records
         if not folder.exists(INDEX):
             raise
@@ -185,6 +184,8 @@ def _make_missing(tasks: Sequence[Task], work: Sequence[Work], data: DataConfig,
         if packing.duplicates is not Duplicates.keep:
             duplicates, left_out = find_duplicates(work, packing.duplicates, packing.near, pool)
             missing = [task._replace(left_out=left_out[task.first : task.first + len(task.units)]) for task in missing]
+        if pool:
+            missing = [task._replace(processes=min(num_processes(data), len(missing))) for task in missing]
         scale, unit = (1e6, "MB") if of_files else (1, "rows")
         size, tokens = sum(task.size for task in tasks if task.number in done), 0
         with Progress("tokens", sum(task.size for task in tasks) / scale, unit, start=size / scale) as progress:
@@ -227,7 +228,7 @@ def make_shard(task: Task) -> ShardRecord:
         for path in new.values():
             path.unlink(missing_ok=True)
     folder.write(task.frequencies, array_bytes(frequencies[:, : packing.vocabulary].astype(np.uint32)))
-    seconds = time.perf_counter() - begun
+    seconds = (time.perf_counter() - begun) / task.processes
     record = ShardRecord(first=task.first, units=units, counts=counts, files=files, seconds=seconds)
     folder.write(task.record, record.model_dump_json().encode())
     return record
@@ -277,7 +278,7 @@ def _wait(done: Callable[[], int], wanted: int) -> None:
             )
 
 
-def _finish(tasks: Sequence[Task], text: str, processes: int, duplicates: dict[str, int] | None) -> Index:
+def _finish(tasks: Sequence[Task], text: str, duplicates: dict[str, int] | None) -> Index:
     """Writes how often each token occurs, and the index, which makes the shards one text, and which it gives.
 
     Raises:
@@ -310,7 +311,7 @@ def _finish(tasks: Sequence[Task], text: str, processes: int, duplicates: dict[s
         **parts,
         read=_invalid(records),
         duplicates=duplicates,
-        seconds=sum(record.seconds for record in records) / min(processes, len(tasks)),
+        seconds=sum(record.seconds for record in records),
     )
     folder.write(INDEX, index.content())
     return index

@@ -171,11 +171,8 @@ class WindowedShuffle:
     @property
     def identity(self) -> Hashable:
         """Blocks and windows: with others the same seed gives another order."""
-        blocks = (
-            f"{len(self.starts) - 1} blocks of at most {int(np.diff(self.starts).max())} rows, {self.window} a window"
-        )
-        first = first_window(self.window)
-        return blocks if first == max(1, self.window // RAMP) else f"{blocks}, {first} in the first"
+        longest = int(np.diff(self.starts).max())
+        return f"{len(self.starts) - 1} blocks of at most {longest} rows, {self.window} a window"
 
 
 def window_bounds(blocks: int, window: int, ramp: bool) -> np.ndarray:
@@ -198,12 +195,12 @@ def first_window(window: int) -> int:
 
 
 def order_of(sequences: SequenceStore, shuffle_bytes: int, seed: int) -> Order:
-    """A full shuffle where the sequences take at most `shuffle_bytes`, else one in windows of blocks of so many bytes.
+    """A full shuffle where the sequences take at most `shuffle_bytes`, else one in windows of blocks of about so many.
 
     It depends on the sequences and their blocks, and not on where these lie.
     """
     starts, width = starts_of(sequences), sequence_bytes(sequences)
     if starts is None or len(sequences) * width <= shuffle_bytes:
         return FullShuffle(len(sequences), seed, starts)
-    block_bytes = int(np.diff(starts).max()) * width
-    return WindowedShuffle(starts, max(1, shuffle_bytes // block_bytes), seed)
+    blocks = len(starts) - 1
+    return WindowedShuffle(starts, max(1, shuffle_bytes * blocks // (len(sequences) * width)), seed)

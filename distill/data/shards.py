@@ -83,7 +83,7 @@ class Index(BaseModel):
     heldout: Part
     read: Invalid
     duplicates: dict[str, int] | None = None  # counts of duplicate documents, where they were counted
-    seconds: float  # that the preparation took one host, or all hosts together
+    seconds: float  # that the preparation took, over all hosts
 
     def part(self, name: PartName) -> Part:
         part: Part = getattr(self, name)
