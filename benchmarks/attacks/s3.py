@@ -28,7 +28,7 @@ STATUSES = (2, 74)
 
 
 def small_files() -> None:
-    """In a run: files of about 17 kB, of which two fit, so that it fetches all the time, and short pauses after a failure."""
+    """In a run: files of about 17 kB, of which it keeps two, and short pauses after a failure."""
     from distill.data import remote
 
     many_units()
