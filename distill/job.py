@@ -25,7 +25,7 @@ from distill.objective.trainable import Trainable
 from distill.optim import updates as optim
 from distill.optim.schedule import ENDLESS, Schedule, length_in_steps, make_schedule, total_steps
 from distill.report.comparison.goal import Goal, choose_best
-from distill.report.live_run import RunPage
+from distill.report.live import RunPage
 from distill.report.publish import make_snapshots, write_outputs
 from distill.runs import profiling, trackers
 from distill.runs.banner import announce, notes_of
@@ -102,7 +102,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         evaluator = make_evaluator(run)
         best = choose_best(config.train, evaluator.measures, [one.name for one in data.sets])
         observers = make_observers(config.own_observers, path, ranks)
-        page.begin(state.step, state.seconds, None if steps == ENDLESS else steps)
+        page.begin(state.seconds, None if steps == ENDLESS else steps)
         notes = notes_of(config, pair, data, objective) + (baseline.remarks if baseline else [])
         announce(config, recipe, pair, data, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, data.batches, objective, ranks, pair.tokenizers)
@@ -113,7 +113,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         # Train.
         checkpoints = folder.checkpoints.with_metadata(formats | rings_in_force(ranks), best, folder.beginning())
         training = Training(learner, teacher, data.batches, ranks, config.train, state, checkpoints, config.precision)
-        log = stack.enter_context(RunLog(folder, tracker, page, state, training.limits))
+        log = stack.enter_context(RunLog(folder, tracker, state, training.limits))
         followers = make_followers(run, evaluator, record, state, steps, observers, log)
         record = train_profiled(run, training, followers, record)
         if record.training.ended_by == TRIAL:

@@ -16,7 +16,8 @@ from distill.commands.ending import is_rank
 from distill.config.command_line import run_dir
 from distill.config.settings import ChainConfig, StageConfig
 from distill.report import chain_report
-from distill.report.jobs import PAGE, Job, JobsPage
+from distill.report.chain_report import ChainPage
+from distill.report.live import PAGE
 from distill.report.page import is_written_here
 from distill.runs.results_file import check_student, read_results
 from distill.runtime.errors import SettingError, StageFailed
@@ -51,8 +52,7 @@ def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
     _refuse_files_of_others(chain, path)
     make_folder(path, f"hydra.run.dir={path}")
     runs = {name: runs_of(path / name, stage) for name, stage in chain.stages.items()}
-    jobs = [Job(str(each.relative_to(path)), each) for of_stage in runs.values() for each in of_stage.values()]
-    with JobsPage(path, f"{path.name}: a chain", jobs) as page:
+    with ChainPage(path, [each for of_stage in runs.values() for each in of_stage.values()]) as page:
         for name, of_stage in runs.items():
             for seed, folder in of_stage.items():
                 page.start(folder)

@@ -198,4 +198,4 @@ class ProfileConfig(Settings):
 class ReportConfig(Settings):
     """How the report is written while the run goes on."""
 
-    every: float | None = setting(15.0, "Time between two live pages; null: none.", unit="seconds", ge=0, le=86_400)
+    every: float | None = setting(60.0, "Time between two live pages; null: none.", unit="seconds", ge=0, le=86_400)

@@ -1,18 +1,105 @@
-"""The report of a chain: a table of its models (size, speed, every score)."""
+"""What a chain leaves: its page, with the state of each run, and a table of its models (size, speed, every score)."""
 
 import json
+import os
+import time
 from pathlib import Path
 from statistics import median
+from types import TracebackType
+from typing import Self
 
-from distill.report.page import Block, Table, table_markdown
-from distill.report.words import NONE, number, short
+from distill.report import page
+from distill.report.comparison.runs import is_run, last_step, read_run
+from distill.report.live import PAGE, RESTING, Renewer, clock
+from distill.report.page import Block, Link, Section, Table, table_markdown
+from distill.report.words import NONE, count_of, is_number, number, short, time_of
 from distill.runs.record import Record
+from distill.runtime.errors import first_line
 from distill.runtime.files import atomic
+from distill.runtime.progress import duration, in_a_sentence
+from distill.runtime.redaction import redact
 
 FILES = ("chain.md", "chain.json")
 NOTE = "With several seeds: the median (lowest to highest). Percentages are relative to the first line."
+MAX_SCORES = 4  # of a run, beside its state
 Column = tuple[str, str]  # title of a measure, name of an evaluation set
 Runs = list[Record]  # the records of a stage, one for each seed
+
+
+class ChainPage:
+    """Keeps report.html of a chain up to date while its runs are made; a context manager, which writes what ends them.
+
+    A thread writes the page; it neither delays the runs nor ends them.
+    """
+
+    def __init__(self, folder: Path, runs: list[Path], every: float = RESTING) -> None:
+        """`runs`: their folders, below `folder`; `every`: seconds between two pages."""
+        self.folder, self.runs = folder, runs
+        self._current: Path | None = None  # the run that is made now
+        self._results: list[Block] = []
+        self._ended: str | None = None
+        self._began = time.time()
+        self._renewer = Renewer(folder / PAGE, every, self._draw)
+
+    def __enter__(self) -> Self:
+        self._renewer.draw()
+        self._renewer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._renewer.stop():
+            self._current, self._ended = None, "" if error is None else redact(first_line(error))
+            self._renewer.draw()
+
+    def start(self, run: Path) -> None:
+        """This run is made from now on."""
+        self._current = run
+
+    def end_with(self, blocks: list[Block]) -> None:
+        """What the page ends with, once all runs have ended."""
+        self._results = blocks
+
+    def _draw(self) -> None:
+        rows = [state_of(run, self.folder, run == self._current) for run in self.runs]
+        num_finished = sum(row[1].startswith("finished") for row in rows)
+        state = f"Under way for {duration(time.time() - self._began)}."
+        if self._ended is not None:
+            state = f"Stopped: {self._ended}." if self._ended else "All jobs are finished."
+        opening = f"{num_finished} of {len(rows)} jobs are finished. {state} Written {clock()}."
+        table = Table(["Job", "State", "Scores of the student"], rows, text=True)
+        title, parts = f"{self.folder.name}: a chain", [Section("", [opening]), Section("Jobs", [table])]
+        if self._ended != "":
+            self._renewer.write(title, parts, rests=self._ended is not None)
+            return
+        with atomic(self.folder / PAGE) as new:
+            new.write_text(page.html(title, [*parts, Section("Results", self._results)]), encoding="utf-8")
+
+
+def state_of(run: Path, folder: Path, is_current: bool) -> list[str]:
+    """Name of a run (a link to its page, where there is one), its state, and the first scores of its student."""
+    name = str(run.relative_to(folder))
+    name = Link(name, os.path.relpath(run / PAGE, folder)) if (run / PAGE).is_file() else name
+    if not is_run(run):
+        return [name, "under way" if is_current else "waiting", NONE]
+    read = read_run(run)
+    if read.record is None or is_current:
+        return [name, f"under way, {last_step(run)}" if is_current else read.status, NONE]
+    training = read.record.training
+    took = " in ".join(filter(None, [count_of(training.steps, "step"), time_of(training.seconds)]))
+    return [name, ": ".join(filter(None, ["finished", took])), first_scores(read.record)]
+
+
+def first_scores(record: Record) -> str:
+    """The first scores of the student, as text."""
+    scores = [
+        f"{in_a_sentence(measure.title)} {record.label_of(key)} {number(value)}"
+        for name, measure in record.measures.items()
+        for key, value in (record.student.scores.get(name, {}) if record.student else {}).items()
+        if is_number(value)
+    ]
+    return ", ".join(scores[:MAX_SCORES]) + (", ..." if len(scores) > MAX_SCORES else "") or NONE
 
 
 def write(path: Path, results: dict[str, list[Runs]], anchors: list[str]) -> str:

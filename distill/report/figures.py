@@ -1,22 +1,27 @@
-"""All drawing: panels of curves and of dots, as PNG and SVG by matplotlib, or as SVG alone in a millisecond.
+"""All drawing, by matplotlib: the figures of a run, that of runs side by side, and the chart of a notebook.
 
-matplotlib's Figure objects are drawn without pyplot: no global state, no display. The colours are those of Okabe and
-Ito (a darker purple), which people with any form of colour blindness can tell apart. In SVG they become CSS variables,
-so that a page can lighten them on a dark background.
+Figure objects are drawn without pyplot: no global state, no display. The colours are those of Okabe and Ito (a darker
+purple), which people with any form of colour blindness can tell apart. In SVG they become CSS variables, so that a page
+can lighten them on a dark background.
 """
 
 import io
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distill.report.page import Picture, render
-from distill.report.words import short
+from distill.report.page import Picture
+from distill.report.words import is_number
+from distill.runs.facts import HistoryPoint
+from distill.runs.record import Record, term_titles
+from distill.runtime.jsonl import LogLine
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 INK, RULE = "#22303c", "#d5dbe1"
 MODELS = {"teacher": "#66717d", "student": "#0072b2", "baseline": "#d55e00"}
@@ -48,224 +53,111 @@ STYLE: dict[Any, Any] = {
     "ytick.major.size": 0,
     "ytick.minor.size": 0,
     "lines.linewidth": 1.6,
+    "lines.markersize": 4,
     "legend.frameon": False,
     "svg.fonttype": "none",  # text stays text: it takes the page's fonts and can be searched
     "svg.hashsalt": "distill",
 }
 MAX_POINTS = 600  # of one curve; more would be drawn over each other
 MAX_MARKED = 30  # points of a curve that are marked each
-MAX_TICKS = 6  # values of a setting that are on its axis
-CROWDED = 20  # a largest value beyond so many medians, or smallest ones, makes the axis logarithmic
+CROWDED = 20  # a largest value beyond so many medians makes the axis logarithmic
 LETTERS = 96  # of titles across a figure
-WIDTH, HEIGHT = 360, 198  # of a panel of SVG alone
-LEFT, RIGHT, TOP, BOTTOM = 48, 10, 36, 34  # its margins
+MINUTES = "minutes of training"
+# Panels of a machine: their titles, and by label the name of a sample with what it is multiplied by.
+MACHINE: dict[str, dict[str, tuple[str, float]]] = {
+    "Cores in use": {"rank 0": ("process_cpu", 1)},
+    "CPU, fraction of the host": {"busy": ("machine_cpu", 1)},
+    "Memory, GiB": {"rank 0": ("process_memory", 2**-30), "free": ("memory_free", 2**-30)},
+    "Network, MB/s": {"sent": ("network_sent", 1e-6), "received": ("network_received", 1e-6)},
+    "GPU, fraction of the time": {"busy": ("gpu_busy", 1)},
+    "GPU memory, GiB": {"used": ("gpu_memory", 2**-30)},
+}
 
 
-@dataclass
-class Line:
-    """One curve of a panel.
+Drawn = tuple[Any, str]  # a figure, and what it shows
 
-    Attributes:
-        label: needed where a panel has several.
-        smooth: the values faintly, and their moving average on top.
-        marker: of each value, where there are not too many.
-        steps: a value holds until the next one.
-        joined: whether a line goes through the values.
-        spread: the lowest and the highest value at each point.
-        level: a dashed line at this value, in place of points.
+
+class Sheet(NamedTuple):
+    """A figure with its panels."""
+
+    figure: Any
+    areas: list[Any]
+
+
+def sheet(
+    titles: Sequence[str], axis: str = "", columns: int = 1, height: float = 1.9, names: int = 0, figure: Any = None
+) -> Sheet:
+    """A figure with a panel for each title.
+
+    Args:
+        axis: what is below the lowest ones.
+        height: of a panel, in inches.
+        names: letters of the longest name at the left of the panels.
+        figure: an empty one to be filled.
     """
-
-    x: list[float]
-    y: list[float]
-    colour: str
-    label: str = ""
-    smooth: bool = False
-    marker: str = ""
-    steps: bool = False
-    joined: bool = True
-    spread: list[tuple[float, float]] = field(default_factory=list)
-    level: float | None = None
-
-
-@dataclass
-class Panel:
-    """Curves over the same axes.
-
-    Attributes:
-        from_zero: the axis of the values begins at 0; else it is logarithmic where a few are far beyond the others.
-        top: where that axis ends; None: where it has to.
-        form: how its numbers are written.
-        marks: where dotted lines stand, on the axis below.
-        whole: the axis below counts steps or epochs, and few numbers are on both.
-        settings: the values of a setting are that axis, these of them with their text.
-    """
-
-    title: str
-    axis: str
-    lines: list[Line]
-    from_zero: bool = False
-    top: float | None = None
-    form: str = ""
-    marks: list[float] = field(default_factory=list)
-    whole: bool = False
-    settings: dict[float, str] | None = None
-
-
-@dataclass
-class DotPanel:
-    """A row for each name, with a dot for each series that has a value there, and a line through these.
-
-    Attributes:
-        series: by label: colour, marker, and the values by row.
-        spans: the ends of the line of each row; empty: those of its dots, in a faint colour.
-    """
-
-    title: str
-    rows: list[str]
-    series: dict[str, tuple[str, str, dict[int, float]]]
-    spans: dict[int, tuple[float, float]] = field(default_factory=dict)
-
-
-@dataclass
-class Sheet:
-    """The panels of a figure, `height` inches each, and what it shows; its legend stands `below`, or `inside` each."""
-
-    panels: Sequence[Panel | DotPanel]
-    caption: str
-    columns: int = 1
-    height: float = 1.9
-    legend: str = ""
-
-
-def draw(sheet: Sheet, figure: Any = None) -> Any:
-    """A figure, or this empty one, with the panels of the sheet."""
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _grid(figure, len(sheet.panels), sheet.columns, sheet.height)
-        for number, (area, panel) in enumerate(zip(axes, sheet.panels, strict=True)):
-            area.set_title(plain(wrapped(panel.title, _letters(sheet))))
-            if isinstance(panel, DotPanel):
-                _dots(area, panel, with_names=number % sheet.columns == 0)
-                continue
-            _panel(area, panel)
-            if number >= len(axes) - sheet.columns:
-                area.set_xlabel(plain(panel.axis))
-            if sheet.legend == "inside" and len(area.get_legend_handles_labels()[0]) > 1:
-                area.legend(loc="upper right", fontsize=7)
-        drawn = (pair for area in axes for pair in zip(*area.get_legend_handles_labels(), strict=True))
-        handles = {label: handle for handle, label in reversed([*drawn])}  # of each label the first one
-        if sheet.legend == "below" and len(handles) > 1:
-            shown = dict(reversed(handles.items()))
-            figure.legend(
-                shown.values(), shown, loc="outside lower center", ncols=min(3, len(shown)), handletextpad=0.4
-            )
-    return figure
-
-
-def picture(folder: Path, name: str, sheet: Sheet) -> Picture:
-    """Draw a sheet into `folder`/plots/`name`.png, and for a page."""
-    import matplotlib
-
-    (folder / "plots").mkdir(parents=True, exist_ok=True)
-    figure = draw(sheet)
-    with matplotlib.rc_context(STYLE):
-        return Picture(f"plots/{name}.png", save_figure(figure, folder, name), sheet.caption)
-
-
-def _grid(figure: Any, count: int, columns: int, height: float) -> tuple[Any, list[Any]]:
-    """The figure with axes for so many panels, and these."""
     from matplotlib.figure import Figure
 
-    rows = math.ceil(count / columns)
+    rows = math.ceil(len(titles) / columns)
     figure = figure or Figure(figsize=(7.6, height * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
-    for spare in axes[count:]:
+    areas = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    letters = max(12, round((LETTERS - names) / columns) - 2)  # without the numbers of the axis
+    for area, title in zip(areas, titles, strict=False):
+        area.set_title(plain("\n".join("\n".join(wrap(line, letters)) for line in title.splitlines())))
+    for spare in areas[len(titles) :]:
         spare.set_visible(False)
-    return figure, axes[:count]
+    for area in areas[max(0, len(titles) - columns) : len(titles)]:
+        area.set_xlabel(plain(axis))
+    return Sheet(figure, areas[: len(titles)])
 
 
-def _panel(axes: Any, panel: Panel) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    for line in panel.lines:
-        _line(axes, line)
-    for mark in panel.marks:
-        axes.axvline(mark, color=MODELS["baseline"], linewidth=0.8, linestyle=":")
-    if panel.whole:
-        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-    if panel.from_zero:
-        axes.set_ylim(bottom=0, top=panel.top)
-    elif is_crowded([value for line in panel.lines for value in line.y]):
-        axes.set_yscale("log")
-    if panel.form and not (panel.from_zero is False and axes.get_yscale() == "log"):
-        axes.yaxis.set_major_formatter(panel.form)
-    if panel.settings is not None:
-        _stretch(axes, [value for line in panel.lines for value in line.x], panel.settings)
+def curve(area: Any, x: Any, y: Any, colour: str, label: str = "", marker: str = "", smooth: bool = False) -> None:
+    """A curve of two pandas series; `smooth`: the values faintly, and their moving average on top."""
+    stride = math.ceil(len(x) / MAX_POINTS) or 1
+    if smooth:
+        area.plot(x[::stride], y[::stride], color=colour, alpha=0.28, linewidth=0.8)
+        if (y > 0).all() and y.max() > CROWDED * y.median():
+            area.set_yscale("log")
+        y = y.rolling(2 * (len(y) // 60) + 1, center=True, min_periods=1).mean()
+    shown = marker if len(x) <= MAX_MARKED else ""
+    look = {"color": colour, "marker": shown or ("o" if len(x) == 1 else None), "label": plain(label) or None}
+    area.plot(x[::stride], y[::stride], **look)
 
 
-def _line(axes: Any, line: Line) -> None:
-    if line.level is not None:
-        axes.axhline(line.level, color=line.colour, linestyle="--", linewidth=1.2, label=line.label)
-        return
-    stride = math.ceil(len(line.x) / MAX_POINTS) or 1
-    alone = "o" if len(line.x) == 1 and not line.marker else line.marker if len(line.x) <= MAX_MARKED else ""
-    look: dict[str, Any] = {"color": line.colour, "marker": alone or None, "markersize": 4, "label": line.label or None}
-    y = line.y
-    if line.smooth:
-        axes.plot(line.x[::stride], y[::stride], **{**look, "label": None}, alpha=0.28, linewidth=0.8)
-        y, look["marker"] = smoothed(y, len(y) // 60), None
-    if line.spread:
-        low, high = zip(*line.spread, strict=True)
-        axes.fill_between(line.x, low, high, color=line.colour, alpha=0.2, linewidth=0)
-        axes.vlines(line.x, low, high, color=line.colour, linewidth=1)
-    if not line.joined:
-        axes.plot(line.x, y, **{**look, "marker": line.marker or "o", "markersize": 5}, linestyle="")
-        return
-    axes.plot(line.x[::stride], y[::stride], **look, drawstyle="steps-post" if line.steps else "default")
+def marks(area: Any, places: Sequence[float]) -> None:
+    """Dotted lines at these places of the axis below."""
+    for place in places:
+        area.axvline(place, color=MODELS["baseline"], linewidth=0.8, linestyle=":")
 
 
-def _stretch(axes: Any, values: list[float], texts: dict[float, str]) -> None:
-    """Texts at the values of a setting where they are few; a logarithmic axis for those of very different sizes."""
-    if min(values) > 0 and max(values) / min(values) > CROWDED:
-        axes.set_xscale("log")
-    if len(texts) <= MAX_TICKS:
-        axes.set_xticks(sorted(texts), [texts[value] for value in sorted(texts)])
-        axes.set_xticks([], minor=True)
-    axes.margins(x=0.06, y=0.12)
+def dots(area: Any, rows: Sequence[str], series: Mapping[str, tuple[str, str, dict[int, float]]], spans: Any) -> None:
+    """A row for each name, with a dot for each series that has a value there.
 
-
-def _dots(axes: Any, panel: DotPanel, with_names: bool) -> None:
-    """`with_names`: whether the names of the rows are at the left."""
-    for row in range(len(panel.rows)):
-        beside = [values[row] for _, _, values in panel.series.values() if row in values]
-        if row in panel.spans:
-            axes.hlines(row, *panel.spans[row], color=MODELS["student"], linewidth=1.5)
-        elif beside and not panel.spans:
-            axes.hlines(row, min(beside), max(beside), color=RULE, linewidth=3, zorder=1)
-    for label, (colour, marker, values) in panel.series.items():
-        axes.scatter(list(values.values()), list(values), s=32, color=colour, marker=marker, label=label, zorder=2)
-    shown = [value for _, _, values in panel.series.values() for value in values.values()]
+    Args:
+        series: by label: colour, marker, and the values by row.
+        spans: the ends of a line for each row that has one, and its colour and width.
+    """
+    for row, (low, high, colour, width) in spans.items():
+        area.hlines(row, low, high, color=colour, linewidth=width, zorder=1)
+    for label, (colour, marker, values) in series.items():
+        area.scatter([*values.values()], [*values], s=32, color=colour, marker=marker, label=label or None, zorder=2)
+    shown = [value for _, _, values in series.values() for value in values.values()]
     if min(shown) > 0 and max(shown) > 8 * min(shown):
-        axes.set_xscale("log")
-    axes.set_ylim(len(panel.rows) - 0.5, -0.5)
-    axes.set_yticks(range(len(panel.rows)), [plain(row) for row in panel.rows])
-    axes.tick_params(axis="y", labelleft=with_names)
-    axes.grid(axis="y", visible=False)
-    axes.margins(x=0.08)
+        area.set_xscale("log")
+    area.set_ylim(len(rows) - 0.5, -0.5)
+    area.set_yticks(range(len(rows)), [plain(row) for row in rows])
+    area.tick_params(axis="y", labelleft=area.get_subplotspec().is_first_col())
+    area.grid(axis="y", visible=False)
+    area.margins(x=0.08)
 
 
-def _letters(sheet: Sheet) -> int:
-    """How many letters of a title stand above a panel, beside the names of rows where there are any."""
-    names = max((len(row) for panel in sheet.panels if isinstance(panel, DotPanel) for row in panel.rows), default=0)
-    return max(12, round((LETTERS - names) / sheet.columns) - 2)  # without the numbers of the axis
-
-
-def wrapped(text: str, letters: int) -> str:
-    """A text in lines of so many letters at most."""
-    return "\n".join("\n".join(wrap(line, letters)) for line in text.splitlines())
+def legend_below(drawn: Sheet) -> None:
+    """One legend of all panels, of each label once."""
+    pairs = [pair for area in drawn.areas for pair in zip(*area.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in reversed(pairs)}
+    if len(handles) > 1:
+        labels = [*dict.fromkeys(label for _, label in pairs)]
+        place = {"loc": "outside lower center", "ncols": min(3, len(labels)), "handletextpad": 0.4}
+        drawn.figure.legend([handles[label] for label in labels], labels, **place)
 
 
 def plain(text: str) -> str:
@@ -273,125 +165,288 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def smoothed(values: Sequence[float], span: int) -> list[float]:
-    """Mean of the values up to `span` positions to either side; near the ends of as many as there are on both."""
-    sums = [0.0, *accumulate(values)]
-    last = len(values) - 1
-    reach = [min(span, at, last - at) for at in range(len(values))]
-    return [(sums[i + r + 1] - sums[i - r]) / (2 * r + 1) for i, r in enumerate(reach)]
+def frame_of(metrics: Sequence[LogLine]) -> "pd.DataFrame":
+    """The lines of metrics.jsonl, with nan for what is no finite number."""
+    import pandas as pd
+
+    frame = pd.DataFrame(metrics).apply(pd.to_numeric, errors="coerce")
+    return frame.replace([math.inf, -math.inf], math.nan)
 
 
-def is_crowded(values: Sequence[float]) -> bool:
-    """Whether a few values are so large that nothing is seen of the others, and a logarithmic axis can show all."""
-    return bool(values) and min(values) > 0 and max(values) > CROWDED * sorted(values)[len(values) // 2]
+def points_of(frame: "pd.DataFrame", x: str, y: str) -> tuple[Any, Any]:
+    """The values of two columns in the lines that have both."""
+    both = frame.reindex(columns=[x, y]).dropna()
+    return both[x], both[y]
 
 
-def save_figure(figure: Any, folder: Path, name: str) -> str:
+def draw(
+    record: Record,
+    metrics: Sequence[LogLine],
+    folder: Path | None,
+    samples: Mapping[str, Sequence[float]] | None = None,
+) -> dict[str, Picture]:
+    """Draw what there are numbers for, also as PNG into `folder`/plots; keys: the names of the figures.
+
+    Args:
+        metrics: lines of metrics.jsonl.
+        samples: of the machine.
+    """
+    frame = frame_of(metrics)
+    makers: dict[str, Callable[[], Drawn | None]] = {
+        "comparison": lambda: comparison(record),
+        "history": lambda: history(record),
+        "minutes": lambda: minutes(record),
+        "loss": lambda: losses(record, frame),
+        "optimizer": lambda: optimizer(frame),
+        "throughput": lambda: speed(frame),
+        "utilisation": lambda: utilisation(samples or {}),
+    }
+    drawn = {name: picture(name, make, folder) for name, make in makers.items()}
+    return {name: made for name, made in drawn.items() if made is not None}
+
+
+def picture(name: str, make: Callable[[], Drawn | None], folder: Path | None) -> Picture | None:
+    """The figure of a page, also as `folder`/plots/`name`.png; None where `make` has nothing to draw."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        drawn = make()
+        if drawn is None:
+            return None
+        figure, caption = drawn
+        return Picture(f"plots/{name}.png", save_figure(figure, folder, name), caption)
+
+
+def save_figure(figure: Any, folder: Path | None, name: str) -> str:
     """Write the PNG; give back the SVG elements, with colours as CSS variables and ids of this figure's area."""
-    from PIL import Image
+    if folder is not None:
+        from PIL import Image
 
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=150, facecolor="white")
-    figure.set_layout_engine("none")  # all has its place now; to lay it out again takes as long as to draw it
-    # A palette is enough for a drawing and takes a third of the space.
-    Image.open(drawn).convert("RGB").quantize(64).save(folder / "plots" / f"{name}.png", optimize=True)
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None})
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="png", dpi=150, facecolor="white")
+        figure.set_layout_engine("none")  # all has its place now; to lay it out again takes as long as to draw it
+        (folder / "plots").mkdir(parents=True, exist_ok=True)
+        # A palette is enough for a drawing and takes a third of the space.
+        Image.open(drawn).convert("RGB").quantize(64).save(folder / "plots" / f"{name}.png", optimize=True)
+    buffer, nothing = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     svg = buffer.getvalue()[buffer.getvalue().index("<svg") :]
-    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1))
     svg = re.sub(r'font: ([\d.]+)px [^;"]*', r"font-size: \1px", svg)
     for colour, css in CSS_NAMES.items():
         svg = svg.replace(colour, css)
     return svg.strip()
 
 
-def svg_picture(panels: Sequence[Panel], caption: str) -> Picture:
-    """Panels beside each other, as many as the width has room for, as SVG alone: a millisecond each."""
-    return Picture("", f'<div class="panels">{"".join(map(svg_panel, panels))}</div>', caption)
+def losses(record: Record, metrics: "pd.DataFrame") -> Drawn | None:
+    """A panel for each loss term, the weighted total first; with one term alone the total is that term again."""
+    titles = term_titles(record)
+    titles |= {key[5:]: key[5:] for key in metrics if key.startswith("loss/") and key[5:] not in titles}
+    titles["total"] = "Total (weighted sum)"
+    colours = {"total": INK} | dict(zip((name for name in titles if name != "total"), cycle(SERIES), strict=False))
+    curves = {name: points_of(metrics, "step", f"loss/{name}") for name in titles}
+    shown = [name for name, (x, _) in curves.items() if len(x)]
+    shown = shown[1:] if len(shown) == 2 and shown[0] == "total" else shown
+    if not shown:
+        return None
+    made = sheet([titles[name] for name in shown], "step", min(2, len(shown)))
+    # Before these steps some were skipped: those at which their running count has grown.
+    steps, counts = points_of(metrics, "step", "skipped")
+    skipped = steps[counts.diff().fillna(counts) > 0].tolist()
+    for area, name in zip(made.areas, shown, strict=True):
+        curve(area, *curves[name], colours[name], smooth=True)
+        marks(area, skipped)
+    caption = "Training loss by step: each logged value faintly, their moving average on top."
+    caption += " Dotted lines: skipped steps, not finite." if skipped else ""
+    return made.figure, caption
 
 
-def svg_panel(panel: Panel) -> str:
-    """One panel as an SVG element; lines without points are left out."""
-    lines = [line for line in panel.lines if line.x]
-    geometry = _geometry(panel, lines) if lines else {}
-    box = {
-        "width": WIDTH,
-        "height": HEIGHT,
-        "left": LEFT,
-        "right": WIDTH - RIGHT,
-        "top": TOP,
-        "bottom": HEIGHT - BOTTOM,
+def optimizer(metrics: "pd.DataFrame") -> Drawn | None:
+    """Learning rate, gradient norm and, in fp16, the loss scale."""
+    titles = {"lr": "Learning rate", "grad_norm": "Gradient norm, before clipping", "loss_scale": "Loss scale"}
+    curves = {name: points for name in titles if len((points := points_of(metrics, "step", name))[0])}
+    if not curves:
+        return None
+    made = sheet([titles[name] for name in curves], "step", len(curves))
+    for (name, points), area, colour in zip(curves.items(), made.areas, SERIES, strict=False):
+        curve(area, *points, colour, smooth=name == "grad_norm")
+        if name == "lr":
+            area.set_ylim(bottom=0)
+            area.yaxis.set_major_formatter("{x:g}")
+    caption = f"{', '.join(titles[name] for name in curves).capitalize()}, by step."
+    return made.figure, caption
+
+
+def speed(metrics: "pd.DataFrame") -> Drawn | None:
+    """Tokens a second, and the fraction of the time spent waiting for data."""
+    seconds, tokens = points_of(metrics, "seconds", "tokens_per_second")
+    if not len(seconds):
+        return None
+    waits = points_of(metrics, "seconds", "data_wait")
+    titles = ["Training tokens per second", *["Waiting for data, % of the time"][: len(waits[0])]]
+    made = sheet(titles, MINUTES, len(titles))
+    curve(made.areas[0], seconds / 60, tokens, MODELS["student"], smooth=True)
+    made.areas[0].set_yscale("linear")
+    # A few that are far above all others are cut.
+    made.areas[0].set_ylim(bottom=0, top=1.15 * tokens.quantile(0.98, interpolation="higher") or None)
+    made.areas[0].yaxis.set_major_formatter("{x:,.0f}")
+    for area in made.areas[1:]:
+        curve(area, waits[0] / 60, 100 * waits[1], SERIES[3])
+        area.set_ylim(bottom=0)
+    caption = "Training throughput over time."
+    return made.figure, caption
+
+
+def comparison(record: Record) -> Drawn | None:
+    """Teacher, student and baseline by every measure and set."""
+    models = record.models()
+    values = {
+        measure: {
+            name: {key: value for key, value in model.scores.get(measure, {}).items() if is_number(value) and value > 0}
+            for name, model in models.items()
+        }
+        for measure in record.measures
     }
-    return render("panel.svg", title=panel.title, axis=panel.axis, **box, **geometry)
+    shown = [measure for measure in record.measures if any(values[measure].values())]
+    if len(models) < 2 or not shown:
+        return None
+    sets = list(dict.fromkeys(key for measure in shown for by_set in values[measure].values() for key in by_set))
+    rows = [record.label_of(key) for key in sets]
+    better = {measure: "lower" if record.measures[measure].lower_is_better else "higher" for measure in shown}
+    titles = [f"{record.measures[measure].title} ({better[measure]} is better)" for measure in shown]
+    made = sheet(titles, "", len(shown), 0.85 + 0.42 * len(sets), max(map(len, rows)))
+    for area, measure in zip(made.areas, shown, strict=True):
+        series = {
+            name: (MODELS[name], marker, {sets.index(key): value for key, value in by_set.items()})
+            for (name, by_set), marker in zip(values[measure].items(), "sod", strict=False)
+        }
+        beside = {row: [of[row] for _, _, of in series.values() if row in of] for row in range(len(rows))}
+        dots(area, rows, series, {row: (min(of), max(of), RULE, 3) for row, of in beside.items() if of})
+    legend_below(made)
+    baseline = " and from the same student trained without one." if "baseline" in models else "."
+    caption = f"How far the student is from its teacher{baseline}"
+    return made.figure, caption
 
 
-def _geometry(panel: Panel, lines: list[Line]) -> dict[str, Any]:
-    """Where the parts of a panel stand: curves as class, colour and points, the others with their text."""
-    log = not panel.from_zero and is_crowded([value for line in lines for value in line.y])
-    heights = [[math.log10(value) for value in line.y] if log else line.y for line in lines]
-    low, high = _range(heights)
-    if panel.from_zero:
-        low, high = 0.0, high if high > 0 else 1.0
-    first, last = _range([line.x for line in lines])
+def history(record: Record) -> Drawn | None:
+    """Every measure on every set by epoch or step."""
+    keys = [(measure, key) for measure in record.measures for key in _scored_sets(record, measure)]
+    if not keys or len(record.history) < 2:
+        return None
+    sets = len([measure for measure, _ in keys if measure == keys[0][0]])
+    made = _score_panels(record, keys, record.history_by, min(3, sets if sets > 1 else len(keys)))
+    measured = " and ".join(dict.fromkeys(record.measures[measure].title.lower() for measure, _ in keys)).capitalize()
+    caption = f"{measured} {'by step' if record.history_by == 'step' else 'after each epoch'}."
+    is_marked = record.best is not None and record.best.step in [point.step for point in record.history]
+    caption += " Dotted line: the student that was kept." if is_marked else ""
+    return made.figure, caption
 
-    def place(value: float, begin: float, end: float, start: float, stop: float) -> float:
-        return start + (value - begin) / (end - begin) * (stop - start)
 
-    def across(value: float) -> float:
-        return place(value, first, last, LEFT, WIDTH - RIGHT)
+def minutes(record: Record) -> Drawn | None:
+    """The first measure over the minutes of training, a panel for each set: how long for how good."""
+    measure, described = record.first_measure
+    keys = [(measure, key) for key in _scored_sets(record, measure)]
+    if not keys or len([point for point in record.history if is_number(point.seconds)]) < 2:
+        return None
+    made = _score_panels(record, keys, MINUTES, min(3, len(keys)))
+    title = described.title.lower().capitalize()
+    caption = f"{title} over the minutes of training, evaluation left out."
+    return made.figure, caption
 
-    def up(value: float) -> float:
-        return place(value, low, high, HEIGHT - BOTTOM, TOP)
 
-    levels: list[float] = list(range(math.ceil(low), math.floor(high) + 1)) if log else ticks(low, high)
-    curves = []
-    for line, values in zip(lines, heights, strict=True):
-        versions = (
-            [("faint", values), ("curve", smoothed(values, len(values) // 60))] if line.smooth else [("curve", values)]
-        )
-        for kind, ys in versions:
-            points = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in zip(line.x, ys, strict=True))
-            curves.append((kind, CSS_NAMES[line.colour], points))
-    return {
-        "levels": [(up(level), amount(10.0**level if log else level)) for level in levels or [low, high]],
-        "below": [(across(tick), amount(tick)) for tick in ticks(first, last)],
-        "marks": [across(mark) for mark in panel.marks if lines[0].x[0] <= mark <= lines[0].x[-1]],
-        "curves": curves,
-        "legend": _legend(lines) if len(lines) > 1 else [],
+def _scored_sets(record: Record, measure: str) -> list[str]:
+    return list(dict.fromkeys(key for point in record.history for key in point.scores.get(measure, {})))
+
+
+def _score_panels(record: Record, keys: Sequence[tuple[str, str]], axis: str, columns: int) -> Sheet:
+    """The scores of student and baseline on each set, and the teacher's level."""
+    titles = [f"{record.label_of(key)}\n{record.measures[measure].title.lower()}" for measure, key in keys]
+    made = sheet(titles, axis, columns)
+    histories = {"student": record.history, "baseline": record.baseline.history if record.baseline else []}
+    kept = [point for point in record.history if record.best is not None and point.step == record.best.step]
+    for area, (measure, key) in zip(made.areas, keys, strict=True):
+        for (name, points), marker in zip(histories.items(), "od", strict=True):
+            x, y = _points(points, measure, key, axis)
+            if len(x):
+                curve(area, x, y, MODELS[name], name, marker)
+        level = record.teacher.score(measure, key) if record.teacher else None
+        if is_number(level):
+            area.axhline(level, color=MODELS["teacher"], linestyle="--", linewidth=1.2, label="teacher")
+        marks(area, [place for point in kept if (place := _place(point, axis)) is not None])
+        _count_axis(area, axis)
+    legend_below(made)
+    return made
+
+
+def _count_axis(area: Any, axis: str) -> None:
+    """Few numbers on both axes, and whole ones below, where these count steps or epochs."""
+    from matplotlib.ticker import MaxNLocator
+
+    if axis != MINUTES:
+        area.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        area.xaxis.set_major_formatter("{x:,.0f}")
+    lines = [value for line in area.lines for value in line.get_ydata() if is_number(value)]
+    if lines and min(lines) > 0 and max(lines) > CROWDED * sorted(lines)[len(lines) // 2]:
+        area.set_yscale("log")
+    else:
+        area.yaxis.set_major_locator(MaxNLocator(5))
+
+
+def _points(points: Sequence[HistoryPoint], measure: str, key: str, axis: str) -> tuple[Any, Any]:
+    """The places and scores of the points of a history that have both."""
+    lines = [{"x": _place(point, axis), "y": point.score(measure, key)} for point in points]
+    return points_of(frame_of(lines), "x", "y")
+
+
+def _place(point: HistoryPoint, axis: str) -> float | None:
+    if axis == MINUTES:
+        return point.seconds / 60 if is_number(point.seconds) else None
+    return point.step if axis == "step" else point.epoch
+
+
+def utilisation(samples: Mapping[str, Sequence[float]]) -> Drawn | None:
+    """Processors, memory, network and GPU over time, by the names that `distill.runs.profile.sampler` gives them."""
+    import pandas as pd
+
+    seconds = pd.Series(samples.get("seconds", []), dtype=float)
+    panels = {
+        title: {label: of for label, of in curves.items() if of[0] in samples} for title, curves in MACHINE.items()
     }
+    panels = {title: curves for title, curves in panels.items() if curves}
+    if not len(seconds) or not panels:
+        return None
+    made = sheet([*panels], "seconds", 2, 1.7)
+    for area, curves in zip(made.areas, panels.values(), strict=True):
+        for colour, (label, (name, scale)) in zip(SERIES, curves.items(), strict=False):
+            curve(area, seconds, scale * pd.Series(samples[name]), colour, label)
+        area.set_ylim(bottom=0)
+        if len(curves) > 1:
+            area.legend(loc="upper right", fontsize=7)
+    caption = "Utilisation over the time of training, of rank 0 and its host."
+    return made.figure, caption
 
 
-def _legend(lines: list[Line]) -> list[tuple[float, str, str]]:
-    """Where the labels of several curves stand, from the right, with their colours."""
-    entries, right = [], float(WIDTH - RIGHT)
-    for line in reversed(lines):
-        left = right - 6 * len(line.label) - 4
-        entries.append((left, CSS_NAMES[line.colour], line.label))
-        right = left - 22
-    return entries
+def chart(record: Record, metrics: Sequence[LogLine], figure: Any) -> None:
+    """Losses by step on the left; on the right the first measure of the student on every set, by epoch or step."""
+    import matplotlib
 
-
-def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """About so many round numbers between two."""
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def amount(value: float) -> str:
-    """A number on an axis, in few characters."""
-    if value and not 1e-3 <= abs(value) < 1e4:
-        return short(value).replace(" ", "") if abs(value) >= 1e4 else f"{value:.2g}"
-    return f"{value:.4g}"
-
-
-def _range(many: Iterable[Sequence[float]]) -> tuple[float, float]:
-    """The lowest and the highest value, apart from each other even where all are equal."""
-    values = [value for numbers in many for value in numbers]
-    low, high = min(values), max(values)
-    room = abs(high) * 1e-3 or 1.0
-    return (low, high) if high - low > abs(high) * 1e-9 else (low - room, high + room)
+    with matplotlib.rc_context(STYLE):
+        measure, described = record.first_measure
+        left, right = sheet(["Loss", described.title], columns=2, figure=figure).areas
+        left.set_xlabel("step")
+        right.set_xlabel(record.history_by)
+        frame = frame_of(metrics)
+        for (name, title), colour in zip(term_titles(record).items(), cycle([INK, *SERIES]), strict=False):
+            x, y = points_of(frame, "step", f"loss/{name}")
+            if len(x):
+                curve(left, x, y.rolling(2 * (len(y) // 60) + 1, center=True, min_periods=1).mean(), colour, title)
+        for key, colour in zip(record.sets_of(measure), cycle(SERIES), strict=False):
+            curve(right, *_points(record.history, measure, key, record.history_by), colour,
+                  f"student, {record.label_of(key)}", "o")  # fmt: skip
+            if record.teacher and is_number(level := record.teacher.score(measure, key)):
+                label = plain(f"teacher, {record.label_of(key)}")
+                right.axhline(level, color=colour, linestyle="--", linewidth=1.2, label=label)
+        _count_axis(right, record.history_by)
+        for area in (left, right):
+            if len(area.get_legend_handles_labels()[0]) > 1:
+                area.legend(loc="upper right", fontsize=7)

@@ -1,22 +1,23 @@
 """Writes the report of a run as report.html and report.md."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from distill.data.duplicates import describe_duplicates
-from distill.report import page, run_figures
-from distill.report.figures import Sheet, picture
+from distill.report import page
+from distill.report.figures import draw
 from distill.report.history import history_blocks
 from distill.report.model_card import title_of_run
 from distill.report.page import Block, Code, Picture, Section, Table, Tiles, facts_table
-from distill.report.run_figures import Metrics, machine_panels
 from distill.report.summary import comparison, explained, findings, reproduced_by, sequences_of_step, setting, tiles
 from distill.report.words import NONE, count_of, is_number, number, percent, time_of, with_unit
 from distill.runs.facts import Fed, Profile, Training
 from distill.runs.profile.phases import TITLES
 from distill.runs.record import Record, term_titles
 from distill.runtime.files import atomic
+from distill.runtime.jsonl import LogLine
 from distill.runtime.progress import counted
 
 FEW_POSITIONS = 1000  # of pseudo-perplexity
@@ -27,7 +28,7 @@ PROFILE_FILES = (
 )
 
 
-def write(folder: Path, record: Record, metrics: Metrics, config_yaml: str) -> None:
+def write(folder: Path, record: Record, metrics: Sequence[LogLine], config_yaml: str) -> None:
     """Write plots/*.png, report.html and report.md into `folder`.
 
     A number that is missing or None is shown as a dash, or its line, table or figure is left out.
@@ -35,24 +36,31 @@ def write(folder: Path, record: Record, metrics: Metrics, config_yaml: str) -> N
     Args:
         metrics: the lines of metrics.jsonl.
     """
-    pictures = run_figures.draw(folder, record, metrics)
-    axis = record.history_by
-    sections = [
+    samples = record.profile.samples if record.profile else {}
+    parts = [part for part in sections(record, draw(record, metrics, folder, samples), config_yaml) if part.blocks]
+    title = f"{title_of_run(record)}: report"
+    for name, text in (("report.html", page.html(title, parts)), ("report.md", page.markdown(title, parts))):
+        with atomic(folder / name) as new:
+            new.write_text(text, encoding="utf-8")
+
+
+def sections(record: Record, pictures: dict[str, Picture], config_yaml: str = "") -> list[Section]:
+    """The report, with what is not known yet left out; some sections may be empty.
+
+    Args:
+        pictures: by the names that `figures.draw` gives them.
+    """
+    return [
         Section("", _headline(record)),
         Section("Size, speed and quality", _models(record, pictures)),
         Section("Samples of text", _samples(record)),
-        Section(f"Learning curve by {axis}", history_blocks(record, pictures)),
+        Section(f"Learning curve by {record.history_by}", history_blocks(record, pictures)),
         Section("Layer selection", _layers(record)),
         Section("Training", _training(record, pictures)),
-        Section("Where the time goes", _profile(folder, record.profile) if record.profile else []),
+        Section("Where the time goes", _profile(record.profile, pictures)),
         Section("Data", _data(record)),
         Section("Reproduce", _reproduce(record, config_yaml)),
     ]
-    sections = [section for section in sections if section.blocks]
-    title = f"{title_of_run(record)}: report"
-    for name, text in (("report.html", page.html(title, sections)), ("report.md", page.markdown(title, sections))):
-        with atomic(folder / name) as new:
-            new.write_text(text, encoding="utf-8")
 
 
 def _headline(record: Record) -> list[Block]:
@@ -168,7 +176,6 @@ def _training(record: Record, pictures: dict[str, Picture]) -> list[Block]:
         ("Backend", ", ".join(filter(None, [backend.name, count_of(backend.ranks, "rank")]))),
         ("Collective", backend.collective),
         ("Sequences per step", sequences_of_step(backend)),
-        ("Gradient syncs", number(backend.syncs)),
         ("Rings", f"{rings.asked} requested, {number(rings.in_force)} in use" if rings.asked else None),
     ]
     drawn: list[Block] = [pictures[name] for name in ("loss", "optimizer", "throughput") if name in pictures]
@@ -191,16 +198,11 @@ def _left_out(count: int | None) -> str | None:
     return f"{count_of(count, 'step')}, whose gradient overflowed in fp16" if count else None
 
 
-def _profile(folder: Path, profile: Profile) -> list[Block]:
-    """The profile of a run. The figure goes into `folder`/plots."""
-    drawn = _utilisation(folder, profile.samples)
-    blocks: list[Block] = [
-        profile.conclusion,
-        _rules(profile),
-        _phases(profile),
-        *([drawn] if drawn else []),
-        PROFILE_FILES,
-    ]
+def _profile(profile: Profile | None, pictures: dict[str, Picture]) -> list[Block]:
+    drawn: list[Block] = [pictures["utilisation"]] if "utilisation" in pictures else []
+    if profile is None:
+        return drawn
+    blocks: list[Block] = [profile.conclusion, _rules(profile), _phases(profile), *drawn, PROFILE_FILES]
     return [block for block in blocks if block]
 
 
@@ -229,15 +231,6 @@ def _phases(profile: Profile) -> Block:
             f"{median}, 95 % below {p95}, longest {longest}."
         )
     return Table(["Phase", "Seconds", "Fraction", "ms a step"], rows, note, "Phases of a step")
-
-
-def _utilisation(folder: Path, samples: dict[str, list[float]]) -> Picture | None:
-    """Processors, memory, network and GPU over time, drawn into plots/utilisation.png; None without samples."""
-    panels = machine_panels(samples, samples.get("seconds", []), "seconds")
-    if not samples.get("seconds") or not panels:
-        return None
-    caption = "Utilisation over the time of training, of rank 0 and its host."
-    return picture(folder, "utilisation", Sheet(panels, caption, 2, 1.7, "inside"))
 
 
 def _data(record: Record) -> list[Block]:

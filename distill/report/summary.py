@@ -35,7 +35,7 @@ def explained(measures: Mapping[str, Measure]) -> str:
 
 def findings(record: Record) -> str:
     """Size and speed, quality against teacher and baseline: one sentence each, where there are numbers."""
-    parts = [_size(record), _quality(record), _gain(record), _kept(record)]
+    parts = [_size(record), _quality(record), _kept(record)]
     parts += [against_baseline(record), gap.sentences(record), _resampled(record), _unscored(record), _few(record)]
     return " ".join(filter(None, parts))
 
@@ -232,28 +232,6 @@ def _quality(record: Record) -> str:
     sentences = [f"Its {title} is {listed(relative)}."] if relative else []
     sentences += [f"Its {title} is {listed(alone)}."] if alone else []
     return " ".join(sentences)
-
-
-def _gain(record: Record) -> str:
-    """What the training has changed: the first and the last score of the curve, on its few sequences.
-
-    Where the student of an earlier evaluation is published, it is on the curve only if that had a point there.
-    """
-    curve, kept = record.curve, record.best.step if record.best else None
-    points = [point for point in curve.student if is_number(point.score)] if curve else []
-    if kept is not None and kept != record.training.steps:
-        points = [point for point in points if (point.step or 0) <= kept]
-        points = points if points and points[-1].step == kept else []
-    scores = [point.score for point in points]
-    if curve is None or record.teacher is None or len(scores) < 2 or curve.measure not in record.measures:
-        return ""
-    title = in_a_sentence(record.measures[curve.measure].title)
-    teacher = f" (teacher {number(curve.teacher)})" if is_number(curve.teacher) else ""
-    few = f"{number(curve.sequences)} sequences of {record.label_of(curve.data)}"
-    last, end = points[-1].step, kept if kept is not None else record.training.steps
-    # The clock may end a run between two points of the curve.
-    by_step = "" if last == end else f" by step {number(last)} of {number(end)}"
-    return f"Training brought its {title} on {few} from {number(scores[0])} to {number(scores[-1])}{by_step}{teacher}."
 
 
 def _kept(record: Record) -> str:

@@ -1,8 +1,8 @@
-"""The metrics of a training: what every `log_every`-th step leaves in metrics.jsonl, trackers and the live page."""
+"""The metrics of a training: what every `log_every`-th step leaves in metrics.jsonl and trackers."""
 
 import logging
 import time
-from typing import Protocol, Self
+from typing import Self
 
 from distill.data.batches import Batches
 from distill.objective.objective import Objective
@@ -22,18 +22,12 @@ UNTYPICAL_STEPS = 2  # at the start: they compile, or touch their memory for the
 logger = logging.getLogger(__name__)
 
 
-class Page(Protocol):
-    """The live page, as far as it takes metrics."""
-
-    def add(self, metrics: dict[str, float]) -> None: ...
-
-
 class RunLog:
-    """Writes lines of metrics to metrics.jsonl, the tracker and the live page, and the progress line; rank 0 does."""
+    """Writes lines of metrics to metrics.jsonl and the tracker, and the progress line; rank 0 does."""
 
-    def __init__(self, folder: RunFolder, tracker: Tracker, page: Page, state: State, limits: Limits) -> None:
+    def __init__(self, folder: RunFolder, tracker: Tracker, state: State, limits: Limits) -> None:
         """`state`: where the training begins; `limits`: what ends the run."""
-        self.folder, self.tracker, self.page, self.first_step = folder, tracker, page, state.step
+        self.folder, self.tracker, self.first_step = folder, tracker, state.step
         total, self._seconds = 0 if limits.steps == ENDLESS else limits.steps, 60 * limits.minutes
         self.progress = Progress("training", total, "steps", start=state.step, limit=self._seconds - state.seconds)
         self._typical, self._typical_since = False, 0.0  # whether the last steps were as fast as those to come
@@ -43,7 +37,6 @@ class RunLog:
         if not self.folder.writes:
             return
         self.folder.metrics.append(metrics)
-        self.page.add(metrics)
         self.tracker.log_metrics(metrics, int(metrics["step"]))
         note = f"loss {metrics['loss/total']:.4f}, {metrics['tokens_per_second']:,.0f} tokens/s"
         self.progress.end_in(self._seconds - metrics["seconds"])  # train.minutes leaves out evaluations

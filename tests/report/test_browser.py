@@ -10,25 +10,28 @@ from browser import BROWSER, look
 from made_runs import MEASURES, make_run, results_of, settings_of
 from pages import under_way
 
-from distill.report import live, page
+from distill.report import page
 from distill.report.comparison.from_python import compare as compare_runs
-from distill.report.figures import SERIES, Line, Panel, svg_picture
-from distill.report.live_run import ending_of
-from distill.report.live_sections import sections, title_of
-from distill.report.page import Section
+from distill.report.live import Status, ending_of, sections, title_of
+from distill.report.page import Renewal, html
 
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
 PAGES = ("live", "stopped", "report")
 STYLE = Path(page.__file__).parent / "templates" / "style.css"
 
 
+def write(path: Path, run: Status, watched: bool = True) -> None:
+    renewal = Renewal(run.every, watched=watched and run.ending is None)
+    path.write_text(html(title_of(run), sections(run), renewal), encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def pages(written: Path) -> Path:
     """A folder with the finished report, the page of a run that is under way and that of one that has stopped."""
     run = under_way()
-    live.write(written / "live.html", title_of(run), sections(run), run.every)
+    write(written / "live.html", run)
     stopped = replace(run, ending=ending_of(RuntimeError("an odd thing" + 60 * "!")), left=None)
-    live.write(written / "stopped.html", title_of(stopped), sections(stopped), 60, watched=False)
+    write(written / "stopped.html", stopped)
     return written
 
 
@@ -111,19 +114,6 @@ def test_a_comparison_of_many_settings_shows_a_score_on_the_first_screen(tmp_pat
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [400, 1100, 1200])
-def test_a_chart_alone_is_as_large_as_one_of_several(width: int, tmp_path: Path) -> None:
-    panel = Panel("Loss: total", "step", [Line([1.0, 2.0, 3.0], [3.0, 2.0, 1.5], SERIES[0])])
-    live.write(tmp_path / "live.html", "one chart", [Section("Curves", [svg_picture([panel], "The loss.")])], 60)
-    on_load = """
-        found.chart = page.document.querySelector(".panels svg").getBoundingClientRect().width;
-        found.type = page.document.querySelector(".panels .title").getBoundingClientRect().height;
-    """
-    found = look(tmp_path / "live.html", width, on_load)
-    assert min(width - 50, 300) < found["chart"] < 500 and found["type"] < 24
-
-
-@needs_browser
 def test_the_dark_scheme_is_the_browsers(pages: Path) -> None:
     light, dark = look(pages / "live.html", 1280), look(pages / "live.html", 1280, dark=True)
     assert (light["dark"], dark["dark"]) == (False, True)
@@ -133,7 +123,7 @@ def test_the_dark_scheme_is_the_browsers(pages: Path) -> None:
 @needs_browser
 def test_a_page_renews_itself_where_the_reader_is_and_waits_while_text_is_selected(tmp_path: Path) -> None:
     run = replace(under_way(), every=1.0)
-    live.write(tmp_path / "live.html", title_of(run), sections(run), run.every)
+    write(tmp_path / "live.html", run)
     scroll = "if (loads === 1) { page.scrollTo(0, 300); page.document.querySelector('details').open = true; }"
     opened = "found.open = page.document.querySelector('details').open;"
     found = look(tmp_path / "live.html", 900, scroll + opened, seconds=5)
@@ -151,7 +141,7 @@ def test_a_run_that_is_silent_for_long_is_said_to_be(
     run, now = under_way(), time.time()
     with monkeypatch.context() as patch:
         patch.setattr(page.time, "time", lambda: now - 3600)
-        live.write(tmp_path / "live.html", title_of(run), sections(run), run.every, watched=watched)
+        write(tmp_path / "live.html", run, watched)
     assert ("No news since" in look(tmp_path / "live.html", 900, seconds=3)["text"]) == watched
 
 

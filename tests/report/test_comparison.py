@@ -15,7 +15,6 @@ from made_runs import make_run, results_of, settings_of
 from distill.commands.cli import main as distill_command
 from distill.report.comparison.columns import columns_of
 from distill.report.comparison.comparison import Comparison, compare
-from distill.report.comparison.figures import axis_of, scattered_settings
 from distill.report.comparison.from_python import compare as compare_runs
 from distill.report.comparison.runs import find_runs, is_at_work
 from distill.report.comparison.tables import best_lines, costs_table, runs_table, scores_table, settings_table, summary
@@ -216,25 +215,6 @@ def test_ordered_by_a_number(tmp_path: Path) -> None:
     assert [column.data for column in comparison.columns] == ["heldout", "wikitext2"]
     with pytest.raises(SettingError, match=r"by=perplexty is not a number .*did you mean perplexity"):
         laid_out(tmp_path, first="perplexty")
-
-
-def test_axes_of_the_figures(tmp_path: Path) -> None:
-    """A grid has one axis and lines; a search, whose values hardly come twice, has one panel a setting."""
-    for temperature in (1.0, 2.0, 4.0):
-        for weight in (1.0, 5.0):
-            given = {"seed": 0, "objective": {"temperature": temperature, "soft": {"weight": weight}}}
-            name = f"{temperature}-{weight}"
-            make_run(tmp_path / "grid" / name, given, results_of({"heldout": weight + temperature}))
-    assert axis_of(laid_out(tmp_path / "grid")) == "objective.temperature"
-    for number in range(8):
-        given = {"seed": 0, "objective": {"temperature": 1 + number / 7, "soft": {"weight": number**1.5}}}
-        make_run(tmp_path / "search" / str(number), given, results_of({"heldout": 5.0 + number}))
-    comparison = laid_out(tmp_path / "search")
-    assert axis_of(comparison) is None
-    assert scattered_settings(comparison) == ["objective.temperature", "objective.soft.weight"]
-    for name in ("grid", "search"):
-        write(tmp_path / name, find_runs([str(tmp_path / name)]), name)
-        assert (tmp_path / name / "plots" / "compare.png").stat().st_size > 2000
 
 
 def test_files_of_the_command(

@@ -181,17 +181,6 @@ def test_scores_that_have_no_ratio_are_given_as_they_are(results: dict[str, Any]
     )
 
 
-def test_what_the_training_has_brought(results: dict[str, Any]) -> None:
-    points = [{"step": 0, "score": 57.51}, {"step": 60, "score": None}, {"step": 123, "score": 39.2}]
-    results["curve"] = {"measure": "perplexity", "set": "heldout", "sequences": 64, "teacher": 31.3, "student": points}
-    brought = "Training brought its perplexity on 64 sequences of heldout test from 57.51 to 39.20 (teacher 31.30)."
-    assert brought in summary.findings(Record.from_json(results))
-    results["curve"]["student"] = [*points[:1], {"step": 100, "score": 41.0}]
-    assert "from 57.51 to 41.00 by step 100 of 123 (teacher 31.30)." in summary.findings(Record.from_json(results))
-    results["curve"]["student"] = points[:2]
-    assert "Training brought" not in summary.findings(Record.from_json(results))
-
-
 def test_a_set_without_a_scored_position_has_no_numbers(results: dict[str, Any], tmp_path: Path) -> None:
     """As when no word of a text is in the vocabulary: zero of zero is neither 0 % nor a divergence of 0."""
     results["evaluation"]["wikitext2"]["positions"] = 0

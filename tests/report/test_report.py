@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sample import CONFIG, MEASURES, SETS, objective, parsed
 
-from distill.report import report, run_figures, summary, words
+from distill.report import figures, report, summary, words
 from distill.report.comparison.columns import scores_of
 from distill.report.history import history_blocks
 from distill.report.model_card import model_card
@@ -82,7 +82,7 @@ def test_figures_are_small_linked_and_themed(written: Path) -> None:
 
 def test_skipped_steps_are_marked_in_every_loss_curve(tmp_path: Path, metrics: list) -> None:
     def marks(lines: list[dict[str, Any]]) -> int:
-        return run_figures.draw(tmp_path, Record(), lines)["loss"].svg.count("stroke: var(--baseline)")
+        return figures.draw(Record(), lines, None)["loss"].svg.count("stroke: var(--baseline)")
 
     assert marks(metrics) == 4  # the running count grows once, at step 61
     assert marks([{**line, "skipped": 0} for line in metrics]) == 0
@@ -106,20 +106,20 @@ def test_a_history_by_steps(tmp_path: Path, results: dict, metrics: list) -> Non
     loss, *measures = (re.findall(r"^\| ([\d,]+) \|", table, re.M) for table in text.split("| Step |")[1:])
     assert len(loss) == 32 and loss[0] == "1,000" and loss[-1] == "125,000" and loss[1] == "5,000"
     assert [table[:32] for table in measures] == [loss, loss] and "32 of 125 points" in text
-    assert run_figures.draw(tmp_path, Record.from_json(results), metrics)["history"].caption.endswith("by step.")
+    assert figures.draw(Record.from_json(results), metrics, None)["history"].caption.endswith("by step.")
 
 
 @pytest.mark.slow
 def test_scores_over_minutes(tmp_path: Path, results: dict, metrics: list) -> None:
     """Student, baseline and the teacher's level; nothing where there is one point, or no time was kept."""
-    figure = run_figures.draw(tmp_path, Record.from_json(results), metrics)["minutes"]
+    figure = figures.draw(Record.from_json(results), metrics, None)["minutes"]
     assert "minutes of training" in figure.svg and figure.caption.startswith("Perplexity over the minutes")
     for colour in ("var(--student)", "var(--baseline)", "var(--teacher)"):
         assert colour in figure.svg
     results["history"], lines = results["history"][-1:], results["history"]
-    assert "minutes" not in run_figures.draw(tmp_path, Record.from_json(results), metrics)
+    assert "minutes" not in figures.draw(Record.from_json(results), metrics, None)
     results["history"] = [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
-    assert "minutes" not in run_figures.draw(tmp_path, Record.from_json(results), metrics)
+    assert "minutes" not in figures.draw(Record.from_json(results), metrics, None)
 
 
 def test_samples_of_text_are_shown_and_mean_nothing_to_the_page(tmp_path: Path, results: dict, metrics: list) -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from sample import CONFIG, parsed, sample_metrics, sample_results
 
-from distill.report import figures, report, run_figures, words
+from distill.report import figures, report, words
 from distill.report.model_card import model_card
 from distill.report.scores import ModelScores, Scores, Vocabulary
 from distill.runs.describe import data_wait
@@ -55,7 +55,7 @@ def test_the_page_of_scores_means_nothing_but_its_texts() -> None:
 @pytest.mark.slow
 def test_any_missing_or_none_value_is_survived(tmp_path: Path, results: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     # Words and tables for each; the figures, which are slow, are tried with fewer below.
-    monkeypatch.setattr(run_figures, "draw", lambda *_: {})
+    monkeypatch.setattr(report, "draw", lambda *_: {})
     for path in paths(results):
         for replacement in (KeyError, None):
             broken = without(results, path, replacement)
@@ -68,8 +68,8 @@ def test_any_missing_or_none_value_is_survived(tmp_path: Path, results: dict, mo
 @pytest.mark.parametrize(
     "path", [("teacher",), ("baseline",), ("history",), ("student", "perplexity"), ("evaluation",)]
 )
-def test_figures_survive_missing_parts(path: tuple[str, ...], tmp_path: Path, results: dict) -> None:
-    drawn = run_figures.draw(tmp_path, Record.from_json(without(results, path, None)), [])
+def test_figures_survive_missing_parts(path: tuple[str, ...], results: dict) -> None:
+    drawn = figures.draw(Record.from_json(without(results, path, None)), [], None)
     assert set(drawn) <= {"comparison", "history", "minutes"}
 
 
@@ -174,14 +174,6 @@ def test_results_from_json_give_the_same_report(written: Path, tmp_path: Path) -
 )
 def test_numbers_have_sensible_digits(value: Any, text: str) -> None:
     assert words.number(value) == text
-
-
-def test_smoothing_is_the_centred_mean() -> None:
-    values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0]
-    smooth = figures.smoothed(values, 2)
-    assert smooth == pytest.approx([3.0, 8 / 3, 14 / 5, 20 / 5, 21 / 5, 16 / 3, 2.0])
-    assert figures.smoothed(values, 0) == pytest.approx(values)
-    assert figures.smoothed([], 5) == []
 
 
 def test_the_share_of_waiting_is_weighted_by_time() -> None:

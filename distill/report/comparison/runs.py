@@ -115,13 +115,17 @@ def read_run(folder: Path) -> Run:
 
 def _progress(folder: Path) -> str:
     """How far an unfinished run came."""
-    lines = read_lines(folder / "metrics.jsonl", only_good=True)
-    step = f"after step {lines[-1].get('step', 0):,}" if lines else "before its first step"
     if is_at_work(folder):
-        return f"running, {step}"
+        return f"running, {last_step(folder)}"
     if (folder / "chain.json").exists():
         return "a chain: see chain.md in its folder"
-    return f"not finished: it stopped {step}"
+    return f"not finished: it stopped {last_step(folder)}"
+
+
+def last_step(folder: Path) -> str:
+    """How far a run is, by its metrics."""
+    lines = read_lines(folder / "metrics.jsonl", only_good=True)
+    return f"after step {lines[-1].get('step', 0):,}" if lines else "before its first step"
 
 
 def is_at_work(folder: Path) -> bool:

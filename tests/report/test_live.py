@@ -1,0 +1,291 @@
+"""The page of a run under way: what it shows, how it ends, and that it is never in the run's way."""
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job import Shelf, assert_same, composed, results, whole_run
+from pages import LOGS, under_way
+
+from distill.distributed import single
+from distill.report import live, report
+from distill.report.live import Ending, Renewer, Status, cleaned, ending_of, evenly_spaced, is_free, tails, title_of
+from distill.report.page import Renewal, html
+from distill.runs.check import check
+from distill.runs.metrics import RunLog
+from distill.runs.record import Record
+from distill.runtime import redaction
+from distill.runtime.errors import Diverged, Interrupted, SettingError
+from distill.runtime.progress import log
+
+OFTEN = "report.every=0.2"
+
+
+def text_of(run: Status) -> tuple[str, str]:
+    """The page as a file, and as the text that people read."""
+    page = html(title_of(run), live.sections(run), Renewal(run.every, watched=run.ending is None))
+    return page, " ".join("".join(ElementTree.fromstring(page).find("body").itertext()).split())
+
+
+def test_it_shows_the_state_of_the_run_and_the_report_so_far() -> None:
+    page, text = text_of(under_way())
+    for part in (
+        "Under way: training 81% 100/123 steps", "student on heldout 40%", "12:34 min", "step 100 of 123", "3.0%of the",
+        "12.3%of the time in exchanges", "1,732", "every 1:00 min, and becomes the report", "rank 1", "nothing yet",
+        "Soft targets", "Learning rate", "Gradient norm", "71.19", "Waiting for data, % of the time", "Cores in use",
+        "epoch 1, step 41: loss total 8.1", "Project Gutenberg", "runs/distilbert_gutenberg", "has not finished",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "&lt;b&gt;bold&lt;/b&gt; &amp; more" in page and title_of(under_way()) == "81% of distilbert_gutenberg"
+    assert "http" not in page.replace('http-equiv="refresh"', "").replace("http://www.w3.org/", "")
+
+
+def test_a_run_that_has_just_begun_has_a_page_too() -> None:
+    record = Record(recipe="mine", command="python -m distill")
+    bare = Status(Path("runs/mine"), 15.0, record, activities=["tokens 34% 3/9 MB"])
+    _, text = text_of(bare)
+    assert "Under way: tokens 34% 3/9 MB." in text and "runs/mine" in text
+    for absent in ("Training", "None", "nan", "step"):
+        assert absent not in text.replace("python -m distill", ""), absent
+    assert "Under way: preparing models and text." in text_of(replace(bare, activities=[]))[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (Diverged("loss was not finite"), 3, "newest good checkpoint"),
+        (Interrupted("stopped by SIGTERM at step 7", 15), 143, "resumes from the newest checkpoint"),
+        (OSError(28, "No space left on device", "/disk/x"), 74, "Make room"),
+        (KeyError("a bug"), 1, "This is a bug"),
+    ],
+)
+def test_a_run_that_has_stopped_says_so_and_how_to_go_on(error: BaseException, status: int, says: str) -> None:
+    ending = ending_of(error)
+    assert ending.status == status and ("KeyError" in ending.traceback) == (status == 1)
+    run = replace(under_way(), ending=ending, left=None, activities=[])
+    page, text = text_of(run)
+    for part in (f"Stopped with status {status}", says, str(run.record.command), "71.19"):
+        assert part in text, part
+    assert "limit = 0" in page and "Under way" not in text and "at this rate" not in text
+    assert title_of(run).endswith(": stopped")
+    _, text = text_of(replace(run, ending=Ending(0, "")))
+    assert "distill report run=/home/someone/runs/distilbert_gutenberg" in text and "status" not in text
+
+
+def test_of_a_long_log_some_lines_are_drawn_the_last_always(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert evenly_spaced(path) == []
+    lines = [json.dumps({"step": step, "seconds": 1.0 * step, "data_wait": 0.0}) for step in range(1, 5001)]
+    path.write_text("\n".join([*lines[:4000], "damage", *lines[4000:], lines[0][:9]]))
+    steps = [line["step"] for line in evenly_spaced(path)]
+    assert steps[-1] == 5000 and 400 < len(steps) <= live.MAX_POINTS and steps == sorted(steps)
+    assert [line["step"] for line in evenly_spaced(path, 10**6)] == [*range(1, 5001)]
+
+
+def test_the_last_lines_of_logs_are_fit_to_be_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_secrets", {"hunter2-hunter2"})
+    assert cleaned(["a\r\x1b[Kb\r", "", "\x1b[31mred\x1b[0m", "pass hunter2-hunter2 on", "bell\x07"]) == [
+        "b", "red", "pass *** on", "bell\\x07",
+    ]  # fmt: skip
+    assert cleaned(["x" * 2001]) == ["(a line of 2,001 characters)"]
+    assert tails(tmp_path / "none") == ({}, 0)
+    for rank in range(40):
+        path = tmp_path / f"rank{rank}.log"
+        path.write_text("".join(f"line {number} of rank {rank} {'x ' * 100}\n" for number in range(1000)))
+        os.utime(path, (1000 + rank, 1000 + rank))
+    (tmp_path / "other.log").write_text("no rank")
+    found, count = tails(tmp_path)
+    assert count == 40 and list(found) == list(range(8, 40))
+    assert len(found[9]) == live.LINES and found[9][-1].startswith("line 999 of rank 9 ")
+    assert LOGS[0][0] in cleaned(LOGS[0])
+
+
+def test_the_head_names_its_seconds_and_survives_without_scripts() -> None:
+    page = html("a page", [], Renewal(20))
+    assert '<meta http-equiv="refresh" content="20"/>' in page and "every = 20000," in page and "limit = 90000," in page
+    assert "limit = 0," in html("a page", [], Renewal(20, watched=False)) and "<script" not in html("a page", [])
+    ElementTree.fromstring(page)
+
+
+def wait_until(condition: Any, seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def shown(page: Path) -> str:
+    return page.read_text() if page.exists() else ""
+
+
+def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Any) -> None:
+    """Let a run do something after it has logged that step."""
+    log_metrics = RunLog.log_metrics
+
+    def logged(self: RunLog, metrics: dict[str, float]) -> None:
+        log_metrics(self, metrics)
+        if metrics["step"] == step:
+            act(self)
+
+    monkeypatch.setattr(RunLog, "log_metrics", logged)
+
+
+def test_the_page_is_there_while_the_run_goes_on_and_the_report_after_it(
+    shelf: Shelf, done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, seen = shelf.root / "live", list[str]()
+
+    def look(log: RunLog) -> None:
+        wait_until(lambda: "step 6 of 8" in shown(folder / "report.html"))
+        seen.append(shown(folder / "report.html"))
+
+    at_step(monkeypatch, 6, look)
+    assert shelf.run(folder, OFTEN) == 0
+    assert_same(folder, done)
+    for part in ("Under way: training", "Perplexity", "<script>", "epoch 1, step 4: loss"):
+        assert part in seen[0], part
+    page = shown(folder / "report.html")
+    assert "<script" not in page and "Size, speed and quality" in page and not list(folder.glob(".report*"))
+
+
+@pytest.mark.slow
+def test_a_stopped_run_says_so_and_lives_again_with_the_same_command(
+    shelf: Shelf, done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shelf.root / "stopped-page"
+    with monkeypatch.context() as patch:
+        at_step(patch, 3, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        assert shelf.run(folder) == 143  # sooner than the first page
+    page = shown(folder / "report.html")
+    assert "Stopped with status 143: stopped by SIGTERM at step 4" in page and "its checkpoint is written" in page
+    assert "limit = 0" in page
+    with monkeypatch.context() as patch:
+        at_step(patch, 5, lambda _: wait_until(lambda: ">step 5 of 8" in shown(folder / "report.html")))
+        assert shelf.run(folder, OFTEN) == 0
+    assert_same(folder, done)
+    assert "<script" not in shown(folder / "report.html")
+
+
+def test_a_bug_leaves_its_traceback_in_the_page(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: RunLog) -> None:
+        raise RuntimeError("an odd thing with api_key=abcdefgh")
+
+    monkeypatch.setattr(redaction, "_secrets", {"abcdefgh"})  # as of a setting
+    at_step(monkeypatch, 2, fail)
+    with pytest.raises(RuntimeError):
+        shelf.run(shelf.root / "bug")
+    page = shown(shelf.root / "bug" / "report.html")
+    assert "Stopped with status 1: RuntimeError: an odd thing" in page and "Traceback (most recent call last)" in page
+    assert "abcdefgh" not in page
+
+
+@pytest.mark.slow
+def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(
+    shelf: Shelf, done: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    tried: list[str] = []
+
+    def full(self: Renewer, title: str, *_: Any, **__: Any) -> None:
+        tried.append(title)
+        raise OSError(errno.ENOSPC, "No space left on device", str(self.path))
+
+    folder = shelf.root / "no_page"
+    with monkeypatch.context() as patch:
+        patch.setattr(Renewer, "write", full)
+        at_step(patch, 4, lambda _: wait_until(lambda: len(tried) > 2))
+        assert shelf.run(folder, OFTEN) == 0
+    assert_same(folder, done)
+    said = capfd.readouterr().err
+    assert said.count("cannot write") == 1 and "No space left on device" in said
+    assert "Size, speed and quality" in shown(folder / "report.html")
+
+
+def test_a_report_that_fails_leaves_a_page_that_names_the_cure(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(folder: Path, *_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    folder = shelf.root / "page_without_report"
+    monkeypatch.setattr(report, "write", full)
+    at_step(monkeypatch, 4, lambda _: wait_until((folder / "report.html").exists))
+    assert shelf.run(folder, OFTEN) == 0
+    page = shown(folder / "report.html")
+    assert results(folder)["finished"] and f"distill report run={folder}" in page and "Under way" not in page
+
+
+def page_of(path: Path, *settings: str, ranks: Any = None) -> Any:
+    config = composed("+recipe=smoke", *settings)
+    return whole_run.make_page(config, path, "smoke", "the command", ranks or single.Single(config.backend))
+
+
+@pytest.mark.parametrize("every", ["null", "0"])
+def test_it_can_be_turned_off(every: str, tmp_path: Path) -> None:
+    with page_of(tmp_path, f"report.every={every}") as page:
+        page.begin(0.0, 8)
+    assert not page.on and list(tmp_path.iterdir()) == []
+
+
+def test_a_negative_number_of_seconds_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"report\.every=-1.* too small; give a number from 0 to 86,400"):
+        check(composed("+recipe=smoke", "report.every=-1"))
+
+
+def test_nothing_is_written_where_work_may_be_lost(tmp_path: Path) -> None:
+    assert is_free(tmp_path) and not is_free(tmp_path / "none")
+    with (tmp_path / ".lock").open("w") as lock:
+        assert is_free(tmp_path)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert not is_free(tmp_path)  # another run is at work
+    assert is_free(tmp_path)
+    (tmp_path / "report.html").mkdir()
+    assert not is_free(tmp_path)  # somebody's folder, which the run would set aside
+    (tmp_path / "report.html").rmdir()
+    (tmp_path / "results.json").write_text("{}")
+    assert not is_free(tmp_path)  # a finished run, whose report stays until it is known that there is more to do
+
+
+@pytest.mark.parametrize("earlier", [None, "the page of an earlier start"])
+def test_preparation_shows_and_a_refusal_leaves_the_folder_as_it_was(tmp_path: Path, earlier: str | None) -> None:
+    """Before the folder belongs to the run the page is written where nothing can be lost, and goes with a refusal."""
+    path = tmp_path / "report.html"
+    if earlier:
+        path.write_text(earlier)
+        (tmp_path / ".lock").touch()
+    with pytest.raises(SettingError), page_of(tmp_path, OFTEN):
+        log("corpus of books")
+        wait_until(lambda: "corpus of books" in shown(path) and "the command" in shown(path))
+        raise SettingError("corpus.path=x holds no text")
+    assert {path.name for path in tmp_path.iterdir()} == ({".lock", "report.html"} if earlier else set())
+    assert not earlier or path.read_text() == earlier
+
+
+def test_what_ends_a_run_after_its_report_leaves_the_report(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    with pytest.raises(SettingError), page_of(tmp_path, "report.every=0.02") as page:
+        page.begin(0.0, 8)
+        wait_until(path.exists)
+        page.stop()
+        path.write_text("the report")
+        page.publish()
+        raise SettingError("another rank was lost at the very end")
+    assert path.read_text() == "the report"
+
+
+def test_exchanges_between_ranks_are_fractions_of_the_time(tmp_path: Path) -> None:
+    ranks = single.Single(composed("+recipe=smoke").backend)
+    ranks.size = 2
+    ranks.traffic.exchange_seconds = 1.5
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank1.log").write_text("a warning of rank 1\n")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "seconds": 14.0, "data_wait": 0.0}\n')
+    with page_of(tmp_path, OFTEN, ranks=ranks) as page:
+        page.begin(8.0, 8)
+        wait_until(lambda: "a warning of rank 1" in shown(tmp_path / "report.html"))
+        assert "<b>25.0%</b><span>of the time in exchanges" in shown(tmp_path / "report.html")
