@@ -24,7 +24,7 @@ from distill.objective.terms import Term
 from distill.objective.trainable import Trainable
 from distill.optim import updates as optim
 from distill.optim.schedule import ENDLESS, Schedule, length_in_steps, make_schedule, total_steps
-from distill.report.comparison.goal import Goal, choose_best
+from distill.report.comparison.columns import Goal, choose_best
 from distill.report.live import RunPage
 from distill.report.publish import make_snapshots, write_outputs
 from distill.runs import profiling, trackers

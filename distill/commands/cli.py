@@ -188,7 +188,7 @@ def train(job: "ComposedRun", direction: str | None = None) -> float | None:
     """
     from distill.config.settings import OnUsr1
     from distill.job import run_job
-    from distill.report.comparison.goal import Goal
+    from distill.report.comparison.columns import Goal
     from distill.runtime.signals import in_force
 
     in_force().on_usr1(job.config.train.on_usr1 is OnUsr1.stop)

@@ -36,6 +36,7 @@ from distill.models.loaded import SETTING
 from distill.report.scores import Comparison, ModelScores, Scores, Vocabulary, check_folder
 from distill.runs import facts
 from distill.runs.describe import environment, measure_facts
+from distill.runs.identity import digest_of
 from distill.runs.located import Located, formats_of_run, locate, settings_of_run
 from distill.runs.setup import choose_precision
 from distill.runtime.errors import SettingError, did_you_mean, raising_at_the_call
@@ -156,7 +157,7 @@ def _score(config: Config, task: Task, located: Sequence[Located], ranks: Ranks)
             agreement = evaluator.agree(model, group.teachers[0][1], sets) if agrees else None
             group.scored.append(ModelScores(name, title, *size(model), number, scores, agreement))
             del model  # before the next one is loaded
-        described = {data.name: facts.EvaluationSet(**evaluator.describe(data)) for data in sets}
+        described = {data.name: facts.EvaluationSet(**evaluator.describe(data), digest=digest_of(data)) for data in sets}
         names = tuple(model.name for model in group.scored)
         vocabularies.append(Vocabulary(len(group.tokenizer), names, described))
         measures |= measure_facts(evaluator.measures)

@@ -141,12 +141,14 @@ def write_page(folder: Path, goal: str | None, renew: int | None = None) -> str:
     Returns:
         The table to print, and where the page is.
     """
+    from distill.report.comparison.compare import Comparison
     from distill.report.comparison.runs import find_runs
     from distill.report.comparison.write import HTML, text_of, write
 
     title = f"Sweep {folder.name}" + (", so far" if renew else "")
     try:
-        comparison = write(folder, find_runs([str(folder)]), title, goal, renew)
+        comparison = Comparison(find_runs([str(folder)]), goal)
+        write(folder, comparison, title, renew)
     except Exception as error:
         if renew is None:
             logger.warning(f"No comparison: {storage_failure(error) or first_line(error)}")

@@ -60,7 +60,7 @@ class Config(Settings):
     resume: LocalPath = setting(
         "auto", "auto resumes, strict stops at damage, never refuses a run that began; or a checkpoint to begin from."
     )
-    # A name, or that name with the direction of a search, `distill.report.comparison.goal.Goal`.
+    # A name, or that name with the direction of a search, `distill.report.comparison.columns.Goal`.
     optimize: Any = setting(None, "Of a sweep: the number that matters, such as heldout.perplexity.")
     # The same settings as dicts.
     written: dict[str, Any] = setting(dict, "As they are written down, by the names of variables.")

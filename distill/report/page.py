@@ -125,6 +125,26 @@ def markdown(title: str, sections: list[Section]) -> str:
     return render("page.md", title=title, sections=sections)
 
 
+def table_text(table: Table) -> str:
+    """A table in columns of spaces, for a terminal: the first one on the left, the others on the right."""
+    rows = [row for row in (table.head, *table.rows) if len(row) == len(table.head)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    over, at = [], 0
+    for group, span in table.groups:  # a heading has the width of all its columns
+        widths[at] += max(0, len(group) - sum(widths[at : at + span]) - 2 * (span - 1))
+        over.append(group.rjust(sum(widths[at : at + span]) + 2 * (span - 1)))
+        at += span
+    widths[0] = max(widths[0], *(len(row[0]) for row in table.rows)) if table.rows else widths[0]
+    lines = [
+        [
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=False))
+        ]
+        for row in (table.head, *table.rows)
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in ([over] if over else []) + lines)
+
+
 def table_markdown(table: Table) -> str:
     """A table alone."""
     return render("table.md", table=table).rstrip()

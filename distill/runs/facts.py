@@ -208,6 +208,7 @@ class EvaluationSet:
     tokens: int | None = None
     positions: int | None = None
     pseudo_positions: int | None = None
+    digest: str | None = field(default=None, metadata=stored(sparse=True))  # of the sequences that are scored
 
 
 @dataclass(frozen=True)

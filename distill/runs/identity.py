@@ -153,7 +153,7 @@ def _scores(config: Config, sets: Sequence[EvaluationSet]) -> Identity:
         return {}
     data, _, measure = config.train.keep_best.rpartition(".")
     name = next((one.name for one in sets if data in ("", one.name)), data)
-    digests = [_digest(one) for one in sets if one.name == name] or [hashlib.sha256(name.encode()).hexdigest()]
+    digests = [digest_of(one) for one in sets if one.name == name] or [hashlib.sha256(name.encode()).hexdigest()]
     fraction = {"evaluate.pseudo_perplexity.fraction": config.evaluate.fraction_of(name)}
     settings = config.compared.get("evaluate", {}).get("measures", {})
     return {
@@ -166,10 +166,11 @@ def _scores(config: Config, sets: Sequence[EvaluationSet]) -> Identity:
 
 def set_digests(sets: Sequence[EvaluationSet]) -> Identity:
     """Digests of what is scored, which all ranks of a run have to have alike."""
-    return {f"evaluate.sets: {one.name}": _digest(one) for one in sets}
+    return {f"evaluate.sets: {one.name}": digest_of(one) for one in sets}
 
 
-def _digest(data: EvaluationSet) -> str:
+def digest_of(data: EvaluationSet) -> str:
+    """A digest of the sequences that are scored, as the student's tokenizer cuts them."""
     digest = hashlib.sha256(data.name.encode())
     for field, value in sorted(vars(data).items()):
         if isinstance(value, np.ndarray) and field != "text":

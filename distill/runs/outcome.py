@@ -20,6 +20,7 @@ from distill.runs.describe import backend_facts, data_wait, model_facts, trainin
 from distill.runs.divergence import diverged_scores, weights_are_finite
 from distill.runs.facts import Agreement, EvaluationSet, HistoryPoint, Model
 from distill.runs.history import Examination, StudentHistory
+from distill.runs.identity import digest_of
 from distill.runs.pair import load_baseline
 from distill.runs.record import Record, Sample, Samples
 from distill.runs.run import Followers, Run
@@ -104,7 +105,7 @@ def score_models(
         baseline=scored_baseline,
         agreement=None if agreement is None else {name: Agreement(**entry) for name, entry in agreement.items()},
         samples=draw_samples(run, {name: model for name, (_, model) in entries.items()}, evaluator),
-        evaluation={data.name: EvaluationSet(**evaluator.describe(data)) for data in sets},
+        evaluation={data.name: EvaluationSet(**evaluator.describe(data), digest=digest_of(data)) for data in sets},
     )
 
 

@@ -72,6 +72,7 @@ WORDS = {
     "EvaluationSet.description": "Where its text comes from.",
     "EvaluationSet.positions": "Scored positions.",
     "EvaluationSet.pseudo_positions": "Positions that are masked one by one.",
+    "EvaluationSet.digest": "Of the sequences that are scored; runs in which it is the same can be compared.",
     "Objective.kernel": "How losses on logits were computed.",
     "Objective.terms": "The loss terms.",
     "Optimizer.peak_lr": "The learning rate at its highest.",

@@ -11,7 +11,7 @@ from made_runs import MEASURES, make_run, results_of, settings_of
 from pages import under_way
 
 from distill.report import page
-from distill.report.comparison.from_python import compare as compare_runs
+from distill.report.comparison.write import compare as compare_runs
 from distill.report.live import Status, ending_of, sections, title_of
 from distill.report.page import Renewal, html
 

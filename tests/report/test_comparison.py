@@ -7,6 +7,8 @@ import re
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -14,11 +16,12 @@ from made_runs import make_run, results_of, settings_of
 
 from distill.commands.cli import main as distill_command
 from distill.report.comparison.columns import columns_of
-from distill.report.comparison.comparison import Comparison, compare
-from distill.report.comparison.from_python import compare as compare_runs
+from distill.report.comparison.compare import Comparison, differing
 from distill.report.comparison.runs import find_runs, is_at_work
 from distill.report.comparison.tables import best_lines, costs_table, runs_table, scores_table, settings_table, summary
-from distill.report.comparison.write import aligned, write
+from distill.report.comparison.write import compare as compare_runs
+from distill.report.comparison.write import write
+from distill.report.page import table_text
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError
 
@@ -29,7 +32,7 @@ def main(arguments: list[str]) -> int:
 
 
 def laid_out(*folders: Path, first: str | None = None) -> Comparison:
-    return compare(find_runs([str(folder) for folder in folders]), first)
+    return Comparison(find_runs([str(folder) for folder in folders]), first)
 
 
 def rows_of(comparison: Comparison) -> list[list[str]]:
@@ -154,48 +157,6 @@ def test_speeds_of_one_model_that_differ_are_marked(tmp_path: Path) -> None:
     assert [row[-3] for row in table.rows] == ["9,405 *", "18,554 *", "2,000"] and table.note.startswith("* Speeds")
 
 
-def test_numbers_that_cannot_be_compared_are_marked(tmp_path: Path) -> None:
-    """Another vocabulary, and another text of the same name; no vocabulary changes how often an order is right."""
-    order = "order_accuracy"
-    measures = {name: {"title": name, "lower_is_better": name != order} for name in ("perplexity", order)}
-
-    def results(score: float, documents: int = 3) -> dict:
-        found = results_of({"heldout": score}, measures=measures)
-        found["student"][order] = {"heldout": 50.0 + score}
-        found["evaluation"]["heldout"]["documents"] = documents
-        return found
-
-    for number, score in enumerate((10.0, 11.0)):
-        make_run(tmp_path / f"a{number}", settings_of(0, number + 1.0), results(score))
-    make_run(tmp_path / "b", settings_of(0, 3.0), results(1.0), words="abc")
-    make_run(tmp_path / "c", settings_of(0, 4.0), results(2.0, documents=4))
-    comparison = laid_out(tmp_path)
-    table = scores_table(comparison)
-    assert [row[2:] for row in table.rows[:4]] == [
-        ["10.00", "60.00"],
-        ["11.00", "61.00"],
-        ["1.000 †", "51.00"],
-        ["2.000 ‡", "52.00 †"],
-    ]
-    assert "What is not the same: the vocabulary of the student, the evaluation set." in table.note
-    best = {line.partition(":")[0]: line for line in best_lines(comparison)}
-    assert "best is 10.00" in best["perplexity, heldout"] and "best is 61.00" in best[f"{order}, heldout"]
-
-
-def test_agreement_with_another_teacher_is_marked(tmp_path: Path) -> None:
-    for number, teacher in enumerate(("one", "one", "other")):
-        agreement = {"heldout": {"top1": 0.5 + number / 10, "kl": 0.1}}
-        found = results_of({"heldout": 5.0}, agreement=agreement, identity={"teacher.digest": teacher})
-        make_run(tmp_path / str(number), settings_of(0, 1.0 + number), found)
-    table = scores_table(laid_out(tmp_path))
-    assert [row[3] for row in table.rows[:3]] == [
-        "50.0%",
-        "60.0%",
-        "70.0% †",
-    ] and "What is not the same: the teacher." in table.note
-    assert [row[2] for row in table.rows[:3]] == ["5.000"] * 3
-
-
 def test_many_settings_have_a_table_of_their_own(tmp_path: Path) -> None:
     for number in range(2):
         given = settings_of(0, student={f"field{each}": number for each in range(6)})
@@ -240,19 +201,6 @@ def test_files_of_the_command(
         lines = list(csv.DictReader(file))
     assert [line["seed"] for line in lines] == ["0", "1", "9"] and lines[2]["heldout.perplexity"] == ""
     assert float(lines[1]["heldout.perplexity"]) == 5.0 and lines[1]["optimizer.kind"] == "lamb|b"
-
-
-def test_no_cell_is_a_formula_to_a_spreadsheet(tmp_path: Path) -> None:
-    signs = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1")
-    for number, text in enumerate(signs):
-        make_run(tmp_path / f"={number}", settings_of(0, **{"=name": text}), results_of({"heldout": -1.0}))
-    write(tmp_path, find_runs([str(tmp_path)]), "Runs")
-    with (tmp_path / "compare.csv").open(newline="") as file:
-        head, *lines = list(csv.reader(file))
-    column = head.index("'=name")
-    assert sorted(line[column] for line in lines) == sorted(f"'{text}" for text in signs)
-    assert {line[0] for line in lines} == {f"'={number}" for number in range(len(signs))}
-    assert {line[head.index("heldout.perplexity")] for line in lines} == {"-1.0"}, "a number stays one"
 
 
 def test_from_python(tmp_path: Path) -> None:
@@ -317,7 +265,8 @@ def test_refusals(
 def test_results_of_older_releases_have_fewer_numbers(tmp_path: Path) -> None:
     make_run(tmp_path / "old", settings_of(0), {"student": {"perplexity": {"heldout": 4.0}}})
     make_run(tmp_path / "new", settings_of(1), results_of({"heldout": None, "imdb": 5.0}))
-    comparison = write(tmp_path / "out", find_runs([str(tmp_path / "old"), str(tmp_path / "new")]), "both")
+    comparison = laid_out(tmp_path / "old", tmp_path / "new")
+    write(tmp_path / "out", comparison, "both")
     assert {column.name for column in comparison.columns} == {"heldout.perplexity", "imdb.perplexity"}
 
 
@@ -325,7 +274,7 @@ def test_tables_for_a_terminal_line_up(tmp_path: Path) -> None:
     for temperature in (1.0, 2.0):
         scores = {"heldout": 100.0 * temperature, "wikitext2": 3.0}
         make_run(tmp_path / str(temperature), settings_of(0, temperature), results_of(scores))
-    lines = aligned(scores_table(laid_out(tmp_path))).splitlines()
+    lines = table_text(scores_table(laid_out(tmp_path))).splitlines()
     assert lines[0].strip() == "Perplexity" and len({len(line) for line in lines}) == 1
     assert lines[2].split() == ["1", "seed", "0", "100.0", "3.000"]
 
@@ -361,3 +310,15 @@ def test_scores_that_other_runs_have_get_no_panel(tmp_path: Path) -> None:
         make_run(tmp_path / name, settings, results_of({data: 3.0}))
     compare_runs(tmp_path).write(tmp_path / "out")
     assert "<svg" in (tmp_path / "out" / "compare.html").read_text()
+
+
+def test_a_setting_that_follows_another_of_its_name_is_left_out() -> None:
+    def run(general: float, own: float, weight: float = 1.0) -> Any:
+        settings = {"objective.temperature": general, "objective.soft.temperature": own, "objective.mlm.weight": weight}
+        return SimpleNamespace(settings=settings, record=None)
+
+    assert differing([run(1, 1), run(2, 2)]) == ["objective.temperature"]
+    assert differing([run(1, 1), run(2, 1)]) == ["objective.temperature"]
+    assert differing([run(1, 1), run(2, 3)]) == ["objective.temperature", "objective.soft.temperature"]
+    assert differing([run(1, 1), run(1, 2)]) == ["objective.soft.temperature"]
+    assert differing([run(1, 1, 2), run(2, 2, 3)]) == ["objective.temperature", "objective.mlm.weight"]

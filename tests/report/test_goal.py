@@ -9,7 +9,7 @@ import pytest
 from job import whole_run
 from made_runs import results_of
 
-from distill.report.comparison.goal import Goal
+from distill.report.comparison.columns import Goal
 from distill.runs.facts import Profile
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError

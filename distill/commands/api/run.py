@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distill.commands.ending import expected
 from distill.config.models import BUNDLED
 from distill.config.settings import OnUsr1
-from distill.report.comparison.write import aligned
-from distill.report.page import Table, render
+from distill.report.page import render, table_text
 from distill.report.summary import comparison, findings
 from distill.runs.record import Record
 from distill.runs.results_file import read_run
@@ -99,9 +98,7 @@ class RunResults:
         return chart(self.record, self.metrics)
 
     def __repr__(self) -> str:
-        table = comparison(self.record)
-        rows = [row + [""] * (len(table.head) - len(row)) for row in table.rows]  # a heading has one cell
-        return f"{self._title}\n{aligned(Table(table.head, rows))}\nReport: {self.report}"
+        return "\n".join([self._title, table_text(comparison(self.record)), f"Report: {self.report}"])
 
     def _repr_html_(self) -> str:
         """For notebooks."""

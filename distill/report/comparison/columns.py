@@ -1,20 +1,19 @@
-"""The numbers that runs are compared by: names, readers and directions."""
+"""The numbers that runs are compared, ordered and searched by: names, readers and directions."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from distill.config.settings import TrainConfig
 from distill.report import gap
 from distill.report.summary import AGREEMENT
 from distill.report.words import is_number, number, percent
-from distill.runs.facts import Model
+from distill.runs.against_baseline import GapClosed
+from distill.runs.facts import Agreement, Baseline, Best, Measure, Model, Student, Training
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError, did_you_mean
 from distill.runtime.progress import in_a_sentence
 
-# Measures that belong to one vocabulary: another one has other tokens to predict.
-OF_VOCABULARY = ("perplexity", "pseudo_perplexity")
 GAP_CLOSED = "gap_closed"
 
 
@@ -29,22 +28,20 @@ class Column:
         read: reads the number from a record.
         measure: key of the measure in the record; empty for costs and losses.
         data: name of the evaluation set; empty for costs and losses.
-        scores_a_model: whether the teacher and the baseline may have such a number, too.
     """
 
     name: str
     group: str
     label: str
-    read: Callable[[Record], Any] = field(compare=False)
     lower_is_better: bool
+    read: Callable[[Record], Any] = field(compare=False)
     form: Callable[[Any], str] = field(default=number, compare=False)
     measure: str = ""
     data: str = ""
-    scores_a_model: bool = False
 
     @property
     def title(self) -> str:
-        """The whole heading, for a line of text or a panel of a figure."""
+        """The whole heading, for a line of text."""
         return f"{self.group}, {self.label}" if self.label else self.group
 
     def value(self, record: Record) -> float | None:
@@ -52,24 +49,17 @@ class Column:
         value = self.read(record)
         return value if is_number(value) else None
 
-    def of_model(self, model: Model | None) -> float | None:
-        """The number of the teacher or the baseline; None where that model has none."""
-        return model.score(self.measure, self.data) if model and self.scores_a_model else None
+
+def _of_student(name: str) -> Callable[[Record], Any]:
+    return lambda record: getattr(record.student or Model(), name)
 
 
+SPEED = Column("tokens_per_second", "Student, tokens/s", "", False, _of_student("tokens_per_second"))
 COSTS = (
-    Column("parameters", "Parameters", "", lambda record: (record.student or Model()).parameters, True),
-    Column(
-        "tokens_per_second",
-        "Student, tokens/s",
-        "",
-        lambda record: (record.student or Model()).tokens_per_second,
-        False,
-    ),
-    Column(
-        "training.tokens_per_second", "Training, tokens/s", "", lambda record: record.training.tokens_per_second, False
-    ),
-    Column("training.seconds", "Training, seconds", "", lambda record: record.training.seconds, True),
+    Column("parameters", "Parameters", "", True, _of_student("parameters")),
+    SPEED,
+    Column("training.tokens_per_second", "Training, tokens/s", "", False, lambda run: run.training.tokens_per_second),
+    Column("training.seconds", "Training, seconds", "", True, lambda run: run.training.seconds),
 )
 
 
@@ -78,52 +68,48 @@ def scores_of(record: Record) -> list[Column]:
 
     Beside a baseline the fraction of the gap that is closed follows, by the first measure.
     """
-    columns = []
-    for name, measure in record.measures.items():
-        for data in record.sets_of(name):
-            read = partial(_score, name, data)
-            label, lower = record.label_of(data), measure.lower_is_better
-            columns.append(Column(f"{data}.{name}", measure.title, label, read, lower, number, name, data, True))
-    for key, (title, form) in AGREEMENT.items():
-        for data, agreement in (record.agreement or {}).items():
-            if getattr(agreement, key) is not None:
-                read = partial(_agreement, key, data)
-                columns.append(
-                    Column(f"{data}.{key}", title, record.label_of(data), read, key == "kl", form, key, data)
-                )
-    first, measure = record.first_measure
-    for data in record.sets_of(first) if gap.has_gap(record) else ():
-        title, label, read = (
-            f"{gap.TITLE}, {in_a_sentence(measure.title)}",
-            record.label_of(data),
-            partial(_closed, data),
-        )
-        columns.append(Column(f"{data}.{GAP_CLOSED}", title, label, read, False, percent, GAP_CLOSED, data))
-    return columns
+    first, first_measure = record.first_measure
+    columns = [
+        _column(record, name, data, measure.title, measure.lower_is_better, _score(name, data))
+        for name, measure in record.measures.items()
+        for data in record.sets_of(name)
+    ]
+    columns += [
+        _column(record, key, data, title, key == "kl", _agreement(key, data), form)
+        for key, (title, form) in AGREEMENT.items()
+        for data, agreement in (record.agreement or {}).items()
+        if getattr(agreement, key) is not None
+    ]
+    title = f"{gap.TITLE}, {in_a_sentence(first_measure.title)}"
+    return columns + [
+        _column(record, GAP_CLOSED, data, title, False, _closed(data), percent)
+        for data in (record.sets_of(first) if gap.has_gap(record) else ())
+    ]
 
 
-def _closed(data: str, record: Record) -> float | None:
-    closed = gap.closed_of(record, record.first_measure[0], data)
-    return closed.fraction if closed else None
+def _column(record: Record, key: str, data: str, title: str, lower: bool, read: Any, form: Any = number) -> Column:
+    return Column(f"{data}.{key}", title, record.label_of(data), lower, read, form, key, data)
 
 
-def _score(measure: str, data: str, record: Record) -> float | None:
-    return record.student.score(measure, data) if record.student else None
+def _score(measure: str, data: str) -> Callable[[Record], Any]:
+    return lambda record: record.student.score(measure, data) if record.student else None
 
 
-def _agreement(key: str, data: str, record: Record) -> float | None:
-    return getattr((record.agreement or {}).get(data), key, None)
+def _agreement(key: str, data: str) -> Callable[[Record], Any]:
+    return lambda record: getattr((record.agreement or {}).get(data), key, None)
 
 
-def _loss(term: str, record: Record) -> float | None:
-    return record.training.final_loss.get(term)
+def _closed(data: str) -> Callable[[Record], Any]:
+    return lambda record: getattr(gap.closed_of(record, record.first_measure[0], data), "fraction", None)
+
+
+def _loss(term: str) -> Callable[[Record], Any]:
+    return lambda record: record.training.final_loss.get(term)
 
 
 def columns_of(record: Record) -> list[Column]:
     """All columns of a run: scores, costs and final losses."""
-    losses = [
-        Column(f"loss.{term}", f"Loss {term}", "", partial(_loss, term), True) for term in record.training.final_loss
-    ]
+    losses = [Column(f"loss.{term}", f"Loss {term}", "", True, _loss(term)) for term in record.training.final_loss]
     return [*scores_of(record), *COSTS, *losses]
 
 
@@ -141,3 +127,102 @@ def column_named(name: str, columns: list[Column], setting: str) -> Column:
         nearest = did_you_mean(name, names)
         raise SettingError(f"{setting}={name} is not a number of this run{nearest}: choose one of {', '.join(names)}")
     return by_name[name]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`optimize=NAME`: the number that a sweep reports, or a search minimizes or maximizes (`direction`)."""
+
+    name: str
+    direction: str | None = None
+
+    @classmethod
+    def of(cls, optimize: Any, direction: Any = None) -> "Goal | None":
+        """The goal that the setting names, or is already; None where it names none.
+
+        Args:
+            direction: of the search, a name or a member of an enum.
+
+        Raises:
+            SettingError: it is no name, or there are several directions.
+        """
+        if optimize is None or isinstance(optimize, cls):
+            return optimize
+        if not isinstance(optimize, str) or not optimize:
+            raise SettingError(f"optimize={optimize} is not the name of a number: give one, for example perplexity")
+        if isinstance(direction, list | tuple):
+            raise SettingError(
+                f"hydra.sweeper.direction={list(direction)}, but optimize={optimize} is one number: give minimize or "
+                "maximize"
+            )
+        return cls(optimize, None if direction is None else str(getattr(direction, "name", direction)))
+
+    def check(
+        self, measures: Iterable[Any], sets: Iterable[str], terms: Iterable[str], compares: bool, has_gap: bool
+    ) -> None:
+        """Refuse a name that the results of a run will not have, before it is trained.
+
+        Args:
+            measures: with `name`, `title` and `lower_is_better`.
+            sets: names of the evaluation sets.
+            terms: names of the loss terms.
+            compares: whether the student is compared with its teacher.
+            has_gap: whether there are a teacher that is scored and a baseline.
+
+        Raises:
+            SettingError: no number has that name, or the search goes the wrong way.
+        """
+        measures, sets = list(measures), list(sets)
+        closed = {measure.name: {name: GapClosed(0.0) for name in sets} for measure in measures[:1]}
+        self._column(
+            replace(
+                _scored(measures, sets),
+                baseline=Baseline(gap_closed=closed) if has_gap else None,
+                agreement={name: Agreement(0.0, 0.0) for name in sets} if compares else None,
+                training=Training(final_loss=dict.fromkeys(["total", *terms], 0.0)),
+            )
+        )
+
+    def value(self, record: Record) -> float | None:
+        """The number in a record; None where this run has none, as of a perplexity that is infinite.
+
+        A run that ended with its profile has no results yet.
+
+        Raises:
+            SettingError: no number has that name, or the search goes the wrong way.
+        """
+        return self._column(record).value(record) if record.finished else None
+
+    def _column(self, record: Record) -> Column:
+        column = column_named(self.name, columns_of(record), "optimize")
+        better = "minimize" if column.lower_is_better else "maximize"
+        if self.direction not in (None, better):
+            raise SettingError(
+                f"hydra.sweeper.direction={self.direction}, but of optimize={self.name} the "
+                f"{'lowest' if column.lower_is_better else 'highest'} is best: set hydra.sweeper.direction={better}"
+            )
+        return column
+
+
+def choose_best(settings: TrainConfig, measures: Iterable[Any], sets: Iterable[str]) -> Best | None:
+    """By which measure of which set the best student is chosen, as `train.keep_best` names them; None: the last one is.
+
+    Args:
+        measures, sets: as `Goal.check` takes them.
+
+    Raises:
+        SettingError: no measure has that name.
+    """
+    if settings.keep_best is None:
+        return None
+    column = column_named(settings.keep_best, scores_of(_scored(measures, sets)), "train.keep_best")
+    return Best(column.measure, column.data, column.lower_is_better, settings.patience)
+
+
+def _scored(measures: Iterable[Any], sets: Iterable[str]) -> Record:
+    """A record with scores of these measures on these sets."""
+    measures, sets = list(measures), list(sets)
+    return Record(
+        measures={measure.name: Measure(measure.title, "", measure.lower_is_better) for measure in measures},
+        student=Student(scores={measure.name: dict.fromkeys(sets, 0.0) for measure in measures}),
+    )

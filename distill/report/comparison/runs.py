@@ -1,8 +1,6 @@
 """Finds the runs that a command names, and reads their settings, results and progress."""
 
 import glob
-import hashlib
-import json
 import os
 import re
 from dataclasses import dataclass, field, replace
@@ -18,7 +16,6 @@ from distill.runtime.jsonl import read_lines
 
 FINISHED = "finished"
 MAX_FOLDERS = 10_000  # that are looked at for runs
-READS_TEXT = ("model", "normalizer", "pre_tokenizer")  # the parts of tokenizer.json that make tokens of text
 
 
 @dataclass
@@ -30,7 +27,6 @@ class Run:
         status: `finished`, or what it is instead.
         settings: of config.yaml, by their dotted names of today; none of a run that did not begin.
         record: None where the run is not finished.
-        vocabulary: a digest of what its student's tokenizer does; None where there is no tokenizer file.
     """
 
     folder: Path
@@ -38,7 +34,6 @@ class Run:
     status: str = FINISHED
     settings: dict[str, Any] = field(default_factory=dict)
     record: Record | None = None
-    vocabulary: str | None = None
 
     @property
     def seed(self) -> Any:
@@ -101,12 +96,12 @@ def is_run(folder: Path) -> bool:
 
 def read_run(folder: Path) -> Run:
     """What there is of a run."""
-    run = Run(folder, settings=_settings(folder))
+    run = Run(folder, settings=flatten(read_settings(folder / "config.yaml")))
     try:
         record = read_results(folder / "results.json")
         if is_continued(folder, record):
             return replace(run, status=_progress(folder))
-        return replace(run, record=record, vocabulary=vocabulary_of(folder, record))
+        return replace(run, record=record)
     except FileNotFoundError:
         return replace(run, status=_progress(folder))
     except Damaged as damage:
@@ -136,18 +131,3 @@ def is_at_work(folder: Path) -> bool:
     of_lock = lock.stat()  # inodes are numbered by each file system anew
     place = f" {os.major(of_lock.st_dev):02x}:{os.minor(of_lock.st_dev):02x}:{of_lock.st_ino} "
     return any("FLOCK" in line and place in line for line in table.read_text().splitlines())
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    return flatten(read_settings(folder / "config.yaml"))
-
-
-def vocabulary_of(folder: Path, record: Record) -> str | None:
-    """A digest of how the student's tokenizer makes tokens; of its file where that has another form."""
-    file = folder / "student" / "tokenizer.json"
-    try:
-        content = json.loads(file.read_bytes())
-        parts = json.dumps([content[part] for part in READS_TEXT], sort_keys=True)
-        return hashlib.sha256(parts.encode()).hexdigest()
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return record.student_files.get(file.name)

@@ -1,141 +1,109 @@
-"""Writes a comparison: compare.html, compare.md and compare.csv, and the same tables as a text to print."""
+"""A comparison for its reader: compare.html, compare.md and compare.csv, a text to print, an object for notebooks."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
-from distill.report import page
-from distill.report.comparison.columns import columns_of
-from distill.report.comparison.comparison import Comparison, compare
-from distill.report.comparison.figures import NAME, draw
-from distill.report.comparison.runs import Run
-from distill.report.comparison.tables import (
-    best_lines,
-    best_tiles,
-    costs_table,
-    runs_table,
-    scores_table,
-    settings_table,
-    summary,
-)
-from distill.report.page import Renewal, Section, Table
-from distill.runtime.errors import printable
+from distill.report import figures, page
+from distill.report.comparison import tables
+from distill.report.comparison.compare import Comparison
+from distill.report.comparison.runs import Run, find_runs
+from distill.report.page import Block, Renewal, Section, render, table_text
+from distill.runtime.errors import printable, raising_at_the_call
 from distill.runtime.files import atomic, make_folder, refuse_overwriting
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is one to a spreadsheet
 HTML, MARKDOWN, TABLE = "compare.html", "compare.md", "compare.csv"
+NAME = "compare"  # of the figure
 
 
-def write(folder: Path, runs: list[Run], title: str, first: str | None = None, renew: int | None = None) -> Comparison:
-    """Write compare.html, compare.md, compare.csv and plots/ for these runs into `folder`.
+def write(folder: Path, comparison: Comparison, title: str, renew: int | None = None) -> None:
+    """Write compare.html, compare.md, compare.csv and plots/ into `folder`.
 
     Args:
-        first: name of the number that comes first and orders the lines, best first.
         renew: seconds after which a browser loads the page again, while runs are under way.
-
-    Raises:
-        SettingError: no number has the name `first`.
     """
     make_folder(folder, f"output={folder}")
-    comparison = compare(runs, first)
     sections = sections_of(comparison, folder)
     # The page changes only when a run ends, so it shows no notice of missing news.
     html = page.html(title, sections, None if renew is None else Renewal(renew, watched=False))
-    for name, text in ((HTML, html), (MARKDOWN, page.markdown(title, sections))):
+    texts = {HTML: html, MARKDOWN: page.markdown(title, sections), TABLE: comparison.frame.to_csv(index=False)}
+    for name, text in texts.items():
         with atomic(folder / name) as new:
             new.write_text(text, encoding="utf-8")
-    _write_csv(folder / TABLE, comparison)
-    return comparison
-
-
-def check_output(folder: Path, overwrite: bool) -> None:
-    """Raises SettingError where the files of a comparison would replace those of another program."""
-    for name in (HTML, MARKDOWN, TABLE, f"plots/{NAME}.png"):
-        is_written_here = page.is_written_here(folder / HTML)
-        refuse_overwriting(folder / name, f"output={folder}", overwrite=overwrite or is_written_here)
 
 
 def sections_of(comparison: Comparison, folder: Path) -> list[Section]:
-    """The page; its figures are drawn into `folder`/plots."""
-    scores = [table for table in (scores_table(comparison),) if comparison.columns]
-    costs = [table for table in (costs_table(comparison),) if comparison.costs]
+    """The page; its figure is drawn into `folder`/plots."""
+    scores: list[Block] = [tables.scores_table(comparison)] if comparison.columns else []
+    drawn = figures.picture(NAME, lambda: tables.figure(comparison), folder)
+    best, tiles = tables.best_lines(comparison), tables.best_tiles(comparison)
+    settings = tables.settings_table(comparison)
     sections = [
-        Section("", [summary(comparison), *([tiles] if (tiles := best_tiles(comparison)).tiles else [])]),
-        Section("Scores", [*scores, *draw(folder, comparison), *filter(None, [best_lines(comparison)])]),
-        Section("Size, speed and time", [*costs]),
-        Section("Settings that differ", [table for table in (settings_table(comparison),) if table.rows]),
-        Section("Runs", [runs_table(comparison)]),
+        Section("", [tables.summary(comparison), *([tiles] if tiles.tiles else [])]),
+        Section("Scores", [*scores, *([drawn] if drawn else []), *([best] if best else [])]),
+        Section("Size, speed and time", [tables.costs_table(comparison)] if comparison.costs else []),
+        Section("Settings that differ", [settings] if settings.rows else []),
+        Section("Runs", [tables.runs_table(comparison)]),
     ]
     return [section for section in sections if section.blocks]
 
 
 def text_of(comparison: Comparison) -> str:
     """The table of scores, and the runs that are not finished, for a terminal, to which names send no commands."""
-    parts = [summary(comparison)]
+    parts = [tables.summary(comparison)]
     if comparison.columns:
-        table = scores_table(comparison)
-        parts += [aligned(table), table.note]
+        table = tables.scores_table(comparison)
+        parts += [table_text(table), table.note]
     parts += [f"{run.name}: {run.status}" for run in comparison.runs if run.record is None]
     return "\n".join(printable(line) for part in parts if part for line in part.split("\n"))
 
 
-def aligned(table: Table) -> str:
-    """A table in columns of spaces, for a terminal."""
-    widths = [max(len(line[at]) for line in [table.head, *table.rows]) for at in range(len(table.head))]
-    at = 0
-    for group, span in table.groups:  # a heading has the width of all its columns
-        widths[at] += max(0, len(group) - sum(widths[at : at + span]) - 2 * (span - 1))
-        at += span
-    headings = [_headings(table.groups, widths)] if table.groups else []
-    return "\n".join([*headings, *(_line(line, widths) for line in [table.head, *table.rows])])
+class ComparedRuns:
+    """Runs side by side, as a table of text (`print`), as records, or as the files of `distill compare`."""
+
+    def __init__(self, runs: list[Run], by: str | None, setting: str = "by") -> None:
+        """`setting`: what an error line calls `by`."""
+        self.runs, self.by = runs, by
+        self.comparison = Comparison(runs, by, setting)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """One dict for each run: `run`, `status`, `seed`, the settings that differ, and every number by its name."""
+        return self.comparison.frame.to_dict("records")
+
+    def write(self, folder: str | Path, title: str = "Comparison of runs", *, overwrite: bool = False) -> Path:
+        """Write compare.html, compare.md, compare.csv and plots/ into `folder`; gives the first.
+
+        Args:
+            overwrite: whether they may replace files of these names that another program wrote.
+
+        Raises:
+            SettingError: such a file is in the way.
+        """
+        written_here = page.is_written_here(Path(folder) / HTML)
+        for name in (HTML, MARKDOWN, TABLE, f"plots/{NAME}.png"):
+            refuse_overwriting(Path(folder) / name, f"output={folder}", overwrite=overwrite or written_here)
+        write(Path(folder), self.comparison, title)
+        return Path(folder) / HTML
+
+    def __str__(self) -> str:
+        return text_of(self.comparison)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return render("text.html", text=str(self))
 
 
-def _headings(groups: list[tuple[str, int]], widths: list[int]) -> str:
-    headings, at = [], 0
-    for group, span in groups:
-        headings.append(group.rjust(sum(widths[at : at + span]) + 2 * (span - 1)))
-        at += span
-    return "  ".join(headings).rstrip()
+@raising_at_the_call
+def compare(*runs: str | Path, by: str | None = None) -> ComparedRuns:
+    """Lay runs side by side: the settings in which they differ against their results.
 
+    Args:
+        runs: run folders, folders of runs, sweeps or chains, or globs.
+        by: name of the number to begin with and to order by, such as `perplexity` or `heldout.perplexity`.
 
-def _line(cells: list[str], widths: list[int]) -> str:
-    first, *others = (
-        cell.ljust(width) if at == 0 else cell.rjust(width)
-        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return "  ".join([first, *others]).rstrip()
-
-
-def header_of(comparison: Comparison) -> list[str]:
-    """The names of what `records_of` gives."""
-    numbers = dict.fromkeys(
-        column.name for run in comparison.finished if run.record for column in columns_of(run.record)
-    )
-    return ["run", "status", "seed", *comparison.names, *numbers]
-
-
-def records_of(comparison: Comparison) -> list[list[Any]]:
-    """For each run its folder, status and seed, the settings that differ, and every number; None for what it lacks."""
-    names = comparison.names
-    settings = {str(run.folder): group.values for group in comparison.groups for run in group.runs}
-    numbers = header_of(comparison)[3 + len(names) :]
-    records = []
-    for run in comparison.runs:
-        values, record = settings.get(str(run.folder), {}), run.record
-        numbers_of_run = {column.name: column.value(record) for column in columns_of(record)} if record else {}
-        about = [run.name, run.status, run.seed, *(values.get(name) for name in names)]
-        records.append([*about, *(numbers_of_run.get(name) for name in numbers)])
-    return records
-
-
-def _write_csv(path: Path, comparison: Comparison) -> None:
-    with atomic(path) as new, new.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerows([_cell(value) for value in line] for line in (header_of(comparison), *records_of(comparison)))
-
-
-def _cell(value: Any) -> Any:
-    """A cell of a CSV file: a text that a spreadsheet would compute as a formula begins with an apostrophe."""
-    if isinstance(value, str) and value.startswith(FORMULA):
-        return f"'{value}"
-    return "" if value is None else value
+    Raises:
+        SettingError: there are no such runs, or no number has that name.
+    """
+    return ComparedRuns(find_runs([str(run) for run in runs]), by)
