@@ -95,7 +95,7 @@ def upload(options: PushArguments, record: "Record", folder: Path) -> str:
 def write_report(folder: Path, run_folder: Path, record: "Record") -> Path:
     """Write the report of a run into another folder, without paths of this machine, settings and samples of text."""
     from distill.report import report
-    from distill.report.card_facts import shareable, without_paths
+    from distill.report.model_card import shareable, without_paths
     from distill.runs.record import Record
     from distill.runtime.jsonl import read_lines
     from distill.runtime.redaction import redacted

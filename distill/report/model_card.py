@@ -1,10 +1,17 @@
-"""The student's model card: what it is, how it is loaded, published and exported, its scores, and its limits."""
+"""The student's model card: what it is, how it is loaded, published and exported, its scores, and its limits.
+
+It names no path of the machine, and its front matter is the Hub's own.
+"""
 
 import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
-from distill.report.card_facts import before_publishing, metadata, model_name, shareable
-from distill.report.page import Block, Code, Section, facts_table, render
+from distill.report import page
+from distill.report.page import Block, Code, Section, facts_table
 from distill.report.summary import comparison, findings, reproduced_by, sequences_of_step, setting
 from distill.report.use import (
     AUTO,
@@ -19,10 +26,27 @@ from distill.report.use import (
     encoding,
     use_of_student,
 )
-from distill.report.words import number
-from distill.runs.facts import Student
+from distill.report.words import is_number, listed, number
+from distill.runs.facts import Published, Student
 from distill.runs.record import Record
 
+# An absolute path. Its folders may have spaces in their names, but not behind the end of a sentence, nor before the
+# slash of a unit, such as tokens/s; what follows the last slash ends at a space. A URL is none: its slashes follow a
+# colon.
+WORD = r"""[^\s,;()\]}"'/]+"""
+SPACED = rf"""{WORD}(?:(?<![.:!?]) (?!~/){WORD})+/(?=[\w.~][\w.-])"""
+ABSOLUTE = re.compile(rf"""(?<![^\s(\[{{="',:])(?:file://)?~?/(?=[\w.~])(?:{WORD}/|{SPACED})*(?:{WORD})?""")
+# The Hub's names of metrics by those of measures.
+METRICS = {
+    "perplexity": "perplexity",
+    "exact": "exact_match",
+    "f1": "f1",
+    "macro_f1": "f1",
+    "accuracy": "accuracy",
+    "matthews": "matthews_correlation",
+    "pearson": "pearsonr",
+    "spearman": "spearmanr",
+}
 # What transformers' classes are called behind the name of their family.
 OF_HEADS = re.compile(r"(?<=\w)(LMHeadModel|For[A-Z]\w*)$")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -46,15 +70,42 @@ def model_card(record: Record) -> str:
         Section("Limits", [_limits(record, use)]),
         Section("Publish and export", _elsewhere(record, use)),
     ]
-    return render(
-        "card.md",
-        library="pytorch" if use.custom_code else "transformers",
-        use=use,
-        tags=dict.fromkeys(["distill", use.task, "distillation" if record.teacher else use.training]),
-        metadata=metadata(record, title, use.task),
-        title=title,
-        sections=sections,
+    return f"---\n{front_matter(record, use, title)}---\n\n{page.markdown(title, sections)}"
+
+
+def front_matter(record: Record, use: Use, title: str) -> str:
+    """What the Hub reads, as YAML: library and task, models and data by their names there, licence, metrics, scores.
+
+    A model that is no more than a folder, or a licence that nobody states, has no entry.
+    """
+    from huggingface_hub import EvalResult, ModelCardData
+
+    student, scored = record.student or Student(), [name for name in record.measures if record.sets_of(name)]
+    scores = [
+        EvalResult(
+            task_type=use.task,
+            dataset_type=data,
+            dataset_name=record.label_of(data),
+            metric_type=METRICS.get(name, name),
+            metric_name=record.measures[name].title,
+            metric_value=value,
+        )
+        for name in scored
+        for data in record.sets_of(name)
+        if is_number(value := student.score(name, data))
+    ]
+    data = ModelCardData(
+        model_name=title,
+        library_name="pytorch" if use.custom_code else "transformers",
+        pipeline_tag=use.task,
+        tags=[*dict.fromkeys(["distill", use.task, "distillation" if record.teacher else use.training])],
+        base_model=[*dict.fromkeys(source.hub for source in _sources(record) if source.hub)] or None,
+        license=next(iter(licenses(record))) if has_license(record) else None,
+        datasets=record.corpus.hub or None,
+        metrics=[*dict.fromkeys(METRICS[name] for name in scored if name in METRICS)] or None,
+        eval_results=scores or None,  # of a snapshot, which is saved before it is scored, there are none
     )
+    return f"{data.to_yaml()}\n"
 
 
 def title_of_run(record: Record) -> str:
@@ -162,3 +213,89 @@ def _elsewhere(record: Record, use: Use) -> list[Block]:
     if use._replace(tokenizer=AUTO) in (MASKED, CAUSAL, CHAT, CLASSES, SPANS):
         blocks += [ONNX, Code("distill export model=FOLDER", language="bash")]
     return blocks
+
+
+def shareable(record: Record) -> Record:
+    """The record with the last part alone of every absolute path, which means nothing elsewhere and names people."""
+    teacher, student, corpus = record.teacher, record.student, record.corpus
+    if teacher is not None:
+        teacher = replace(teacher, name=model_name(teacher.name))
+    if student is not None:
+        origin = student.origin
+        if origin is not None and origin.call is not None:
+            origin = replace(origin, call=without_paths(origin.call))
+        student = replace(
+            student, origin=origin, start=replace(student.start, source=model_name(student.start.source) or None)
+        )
+    return replace(
+        record,
+        corpus=replace(corpus, name=without_paths(corpus.name or "") or None),
+        teacher=teacher,
+        student=student,
+        command=_command_without_paths(record.command or "") or None,
+        notes=[without_paths(note) for note in record.notes],
+    )
+
+
+def model_name(name: str | None) -> str:
+    """What a card calls a model: of a path the run or the folder alone, which means something elsewhere too."""
+    text = name or ""
+    if not text.startswith(("/", ".", "~")) and (text.count("/") < 2 or " " in text):
+        return without_paths(text)  # a description, or OWNER/NAME of the Hub
+    parts = [part for part in PurePath(text).parts if part not in ("student", "snapshots", "/")]
+    if len(parts) > 1 and (step := re.fullmatch(r"step-(\d+)", parts[-1])):
+        return f"{parts[-2]} after step {number(int(step[1]))}"
+    return parts[-1] if parts else text
+
+
+def without_paths(text: str) -> str:
+    """A text in which of every absolute path the last part is left."""
+    return ABSOLUTE.sub(lambda match: match[0].rstrip("/").rpartition("/")[2], text)
+
+
+def _command_without_paths(command: str) -> str:
+    """The same of a command, word by word, as a path in it may hold spaces."""
+    try:
+        return shlex.join([_word_without_paths(word) for word in shlex.split(command)])
+    except ValueError:  # a quotation mark that is never closed
+        return without_paths(command)
+
+
+def _word_without_paths(word: str) -> str:
+    name, equals, value = word.partition("=")
+    quote = value[:1] if len(value) > 1 and value[0] in "'\"" and value[-1] == value[0] else ""
+    text = value.removeprefix(quote).removesuffix(quote)
+    if equals and text.startswith(("/", "~/", "file:/")) and (quote or "," not in text):
+        return f"{name}={quote}{PurePath(text).name}{quote}"  # whatever signs the path has
+    return without_paths(word)
+
+
+def has_license(record: Record) -> bool:
+    """Whether every model that this one comes from states the same licence."""
+    sources = [*_sources(record)]
+    return bool(sources) and all(source.license for source in sources) and len(licenses(record)) == 1
+
+
+def licenses(record: Record) -> list[str]:
+    """Those that the models state which this one comes from."""
+    return [*dict.fromkeys(source.license for source in _sources(record) if source.license)]
+
+
+def before_publishing(record: Record) -> str:
+    """What its user adds to the front matter, which no record has."""
+    if has_license(record):
+        return "Before you publish it, add its languages to the front matter of this card (language)."
+    stated = licenses(record)
+    why = f"some of its source models state {listed(stated)}" if stated else "no source model states a licence"
+    where = "in the front matter of this card (license, language)"
+    return f"Before you publish it, set its licence and languages {where}: {why}."
+
+
+def _sources(record: Record) -> Iterator[Published]:
+    """The models that a student comes from: its start, then its teachers."""
+    start = (record.student or Student()).start
+    if start.source and (start.init != "layers" or record.teacher is None):
+        yield start.published
+    if record.teacher is not None:
+        members = record.teacher.members or {"": record.teacher}
+        yield from (member.published for member in members.values())

@@ -11,8 +11,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from distill.config.settings import CorpusConfig
 from distill.report import report, summary
-from distill.report.card_facts import model_name, shareable, without_paths
-from distill.report.model_card import model_card
+from distill.report.model_card import model_card, model_name, shareable, without_paths
 from distill.runs import published as of_hub
 from distill.runs.describe import hub_datasets
 from distill.runs.facts import Published
@@ -47,9 +46,7 @@ def metadata_of(content: dict[str, Any]) -> dict[str, Any]:
     card = ModelCard(model_card(Record.from_json(content)))
     assert isinstance(card.data, ModelCardData)
     written = yaml.safe_load(model_card(Record.from_json(content)).split("---\n")[1])
-    # The Hub's own class has the name of the model in its index alone, where there is one.
-    named = {key: value for key, value in written.items() if key != "model_name" or "model-index" not in written}
-    assert card.data.to_dict() == named
+    assert card.data.to_dict() == written
     return written
 
 

@@ -104,7 +104,7 @@ def test_names_are_escaped(tmp_path: Path, results: dict, metrics: list) -> None
     text = "".join(parsed(tmp_path).itertext())
     assert evil in text and "<script" not in (tmp_path / "report.html").read_text()
     card = model_card(Record.from_json(results))
-    assert yaml.safe_load(card.split("---\n")[1])["model_name"].startswith(f"{evil} distilled from ")
+    assert yaml.safe_load(card.split("---\n")[1])["model-index"][0]["name"].startswith(f"{evil} distilled from ")
     for markdown in ((tmp_path / "report.md").read_text(), card.split("---\n", 2)[2]):
         outside = re.sub(r"^(`{3,})\w*\n.*?^\1$", "", markdown, flags=re.DOTALL | re.MULTILINE)
         assert not re.search(r"(?<!\\)<script|(?<!\\)\]\(http|^# no", outside, flags=re.MULTILINE)
