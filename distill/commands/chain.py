@@ -61,8 +61,8 @@ def run_chain(chain: ChainConfig, path: Path, options: list[str]) -> str:
             model: [[read_results(folder / "results.json") for folder in runs[name].values()] for name in stages]
             for model, stages in chain.table.items()
         }
-        text = chain_report.write(path, results, chain.anchors)
-        page.end_with(chain_report.blocks(results, chain.anchors))
+        text, blocks = chain_report.write(path, results, chain.anchors)
+        page.end_with(blocks)
     return text
 
 

@@ -325,7 +325,10 @@ class RunPage:
     def _status(self, samples: dict[str, list[float]]) -> Status:
         metrics = evenly_spaced(self.path / "metrics.jsonl")
         seconds = float(metrics[-1]["seconds"]) if metrics else 0.0
-        fraction, left = self._progress(int(metrics[-1]["step"]) if metrics else 0, seconds)
+        done = [metrics[-1]["step"] / self._steps] if metrics and self._steps else [0.0]
+        if self.minutes is not None:  # whichever comes first ends the run
+            done.append(seconds / (60 * self.minutes))
+        training = next((work for work in under_way() if work.label == "training"), None)
         logs, count = tails(self.path / "logs") if self.ranks.size > 1 else ({0: cleaned(self._logged)}, 1)
         exchanges, span = self.ranks.traffic.exchange_seconds, seconds - self._began
         history = read_lines(self.path / "history.jsonl", only_good=True)
@@ -335,8 +338,8 @@ class RunPage:
             self._record.with_history(history),
             metrics,
             self._steps,
-            left,
-            fraction,
+            None if training is None or self._ending else training.seconds_left,
+            None if self._phase < Phase.begun else min(max(done), 1.0),
             exchange_wait=min(exchanges / span, 1.0) if self.ranks.size > 1 and span > 0 else None,
             activities=[] if self._ending else [redact(work.line()) for work in under_way()],
             samples=samples,
@@ -344,19 +347,6 @@ class RunPage:
             num_logs=count,
             ending=self._ending,
         )
-
-    def _progress(self, step: int, seconds: float) -> tuple[float | None, float | None]:
-        """How much of the run is done, and the seconds that are left; by steps or by the clock, whichever ends it."""
-        if self._phase < Phase.begun:
-            return None, None
-        training = next((work for work in under_way() if work.label == "training"), None)
-        fractions = [step / self._steps] if self._steps else []
-        lefts = [training.seconds_left] if training is not None else []
-        if self.minutes is not None:
-            fractions.append(seconds / (60 * self.minutes))
-            lefts.append(max(60 * self.minutes - seconds, 0.0))
-        estimates = [left for left in lefts if left is not None]
-        return (min(max(fractions), 1.0) if fractions else None), (min(estimates) if estimates else None)
 
 
 def is_free(path: Path) -> bool:

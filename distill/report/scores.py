@@ -2,21 +2,27 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from distill.evaluation.significance import Bootstrap
-from distill.report.page import Code, escaped
+from distill.report.page import Block, Code, Section, Table, markdown, table_text
 from distill.report.summary import AGREEMENT, explained, in_points, interval
 from distill.report.words import NONE, number, percent
 from distill.runs import facts
 from distill.runtime.errors import SettingError
-from distill.runtime.files import atomic, quarantine
+from distill.runtime.files import atomic, make_folder, quarantine
 from distill.runtime.jsonl import without_nan
 
 FILES = ("scores.json", "scores.md")
+COMPARED = (
+    "A ratio of perplexities below 1, or a difference of accuracies above 0, is in favour of the model in the first "
+    "column. Both models were scored on the same 10,000 draws of the set, unit by unit and with replacement (Koehn "
+    "2004): the interval holds 95 % of these, and the next column says in how many draws the model is the better one; "
+    "a tie counts half."
+)
 
 
 @dataclass(frozen=True)
@@ -93,21 +99,22 @@ class Scores:
         content: dict[str, Any] = without_nan(asdict(self))
         return content
 
+    def _sections(self) -> list[Section]:
+        first: list[Block] = [self._table(), explained(self.measures), [*self.notes]]
+        command: list[Block] = [Code(self.command, language="sh")] if self.command else []
+        sections = [Section("", [block for block in first if block])]
+        if self.comparisons:
+            sections.append(Section("One model against another", [self._compared()]))
+        return [*sections, Section("What was scored", [self._scored(), *command])]
+
     def markdown(self) -> str:
         """The page: the table of all scores, what was scored, comparisons and notes."""
-        parts = ["# Scores", _table(self._rows(), escaped), escaped(explained(self.measures))]
-        parts += ["\n".join(f"- {escaped(note)}" for note in self.notes)] if self.notes else []
-        if self.comparisons:
-            parts += ["## One model against another", _table(self._compared(), escaped), COMPARED]
-        parts += ["## What was scored", _table(self._scored(), escaped)]
-        fence = Code(self.command).fence
-        parts += [f"{fence}sh\n{self.command}\n{fence}"] if self.command else []
-        return "\n\n".join(part for part in parts if part) + "\n"
+        return markdown("Scores", self._sections())
 
     def __str__(self) -> str:
-        parts = [_table(self._rows()), *self.notes]
-        parts += [_table(self._compared()), COMPARED] if self.comparisons else []
-        return "\n\n".join(parts)
+        tables = [self._table(), *([self._compared()] if self.comparisons else [])]
+        first, *others = ("\n\n".join(filter(None, [table_text(table), table.note])) for table in tables)
+        return "\n\n".join([first, *self.notes, *others])
 
     __repr__ = __str__
 
@@ -121,10 +128,7 @@ class Scores:
             SettingError: the folder cannot be written.
         """
         check_folder(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SettingError(f"output={folder} is no folder that can be made: {error.strerror}") from error
+        make_folder(folder, f"output={folder}")
         texts = (json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n", self.markdown())
         for name, text in zip(FILES, texts, strict=True):
             if (folder / name).exists():
@@ -133,42 +137,46 @@ class Scores:
                 new.write_text(text, encoding="utf-8")
         return folder
 
-    def _rows(self) -> Iterator[list[str]]:
+    def _table(self) -> Table:
         """Measures and sets down, models across."""
-        yield ["", *(model.name for model in self.models)]
-        yield ["Parameters", *(number(model.parameters) for model in self.models)]
-        yield ["Vocabulary (tokens)", *(number(self.vocabularies[model.vocabulary].tokens) for model in self.models)]
+        rows = [
+            ["Parameters", *(number(model.parameters) for model in self.models)],
+            ["Vocabulary (tokens)", *(number(self.vocabularies[model.vocabulary].tokens) for model in self.models)],
+        ]
+
+        def add(title: str, values: list[float | None], form: Callable[[Any], str]) -> None:
+            if any(value is not None for value in values):
+                rows.append([title, *(NONE if value is None else form(value) for value in values)])
+
         for measure, described in self.measures.items():
             for name in self.sets:
                 values = [model.scores.get(measure, {}).get(name) for model in self.models]
-                if any(value is not None for value in values):
-                    yield [f"{described.title}, {name}", *map(number, values)]
+                add(f"{described.title}, {name}", values, number)
         for key, (title, form) in AGREEMENT.items():
             for name in self.sets:
-                values = [(model.agreement or {}).get(name, {}).get(key) for model in self.models]
-                if any(value is not None for value in values):
-                    yield [f"{title}, {name}", *(NONE if value is None else form(value) for value in values)]
+                add(f"{title}, {name}", [(model.agreement or {}).get(name, {}).get(key) for model in self.models], form)
+        return Table(["", *(model.name for model in self.models)], rows)
 
-    def _compared(self) -> Iterator[list[str]]:
-        yield ["", "against", "measure and set", "difference", "95 % interval", "better in", "drawn"]
-        for comparison in self.comparisons:
-            bootstrap = comparison.bootstrap
-            title = self.measures[comparison.measure].title
-            cells = [
-                f"{title}, {comparison.set}",
-                f"{bootstrap.ratio:.3f} times" if bootstrap.points is None else in_points(bootstrap.points),
-                interval(bootstrap.low, bootstrap.high, bootstrap.points is not None),
-                percent(bootstrap.better, 1),
-            ]
-            yield [comparison.model, comparison.against, *cells, f"{number(bootstrap.num_units)} {bootstrap.units}"]
+    def _compared(self) -> Table:
+        rows = []
+        for compared in self.comparisons:
+            drawn, title = compared.bootstrap, self.measures[compared.measure].title
+            by_points = drawn.points is not None
+            difference = in_points(drawn.points) if drawn.points is not None else f"{drawn.ratio:.3f} times"
+            cells = [compared.model, compared.against, f"{title}, {compared.set}", difference]
+            cells += [interval(drawn.low, drawn.high, by_points), percent(drawn.better, 1)]
+            rows.append([*cells, f"{number(drawn.num_units)} {drawn.units}"])
+        head = ["", "against", "measure and set", "difference", "95 % interval", "better in", "drawn"]
+        return Table(head, rows, COMPARED)
 
-    def _scored(self) -> Iterator[list[str]]:
-        yield ["", "text", "documents", "sequences", "tokens", "scored positions", "masked one at a time"]
+    def _scored(self) -> Table:
+        rows = []
         for vocabulary in self.vocabularies:
             size = f" ({number(vocabulary.tokens)} tokens)" if len(self.vocabularies) > 1 else ""
             for name, scored in vocabulary.sets.items():
                 sizes = (scored.documents, scored.sequences, scored.tokens, scored.positions, scored.pseudo_positions)
-                yield [f"{name}{size}", str(scored.description), *map(number, sizes)]
+                rows.append([f"{name}{size}", str(scored.description), *map(number, sizes)])
+        return Table(["", "text", "documents", "sequences", "tokens", "scored positions", "masked one at a time"], rows)
 
 
 def check_folder(output: str | Path) -> None:
@@ -177,39 +185,13 @@ def check_folder(output: str | Path) -> None:
     Raises:
         SettingError: it is empty, a file is in the way, or the folder or the one that it would be made in is read-only.
     """
+    folder, problem = Path(output).expanduser().absolute(), ""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not str(output).strip():
-        raise SettingError("output= is empty (a shell variable that is not set?): give a folder")
-    folder = Path(output).expanduser().absolute()
-    existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
-    if not existing.is_dir():
-        raise SettingError(f"output={output} is no folder that can be made: {existing} is a file; give another folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise SettingError(f"output={output} cannot be written: {existing} is read-only; give another folder")
-
-
-COMPARED = (
-    "A ratio of perplexities below 1, or a difference of accuracies above 0, is in favour of the model in the first "
-    "column. Both models were scored on the same 10,000 draws of the set, unit by unit and with replacement (Koehn "
-    "2004): the interval holds 95 % of these, and the next column says in how many draws the model is the better one; "
-    "a tie counts half."
-)
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
-
-
-def _table(rows: Iterator[list[str]] | Sequence[list[str]], written: Callable[[str], str] = _plain) -> str:
-    """A Markdown table whose columns are below each other, so that it reads well on a console too.
-
-    Args:
-        written: how a cell is; on a console its marks stand as they are.
-    """
-    cells = [[written(cell) for cell in row] for row in rows]
-    widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(cells[0]))]
-    lines = [
-        "| " + " | ".join((str.rjust if n else str.ljust)(cell, widths[n]) for n, cell in enumerate(row)) + " |"
-        for row in cells
-    ]
-    rule = "|" + "|".join("-" * (width + 1) + (":" if n else "-") for n, width in enumerate(widths)) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
+        problem = " is empty (a shell variable that is not set?)"
+    elif not existing.is_dir():
+        problem = f"{output} is no folder that can be made: {existing} is a file"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        problem = f"{output} cannot be written: {existing} is read-only"
+    if problem:
+        raise SettingError(f"output={problem}; give another folder")
