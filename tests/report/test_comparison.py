@@ -18,9 +18,8 @@ from distill.commands.cli import main as distill_command
 from distill.report.comparison.columns import columns_of
 from distill.report.comparison.compare import Comparison, differing
 from distill.report.comparison.runs import find_runs, is_at_work
-from distill.report.comparison.tables import best_lines, costs_table, runs_table, scores_table, settings_table, summary
+from distill.report.comparison.tables import best_lines, costs_table, runs_table, scores_table, settings_table
 from distill.report.comparison.write import compare as compare_runs
-from distill.report.comparison.write import write
 from distill.report.page import table_text
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError
@@ -57,30 +56,6 @@ def test_seeds_become_one_line_with_mean_and_range(tmp_path: Path) -> None:
     ]
 
 
-def test_seeds_beside_baselines_have_the_mean_of_the_gap_that_they_close(tmp_path: Path) -> None:
-    """Of another teacher it is another gap, and has a mark; a run whose baseline leaves no gap has no number."""
-    for seed, fraction in enumerate((0.3, 0.5, None)):
-        baseline = {"perplexity": {"heldout": 11.0}, "gap_closed": {"perplexity": {"heldout": {"fraction": fraction}}}}
-        make_run(tmp_path / str(seed), settings_of(seed), results_of({"heldout": 10.0}, baseline=baseline))
-    table = scores_table(laid_out(tmp_path))
-    assert table.full_head()[-1] == "Gap closed, perplexity: heldout"
-    assert table.rows[0][-1] == "40% (30% to 50%)" and "Higher is better: Gap closed, perplexity." in table.note
-    baseline["gap_closed"]["perplexity"]["heldout"]["fraction"] = 0.9
-    results = results_of({"heldout": 10.0}, baseline=baseline, identity={"teacher.digest": "other"})
-    make_run(tmp_path / "other", settings_of(0, 9.0), results)
-    assert [row[-1] for row in rows_of(laid_out(tmp_path))][:2] == ["40% (30% to 50%)", "90% †"]
-
-
-def test_another_cache_of_the_same_teacher_leaves_the_gap_comparable(tmp_path: Path) -> None:
-    """The report scores the teacher itself, and only the training reads the cache."""
-    baseline = {"perplexity": {"heldout": 11.0}, "gap_closed": {"perplexity": {"heldout": {"fraction": 0.5}}}}
-    for seed, top_k in enumerate((None, 4)):
-        identity = {"teacher.members": ["a"], "teacher.members.a.digest": "d", "teacher.members.a.cache.top_k": top_k}
-        results = results_of({"heldout": 10.0}, baseline=baseline, identity=identity)
-        make_run(tmp_path / str(seed), settings_of(0, float(seed)), results)
-    assert [row[-1] for row in rows_of(laid_out(tmp_path))][:2] == ["50%", "50%"]
-
-
 def test_who_is_best_is_open_where_the_ranges_overlap(tmp_path: Path) -> None:
     for temperature, scores in {1.0: (10.0, 12.0), 2.0: (9.0, 11.5)}.items():
         for seed, score in enumerate(scores):
@@ -89,13 +64,6 @@ def test_who_is_best_is_open_where_the_ranges_overlap(tmp_path: Path) -> None:
     assert "best is 10.25 with objective.temperature=2 (mean of 2 seeds)" in line and "overlap" in line
     # Differences of 1.0 and 0.5: their mean, and 12.706 standard errors of 0.25 to both sides.
     assert line.endswith("; over 2 seeds of both the difference is 0.750 (95 % interval -2.426 to 3.926).")
-
-
-def test_runs_of_one_seed_are_no_seeds(tmp_path: Path) -> None:
-    for name, temperature in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
-        make_run(tmp_path / name, settings_of(0, temperature), results_of({"heldout": 9.0 + temperature}))
-    (line,) = best_lines(laid_out(tmp_path))
-    assert "(mean of 2 runs)" in line and "several seeds" not in summary(laid_out(tmp_path))
 
 
 def test_settings_without_a_part_in_the_student_do_not_tell_runs_apart(tmp_path: Path) -> None:
@@ -218,16 +186,6 @@ def test_from_python(tmp_path: Path) -> None:
         compare_runs(tmp_path / "run0", by="perplexty")
 
 
-@pytest.mark.parametrize(
-    ("argument", "cure"),
-    [("--by=x", "is not an argument of `distill compare`"), ("runs/a", "such as run=runs/a")],
-)
-def test_options_and_bare_folders_are_refused(argument: str, cure: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run=runs/b", argument]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"distill: {argument.partition('=')[0]}") and cure in line
-
-
 def test_the_command_ends_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,14 +220,6 @@ def test_refusals(
     assert not (tmp_path / "compare").exists()
 
 
-def test_results_of_older_releases_have_fewer_numbers(tmp_path: Path) -> None:
-    make_run(tmp_path / "old", settings_of(0), {"student": {"perplexity": {"heldout": 4.0}}})
-    make_run(tmp_path / "new", settings_of(1), results_of({"heldout": None, "imdb": 5.0}))
-    comparison = laid_out(tmp_path / "old", tmp_path / "new")
-    write(tmp_path / "out", comparison, "both")
-    assert {column.name for column in comparison.columns} == {"heldout.perplexity", "imdb.perplexity"}
-
-
 def test_tables_for_a_terminal_line_up(tmp_path: Path) -> None:
     for temperature in (1.0, 2.0):
         scores = {"heldout": 100.0 * temperature, "wikitext2": 3.0}
@@ -297,19 +247,6 @@ def test_names_of_numbers(tmp_path: Path) -> None:
         "training.seconds",
         "loss.total",
     ]
-
-
-def test_scores_that_other_runs_have_get_no_panel(tmp_path: Path) -> None:
-    for name, data, architecture in [
-        ("a", "heldout", "x"),
-        ("b", "heldout", "y"),
-        ("c", "books", "x"),
-        ("d", "books", "y"),
-    ]:
-        settings = settings_of(0, student={"architecture": architecture}, evaluate={"sets": [data]})
-        make_run(tmp_path / name, settings, results_of({data: 3.0}))
-    compare_runs(tmp_path).write(tmp_path / "out")
-    assert "<svg" in (tmp_path / "out" / "compare.html").read_text()
 
 
 def test_a_setting_that_follows_another_of_its_name_is_left_out() -> None:

@@ -1,7 +1,6 @@
 """The report is calm about whatever is missing, odd or long."""
 
 import copy
-import json
 import math
 import re
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from sample import CONFIG, parsed, sample_metrics, sample_results
+from sample import CONFIG, parsed
 
 from distill.report import figures, report, words
 from distill.report.model_card import model_card
@@ -118,40 +117,6 @@ def test_tables_are_rectangular(written: Path) -> None:
     assert len(blocks) >= 6
     for block in blocks:
         assert len({line.replace("\\|", "").count("|") for line in block.splitlines()}) == 1
-
-
-def test_model_card_has_front_matter_use_and_limits(results: dict) -> None:
-    card = model_card(Record.from_json(results))
-    front = yaml.safe_load(card.split("---\n")[1])
-    assert front["library_name"] == "transformers" and front["pipeline_tag"] == "fill-mask"
-    assert "distillation" in front["tags"] and front["metrics"] == ["perplexity"]
-    compile(re.search(r"```python\n(.*?)```", card, flags=re.DOTALL)[1], "card", "exec")
-    parts = ("AutoModelForMaskedLM", "39.05", "Project Gutenberg", "## Limits", "sequences of 128 tokens", "370,368")
-    for part in parts:
-        assert part in card, part
-
-
-@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "Qwen2ForCausalLM", "BertForMaskedLM", "DistilBertForMaskedLM"])
-def test_a_model_card_loads_and_asks_the_students_own_kind(results: dict, name: str) -> None:
-    results["student"]["name"] = name
-    card = model_card(Record.from_json(results))
-    causal = "Masked" not in name
-    for part, expected in (
-        ("AutoModelForCausalLM.from_pretrained", causal),
-        ("AutoModelForMaskedLM.from_pretrained", not causal),
-        ("pipeline_tag: text-generation", causal),
-        ("pipeline_tag: fill-mask", not causal),
-        ("predicts masked tokens", not causal),
-    ):
-        assert (part in card) == expected, part
-    compile(re.search(r"```python\n(.*?)```", card, flags=re.DOTALL)[1], "card", "exec")
-
-
-def test_results_from_json_give_the_same_report(written: Path, tmp_path: Path) -> None:
-    results, metrics = json.loads(json.dumps([sample_results(), sample_metrics()]))
-    report.write(tmp_path, Record.from_json(results), metrics, CONFIG)
-    for file in ("report.html", "report.md", "plots/loss.png"):
-        assert (tmp_path / file).read_bytes() == (written / file).read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,110 @@
+"""Whole pages of made-up runs, as Markdown, beside those that were read and found right.
+
+With DISTILL_RENEW=1 in the environment the pages are written anew; read what `git diff` shows of them.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import make_run, results_of, settings_of
+from pages import under_way
+from sample import CONFIG, objective, sample_metrics, sample_results
+
+from distill.report import live, report
+from distill.report.comparison.compare import Comparison
+from distill.report.comparison.runs import find_runs
+from distill.report.comparison.write import sections_of, text_of
+from distill.report.model_card import model_card
+from distill.report.page import markdown
+from distill.runs.record import Record
+
+GOLDEN = Path(__file__).parent / "golden"
+INTERVAL = {"low": 0.71, "high": 0.76, "resamples": 10_000, "confidence": 0.95, "better": 0.991, "num_units": 512}
+CLOSED = {"fraction": 0.341, "low": 0.288, "high": 0.402, "without_gap": 0}
+CHOICES = [{"layers": [0, 2], "loss": 6.1, "rules": ["spread"]}, {"layers": [0, [1, 2]], "loss": 6.4, "rules": []}]
+
+
+def everything() -> dict[str, Any]:
+    """A run of a mixture beside a baseline, with its best student, layer search, samples and profile."""
+    content = sample_results()
+    content["baseline"] |= {
+        "bootstrap": {"perplexity": {name: INTERVAL | {"units": "sequences"} for name in ("heldout", "wikitext2")}},
+        "gap_closed": {"perplexity": {"heldout": CLOSED, "wikitext2": {"fraction": 0.5, "without_gap": 320}}},
+    }
+    source = {"name": "146 books", "weight": 0.75, "documents": 146, "sequences": 9_000}
+    content["corpus"] |= {"sources": {"books": source}, "held_out": 320, "fraction_used": 0.0123}
+    content["training"] |= {
+        "sources": {"books": {"sequences": 12_000, "tokens": 1.5e6, "passes": 1.33}},
+        "ended_by": "train.epochs", "evaluation_seconds": 41.0, "overflow_steps": 2,
+    }  # fmt: skip
+    search = {"layers": [0, 2], "teacher": 3.2, "best": CHOICES, "tried": 12, "sequences": 256, "perplexity": True}
+    start = {"init": "layers", "from": "little-bert", "layers": [0, 2], "search": search}
+    content["student"] |= {"start": start}
+    content["best"] = {"measure": "perplexity", "set": "heldout", "step": 82, "score": 39.0, "last_score": 39.5}
+    content["snapshots"] = [40, 80]
+    texts = [{"prompt": "Once there", "continuations": {"teacher": "was a king", "student": "", "baseline": "of"}}]
+    content["samples"] = {"set": "heldout", "temperature": 0.7, "max_tokens": 40, "texts": texts}
+    finding = {"rule": "data", "lost": 0.12, "sentence": "Set data.workers=4.", "named": True}
+    content["profile"] = {
+        "conclusion": "Waiting for data takes 12.0% of the time.", "findings": [finding], "steps": 40, "ranks": 2,
+        "phases": {"data": 1.2, "forward": 8.8},
+        "step_seconds": {"median": 0.2, "p95": 0.25, "longest": 0.4, "steps": 36},
+    }  # fmt: skip
+    content["evaluation"]["heldout"]["pseudo_positions"] = 156
+    return content
+
+
+def alone() -> dict[str, Any]:
+    """A run without a teacher, whose history goes by steps."""
+    content = sample_results() | {"teacher": None, "baseline": None, "agreement": None, "objective": objective("mlm")}
+    content |= {"recipe": "default", "history_by": "step", "finished": False}
+    content["student"]["start"] = {"init": "random", "from": None}
+    return content
+
+
+def of_several_teachers() -> dict[str, Any]:
+    """A run of two teachers, whose baseline differs in more than its teacher and leaves no gap on one set."""
+    content = sample_results()
+    content["teacher"]["members"] = {name: dict(content["teacher"]) | {"name": name} for name in ("one", "other")}
+    content["baseline"] |= {
+        "steps": 100, "learning_rate": 2.5e-4,
+        "remarks": ["The baseline differs in more than its teacher: schedule.kind."],
+        "gap_closed": {"perplexity": {"heldout": {"fraction": None}, "wikitext2": {"fraction": -0.05}}},
+    }  # fmt: skip
+    return content
+
+
+def pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
+    """The pages by their names."""
+    for name, content in (("everything", everything()), ("alone", alone()), ("teachers", of_several_teachers())):
+        record = Record.from_json(content)
+        report.write(folder, record, sample_metrics(), CONFIG)
+        yield f"report-{name}.md", (folder / "report.md").read_text()
+        yield f"card-{name}.md", model_card(record)
+    monkeypatch.setattr(live, "clock", lambda: "2026-01-02 03:04:05 UTC")
+    yield "live.md", markdown(live.title_of(under_way()), live.sections(under_way()))
+    for number, (kind, digest) in enumerate((("adamw", "a"), ("lamb", "a"), ("sgd", "b"))):
+        for seed in (0, 1, 2):
+            gap_closed = {"perplexity": {"heldout": {"fraction": 0.34 + number / 10 + seed / 50}}}
+            content = results_of(
+                {"heldout": 40.0 + number + seed / 2, "wikitext2": 90.0 + number + seed},
+                agreement={"heldout": {"top1": 0.5 + number / 10, "kl": 0.1}},
+                baseline={"perplexity": {"heldout": 60.0}, "steps": 9, "gap_closed": gap_closed},
+            )
+            for of_set in content["evaluation"].values():
+                of_set["digest"] = digest
+            make_run(folder / "runs" / f"{kind}-{seed}", settings_of(seed, optimizer={"kind": kind}), content)
+    make_run(folder / "runs" / "stopped", settings_of(4, optimizer={"kind": "sgd"}))
+    comparison = Comparison(find_runs([str(folder / "runs")]))
+    yield "comparison.md", markdown("Comparison", sections_of(comparison, folder))
+    yield "comparison.txt", f"{text_of(comparison)}\n"
+
+
+def test_pages_are_those_that_were_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, page in pages(tmp_path, monkeypatch):
+        if os.environ.get("DISTILL_RENEW"):
+            (GOLDEN / name).write_text(page)
+        assert page == (GOLDEN / name).read_text(), name
