@@ -157,7 +157,9 @@ def _score(config: Config, task: Task, located: Sequence[Located], ranks: Ranks)
             agreement = evaluator.agree(model, group.teachers[0][1], sets) if agrees else None
             group.scored.append(ModelScores(name, title, *size(model), number, scores, agreement))
             del model  # before the next one is loaded
-        described = {data.name: facts.EvaluationSet(**evaluator.describe(data), digest=digest_of(data)) for data in sets}
+        described = {
+            data.name: facts.EvaluationSet(**evaluator.describe(data), digest=digest_of(data)) for data in sets
+        }
         names = tuple(model.name for model in group.scored)
         vocabularies.append(Vocabulary(len(group.tokenizer), names, described))
         measures |= measure_facts(evaluator.measures)

@@ -84,7 +84,10 @@ def test_what_was_not_tested_or_differs_otherwise_is_no_verdict(results: dict[st
     baseline_scores(results, 1000.0, 1000.0)
     for changes, phrase in (
         ({"steps": 100}, " for 100 steps instead of 123, its perplexity"),
-        ({"steps": 123, "remarks": ["The baseline differs: schedule.kind."]}, " for the same 123 steps, its perplexity"),
+        (
+            {"steps": 123, "remarks": ["The baseline differs: schedule.kind."]},
+            " for the same 123 steps, its perplexity",
+        ),
         ({"steps": None, "remarks": []}, ", its perplexity"),
     ):
         results["baseline"].update(changes)
@@ -137,8 +140,16 @@ def test_a_set_without_a_scored_position_has_no_numbers(results: dict[str, Any])
 @pytest.mark.parametrize(
     ("start", "teacher", "expected"),
     [
-        ({"init": "layers", "from": "runs/big", "layers": [0, 2, 5]}, True, "student started from layers 0, 2 and 5 of"),
-        ({"init": "layers", "from": "runs/big", "layers": [0]}, False, "started from layer 0 of runs/big, and learned w"),
+        (
+            {"init": "layers", "from": "runs/big", "layers": [0, 2, 5]},
+            True,
+            "student started from layers 0, 2 and 5 of",
+        ),
+        (
+            {"init": "layers", "from": "runs/big", "layers": [0]},
+            False,
+            "started from layer 0 of runs/big, and learned w",
+        ),
         ({"init": "pretrained", "from": "runs/small"}, False, "The model started from runs/small."),
         ({"init": "random", "from": None}, True, "The student started from new weights."),
         ({"init": "custom", "from": None}, False, ""),
