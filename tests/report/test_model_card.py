@@ -82,11 +82,6 @@ def test_only_measures_that_were_scored_are_named(results: dict[str, Any]) -> No
     assert "metrics" not in yaml.safe_load(model_card(Record.from_json(snapshot)).split("---\n")[1])
 
 
-def test_several_teachers_are_counted(results: dict[str, Any]) -> None:
-    results["teacher"]["members"] = {"one": {}, "other": {}}
-    assert title_of_run(Record.from_json(results)).endswith(" distilled from 2 teachers")
-
-
 def test_whose_licence_applies() -> None:
     baseline, own = (model_card(Record.from_json(run("BertForMaskedLM", None, start))) for start in (LAYERS, None))
     assert "weights of big, whose licence applies" in baseline and "licence applies" not in own

@@ -27,9 +27,7 @@ def test_a_run_tells_how_good_it_is_by_the_minute(shelf: Shelf, capfd: pytest.Ca
     assert lines[-1]["score"] == pytest.approx(results["student"]["perplexity"][data], rel=1e-6)
     assert curve["teacher"] == pytest.approx(results["teacher"]["perplexity"][data], rel=1e-6)
     assert lines[0]["score"] != lines[-1]["score"] and lines[0]["seconds"] == 0
-    report = (folder / "report.md").read_text()
-    assert "over the minutes of training" in report and "on 2 sequences" in report
-    assert results["training"]["evaluation_seconds"] > 0 and "in the last process of the run" in report
+    assert results["training"]["evaluation_seconds"] > 0
 
 
 @pytest.mark.slow
