@@ -152,6 +152,8 @@ def test_the_page_is_there_while_the_run_goes_on_and_the_report_after_it(
         assert part in seen[0], part
     page = shown(folder / "report.html")
     assert "<script" not in page and "Size, speed and quality" in page and not list(folder.glob(".report*"))
+    scored = [results(run)["evaluation"] for run in (folder, done)]
+    assert scored[0] == scored[1] and all(len(of_set["digest"]) == 64 for of_set in scored[0].values())
 
 
 @pytest.mark.slow

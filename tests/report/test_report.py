@@ -149,3 +149,11 @@ def test_a_term_and_a_measure_of_the_users_own_are_shown(tmp_path: Path, results
     for present in ("Third hidden state", "0.457", "Accuracy", "0.876", "higher is better", "0.712"):
         assert present in text, present
     assert "Perplexity" not in text
+
+
+def test_the_legend_names_a_line_that_only_another_panel_has(results: dict) -> None:
+    for line in results["baseline"]["history"]:
+        line["perplexity"] = {"wikitext2": line["perplexity"]["wikitext2"]}
+        del line["pseudo_perplexity"]
+    svg = figures.draw(Record.from_json(results), [], None)["history"].svg
+    assert [svg.count(f">{name}<") for name in ("student", "baseline", "teacher")] == [1, 1, 1]
