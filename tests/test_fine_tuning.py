@@ -157,7 +157,7 @@ def test_random_weights_with_a_tokenizer_of_another(shelf: Shelf, reviews: list[
         (["objective=distil_classes"], ("teacher.path=null", "objective.soft_classes")),
         (
             ["teacher=bundled_small", "+objective.cosine.weight=1", "+objective.cosine.positions=masked"],
-            ("objective.cosine.positions", "predicts none", "set it to all"),
+            ("objective.cosine.positions", "predicts no words", "set it to all"),
         ),
         (["teacher=bundled_small", "objective=distil_classes"], ("teacher.path=bundled_small", "classes of texts")),
     ],

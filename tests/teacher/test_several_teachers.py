@@ -207,7 +207,7 @@ BAD = {
     "an unknown setting": (["+teacher.members.b.pathh=x"], ["teacher.members.b", "pathh"]),
     "an unknown format": (["+teacher.members.b.precision=auto"], ["teacher.members.b.precision=auto", "bf16"]),
     "no micro-batch": (["+teacher.members.b.micro_batches=0"], ["teacher.members.b.micro_batches=0"]),
-    "no dict": (["+teacher.members.c=runs/c"], ["teacher.members.c=runs/c", "{path: runs/c}"]),
+    "no dict": (["+teacher.members.c=runs/c"], ["teacher.members.c=runs/c", "teacher.members.c.NAME=VALUE"]),
     "a path beside": (["teacher.path=x"], ["teacher.path=x", "beside teacher.members"]),
     "remote code beside": (["teacher.trust_remote_code=true"], ["teacher.trust_remote_code=true", "give the path"]),
     "rows too long": (["corpus.sequence_length=512"], ["corpus.sequence_length=512", "32"]),
