@@ -331,12 +331,12 @@ def test_one_process_leaves_its_group_after_an_error_too() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"name": "mpi"}, ["backend.name=mpi", "single, ddp, fsdp, horovod"]),
+        ({"name": "mpi"}, ["backend.name=mpi", "'single', 'ddp', 'fsdp' or 'horovod'"]),
         ({"rings": "many"}, ["backend.rings=many", "auto"]),
         ({"rings": "0"}, ["backend.rings=0"]),
         ({"rings": "4"}, ["backend.rings=4", "one process"]),
-        ({"sync": "never"}, ["backend.sync=never", "window, every"]),
-        ({"compression": "fp8"}, ["backend.compression=fp8", "none, bf16, fp16"]),
+        ({"sync": "never"}, ["backend.sync=never", "'window' or 'every'"]),
+        ({"compression": "fp8"}, ["backend.compression=fp8", "'none', 'bf16' or 'fp16'"]),
         ({"compression": "bf16"}, ["backend.compression=bf16", "one process"]),
         ({"timeout": 0.0}, ["backend.timeout=0"]),
         ({"processes": 2}, ["backend.processes=2", "ddp, fsdp or horovod"]),

@@ -25,8 +25,8 @@ def test_none_tracks_nothing(tmp_path: Path) -> None:
 
 def test_bad_settings_give_one_line_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [
-        ({"kind": "mlflow"}, "tracker.kind=mlflow: not known; choose one of none, wandb, tensorboard"),
-        ({"kind": "wandb", "mode": "cloud"}, "tracker.mode=cloud: not known; choose one of offline, online"),
+        ({"kind": "mlflow"}, "tracker.kind=mlflow: should be 'none', 'wandb' or 'tensorboard'"),
+        ({"kind": "wandb", "mode": "cloud"}, "tracker.mode=cloud: should be 'offline' or 'online'"),
     ]
     for settings, message in cases:
         with pytest.raises(SettingError) as raised:
