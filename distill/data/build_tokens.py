@@ -8,7 +8,7 @@ was killed has ended.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from hashlib import sha256 as sha256_of
@@ -53,7 +53,7 @@ LOOKED_AT = 1 << 30  # stored bytes in which the first 50 documents are looked f
 FEW_BYTES = 4 << 20  # stored bytes up to which starting other processes costs more than it gains
 FEW_ROWS = 5000  # the same of rows of a data set
 POLL = 2.0  # seconds between two looks at what other hosts have done
-PATIENCE = 600.0  # seconds without a shard of another host, after which this one ends
+PATIENCE = 3600.0  # seconds without a shard of another host, after which this one ends; a large file is one shard
 READ_IDS = 1 << 20  # of a shard at once, to count them
 THREADS = 16  # that read records
 # By launcher: the number of this host, and how many there are. Others do not say which host a rank is on.
@@ -153,14 +153,16 @@ def build(
     try:
         duplicates = _make_missing(tasks, work, data, host)
         if host.number:
-            _wait(lambda: int(folder.exists(INDEX)), 1)
+            _wait(tasks, len(tasks) + 1)
             folder.remove_folder(WORK)  # where this host has made again what the first had taken already
             return read_index(folder)
-        _wait(lambda: len(_records_there(tasks)), len(tasks))
+        _wait(tasks, len(tasks))
         index = _finish(tasks, text, duplicates)
-    except FileNotFoundError:  # another host that no launcher has numbered is done, and has removed the records
+    except FileNotFoundError as error:
+        # Another host that no launcher has numbered is done, and has removed the records.
         if not folder.exists(INDEX):
-            raise
+            problem = f"{folder.place}: records of finished shards are gone"
+            raise StorageFailed(f"{problem}: start the same command again to make them") from error
         index = read_index(folder)
     folder.remove_folder(WORK)
     _announce(index, packing)
@@ -262,8 +264,12 @@ def _records_there(tasks: Sequence[Task]) -> set[str]:
     return tasks[0].folder.names(WORK) & {Path(task.record).name for task in tasks}
 
 
-def _wait(done: Callable[[], int], wanted: int) -> None:
-    """Waits for other hosts. Raises StorageFailed where nothing comes of them."""
+def _wait(tasks: Sequence[Task], wanted: int) -> None:
+    """Waits for shards of other hosts, of which the index is the last. Raises StorageFailed where nothing comes."""
+
+    def done() -> int:
+        return len(tasks) + 1 if tasks[0].folder.exists(INDEX) else len(_records_there(tasks))
+
     before, since = done(), time.monotonic()
     if before < wanted:
         logger.info("waiting for the shards of other hosts")
@@ -272,10 +278,9 @@ def _wait(done: Callable[[], int], wanted: int) -> None:
         if (now := done()) != before:
             before, since = now, time.monotonic()
         elif time.monotonic() - since > PATIENCE:
-            raise StorageFailed(
-                f"other hosts have made no shard in {PATIENCE:.0f} s: start the same command again to resume, on all "
-                "hosts or on this one alone"
-            )
+            problem = f"other hosts have made no shard in {PATIENCE / 60:.0f} minutes"
+            cure = "start the same command again to resume, on all hosts or on this one alone"
+            raise StorageFailed(f"{problem}: {cure}")
 
 
 def _finish(tasks: Sequence[Task], text: str, duplicates: dict[str, int] | None) -> Index:
@@ -289,9 +294,7 @@ def _finish(tasks: Sequence[Task], text: str, duplicates: dict[str, int] | None)
     with ThreadPoolExecutor(THREADS) as threads:
         records = [record for record in threads.map(_record, tasks) if record is not None]
         if len(records) < len(tasks):
-            raise FileNotFoundError(
-                f"{folder.place}: hosts divide the text differently, as with other data.shard_bytes"
-            )
+            raise FileNotFoundError(folder.place)
         frequencies = np.zeros((len(PARTS), packing.vocabulary), np.int64)
         for task, content in zip(tasks, threads.map(folder.read, [task.frequencies for task in tasks]), strict=True):
             frequencies += array_in(content, folder.name(task.frequencies))

@@ -57,6 +57,7 @@ class NodeCache:
             Interrupted: a signal stops the process.
         """
         path = self.folder / digest
+        self.folder.mkdir(parents=True, exist_ok=True)  # which somebody may have removed
         with once(path, quiet=True) as missing:
             if missing:
                 new = self.folder / f".{digest}.new"
@@ -68,7 +69,7 @@ class NodeCache:
                         os.replace(new, path)
                 finally:
                     new.unlink(missing_ok=True)
-        with suppress(FileNotFoundError):  # another process evicts it in this moment
+        with suppress(FileNotFoundError, PermissionError):  # it is evicted in this moment, or another user's
             os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # its file system may not keep when it is read
         return path
 
@@ -84,11 +85,10 @@ class NodeCache:
             try:
                 fetch_file(name, setting, new)
             except OSError as error:
-                if error.errno in FULL:
-                    raise StorageFailed(
-                        f"{self.setting}: {error.strerror} for {name}: make room there, or {OTHER}"
-                    ) from error
-                raise
+                if error.errno not in FULL:
+                    raise
+                problem = f"{self.setting}: {error.strerror} for {name}: make room there, or {OTHER}"
+                raise StorageFailed(problem) from error
             if (found := sha256(new)) != digest:
                 wrong[found] += 1
                 if not is_url(name) or wrong[found] == SAME_BYTES:
@@ -117,16 +117,15 @@ class NodeCache:
                 elif not entry.name.endswith(LOCK):
                     files.append((status.st_atime_ns, status.st_size, entry.path))
         total, free = sum(num for _, num, _ in files), shutil.disk_usage(self.folder).free
+        if num_bytes > self.max_bytes or needed + RESERVE > free + total:  # which no eviction mends
+            cure = "raise data.local_bytes" if num_bytes > self.max_bytes else f"make room, or {OTHER}"
+            raise StorageFailed(
+                f"{self.setting}: no room for a shard of {size(num_bytes)}, with {size(free)} free and "
+                f"data.local_bytes={self.max_bytes}: {cure}; {CONTINUES}"
+            )
         for _, old_bytes, path in sorted(files):
             if total + num_bytes <= self.max_bytes and needed + RESERVE <= free:
                 return
             with suppress(FileNotFoundError):
                 os.unlink(path)
             total, free = total - old_bytes, free + old_bytes
-        if total + num_bytes > self.max_bytes or needed + RESERVE > free:
-            small = num_bytes > self.max_bytes
-            cure = "raise data.local_bytes" if small else f"make room, or {OTHER}"
-            raise StorageFailed(
-                f"{self.setting}: no room for a shard of {size(num_bytes)}, with {size(free)} free and "
-                f"data.local_bytes={self.max_bytes}: {cure}; {CONTINUES}"
-            )

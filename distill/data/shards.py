@@ -34,6 +34,7 @@ INDEX = "index.json"
 SEAL = "sha256"  # the entry of index.json that is the digest of all others
 AHEAD = 4  # files that are fetched, or checked, ahead of need at the same time
 ATTEMPTS_AHEAD = 2  # to fetch such a file; the thread that needs it tries more often
+MOST_WRONG = 3  # times that a file of the cache is fetched again because it is not what was fetched
 AGAIN = "the same command makes it again and resumes"
 CURE = "the same command checks it, makes it again where that is possible, and resumes"
 
@@ -269,7 +270,7 @@ class Shards:
 
     def _check(self, number: int, attempts: int) -> None:
         """Raises StorageFailed where the file cannot be had, or is not as it was written."""
-        file, path = self.files[number], Path(self._paths[number])
+        file, path, wrong = self.files[number], Path(self._paths[number]), 0
         while True:
             if self.cache is not None:
                 name, num_bytes = self.folder.name(file.name), file.sequences * self._width
@@ -280,7 +281,8 @@ class Shards:
             except FileNotFoundError:
                 if self.cache is not None:  # evicted in between
                     continue
-                raise StorageFailed(f"{path} is missing: restore it, or delete its folder; {AGAIN}") from None
+                problem = "is missing, or was damaged and set aside" if self.remade else "is missing: restore it"
+                raise StorageFailed(f"{path} {problem}: {AGAIN}") from None
             except OSError as error:
                 raise StorageFailed(f"{path} cannot be read ({error.strerror}): {CURE}") from error
             if digest == file.sha256:
@@ -289,6 +291,10 @@ class Shards:
             if self.cache is None:
                 raise self._damaged(path)
             self.cache.discard(file.sha256)
+            wrong += 1
+            if wrong == MOST_WRONG:
+                problem = f"{path} reads back otherwise than it was written, {wrong} times"
+                raise StorageFailed(f"{problem}: give data.local=FOLDER on another disk; {AGAIN}")
 
     def _damaged(self, path: Path) -> StorageFailed:
         problem = f"{path} is damaged (its SHA-256 differs)"
@@ -302,8 +308,8 @@ class Shards:
         """Fetch and check the files of these sequences in the background, in this order, and no others."""
         files = dict.fromkeys((np.searchsorted(self.starts, numbers, side="right") - 1).tolist())
         with self._lock:
-            if self.cache is not None:  # which may have no room for both these and others
-                for number in self._checked.keys() - files.keys():
+            for number in files.keys() & self._checked.keys() if self.cache is not None else ():
+                if not os.path.exists(self._paths[number]):  # evicted since
                     self._checked.pop(number, None)
             for number in [*self._coming]:
                 if self._coming[number].done() or (number not in files and self._coming[number].cancel()):

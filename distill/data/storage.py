@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from distill.data.remote import NAP, file_system, is_url, retried
-from distill.runtime.errors import Damaged
+from distill.runtime.errors import Damaged, StorageFailed
 from distill.runtime.signals import in_force
 
 WORK = "parts"  # the folder in another one for files that are removed once all is done
@@ -95,7 +95,7 @@ class Folder:
             shutil.rmtree(self.path / name, ignore_errors=True)
             return
         system, path = self._remote(name)
-        with suppress(FileNotFoundError):
+        with suppress(OSError, StorageFailed):  # as where a bucket lets nobody delete
             retried(lambda: system.rm(path, recursive=True), self.name(name))
 
     def _remote(self, name: str) -> tuple[Any, str]:

@@ -280,7 +280,7 @@ def _build_sequences(
     identity = text.identity(data.cache)
     while True:
         packing = replace(packing, part=part)
-        folder = _folder_of(_key_of(identity, packing.identity), data)
+        folder = _folder_of(_key_of(identity, {**packing.identity, "shard_bytes": data.shard_bytes}), data)
         index = _whole(folder, text, packing, data, recheck)
         if needed is None or part.whole or index.train.sequences >= needed:
             return folder, index, packing
@@ -350,7 +350,9 @@ def _build_once(folder: Folder, text: Text, packing: Packing, data: DataConfig) 
         return
     key = folder.place.rpartition("/")[2]
     host = Host() if data.tokens is None else this_host()
-    scratch = folder_of(data.cache, "tokens", key if data.tokens is None else f"{key}.{socket.gethostname()}.build")
+    scratch = folder_of(
+        data.cache, "tokens", key if data.tokens is None else f"{key}.{socket.gethostname()}.{host.number}.build"
+    )
     with once(scratch, lambda: folder.exists(INDEX)) as missing:
         if missing:
             build(folder, text.describe(), text.sources, packing, data, scratch, host)

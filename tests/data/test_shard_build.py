@@ -249,6 +249,44 @@ def test_a_host_that_waits_for_one_that_is_gone_ends(
     assert sorted(path.stem for path in (tmp_path / "place").glob("parts/*.json")) == ["00000", "00002", "00004"]
 
 
+def test_shards_of_the_first_host_are_signs_of_life(
+    text: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that is done waits for the index as long as the first one makes shards."""
+    monkeypatch.setattr(build_tokens, "POLL", 0.01)
+    monkeypatch.setattr(build_tokens, "PATIENCE", 1.0)
+    place, make = tmp_path / "place", build_tokens.make_shard
+
+    def slow(task: build_tokens.Task) -> build_tokens.ShardRecord:
+        time.sleep(0.6 * (task.number % 2 == 0))  # 1.8 s for all of the first host
+        return make(task)
+
+    monkeypatch.setattr(build_tokens, "make_shard", slow)
+    with ThreadPoolExecutor() as pool:
+        hosts = [(Host(number, 2), tmp_path / f"scratch{number}") for number in range(2)]
+        made = [pool.submit(prepare, text, place, own, host=host, shard_bytes=SMALL) for host, own in hosts]
+        assert made[0].result() == made[1].result()
+    assert_same_rows(place, plain)
+
+
+def test_who_waits_for_shards_that_another_has_finished_reads_them(
+    text: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run removes the records before this one, which no launcher has numbered either, has seen them all."""
+    monkeypatch.setattr(build_tokens, "PATIENCE", 1.0)
+    place, missing = tmp_path / "place", build_tokens._make_missing
+
+    def then_another(*args: Any) -> Any:
+        made = missing(*args)
+        monkeypatch.setattr(build_tokens, "_make_missing", missing)
+        prepare(text, place, tmp_path / "other", shard_bytes=SMALL)
+        return made
+
+    monkeypatch.setattr(build_tokens, "_make_missing", then_another)
+    prepare(text, place, tmp_path / "scratch", shard_bytes=SMALL)
+    assert_same_rows(place, plain)
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [("parts/00002.json", b""), ("parts/00002.json", b"{}"), ("train-00002.bin", b""), ("heldout-00002.bin", None)],

@@ -44,9 +44,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "LONGEST_PAUSE", 0.01)
 
 
-def cached(place: Path | str, folder: Path, files: int = 100) -> Shards:
+def cached(place: Path | str, folder: Path, files: float = 100) -> Shards:
     """The sequences of a folder or URL through a cache with room for so many files."""
-    local = {"local": str(folder), "local_bytes": files * FILE_BYTES, "shuffle_bytes": 1000}
+    local = {"local": str(folder), "local_bytes": int(files * FILE_BYTES), "shuffle_bytes": 100}
     return open_rows(place, DataConfig(cache=str(folder / "cache"), **local))
 
 
@@ -113,6 +113,41 @@ def test_what_is_evicted_or_damaged_in_the_cache_is_fetched_again(
     for reader in (store, cached(place, tmp_path)):  # the one that has checked them already, and another process
         np.testing.assert_array_equal(reader[np.arange(COUNT)], rows)
     assert sum("is damaged; it is fetched again" in line for line in lines) == 3
+
+
+def test_a_shard_without_room_evicts_no_other(place: Path, tmp_path: Path) -> None:
+    cached(place, tmp_path, files=3)[np.array([0, FILE, 2 * FILE])]
+    before = files(tmp_path)
+    with pytest.raises(StorageFailed, match=r"raise data\.local_bytes"):
+        cached(place, tmp_path, files=0.5)[np.array([3 * FILE])]
+    assert files(tmp_path) == before and len(before) == 3
+
+
+def test_a_disk_that_reads_back_other_bytes_ends_the_run(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = list[str]()
+
+    def fetch(name: str, setting: str, target: Path) -> None:
+        fetched.append(name)
+        fetch_file(name, setting, target)
+
+    def move(source: Path, target: Path) -> None:
+        spoil(source)  # behind the check of what came
+        os.rename(source, target)
+
+    monkeypatch.setattr(node_cache, "fetch_file", fetch)
+    monkeypatch.setattr(node_cache.os, "replace", move)
+    with pytest.raises(StorageFailed, match=r"reads back otherwise than it was written, 3 times: give data\.local="):
+        cached(place, tmp_path)[np.array([0])]
+    assert len(fetched) == 3
+
+
+def test_a_cache_that_is_removed_under_a_run_is_filled_again(rows: np.ndarray, place: Path, tmp_path: Path) -> None:
+    store = cached(place, tmp_path)
+    store[np.array([0])]
+    shutil.rmtree(tmp_path / "shards")
+    np.testing.assert_array_equal(store[some()], rows[some()])
 
 
 def read_in_process(place: str, folder: str, counter: str, seed: int) -> None:

@@ -139,7 +139,9 @@ def test_what_is_no_observer_is_refused(tmp_path: Path) -> None:
     for path in (f"{__name__}.Misspelt", f"{__name__}.misspelt"):
         assert f"observers.mine._target_={path}" in (line := refusal("mine", path)) and "after_step" in line
     assert "observers.mine.fail: no setting" in refusal("mine", f"{__name__}.Recorder", fail=1)
-    assert "observers.mine.fails_at=soon: should be a valid integer" in refusal("mine", f"{__name__}.Recorder", fails_at="soon")
+    assert "observers.mine.fails_at=soon: should be a valid integer" in refusal(
+        "mine", f"{__name__}.Recorder", fails_at="soon"
+    )
     assert "cannot be imported" in refusal("mine", "no_such_module_33.Observer")
 
 

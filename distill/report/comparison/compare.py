@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Settings, or groups of them, that do not change the student.
 IGNORED = ["resume", "optimize", "tracker", "profile", "report", "evaluate.baseline"]
 IGNORED += [f"train.{name}" for name in ("workers", "log_every", "keep", "save_every", "on_usr1")]
-IGNORED += [f"data.{name}" for name in ("cache", "workers", "local", "local_bytes", "tokens", "shard_bytes")]
+IGNORED += [f"data.{name}" for name in ("cache", "workers", "local", "local_bytes", "tokens")]
 DIGESTS = ("corpus.digest", "teacher.digest")  # of the identity: two runs may name the same path and read other content
 SEED = "seed"
 UNEVEN = 1.25  # times by which speeds of one model differ where a machine had other work
