@@ -1,6 +1,7 @@
 """How every command ends: with 0, or in one line and the exit status of what went wrong."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -39,6 +40,9 @@ def status_of(command: Callable[P, int | None], *args: P.args, **kwargs: P.kwarg
                 print(f"distill: {failure}", file=sys.stderr, flush=True)
                 os._exit(failure.status)
             return failure.status
+        except KeyboardInterrupt:  # the second Ctrl-C, while what the first one asked for was under way
+            print("distill: interrupted again: no further checkpoint is written", file=sys.stderr, flush=True)
+            return 128 + signal.SIGINT
 
 
 def report_problem(problem: object) -> None:

@@ -61,16 +61,19 @@ def run(arguments: list[str]) -> None:
             line = f"name={options.name}: the upload has failed ({reason})"
             if 400 <= status < 500:
                 raise SettingError(f"{line}; correct it, or `hf auth login` with a token that may write") from error
-            raise StorageFailed(f"{line}; repeat the command with overwrite=true") from error
+            raise StorageFailed(f"{line}; repeat the command") from error
 
 
 def upload(options: PushArguments, record: "Record", folder: Path) -> str:
     """Upload the student, its card and its report in one commit, by way of an empty folder; gives the address."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, get_token
 
     from distill.models.export_folder import is_of_export
     from distill.report.model_card import title_of_run
 
+    if get_token() is None:
+        cure = "run `hf auth login`, or set HF_TOKEN"
+        raise SettingError("there is no token of the Hub here", setting="name", value=options.name, cure=cure)
     api = HfApi(library_name="distill")
     address = api.create_repo(options.name, private=not options.public, exist_ok=True)
     there = api.model_info(address.repo_id)

@@ -1,7 +1,7 @@
 """What every section of settings is made of: a frozen model that refuses names and values that it does not have."""
 
 from collections.abc import Iterable, Iterator
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Self, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from distill.runtime.errors import SettingError
 from distill.runtime.files import expanded
 
-EMPTY, GIVE = "empty (a shell variable that is not set?)", "give a value, or null for none"
+EMPTY = "empty (a shell variable that is not set?)"
 SEEDS = 2**63 - 1
 STEPS = 10**9  # more than any run has
 BATCH = 65_536  # sequences: ten times what a large machine holds of short ones
@@ -54,7 +54,8 @@ class Settings(BaseModel):
         """Refuse an empty text; take no truth value for a number, and no broken number for a whole one that fits."""
         field = cls.model_fields[str(info.field_name)]
         if isinstance(value, str) and not value.strip() and value != field.default:
-            raise PydanticCustomError("refused", f"{EMPTY}; {GIVE}")
+            takes_null = NoneType in kinds_of(field.annotation)
+            raise PydanticCustomError("refused", f"{EMPTY}; give a value{', or null for none' if takes_null else ''}")
         kinds = kinds_of(field.annotation)
         if isinstance(value, bool) and not kinds & {bool, Any} and kinds & {int, float}:
             raise PydanticCustomError("no_number", "a truth value is no number")

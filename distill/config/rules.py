@@ -40,7 +40,12 @@ def _of_objective(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
         if term.student_reads.last_rows and not kind.vocabulary:
             yield f"objective.{name}.positions", None, f"{of_task} predicts no words", "set it to all"
         if config.teacher.is_none and term.needs_teacher:
-            yield "teacher.path", "null", f"objective.{name} needs a teacher", "choose a teacher, or objective=mlm"
+            yield (
+                "teacher.path",
+                "null",
+                f"objective.{name} needs a teacher",
+                "give teacher.path=FOLDER, teacher=bundled_small, or objective=mlm",
+            )
     if task.labels == ("mlm", "sop") and config.corpus.cross_documents:
         yield "corpus.cross_documents", True, f"a sequence of {of_task} has one document", "set it to false"
     if (kind.causal or not kind.vocabulary) and config.objective.masking != MaskingConfig():

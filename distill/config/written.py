@@ -1,11 +1,14 @@
 """The settings as they are written down: as they were given, without the values of environment variables."""
 
 import hashlib
+import os
 import re
 from typing import Any
 
 from distill.config.component import InMemory
-from distill.runtime.redaction import FROM_ENVIRONMENT, redact, redacted
+from distill.runtime.redaction import FROM_ENVIRONMENT, redact, redacted, remember
+
+VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
 
 
 def without_environment(composed: Any) -> dict[str, Any]:
@@ -24,9 +27,13 @@ def without_environment(composed: Any) -> dict[str, Any]:
 def written_and_compared(composed: Any, resolved: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings to write down, and those that a resumed run compares; neither holds a login.
 
-    What is compared has a digest in place of what came from the environment.
+    What is compared has a digest in place of what came from the environment. A secret has no part in it: a run is
+    resumed with a new key.
     """
-    written = redacted(without_environment(composed))
+    unresolved = without_environment(composed)
+    for variable in VARIABLE.findall(str(unresolved)):
+        remember(variable, os.environ.get(variable, ""))
+    written = redacted(unresolved)
     return written, _compared(written, resolved)
 
 

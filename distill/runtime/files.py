@@ -29,7 +29,7 @@ def make_folder(path: Path, setting: str) -> None:
     """Make a folder and those above it. Raises SettingError, which names `setting`, where none can be, as in /proc."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
         raise SettingError(f"{setting}: no folder can be made there ({error.strerror}): give another") from None
 
 

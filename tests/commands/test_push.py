@@ -97,7 +97,7 @@ def test_what_the_hub_refuses_is_one_line(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("HF_TOKEN", token)
     line = pushed(capfd, done, f"name={name}", status=2)
-    assert line.startswith(f"distill: name={name}: the upload has failed") and words in line
+    assert line.startswith(f"distill: name={name}: ") and words in line
 
 
 def test_a_hub_that_fails_or_is_away(

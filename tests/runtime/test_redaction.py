@@ -19,6 +19,8 @@ from distill.runtime.redaction import redact, redacted
         ("redis://:s3cretpw@host/0", "redis://***@host/0"),
         ("git+https://ghp_abcdef123456@github.com/x@v1", "git+https://***@github.com/x@v1"),
         ("from https://me:pa55word@host/x", "from https://***@host/x"),
+        ("https://host/x?sig=a1b2&v=2 fails", "https://host/x?sig=***&v=2 fails"),
+        ("https://host/x?sig=${oc.env:MY_SIG}", "https://host/x?sig=${oc.env:MY_SIG}"),
         ("https://host/x?mail=a@b.c", "https://host/x?mail=a@b.c"),
         ("mask_token: [MASK], loss: 3.2, api_key: null", "mask_token: [MASK], loss: 3.2, api_key: null"),
     ],
@@ -45,6 +47,18 @@ def test_what_is_written_has_the_names_of_variables(monkeypatch: pytest.MonkeyPa
     assert mine["thing"] == mine["same"] == "${oc.env:MY_KEY}" and mine["other"] == config.train.keep
     assert mine["url"] == "s3://***@${seed}" and config.written["seed"] == "${oc.decode:${oc.env:MY_SEED}}"
     assert KEY not in str(config.written) and KEY not in str(config.compared)
+
+
+def test_a_secret_of_the_environment_is_masked_in_texts_and_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A corpus is called by its address, which the report and the card show."""
+    compared = []
+    for value in ("a-long-password", "another-password"):
+        monkeypatch.setenv("MY_PASSWORD", value)
+        config = settings_of("corpus=text", "corpus.path='https://host/${oc.env:MY_PASSWORD}/books.txt'")
+        assert config.corpus.path == f"https://host/{value}/books.txt"
+        assert redact(f"{config.corpus.path} cannot be read") == "https://host/***/books.txt cannot be read"
+        compared.append(flatten(config.compared)["corpus.path"])
+    assert compared[0] == compared[1]
 
 
 def test_settings_from_the_environment_are_compared_by_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,10 @@ class Call:
         self.tokenizer = settings.get("tokenizer")
         self.own, self.made = CallSettings(), CallSettings()  # the caller's settings, and those that his objects make
         sections = {name: one for name, one in settings.items() if name not in ("tokenizer", "settings")}
-        for name, value in (sections | dict(settings.get("settings", {}))).items():
+        if not isinstance(named := settings.get("settings", {}), Mapping):
+            cure = "give settings={'train.steps': 100}"
+            raise SettingError("no mapping of names to values", setting="settings", value=named, cure=cure)
+        for name, value in (sections | dict(named)).items():
             self.own.add(name, value)
         if callable(objective):
             name = str(getattr(objective, "__name__", ""))

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from io import BytesIO
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_jsonable_python
@@ -67,7 +68,7 @@ class CallSettings:
 def _is_called(name: str, value: Any) -> bool:
     """Whether a class, a function or an object stands in place of a group of settings."""
     is_place = name in CALLED or name.rpartition(".")[0] in (LOSSES, METRICS, OBSERVERS)
-    return is_place and not isinstance(value, str | int | float | Mapping | list | tuple | None)
+    return is_place and not isinstance(value, str | Number | Mapping | list | tuple | None)
 
 
 def plain(value: Any, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from distill.commands.api.objects import LOSSES, target_of, that_learns
+from distill.commands.api.objects import LOSSES, plain, target_of, that_learns
 from distill.config.component import TARGET, InMemory
 from distill.config.errors import parse
 from distill.config.models import BUNDLED
@@ -150,8 +151,8 @@ class Pair:
 
 def _term_settings(name: str, term: Any) -> dict[str, Any]:
     """What `objective.NAME` holds for a weight, for settings, or for a loss of the caller's."""
-    if isinstance(term, int | float):
-        return {"weight": term}
+    if isinstance(term, Number):
+        return {"weight": plain(term, f"{LOSSES}.{name}")}
     settings = dict(term) if isinstance(term, Mapping) else {TARGET: term}
     if not isinstance(target := settings.get(TARGET), str | None):
         settings[TARGET] = target_of(f"{LOSSES}.{name}", target)
@@ -287,7 +288,8 @@ def _frozen(teacher: Any) -> LoadedModel:
 def _student_settings(student: Any, layers: str | Sequence[int] | None, num_layers: int | None) -> StudentConfig:
     """Where a student starts. Raises SettingError for layers that no pair can choose."""
     if student is None:
-        student = StudentConfig(layers=layers if isinstance(layers, str | None) else [*layers], num_layers=num_layers)
+        chosen = {"layers": layers if isinstance(layers, str | None) else [*layers], "num_layers": num_layers}
+        student = parse(StudentConfig, chosen, "student")
     elif layers is not None or num_layers is not None:
         problem = "layers and num_layers are for a student from the teacher's layers"
         raise SettingError(f"{problem}: leave them or student out")
