@@ -15,8 +15,12 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 
 from distill.config.settings import DataConfig
+from distill.data.remote import pause
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic, locked, sha256
+from distill.runtime.signals import in_force
+
+POLL = 0.1  # seconds between two looks at whether another process is done
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +59,12 @@ def once(path: Path, is_made: Callable[[], bool] | None = None, quiet: bool = Fa
             return
     if not quiet:
         logger.info(f"another process is making {path}; waiting for it")
-    with locked(lock):
-        yield not is_made()
+    while True:
+        pause(POLL, in_force())  # a signal ends the wait in a thread, too
+        with locked(lock, wait=False) as held:
+            if held:
+                yield not is_made()
+                return
 
 
 @contextmanager

@@ -45,3 +45,13 @@ def test_a_choice_too_large_for_memory_stays_where_it_is() -> None:
     order = order_of(chosen, 1000, 0)
     assert isinstance(order, WindowedShuffle)
     assert np.array_equal(np.sort(order.numbers(0, np.arange(3000))), np.arange(3000))
+
+
+def test_what_is_read_in_windows_of_whole_blocks_leaves_little_of_them_out() -> None:
+    """A cache has room for windows of as many bytes as are chosen, and blocks are fetched whole."""
+    large = np.broadcast_to(np.zeros((1, 1 << 20), np.uint64), (2000, 1 << 20)).view(Blocks)  # 16 GB of one row
+    chosen = subsample(large, 400, "training rows", 1000)
+    assert isinstance(chosen, Chosen) and len(chosen) == 400
+    assert len(np.unique(chosen.numbers // 10)) <= 50, "1.25 times the 40 that would do"
+    spread = choose_sequences(large, 400, "training rows")
+    assert spread is not None and 120 < len(np.unique(spread // 10)) <= 160
