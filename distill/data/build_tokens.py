@@ -116,14 +116,19 @@ class Task(NamedTuple):
         return sum(unit.shard.size for unit in self.units)
 
     @property
+    def name(self) -> str:
+        """Its units, so that runs which divide the text otherwise write other files."""
+        return f"{self.first:05d}" if len(self.units) == 1 else f"{self.first:05d}-{len(self.units)}"
+
+    @property
     def record(self) -> str:
         """The file that says it is done."""
-        return f"{WORK}/{self.number:05d}.json"
+        return f"{WORK}/{self.name}.json"
 
     @property
     def frequencies(self) -> str:
         """The file that says how often each token occurs in it, [2, V]."""
-        return f"{WORK}/{self.number:05d}.npy"
+        return f"{WORK}/{self.name}.npy"
 
 
 def build(
@@ -213,7 +218,7 @@ def make_shard(task: Task) -> ShardRecord:
     units, counts = list[ReadUnit](), {part: Counts() for part in PARTS}
     files: dict[PartName, ShardFile] = {}
     frequencies = np.zeros((len(PARTS), packing.num_ids), np.int64)
-    new = {part: task.scratch / f".{part}-{task.number:05d}.{token_hex(6)}.new" for part in PARTS}
+    new = {part: task.scratch / f".{part}-{task.name}.{token_hex(6)}.new" for part in PARTS}
     try:
         with new["train"].open("wb") as train, new["heldout"].open("wb") as heldout:
             for number, unit in enumerate(task.units):
@@ -224,7 +229,7 @@ def make_shard(task: Task) -> ShardRecord:
         for number, part in enumerate(PARTS):
             if counts[part].sequences:
                 _count(new[part], packing, frequencies[number])
-                files[part] = ShardFile(f"{part}-{task.number:05d}.bin", counts[part].sequences, sha256(new[part]))
+                files[part] = ShardFile(f"{part}-{task.name}.bin", counts[part].sequences, sha256(new[part]))
                 folder.put(new[part], files[part].name)
     finally:
         for path in new.values():
@@ -244,12 +249,10 @@ def _count(path: Path, packing: Packing, frequencies: np.ndarray) -> None:
 
 
 def _record(task: Task) -> ShardRecord | None:
-    """The record of a shard that is done; None where it is not, or was made of other units of work."""
+    """The record of a shard that is done; None where it is not."""
     try:
         record = ShardRecord.model_validate_json(task.folder.read(task.record))
     except (FileNotFoundError, ValidationError):
-        return None
-    if (record.first, len(record.units)) != (task.first, len(task.units)):
         return None
     width = task.packing.sequence_length * task.packing.dtype.itemsize
     for file in record.files.values() if task.folder.path is not None else ():

@@ -280,7 +280,7 @@ def _build_sequences(
     identity = text.identity(data.cache)
     while True:
         packing = replace(packing, part=part)
-        folder = _folder_of(_key_of(identity, {**packing.identity, "shard_bytes": data.shard_bytes}), data)
+        folder = _folder_of(_key_of(identity, packing.identity), data)
         index = _whole(folder, text, packing, data, recheck)
         if needed is None or part.whole or index.train.sequences >= needed:
             return folder, index, packing

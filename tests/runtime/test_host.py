@@ -157,7 +157,7 @@ def test_a_run_folder_that_cannot_be(shelf: Shelf, capfd: pytest.CaptureFixture,
     folder = where.format(file=file)
     status = shelf.run(Path(folder))
     error = capfd.readouterr().err
-    assert status == 74 and "Traceback" not in error, error
+    assert status == 2 and "Traceback" not in error, error
     assert folder in error.splitlines()[-1]
 
 
