@@ -327,6 +327,16 @@ def test_shards_of_other_sizes_are_made_anew(
     assert len(json.loads((place / "index.json").read_bytes())["train"]["files"]) == 3
 
 
+def test_another_division_of_the_text_writes_other_files(text: Path, plain: Path, tmp_path: Path) -> None:
+    """Two runs with other data.shard_bytes may prepare the same text in one folder: neither spoils what the other reads."""
+    place = tmp_path / "place"
+    first = prepare(text, place, tmp_path / "a", shard_bytes=SMALL)
+    prepare(text, place, tmp_path / "b", shard_bytes=3 * SMALL)
+    assert_same_rows(place, plain)
+    for file in first.train.files:
+        assert hashlib.sha256((place / file.name).read_bytes()).hexdigest() == file.sha256
+
+
 def test_who_comes_late_finds_what_others_have_finished(
     text: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
