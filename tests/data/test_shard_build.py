@@ -328,7 +328,7 @@ def test_shards_of_other_sizes_are_made_anew(
 
 
 def test_another_division_of_the_text_writes_other_files(text: Path, plain: Path, tmp_path: Path) -> None:
-    """Two runs with other data.shard_bytes may prepare the same text in one folder: neither spoils what the other reads."""
+    """Two runs with other data.shard_bytes may prepare a text in one folder: neither spoils what the other reads."""
     place = tmp_path / "place"
     first = prepare(text, place, tmp_path / "a", shard_bytes=SMALL)
     prepare(text, place, tmp_path / "b", shard_bytes=3 * SMALL)
