@@ -139,6 +139,9 @@ def test_published_trainings_of_albert(name: str, tmp_path: Path) -> None:
     assert rates == pytest.approx([rise / 2, 3124.5 * rise, optimizer.lr - slope / 2, end + slope / 2])
 
 
+TWO_SOURCES = "{a: {kind: text, path: A, weight: 1}, b: {kind: text, path: B, weight: 1}}"
+
+
 @pytest.mark.slow
 def test_every_option_of_every_group_composes() -> None:
     """Those of groups that do not depend on each other are composed together."""
@@ -151,6 +154,7 @@ def test_every_option_of_every_group_composes() -> None:
             group = option.parent.name
             arguments += [f"{group}={option.stem}"]
             arguments += ["corpus.hub=x"] if option.stem == "hub" else []
+            arguments += [f"corpus.sources={TWO_SOURCES}"] if option.stem == "mixture" else []
             arguments += [f"{group}.path=x"] if group in ("teacher", "student") and option.stem == "pretrained" else []
             arguments += [f"{group}._target_=x.y"] if option.stem == "custom" else []
             arguments += ["student.architecture=bert"] if option.stem == "new" else []

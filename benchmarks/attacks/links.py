@@ -18,7 +18,7 @@ IN_RUN = (
     "plots", "student/model.safetensors", ".lock", "checkpoints/NEWEST", "checkpoints/NEWEST/model.safetensors",
     "checkpoints/NEWEST/SHA256SUMS",
 )  # fmt: skip
-IN_CACHE = ("", "tokens", "tokens/PREPARED", "tokens/PREPARED/index.json", "tokens/PREPARED/train-00000.bin")
+IN_CACHE = ("", "tokens", "tokens/PREPARED", "tokens/PREPARED/index.json", "tokens/PREPARED/SHARD")
 PRECIOUS = "what somebody else keeps\n"
 
 
@@ -120,6 +120,8 @@ def path_of(ground: Ground, place: str, name: str) -> Path:
         if part in ("NEWEST", "PREPARED"):
             inside = sorted(path.name for path in folder.joinpath(*parts).iterdir() if path.is_dir())
             part = inside[-1 if part == "NEWEST" else 0]
+        if part == "SHARD":
+            part = min(path.name for path in folder.joinpath(*parts).glob("train-*.bin"))
         parts.append(part)
     return folder.joinpath(*parts)
 

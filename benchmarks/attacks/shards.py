@@ -67,7 +67,8 @@ def at_rest(ground: Ground, place: Place, file: str, kind: str, seed: int) -> Ou
     student, sound = stored_by(ground, place)
     stored = Path(shutil.copytree(sound, ground.folder / "stored"))
     folder = folder_in(place, stored)
-    hit(folder / file, folder, kind, random.Random(seed))
+    (path,) = folder.glob(file.replace("-00000.", "-00000*."))  # its name has the number of its units
+    hit(path, folder, kind, random.Random(seed))
     arguments = command(ground, place, stored, ground.run)
     ended = ground.distill(*arguments, change=many_units)
     if place.remade and ended.status == 74:
