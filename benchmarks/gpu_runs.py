@@ -123,7 +123,8 @@ class Runs:
     def killed_and_resumed(self) -> None:
         """A run that is killed after its first checkpoint and resumed, against the same one in one go."""
         steps, every = self.part.sizes.killed_run
-        settings = (*QUICK, f"train.steps={steps}", f"train.save_every={every}", self.device)
+        # Threads are chosen by what runs beside, and another number of them has other bits.
+        settings = (*QUICK, f"train.steps={steps}", f"train.save_every={every}", "backend.threads=1", self.device)
         folder = self.path("killed")
         command = [sys.executable, "-m", "distill", *settings, f"hydra.run.dir={folder}"]
         process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
