@@ -92,7 +92,7 @@ def help_of(model: type[Arguments], command: str) -> str:
         usage.append(word if field.is_required() else f"[{word}]")
         if get_origin(field.annotation) is list:
             usage.append(f"[{word} ...]")
-        has_default = not field.is_required() and field.default not in (None, False)
+        has_default = not field.is_required() and field.default not in (None, False) and field.default_factory is None
         rows[word] = f"{field.description}{f' (default: {field.default})' if has_default else ''}"
     if model.settings:
         usage += ["[+recipe=NAME]", "[SETTING=VALUE ...]"]

@@ -19,26 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from distill.commands.arguments import Arguments, parse
+from distill.commands.arguments import Arguments, help_of, parse
 from distill.config.base import LocalPath
 from distill.runtime.errors import SettingError, first_line
 
 if TYPE_CHECKING:
     from distill.models.loaded import LoadedModel
 
-HELP = """
-usage: distill export model=MODEL [format=onnx] [overwrite=true]
-
-Write a student as onnx/model.onnx (fp32) and onnx/model_int8.onnx, with its configuration and tokenizer, and compare
-their size, latency and logits with torch's. It needs pip install 'distill-kd[onnx]'.
-
-  model=MODEL      a run folder, or a folder with a model in the format of transformers
-  format=onnx      the only one so far
-  overwrite=true   replace a folder onnx/ that another program wrote
-
-  distill export model=runs/distilbert_gutenberg
-"""
 FP32, INT8, REPORT = "model.onnx", "model_int8.onnx", "report.json"
 BESIDE = (".json", ".txt", ".jinja", ".model")  # endings of what a program needs beside the weights
 TOLERANCE = 1e-4  # between the logits of the model and of its fp32 file, in parts of the largest where that exceeds 1
@@ -51,11 +40,19 @@ Compute = Callable[[Inputs], list[np.ndarray]]  # gives the outputs in their ord
 
 
 class ExportArguments(Arguments):
-    """What the command takes."""
+    """Write a student as onnx/model.onnx (fp32) and onnx/model_int8.onnx, with its configuration and tokenizer.
 
-    model: LocalPath
-    format: Literal["onnx"] = "onnx"
-    overwrite: bool = False
+    Their size, latency and logits are compared with torch's. It needs pip install 'distill-kd[onnx]'.
+
+      distill export model=runs/distilbert_gutenberg
+    """
+
+    model: LocalPath = Field(title="MODEL", description="a run folder, or a folder with a model of transformers")
+    format: Literal["onnx"] = Field("onnx", title="onnx", description="the only one so far")
+    overwrite: bool = Field(False, description="replace a folder onnx/ that another program wrote")
+
+
+HELP = help_of(ExportArguments, "export")
 
 
 def run(arguments: list[str]) -> None:

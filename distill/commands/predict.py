@@ -12,35 +12,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from distill.commands.arguments import Arguments, Text, parse, split
+from distill.commands.arguments import Arguments, Text, help_of, parse, split
 from distill.config.base import LocalPath
 from distill.runtime.errors import SettingError, first_line
 
 if TYPE_CHECKING:
     from distill.data.lines import Record
 
-HELP = """
-usage: distill predict model=MODEL [text=TEXT ...] [input=FILE] [output=FILE] [OPTION=VALUE ...]
-
-Predict with a trained model: tokens for [MASK], a continuation, classes or values, or answers to questions.
-
-  model=MODEL      a run folder, a snapshot, a model folder or a name on the Hub
-  text=TEXT        a text; repeat for more texts (second=TEXT: the other text of a pair)
-  question=TEXT context=TEXT   for a model that finds answers
-  input=FILE       *.jsonl, *.csv, *.tsv, *.parquet, *.txt (a text a line), or SQuAD's *.json; without it, and without
-                   text, standard input: JSON lines, or a text a line. A record with messages is a conversation
-  output=FILE      *.jsonl, *.csv, *.tsv, *.parquet, or *.json: answers by the id of their question; without it, JSON
-                   lines to standard output (overwrite=true: replace an output that exists)
-  device=auto      auto, cpu or cuda
-  batch_size=32    sequences per forward pass
-  top_k=N          tokens for a mask (5), classes (all), or answers (1)
-
-of continuations: max_new_tokens=30 sample=true temperature=1 top_k=N top_p=1 seed=0
-of fine-tuned models: sequence_length=N (as trained) no_answer=true|false (as trained) max_answer_tokens=30
-
-  distill predict model=runs/distilbert_gutenberg text="It was a dark and stormy [MASK]."
-  distill predict model=runs/squad input=dev-v1.1.json output=answers.json
-"""
 TABLES = {".csv": ",", ".tsv": "\t", ".parquet": ""}  # and what separates their fields
 OUTPUTS = (".jsonl", *TABLES, ".json")
 AT_ONCE = 10_000  # inputs that are read before the first of them is answered
@@ -48,17 +26,38 @@ INVALID = (ValueError, KeyError, TypeError, RecursionError, csv.Error, EOFError)
 
 
 class Request(Arguments):
-    """What the command takes besides the options of `PredictOptions`."""
+    """Predict with a trained model: tokens for [MASK], a continuation, classes or values, or answers to questions.
 
-    model: LocalPath
-    text: list[Text] = Field(default_factory=list)
-    second: Text | None = None
-    question: Text | None = None
-    context: Text | None = None
-    input: LocalPath | None = None
-    output: LocalPath | None = None
-    overwrite: bool = False
-    device: str = "auto"
+    Further arguments: batch_size=32, the sequences of a forward pass; top_k=N, the tokens for a mask (5), classes (all)
+    or answers (1); for continuations max_new_tokens=30 sample=true temperature=1 top_k=N top_p=1 seed=0; for fine-tuned
+    models sequence_length=N (as trained) no_answer=true|false (as trained) max_answer_tokens=30.
+
+      distill predict model=runs/distilbert_gutenberg text="It was a dark and stormy [MASK]."
+      distill predict model=runs/squad input=dev-v1.1.json output=answers.json
+    """
+
+    model: LocalPath = Field(title="MODEL", description="a run folder, a snapshot, a model folder or a name on the Hub")
+    text: list[Text] = Field(default_factory=list, title="TEXT", description="a text; repeat for more texts")
+    second: Text | None = Field(None, title="TEXT", description="the other text of a pair")
+    question: Text | None = Field(None, title="TEXT", description="for a model that finds answers")
+    context: Text | None = Field(None, title="TEXT", description="where it finds them")
+    input: LocalPath | None = Field(
+        None,
+        title="FILE",
+        description="*.jsonl, *.csv, *.tsv, *.parquet, *.txt (a text a line), or SQuAD's *.json; without it, and "
+        "without text, standard input: JSON lines, or a text a line. A record with messages is a conversation",
+    )
+    output: LocalPath | None = Field(
+        None,
+        title="FILE",
+        description="*.jsonl, *.csv, *.tsv, *.parquet, or *.json: answers by the id of their question; without it, "
+        "JSON lines to standard output",
+    )
+    overwrite: bool = Field(False, description="replace an output that exists")
+    device: str = Field("auto", title="DEVICE", description="auto, cpu or cuda")
+
+
+HELP = help_of(Request, "predict")
 
 
 def run(arguments: list[str]) -> None:

@@ -7,38 +7,36 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from distill.commands.arguments import Arguments, LocalFile, Text, parse
+from pydantic import Field
+
+from distill.commands.arguments import Arguments, LocalFile, Text, help_of, parse
 from distill.runtime.errors import SettingError, StorageFailed, first_line
 
 if TYPE_CHECKING:
     from distill.runs.record import Record
 
-HELP = """
-usage: distill push run=RUN name=NAME [public=true] [message=TEXT] [overwrite=true]
-
-Upload the student of a finished run to a new, private repository of the Hugging Face Hub: the folder student/ with its
-card, and report.html without the paths of this machine and without samples of its text. The token is that of
-`hf auth login`, or HF_TOKEN in the environment; it is no argument.
-
-  run=RUN          a run folder with a student and results.json
-  name=NAME        the repository: OWNER/NAME, or NAME in your own account
-  public=true      make the repository public
-  message=TEXT     the commit message (default: what the student is)
-  overwrite=true   where there is a repository of that name, add the commit to it; weights, tokenizer and ONNX files of
-                   an earlier student, which it does not replace, are deleted
-
-  distill push run=runs/distilbert_gutenberg name=my-name/my-student
-"""
-
 
 class PushArguments(Arguments):
-    """What the command takes."""
+    """Upload the student of a finished run to a new, private repository of the Hugging Face Hub.
 
-    run: LocalFile
-    name: str
-    public: bool = False
-    message: Text | None = None
-    overwrite: bool = False
+    It is the folder student/ with its card, and report.html without the paths of this machine and without samples of
+    its text. The token is that of `hf auth login`, or HF_TOKEN in the environment; it is no argument.
+
+      distill push run=runs/distilbert_gutenberg name=my-name/my-student
+    """
+
+    run: LocalFile = Field(title="RUN", description="a run folder with a student and results.json")
+    name: str = Field(title="NAME", description="the repository: OWNER/NAME, or NAME in your own account")
+    public: bool = Field(False, description="make the repository public")
+    message: Text | None = Field(None, title="TEXT", description="the commit message (default: what the student is)")
+    overwrite: bool = Field(
+        False,
+        description="where there is a repository of that name, add the commit to it; weights, tokenizer and ONNX files "
+        "of an earlier student, which it does not replace, are deleted",
+    )
+
+
+HELP = help_of(PushArguments, "push")
 
 
 def run(arguments: list[str]) -> None:
@@ -89,9 +87,9 @@ def upload(options: PushArguments, record: "Record", folder: Path) -> str:
     shutil.copytree(student, files, copy_function=os.symlink, ignore=shutil.ignore_patterns(".*"))
     write_report(folder, options.run, record).rename(files / "report.html")
     # transformers would read some files of an earlier student in place of the new ones.
-    stale = [path for path in present if is_of_export(path) or path.startswith("onnx/")]
+    replaced = [path for path in present if is_of_export(path) or path.startswith("onnx/")]
     message = options.message or title_of_run(record)
-    api.upload_folder(repo_id=address.repo_id, folder_path=files, commit_message=message, delete_patterns=stale)
+    api.upload_folder(repo_id=address.repo_id, folder_path=files, commit_message=message, delete_patterns=replaced)
     return str(address)
 
 

@@ -38,7 +38,8 @@ def _of_objective(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
         yield "objective", None, "all weights are 0 and there is nothing to learn", "give one of the terms a weight"
     for name, term in terms.items():
         if term.student_reads.last_rows and not kind.vocabulary:
-            yield f"objective.{name}.positions", None, f"{of_task} predicts no words", "set it to all"
+            given = config.objective.terms[name].arguments.get("positions")
+            yield f"objective.{name}.positions", given, f"{of_task} predicts no words", "set it to all"
         if config.teacher.is_none and term.needs_teacher:
             yield (
                 "teacher.path",
@@ -73,21 +74,15 @@ def _of_unlabelled(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]
 
 def _of_causal(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
     """What a causal model cannot have."""
-    yield from _of_first_position(terms)
-    for name in [name for name, term in terms.items() if term.across_tokenizers and config.corpus.cross_documents]:
-        problem = f"objective.{name} learns from one vector a sequence, which then holds several documents"
-        yield "corpus.cross_documents", True, problem, "set it to false"
-
-
-def _of_first_position(terms: Terms) -> Iterator[Refusal]:
     for name in [name for name, term in terms.items() if term.reads_first_position]:
         problem = "reads the first position of a sequence, which in a causal model sees no other"
         yield f"objective.{name}", None, problem, f"set objective.{name}.weight=0, or objective.pooled.pooling=mean"
-
-
-def refuse_first_position(terms: Terms) -> None:
-    """Raises SettingError for terms that no causal model can have, as they read the first position of a sequence."""
-    refuse(_of_first_position(terms))
+    if config.student.is_new and config.student.init == "neighbours":
+        problem = f"for masked words, not for objective.task={config.objective.task}"
+        yield "student.init", "neighbours", problem, "set student.init=random"
+    for name in [name for name, term in terms.items() if term.across_tokenizers and config.corpus.cross_documents]:
+        problem = f"objective.{name} learns from one vector a sequence, which then holds several documents"
+        yield "corpus.cross_documents", True, problem, "set it to false"
 
 
 def _of_others(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:

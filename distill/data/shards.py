@@ -31,7 +31,7 @@ from distill.runtime.files import quarantine, sha256
 PartName = Literal["train", "heldout"]
 PARTS: tuple[PartName, PartName] = ("train", "heldout")
 INDEX = "index.json"
-SEAL = "sha256"  # the entry of index.json that is the digest of all others
+DIGEST = "sha256"  # the entry of index.json that is the digest of all others
 AHEAD = 4  # files that are fetched, or checked, ahead of need at the same time
 ATTEMPTS_AHEAD = 2  # to fetch such a file; the thread that needs it tries more often
 MOST_WRONG = 3  # times that a file of the cache is fetched again because it is not what was fetched
@@ -102,7 +102,7 @@ class Index(BaseModel):
     def content(self) -> bytes:
         """What is stored as index.json."""
         content = self.model_dump(mode="json")
-        return json.dumps({**content, SEAL: _digest(content)}).encode()
+        return json.dumps({**content, DIGEST: _digest(content)}).encode()
 
 
 def _digest(content: Any) -> str:
@@ -120,11 +120,11 @@ def read_index(folder: Folder) -> Index:
     data = _read(folder, INDEX)
     try:
         content = json.loads(data)
-        seal = content.pop(SEAL, None)
+        digest = content.pop(DIGEST, None)
         index = Index.model_validate(content)
     except (ValueError, TypeError, AttributeError, RecursionError, ValidationError) as error:
         raise Damaged(name, "it is not the JSON that was written") from error
-    if seal != _digest(content):
+    if digest != _digest(content):
         raise Damaged(name, "it is not as it was written: its SHA-256 differs")
     return index
 

@@ -26,7 +26,7 @@ def history_blocks(record: Record, pictures: dict[str, Picture]) -> list[Block]:
 
 
 def _key(history: Sequence[HistoryPoint], axis: str) -> Callable[[HistoryPoint], str]:
-    """What names a point: its step, or its epoch in as few digits as tell those of this history apart."""
+    """What names a point: its step, or its epoch in as few digits as keep those of this history apart."""
     if axis == "step":
         return lambda point: number(point.step or 0)
     epochs = {point.epoch or 0.0 for point in history}

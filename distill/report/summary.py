@@ -249,12 +249,12 @@ def _kept(record: Record) -> str:
 
 
 def against_baseline(record: Record) -> str:
-    """The first measure against the baseline's, with a verdict on the teacher where nothing else differs.
+    """The first measure against the baseline's, with a conclusion on the teacher where nothing else differs.
 
     Differences that round to nothing count as none, and so do those of a set whose interval of the bootstrap holds 1,
     or 0 points: other text of its kind might give the opposite. Where a set has no interval (questions, values, fewer
     than ten sequences), with other steps, or with settings of its own besides the learning rate (`remarks`), a
-    baseline shows numbers and no verdict.
+    baseline shows numbers and no conclusion.
     """
     measure, described = record.first_measure
     student, baseline = record.student, record.baseline
@@ -281,8 +281,8 @@ def against_baseline(record: Record) -> str:
         inherited = f" {INHERITED}" * (INHERITED in baseline.remarks)
         return f"Against its baseline, trained without a teacher{after}, {compared}.{inherited}"
     unclear = [_is_unclear(baseline, measure, key) for key in pairs]
-    verdict = _verdict(list(pairs.values()), ratios, unclear, described.lower_is_better)
-    return f"{verdict}: against its baseline, the same student trained without a teacher{after}, {compared}."
+    conclusion = _conclusion(list(pairs.values()), ratios, unclear, described.lower_is_better)
+    return f"{conclusion}: against its baseline, the same student trained without a teacher{after}, {compared}."
 
 
 def _steps_beside(steps: int | None, baseline: Baseline) -> tuple[bool, str]:
@@ -298,10 +298,10 @@ def _is_unclear(baseline: Baseline, measure: str, key: str) -> bool:
     return (baseline.bootstrap.get(measure, {}).get(key) or Resampled()).is_unclear
 
 
-def _verdict(
+def _conclusion(
     pairs: list[tuple[float, float]], ratios: list[float | None], unclear: list[bool], lower_is_better: bool
 ) -> str:
-    """A verdict on the teacher from the pairs of scores of student and baseline."""
+    """A conclusion on the teacher from the pairs of scores of student and baseline."""
     alike = [change is not None and _change(change) == SAME for change in ratios]
     if all(alike):
         return "Learning from the teacher made no difference"

@@ -35,7 +35,7 @@ SHARED = {
 }
 # An objective of labels alone, by the task; for the others it has the name of the task.
 WITHOUT_TEACHER = {"mlm_sop": "albert"}
-# Settings that a baseline may have otherwise; the report names those that differ and gives no verdict. Where only the
+# Settings that a baseline may have otherwise; the report names those that differ and concludes nothing. Where only the
 # learning rate differs it gives one: each learns best at another, and a baseline at the student's flatters the teacher.
 TUNED = ("optimizer.", "schedule.", "objective.masking.")
 LEARNING_RATE = "optimizer.lr"

@@ -65,6 +65,7 @@ def test_the_recipes_pass(run: list[str]) -> None:
             [*CAUSAL_RUN, "objective.masking.mlm_probability=0.3"],
             ("objective.masking", "objective.task=clm", "leave it out"),
         ),
+        ([*FROM_SCRATCH, "student.init=neighbours"], ("student.init=neighbours", "objective.task=clm")),
         ([*MASKED_RUN, "evaluate.samples=2"], ("evaluate.samples=2", "causal models", "null")),
         ([*CAUSAL_RUN, "evaluate.stride=128"], ("evaluate.stride=128", "corpus.sequence_length=128")),
     ],
