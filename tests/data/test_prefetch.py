@@ -17,12 +17,15 @@ TESTS = Path(__file__).resolve().parent.parent
 def test_windows_come_in_order_and_few_are_ahead(threads: int) -> None:
     """Storage that is slow and uneven."""
     lock, under_way, most_under_way, taken, farthest = threading.Lock(), 0, 0, 0, 0
+    all_at_work = threading.Barrier(max(threads, 1), timeout=60)  # a thread of a busy machine may come late
 
     def prepare(step: int) -> int:
         nonlocal under_way, most_under_way, farthest
         with lock:
             under_way += 1
             most_under_way, farthest = max(most_under_way, under_way), max(farthest, step - taken)
+        if step < 5 + all_at_work.parties:
+            all_at_work.wait()
         time.sleep(0.001 + 0.003 * (step % 3))
         with lock:
             under_way -= 1
@@ -40,7 +43,7 @@ def test_leaving_early_prepares_no_further_windows() -> None:
 
     def prepare(step: int) -> int:
         begun.append(step)
-        time.sleep(0.02)
+        time.sleep(1.0 if step else 0.0)  # longer than a busy machine takes to leave
         return step
 
     windows = iter(prefetch(prepare, range(10**9), 1))
