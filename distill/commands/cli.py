@@ -70,21 +70,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(words: list[str]) -> int | None:
     """Answer --help and the like, or run what the words name. Raises SettingError where that is no command."""
-    name, rest = (words[0], words[1:]) if words and re.fullmatch(r"[a-z]\w*", words[0]) else ("", words)
+    name, rest = named_command(words)
     if name and name not in COMMANDS:
         raise _no_command(name, rest)
-    if {"-h", "--help"} & set(words):
-        print(command(name).HELP.strip() if name else main_help(config_dir(words)))
-        return 0
-    if words == ["--version"]:
-        from distill.runtime.version import __version__
-
-        print(__version__)
-        return 0
-    if words == ["--schema"]:
-        from distill.config.schema import print_schema
-
-        return print_schema()
+    try:
+        if answers(name, words):
+            sys.stdout.flush()
+            return 0
+    except BrokenPipeError:
+        return end_of_pipe()
     addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
     if addresses != resource.RLIM_INFINITY and addresses < MIN_ADDRESSES:  # C libraries would abort
         needed = f"torch alone takes {MIN_ADDRESSES // 1024} kB: raise it, or set it to unlimited"
@@ -95,9 +89,40 @@ def run(words: list[str]) -> int | None:
     try:
         status: int | None = command(name).run(rest)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would fail again when it flushes what is left
-        return BROKEN_PIPE
+        return end_of_pipe()
     return status
+
+
+def named_command(words: list[str]) -> tuple[str, list[str]]:
+    """The command that the words name, if they name one, and its arguments; --config-dir may stand before it."""
+    before = 2 if words[:1] in (["--config-dir"], ["-cd"]) else 0
+    before = 1 if words and words[0].startswith(("--config-dir=", "-cd=")) else before
+    name = next(iter(words[before:]), "")
+    return (name, words[:before] + words[before + 1 :]) if re.fullmatch(r"[a-z]\w*", name) else ("", words)
+
+
+def answers(name: str, words: list[str]) -> bool:
+    """Print --help, --version or --schema where the words ask for it; whether they did."""
+    if {"-h", "--help"} & set(words):
+        print(command(name).HELP.strip() if name else main_help(config_dir(words)))
+        return True
+    if words == ["--version"]:
+        from distill.runtime.version import __version__
+
+        print(__version__)
+        return True
+    if words == ["--schema"]:
+        from distill.config.schema import print_schema
+
+        print_schema()
+        return True
+    return False
+
+
+def end_of_pipe() -> int:
+    """The exit status where whoever read the output has ended."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would fail again when it flushes what is left
+    return BROKEN_PIPE
 
 
 def command(name: str) -> Any:

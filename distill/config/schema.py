@@ -64,10 +64,9 @@ def arguments_of(package: str, kind: str) -> dict[str, Any]:
     return {name: whole(node) for name, node in schema.get("properties", {}).items()}
 
 
-def print_schema() -> int:
-    """Write the schema to stdout, for `python -m distill --schema > distill.schema.json`; gives exit status 0."""
+def print_schema() -> None:
+    """Write the schema to stdout, for `python -m distill --schema > distill.schema.json`."""
     print(json.dumps(settings_schema(), indent=1))
-    return 0
 
 
 def _with_references(schema: Any) -> Any:

@@ -1,10 +1,10 @@
 """The scores of several models as an object that shows itself: as a table, as Markdown, and as JSON."""
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from distill.evaluation.significance import Bootstrap
@@ -183,7 +183,7 @@ def check_folder(output: str | Path) -> None:
     """Refuse an output in which no scores can be written; nothing is made.
 
     Raises:
-        SettingError: it is empty, a file is in the way, or the folder or the one that it would be made in is read-only.
+        SettingError: it is empty, a file is in the way, or no file can be made in it or the folder that would hold it.
     """
     folder, problem = Path(output).expanduser().absolute(), ""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
@@ -191,7 +191,10 @@ def check_folder(output: str | Path) -> None:
         problem = " is empty (a shell variable that is not set?)"
     elif not existing.is_dir():
         problem = f"{output} is no folder that can be made: {existing} is a file"
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        problem = f"{output} cannot be written: {existing} is read-only"
+    else:
+        try:
+            TemporaryFile(dir=existing).close()
+        except OSError as error:
+            problem = f"{output} cannot be written: no file can be made in {existing} ({error.strerror})"
     if problem:
         raise SettingError(f"output={problem}; give another folder")

@@ -170,6 +170,8 @@ def test_an_output_that_cannot_be_is_refused_before_the_scoring(
         evaluate_models([done], [], "")
     with pytest.raises(SettingError, match="file is a file; give another folder"):
         evaluate_models([done], [], tmp_path / "file" / "scores")
+    with pytest.raises(SettingError, match="no file can be made in /proc"):  # though root may write there
+        evaluate_models([done], [], "/proc/scores")
 
 
 def test_models_and_teachers_are_checked_as_in_a_run(shelf: Shelf, tmp_path: Path) -> None:

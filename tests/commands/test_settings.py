@@ -1,6 +1,8 @@
 """What `distill settings` prints: values, units, meanings, and who set them."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -149,3 +151,20 @@ def test_a_folder_of_recipes_is_given_in_two_words_to_every_command() -> None:
     given = ["--config-dir", "my_configs", "+recipe=my_pair", "steps=3"]
     request, rest = split(ProfileArguments, given, "profile")
     assert rest == given[:3] and request.steps == 3
+
+
+def test_a_folder_of_recipes_may_stand_before_the_command(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "mine.yaml").write_text("# @package _global_\n# Mine.\nseed: 17\n")
+    for given in (["--config-dir", str(tmp_path)], [f"--config-dir={tmp_path}"]):
+        assert distill(*given, "settings", "+recipe=mine", "seed") == 0
+        assert origin(capsys.readouterr().out.splitlines(), "seed") == ("17", "recipe mine")
+
+
+def test_a_reader_that_ends_early_is_no_fault() -> None:
+    command = [sys.executable, "-m", "distill", "--schema"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None and writer.stdout.readline() == "{\n"
+        writer.stdout.close()
+        assert writer.stderr is not None and writer.stderr.read() == ""
+    assert writer.returncode == 141
