@@ -77,20 +77,18 @@ def run(words: list[str]) -> int | None:
         if answers(name, words):
             sys.stdout.flush()
             return 0
+        addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if addresses != resource.RLIM_INFINITY and addresses < MIN_ADDRESSES:  # C libraries would abort
+            needed = f"torch alone takes {MIN_ADDRESSES // 1024} kB: raise it, or set it to unlimited"
+            raise SettingError(f"not enough memory: `ulimit -v` is {addresses // 1024} kB, and {needed}")
+        limit_spinning()
+        if name:
+            status: int | None = command(name).run(rest)
+            return status
     except BrokenPipeError:
-        return end_of_pipe()
-    addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if addresses != resource.RLIM_INFINITY and addresses < MIN_ADDRESSES:  # C libraries would abort
-        needed = f"torch alone takes {MIN_ADDRESSES // 1024} kB: raise it, or set it to unlimited"
-        raise SettingError(f"not enough memory: `ulimit -v` is {addresses // 1024} kB, and {needed}")
-    limit_spinning()
-    if not name:
-        return main_job(words)
-    try:
-        status: int | None = command(name).run(rest)
-    except BrokenPipeError:
-        return end_of_pipe()
-    return status
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would fail again when it flushes what is left
+        return BROKEN_PIPE
+    return main_job(words)
 
 
 def named_command(words: list[str]) -> tuple[str, list[str]]:
@@ -117,12 +115,6 @@ def answers(name: str, words: list[str]) -> bool:
         print_schema()
         return True
     return False
-
-
-def end_of_pipe() -> int:
-    """The exit status where whoever read the output has ended."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would fail again when it flushes what is left
-    return BROKEN_PIPE
 
 
 def command(name: str) -> Any:
