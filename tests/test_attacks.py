@@ -11,8 +11,7 @@ from job import ROOT, environment
 
 case: Any = import_module("benchmarks.attacks.case")
 Ended, Kind = case.Ended, case.Kind
-SUBJECTS = ("mixtures", "tables", "prepare", "shards", "s3")
-SUBJECTS += ("limits", "clock", "links", "disks", "sharing", "sweeps", "backends")
+SUBJECTS = ("tables", "prepare", "shards", "s3", "disks")
 REFUSED = "some line\ndistill: corpus.path=x: it is not there; correct it\n"
 
 

@@ -1,4 +1,4 @@
-"""The benchmark scripts run, at sizes that say nothing about speed; the cost model gives what was published.
+"""The benchmark scripts run, at sizes that say nothing about speed.
 
 Whole scripts, which start interpreters and ranks, are among the slow tests; what they are made of is not.
 """
@@ -52,18 +52,6 @@ def test_prepare(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_weight_of_an_installation() -> None:
-    bill = import_module("benchmarks.tools.bill_of_materials")
-    lines = bill.sizes(
-        {name: importlib.metadata.distribution(name) for name in ("torch", "numpy", "jinja2")}
-    ).splitlines()
-    names, weights = zip(*(line.strip("| ").split(" | ") for line in lines[2:]), strict=True)
-    assert names == ("torch", "numpy", "1 others", "3 packages")
-    numbers = [float(weight.replace(",", "")) for weight in weights]
-    assert numbers[0] > numbers[1] > 10 > numbers[2] and abs(sum(numbers[:3]) - numbers[3]) <= 2
-
-
-@pytest.mark.slow
 def test_sync(tmp_path: Path) -> None:
     sizes = ("--width", "64", "--layers", "1", "--tokens", "8", "--accumulate", "2", "--rounds", "1")
     _, results = script("scaling/sync.py", tmp_path, *sizes, "--engines", ENGINES)
@@ -78,38 +66,6 @@ def test_sync(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
-    few = ("--megabytes", "0.1,0.2", "--rounds", "2", "--turns", "2", "--device", "cpu")
-    printed, results = script("scaling/collectives.py", tmp_path, "--collective", "plug_in:counting", *few)
-    assert results["engines"]["plug_in:counting"] == "torch.distributed on counting" and "on Gloo" in printed
-    for times in results["seconds"].values():
-        assert {size: len(taken) for size, taken in times.items()} == {"0.1": 4, "0.2": 4}
-
-
-def test_the_job_file_is_changed_as_its_head_says() -> None:
-    from benchmarks.reliability import slurm_job
-
-    given = (slurm_job.FOLDER / "slurm.sh").read_text().splitlines()
-    changed = slurm_job.job_file("2:00").splitlines()
-    assert [line for line in given if not line.startswith("#SBATCH")] == [
-        line for line in changed if not line.startswith("#SBATCH")
-    ]
-    options = dict(line.removeprefix("#SBATCH ").partition("=")[::2] for line in changed if line.startswith("#SBATCH"))
-    assert options["--nodes"] == "2" and options["--ntasks-per-node"] == options["--cpus-per-task"] == "1"
-    assert options["--time"] == "2:00" and options["--signal"] == "USR1@30" and "--requeue" in options
-    assert not any("gpu" in option for option in options)
-
-
-@pytest.mark.slow
-def test_checkpoint(tmp_path: Path) -> None:
-    printed, (result,) = script("step/checkpoint.py", tmp_path, "--shapes", "tiny", "--rounds", "2")
-    assert result["bytes"] > 3 * 4 * 64 * 500  # the weights and two moments of each, of which these are a part
-    assert result["share"] == pytest.approx(result["saving"] / (result["between"] + result["saving"]))
-    assert "2x64 -> 1x64" in printed
-
-
-@pytest.mark.slow
 def test_rings(tmp_path: Path) -> None:
     _, results = script(
         "scaling/rings.py", tmp_path, "--engines", ENGINES, "--megabytes", "1", "--rounds", "1", "--autos", "1"
@@ -117,83 +73,6 @@ def test_rings(tmp_path: Path) -> None:
     for measured in results:
         assert {"1", "2", "4", "8", "2 bf16"} <= set(measured["seconds"])
         assert measured["auto"][0]["rings"] in (1, 2, 4)
-
-
-def test_scaling_and_its_model() -> None:
-    scaling = import_module("benchmarks.scaling.scaling")
-    projected = {case: (float(model), published) for case, model, published in scaling.projection()}
-    assert projected["8 nodes, Horovod"][0] == pytest.approx(37, rel=0.02)
-    assert projected["8 nodes, Horovod, multi-ring"][0] == pytest.approx(32, rel=0.08)
-    exact = scaling.Model(compute=0.5, latency=0.001, transfer=0.8)
-    results = [
-        {"size": size, "accumulate": many, "seconds": exact.step(size, many)} for size in (1, 2, 4) for many in (1, 50)
-    ]
-    found = scaling.fit(results, latency=0.001)
-    assert (found.compute, found.transfer) == (pytest.approx(0.5), pytest.approx(0.8))
-    assert found.efficiency(4, 50) > found.efficiency(4, 1)
-
-
-def test_everything_scaled_by_one_factor_keeps_its_efficiency() -> None:
-    """A host 40 times as slow as a node, on links 40 times as slow: 40 times the step, the same T(N) / (N T(1))."""
-    published = import_module("benchmarks.albert.published")
-    seconds = published.seconds_of_node("base")
-    models = [
-        published.cost_model(slower * seconds, published.scaled_network(1 / slower, 100, 10), 2e7, rings=2)
-        for slower in (1, 40)
-    ]
-    for size, many in ((2, 1), (8, 2)):
-        assert models[1].step(size, many) == pytest.approx(40 * models[0].step(size, many))
-        assert models[1].efficiency(size, many) == pytest.approx(models[0].efficiency(size, many))
-    # 100 Gbit/s in all and 10 a connection: two rings carry 2.5 GB/s, and every byte crosses twice but for a share.
-    assert models[0].exchange(4) == pytest.approx(3 / 4 * 2 * 2e7 / 2.5e9 + 6 * 50e-6)
-
-
-def test_parameters_are_those_of_the_models() -> None:
-    published, host = import_module("benchmarks.albert.published"), import_module("benchmarks.albert.host")
-    with torch.device("meta"):
-        found = {shape: sum(p.numel() for p in host.make_model(shape, 512).parameters()) for shape in host.SIZES}
-    assert found == published.PARAMETERS
-
-
-def test_a_host_of_albert_times_the_loop_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of two segments, words and their order, as many micro-batches as the job wants, and nothing is saved."""
-    host = import_module("benchmarks.albert.host")
-    windows = []
-    inner = loop.accumulate_gradients
-
-    def counted(model, teacher, objective, window, *rest):
-        windows.append([sorted(batch.labels) for batch in window])
-        return inner(model, teacher, objective, window, *rest)
-
-    monkeypatch.setattr(loop, "accumulate_gradients", counted)
-    options = argparse.Namespace(
-        engine="ddp", rings="1", shape="tiny", rows=2, tokens=32, precision="fp32", order=True
-    )  # fmt: skip
-    trainer = host.Trainer(options)
-    before = trainer.trainable.student.model.albert.embeddings.word_embeddings.weight.detach().clone()
-    seconds = trainer.run(host.Job(exchange=False, accumulate=3, steps=2))
-    assert len(seconds) == 2 and min(seconds) > 0
-    assert windows == [[["mlm", "sop"]] * 3] * 2
-    assert not torch.equal(before, trainer.trainable.student.model.albert.embeddings.word_embeddings.weight)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["hosts", "examples"])
-def test_scaling_of_albert(protocol: str, tmp_path: Path) -> None:
-    small = ("--loopback", "--share", "0", "--shape", "tiny", "--tokens", "32", "--sizes", "1,2", "--engines", ENGINES)
-    printed, results = script("albert/scaling.py", tmp_path, *small, "--protocol", protocol, "--examples", "4")
-    assert printed.index("Predicted") < printed.index("Measured")
-    assert len(results["measured"]) == 2 * len(ENGINES.split(","))  # two numbers of micro-batches, or two variants
-    for measured in results["measured"]:
-        assert measured["size"] == 2 and measured["seconds"] > 0 and measured["alone"] > 0
-        assert measured["steps"] == (1 if protocol == "hosts" else 2)
-
-
-def test_albert_refuses_what_does_not_fit() -> None:
-    options = ["--protocol", "examples", "--examples", "12"]
-    done = Forked(options, dict(os.environ), script=FOLDER / "albert" / "scaling.py")
-    errors = done.communicate(timeout=300)[1]
-    assert done.returncode == 1 and errors.strip().endswith("give a multiple of --rows 1 times each of --sizes")
 
 
 @pytest.mark.slow
@@ -313,33 +192,6 @@ def test_step_of_a_causal_pair(tmp_path: Path) -> None:
     names = ["plain fp32", "plain bf16", "distill bf16", "distill bf16, int8 teacher"]
     assert [result["variant"] for result in results] == names
     assert printed.count("GPT-2 2x64 -> 1x64, V 500, 2 x 16 of 3 documents, targets rows") == 4
-
-
-@pytest.mark.slow
-def test_gradient_checkpointing(tmp_path: Path) -> None:
-    """Of a student whose blocks keep most of what a step takes, it saves more than half."""
-    sizes = [f"--{name}={value}" for name, value in {"layers": 16, "width": 64, "batch": 128, "length": 128}.items()]
-    printed, (kept, again) = script("step/gradient_checkpointing.py", tmp_path, *sizes, "--rounds=1")
-    assert again["peak"] < kept["peak"] / 2 and again["least"] < kept["least"] / 2
-    assert kept["least"] < kept["peak"] and again["least"] < again["peak"] and "of the memory" in printed
-
-
-@pytest.mark.slow
-def test_precision_ladder(tmp_path: Path) -> None:
-    small = ("--size", "tiny", "--rows", "2", "--tokens", "16", "--rounds", "1", "--formats", "bf16,fp16")
-    printed, results = script("step/precision_ladder.py", tmp_path, *small)
-    assert len(results) == 9 and results[0]["rung"] == "fp32" and printed.count("fp16") == 4
-    assert all(result["seconds"] > 0 and result["peak"] > 2**20 for result in results)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", ["tiny", "gpt2-tiny"])
-def test_profile(shape: str, tmp_path: Path) -> None:
-    _, results = script("step/profile_step.py", tmp_path, "--shape", shape, "--accumulate", "2")
-    assert sum(results["phases"].values()) == pytest.approx(2 * results["seconds"], rel=1e-3)
-    # Operators are the most of a step, but not all of it: at this size Python's own time counts.
-    assert results["seconds"] < sum(results["kernels"].values()) < 2.2 * results["seconds"]
-    assert results["phases"]["backward"] > 0 and results["kernels"]["matrix products"] > 0
 
 
 @pytest.mark.slow

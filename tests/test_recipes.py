@@ -15,8 +15,6 @@ from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 CHAINS = {"albert_chain"}
-BENCHMARKS = RECIPES.parent / "benchmarks" / "albert"
-MEASURED = {path.stem for path in (BENCHMARKS / "recipe").glob("*.yaml")}
 SEARCHES = {"search"}  # of an optional package; run by test_sweep_job.py
 NAMES = sorted({path.stem for path in RECIPES.glob("*.yaml")} - CHAINS - SEARCHES)
 LARGE = {"distilbert_gpu", "distilbert_paper", "albert_paper", "albert_aws"}  # for other machines than this one
@@ -80,14 +78,13 @@ def test_a_recipe_that_sets_nothing_is_for_the_machine_at_hand(tmp_path: Path) -
     assert (train.batch_size, train.sequences(1), train.epochs) == (16, 16, 1)
 
 
-@pytest.mark.parametrize("name", sorted(CHAINS | MEASURED))
+@pytest.mark.parametrize("name", sorted(CHAINS))
 def test_every_stage_of_a_chain_passes_the_checks(name: str, tmp_path: Path) -> None:
     for step in (1, 2000, 4000, 6000, 8000):
         (tmp_path / "snapshots" / f"step-{step}").mkdir(parents=True)  # of the stages before
-    file = (BENCHMARKS / "recipe" if name in MEASURED else RECIPES) / f"{name}.yaml"
-    command = f"python -m distill {'--config-dir benchmarks/albert ' * (name in MEASURED)}+recipe={name}"
-    assert any(command in line for line in file.read_text().splitlines())
-    chain = composed_chain(f"+recipe={name}", search=BENCHMARKS)
+    command = f"python -m distill +recipe={name}"
+    assert any(command in line for line in (RECIPES / f"{name}.yaml").read_text().splitlines())
+    chain = composed_chain(f"+recipe={name}")
     assert chain is not None
     check_chain(chain)
     positions: dict[str, int] = {}  # rows that each stage's model has learned to read

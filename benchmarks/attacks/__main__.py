@@ -34,20 +34,7 @@ from benchmarks.attacks.ground import Shared, new_ground  # noqa: E402
 from benchmarks.common import save, table, title  # noqa: E402
 
 # Each is a module of this folder with a function `cases` that gives the cases of its subject for a random generator.
-SUBJECTS = (
-    "mixtures",
-    "tables",
-    "prepare",
-    "shards",
-    "s3",
-    "limits",
-    "clock",
-    "links",
-    "disks",
-    "sharing",
-    "sweeps",
-    "backends",
-)
+SUBJECTS = ("tables", "prepare", "shards", "s3", "disks")
 EVERY = 5.0  # seconds between two lines of progress
 
 

@@ -4,8 +4,6 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from chats import TOKENIZER
-from families import make_family
 from job import library, save_model
 
 from benchmarks.attacks.case import Ended
@@ -19,17 +17,6 @@ SHORT = [
     "evaluate.pseudo_perplexity.fraction=0",
 ]  # fmt: skip
 Damage = Callable[[bytes, random.Random], bytes | None]  # the content of a file afterwards; None: it is gone
-
-
-def gpt2(ground: Ground) -> Path:
-    """The folder of a GPT-2 of two layers with the tokenizer of `chats`."""
-
-    def make(folder: Path) -> Path:
-        make_family("gpt2").save_pretrained(folder)
-        TOKENIZER.save_pretrained(folder)
-        return folder
-
-    return ground.shared.get("gpt2", make)
 
 
 def bert(ground: Ground) -> Path:

@@ -18,9 +18,21 @@ from torch import nn
 
 from benchmarks.common import save, table
 from benchmarks.scaling.cluster import clusters, compare_engines, end_rank
-from benchmarks.scaling.collectives import seconds_of
 from distill.config.settings import BackendConfig
 from distill.distributed import GradientSync, Ranks, join_ranks
+
+
+def seconds_of(sync: GradientSync) -> float:
+    """The slowest rank's time of one exchange, the GPU's work included."""
+    ranks = sync.ranks
+    ranks.sum(torch.zeros(1))  # ranks leave a barrier up to 50 ms apart, and a sum together
+    began = time.perf_counter()
+    sync.all_reduce_gradients()
+    if ranks.device.type == "cuda":
+        torch.cuda.synchronize(ranks.device)
+    own = torch.zeros(ranks.size, dtype=torch.float64)
+    own[ranks.rank] = time.perf_counter() - began
+    return float(ranks.sum(own).max())
 
 
 def _model(megabytes: float) -> nn.Module:

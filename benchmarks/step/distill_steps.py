@@ -6,14 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd.profiler_util import FunctionEvent
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.step.models import AfterStep
-from benchmarks.step.profile_step import profiled
 from benchmarks.step.step import Plan, train_by_plan
-from benchmarks.step.turns import SEQUENCES, STUDENT, TEACHER, WARM_UP, Job, Over, Turns
+from benchmarks.step.turns import SEQUENCES, STUDENT, TEACHER, Job, Over, Turns
 from distill.config.settings import ObjectiveConfig, OptimizerConfig, PrecisionConfig
 from distill.data.batches import Batches, StepShape
 from distill.data.collate.clm import CausalLM
@@ -22,24 +19,6 @@ from distill.data.sequence_format import SequenceFormat
 from distill.optim.schedules.constant import Constant
 
 AS_TRL = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
-# The first kind whose rule holds for an operator; sizes are those of its inputs.
-ATTENTION = ("bmm", "softmax", "scaled_dot_product")
-CASTS = ("aten::copy_", "aten::_to_copy", "aten::to")
-NORMS = ("aten::pow", "aten::mean", "aten::rsqrt", "rms_norm")
-PRODUCTS = ("aten::mm", "aten::addmm", "linear")
-OPTIMIZER = ("adamw", "vector_norm", "_foreach")
-IN_PLACE = ("aten::add_", "aten::mul_", "aten::fill_")
-UPDATE = "AdamW, clipping, sums of gradients"
-KINDS = (
-    "head",
-    "other products",
-    "attention",
-    "norms",
-    "SiLU and gates",
-    "casts and copies",
-    UPDATE,
-    "everything else",
-)
 
 
 class InOrder(FullShuffle):
@@ -86,42 +65,3 @@ def train(job: Job, turns: Turns) -> Any:
     with suppress(Over):
         train_by_plan(source, pair, plan_of(job), source.steps_per_epoch, turns.after_step)
     return pair[1]
-
-
-def profile(job: Job) -> tuple[dict[str, float], float]:
-    """Seconds of each kind of operator in one step, and of the step, under torch's profiler."""
-    torch.set_num_threads(job.threads)
-    pair = pair_of(job.folder)
-    vocabulary, width = pair[1].config.vocab_size, pair[1].config.hidden_size
-
-    def train_for(after_step: AfterStep) -> None:
-        train_by_plan(batches_of(job, vocabulary), pair, plan_of(job), WARM_UP + 1, after_step)
-
-    events, seconds = profiled(train_for, shapes=True)
-    found = dict.fromkeys(KINDS, 0.0)
-    for event in events:
-        found[kind_of(event, vocabulary, width)] += event.self_cpu_time_total / 1e6
-    return found, seconds
-
-
-def kind_of(event: FunctionEvent, vocabulary: int, width: int) -> str:
-    """By the operator's name and the sizes of its inputs; rotary positions and heads of queries count as attention."""
-    shapes = [shape for shape in event.input_shapes or [] if shape and not isinstance(shape[0], list)]
-    largest = max(shapes, key=len, default=[])
-
-    def named(names: tuple[str, ...]) -> bool:
-        return any(name in event.name for name in names)
-
-    if named(OPTIMIZER) or (event.name in IN_PLACE and len(largest) <= 2):  # of weights: activations are [B, S, H]
-        return UPDATE
-    if any(vocabulary in shape for shape in shapes) or named(("CompiledFxGraph", "Torch-Compiled")):
-        return "head"
-    if named(ATTENTION) or len(largest) >= 4:
-        return "attention"
-    if named(NORMS) or (event.name in ("aten::mul", "aten::sum") and largest[-1:] == [width]):
-        return "norms"
-    if named(("aten::silu",)) or event.name == "aten::mul":
-        return "SiLU and gates"
-    if named(CASTS):
-        return "casts and copies"
-    return "other products" if named(PRODUCTS) else "everything else"

@@ -5,7 +5,6 @@
         --extra-index-url https://download.pytorch.org/whl/cpu
     python benchmarks/step/peers.py --peers PEERS/bin/python
     python benchmarks/step/peers.py --peers PEERS/bin/python --formats bf16 --quality 600
-    python benchmarks/step/peers.py --formats bf16 --profile
 
 The pair is SmolLM2-135M-Instruct (`teacher=smollm2`, whose packages `docs/how-to/students.md` names) and a student of
 20 of its 30 layers. The loss is the forward divergence alone, at temperature 1. Distill's step is that of a run, and
@@ -33,7 +32,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.common import save, table, title
-from benchmarks.step.distill_steps import pair_of, profile
+from benchmarks.step.distill_steps import pair_of
 from benchmarks.step.products import Floor, products
 from benchmarks.step.turns import SEQUENCES, STUDENT, TEACHER, Job, start
 from distill.config import HERE
@@ -182,17 +181,6 @@ def report(results: list[Result], options: argparse.Namespace) -> None:
     print("\n" + table(head, rows))
 
 
-def print_profile(format: str, folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Print where the time of Distill's step goes; seconds by kind."""
-    job = Job(folder, "distill", format, options.batch, options.threads, options.lr, options.clip)
-    found, seconds = profile(job)
-    rows = [[kind, f"{1000 * value:.0f}", f"{value / seconds:.1%}"] for kind, value in found.items()]
-    print(
-        f"\n{format}, {1000 * seconds:.0f} ms under the profiler\n\n{table(['operators', 'ms', 'of the step'], rows)}"
-    )
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", help="the Python of the environment that has TRL; without it Distill runs alone")
@@ -200,7 +188,6 @@ def main() -> None:
     parser.add_argument("--only", default="", help=f"of {', '.join(LOSSES)}: those that this regular expression finds")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quality", type=float, metavar="SECONDS", help="of steps that each variant trains")
-    parser.add_argument("--profile", action="store_true", help="the kinds of operators in Distill's step instead")
     parser.add_argument("--teacher", default="smollm2", help="a folder, or a name that teacher.path takes")
     parser.add_argument("--layers", default=",".join(map(str, LAYERS)), help="of the teacher, for the student")
     parser.add_argument("--books", type=Path, default=HERE / "data" / "books", help="with train/ and heldout/")
@@ -221,9 +208,6 @@ def main() -> None:
         folder, formats = Path(name), options.formats.split(",")
         prepare(folder, options)
         print(title())
-        if options.profile:
-            save(options.json, {format: print_profile(format, folder, options) for format in formats})
-            return
         if options.quality is not None:
             rows = np.load(folder / HELDOUT)
             for what, model in zip(("teacher", "student before training"), pair_of(folder), strict=True):

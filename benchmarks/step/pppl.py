@@ -39,7 +39,6 @@ from distill.models.teacher import load_teacher
 
 BUNDLED_STUDENT = {"dim": 256, "n_heads": 4, "hidden_dim": 1024, "n_layers": 2}
 MINICONS_BATCHES = (4, 16, 64)  # at 64, its logits of rows of 128 take 1 GB where V is 30,522
-PRODUCTS = ("linear_pointwise", "mm", "addmm", "bmm", "mkl_linear", "attention_for_cpu")  # ends of operators' names
 NAME = "pseudo_perplexity"
 TOLERANCE = 1e-5  # relative, of the pseudo-perplexity
 
@@ -205,18 +204,6 @@ def show(result: Result) -> str:
     return "\n".join(lines)
 
 
-def shares(problem: Problem, precision: str) -> str:
-    """Where the time goes: each operator's own share of it, and that of all matrix products together."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        problem.distill(precision)
-    own = {event.key: event.self_cpu_time_total for event in profiler.key_averages()}
-    total = sum(own.values())
-    products = sum(seconds for name, seconds in own.items() if name.endswith(PRODUCTS))
-    first = sorted(own, key=own.__getitem__, reverse=True)[:8]
-    parts = ", ".join(f"{name.split('::')[-1]} {own[name] / total:.0%}" for name in first)
-    return f"  {precision}: matrix products take {products / total:.0%} of the time; {parts}"
-
-
 def has_minicons() -> bool:
     try:
         import minicons.scorer  # noqa: F401
@@ -238,7 +225,6 @@ def main() -> None:
     parser.add_argument(
         "--batch-size", type=int, default=PseudoPerplexityConfig().batch_size, help="copies in one forward"
     )
-    parser.add_argument("--profile", action="store_true", help="also print which operators take the time, on the CPU")
     options = parser.parse_args()
     print(title())
     with_minicons = has_minicons()
@@ -255,8 +241,6 @@ def main() -> None:
         paths = problem.paths(with_minicons, result)
         measure(paths, result, options.rounds)
         results.append((paths, result))
-        for precision in ("fp32", "bf16") if options.profile else ():
-            print(f"{case.name}{shares(problem, precision)}")
     for paths, result in results:  # after all timing, since `peak_bytes` slows the allocator down
         for name, path in paths.items():
             result.peak_bytes[name] = peak_bytes(path, device)

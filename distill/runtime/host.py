@@ -26,7 +26,7 @@ RESERVE = 1 << 20  # bytes of a file system that are left for its own tables
 # Rounds of a loop that a thread spins before it sleeps, by default for milliseconds. Where another program needs the
 # core, the thread that is waited for then does not run, and two threads were up to thirteen times slower than one: a
 # few microseconds are best. Where cores are idle, spinning costs nothing, and to wake a thread takes time: a step of
-# SmolLM2 on two cores was 1.3 times as fast with the longer wait (docs/explanation/benchmarks/quality.md).
+# SmolLM2 on two cores was 1.3 times as fast with the longer wait (docs/explanation/benchmarks.md#the-step).
 SPINS_BESIDE_OTHERS, SPINS_ON_IDLE_CORES = "1000", "10000"
 OBSERVED = 0.05  # seconds in which other programs are looked at
 

@@ -27,7 +27,7 @@ def return_large_tensors() -> None:
 
     By default glibc does so above 32 MiB alone. Smaller ones that live on, such as parts of a sharded model, then lie
     between those that were whole for a moment, whose memory nothing larger fits in: half a gigabyte and more for a
-    model of 1.1 B parameters (`benchmarks/scaling/sharded_memory.py`).
+    model of 1.1 B parameters.
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)

@@ -1,1 +1,0 @@
-"""Pre-training of ALBERT: its quality, and its scaling on emulated hosts."""

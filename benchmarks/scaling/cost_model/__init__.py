@@ -1,1 +1,0 @@
-"""Seconds, hours and money of a run on machines that nobody has rented yet, and what binds."""

@@ -1,1 +1,0 @@
-"""What a cache of the teacher's outputs costs, saves and loses."""
