@@ -178,7 +178,7 @@ def test_scripts_that_pages_name_exist_and_the_index_has_all() -> None:
                     assert (ROOT / name).is_file(), f"{page.name} names {name}"
     index = (DOCS / "explanation/benchmarks.md").read_text()
     mains = [path for path in folder.rglob("*.py") if "__main__" in path.read_text() and "attacks" not in path.parts]
-    parts = {"data/prepare_host.py", "tools/report_picture.py", "tools/gallery.py", "gpu_parts.py"}
+    parts = {"data/prepare_host.py", "tools/report_picture.py", "gpu_parts.py"}
     names = {str(path.relative_to(folder)) for path in mains} - parts
     assert len(names) >= 13 and not [name for name in names if f"`{name}`" not in index]
 
