@@ -1,16 +1,4 @@
-"""The student as a folder that other programs load: transformers 5, and the 4.57 that many installations still have.
-
-What differs between the two, in what transformers 5 writes:
-
-* `tokenizer_class` is `TokenizersBackend`, which 4.57 lacks. `PreTrainedTokenizerFast` is the same in both:
-  tokenizer.json as it stands.
-* A tokenizer of that class also gives `token_type_ids` in 4.57, which most models refuse; so the inputs are named.
-* `extra_special_tokens` is a list, where 4.57 expects a dict; `additional_special_tokens` is a list in both.
-* Rotary embeddings are in `rope_parameters`; 4.57 reads `rope_theta`, `rope_scaling` and names of single families, and
-  would silently keep its defaults. transformers 5 reads those names too, to the same effect.
-* Which layers of ModernBERT attend to whole sequences is a list, `layer_types`; 4.57 has only every n-th layer.
-* A head of BERT whose output embedding is not tied has two biases, of which 4.57 reads the one that the other ignores.
-"""
+"""The student as a folder that transformers and whatever reads its folders load."""
 
 import copy
 import json
@@ -39,16 +27,6 @@ from distill.runtime.users_code import MISTAKES, mistake
 logger = logging.getLogger(__name__)
 
 Fields = dict[str, Any]
-# Families with one base for layers that attend to whole sequences and one for those with a window: the names in 4.57.
-THETAS = {
-    "modernbert": ("global_rope_theta", "local_rope_theta"),
-    "modernbert-decoder": ("global_rope_theta", "local_rope_theta"),
-    "gemma3_text": ("rope_theta", "rope_local_base_freq"),
-}
-# Families whose one base and whose fraction of rotated dimensions have other names.
-RENAMED = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
-EVERY_NTH = "global_attn_every_n_layers"
-PHI3 = ("short_factor", "long_factor")  # of its rotary scaling
 LARGEST_FILE = "2GB"
 CARD = "README.md"
 FILES = (  # that a student's folder may have beside its card, by the form of its weights and the kind of its tokenizer
@@ -68,7 +46,6 @@ FILES = (  # that a student's folder may have beside its card, by the form of it
     "sentencepiece.bpe.model",
     *OF_POOLING,
 )
-GLOBAL, WINDOW = "full_attention", "sliding_attention"
 
 
 def export(
@@ -80,7 +57,7 @@ def export(
     auto_class: str | None = None,
     vectors: SavedPooling | None = None,
 ) -> None:
-    """Write the student so that the Auto classes of transformers 5 and 4.57 load it.
+    """Write the student so that the Auto classes of transformers load it.
 
     Args:
         student: a transformers model of any class, or any other module, of which the weights alone are written.
@@ -145,32 +122,13 @@ def _write_weights(student: Any, folder: Path) -> dict[str, torch.Tensor]:
         save_model(student, str(folder / "model.safetensors"))
         state: dict[str, torch.Tensor] = student.state_dict()
         return state
-    weights = _weights(student)
+    weights = _with_adapters_merged(student)
     tied = _untied_by_adapters(student, weights)
     # Files are made in memory before they are written: of a large model one after the other.
     student.save_pretrained(folder, state_dict=weights, max_shard_size=LARGEST_FILE)
-    _rewrite(folder / "config.json", lambda fields: fields_for_both(fields | tied))
-    if json.loads((folder / "config.json").read_text(encoding="utf-8")).get(EVERY_NTH, 1) is None:
-        logger.warning(
-            "the student loads only in transformers 5: 4.57 requires full attention in every n-th layer from the first "
-            "on, and in no other; to use 4.57, choose student.layers that have it"
-        )
+    if tied:
+        _rewrite(folder / "config.json", lambda fields: fields | tied)
     return weights
-
-
-def _weights(student: Any) -> dict[str, torch.Tensor]:
-    """The student's weights by the names of its class.
-
-    A head's own bias is that of its output embedding, which is the one that was trained.
-    """
-    state = _with_adapters_merged(student)
-    layer = student.get_output_embeddings()
-    bias = getattr(layer, "bias", None)
-    name = next((name for name, module in student.named_modules() if module is layer), "")
-    other = state.get(f"{name.rpartition('.')[0]}.bias")
-    if bias is not None and other is not None and other.shape == bias.shape and other.data_ptr() != bias.data_ptr():
-        state[f"{name.rpartition('.')[0]}.bias"] = bias.detach().clone()  # a shared tensor would be saved once
-    return state
 
 
 def _untied_by_adapters(student: Any, weights: dict[str, torch.Tensor]) -> Fields:
@@ -203,46 +161,11 @@ def _rewrite(path: Path, change: Callable[[Fields], Fields]) -> None:
     path.write_text(json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def fields_for_both(config: Fields) -> Fields:
-    """The content of config.json with what transformers 4.57 reads beside what transformers 5 does."""
-    family, rope = config.get("model_type", ""), config.get("rope_parameters") or {}
-    added: Fields = {}
-    if family in THETAS and rope:
-        added = {name: rope[kind]["rope_theta"] for name, kind in zip(THETAS[family], (GLOBAL, WINDOW), strict=True)}
-        rope = rope[GLOBAL] if family == "gemma3_text" else {}  # ModernBERT of 4.57 has no scaling
-    elif isinstance(rope.get(GLOBAL), dict):  # by kinds of layers, of which 4.57 knows one base, as for OLMo 3
-        rope = rope[GLOBAL]
-        added = {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
-    elif "rope_theta" in rope:
-        names = RENAMED.get(family, {})
-        both = ("rope_theta", "partial_rotary_factor")
-        added = {names.get(name, name): rope[name] for name in both if name in rope}
-    if rope.get("rope_type", "default") != "default":
-        apart = ("rope_theta", "partial_rotary_factor")
-        added["rope_scaling"] = {name: value for name, value in rope.items() if name not in apart}
-    if family == "phi3" and "rope_scaling" in added:  # 4.57 takes these three alone
-        added["rope_scaling"] = {"type": rope["rope_type"], **{name: rope[name] for name in PHI3 if name in rope}}
-    if family in ("modernbert", "modernbert-decoder") and config.get("layer_types"):
-        added[EVERY_NTH] = _every_nth(config["layer_types"])
-    return config | added
-
-
-def _every_nth(layer_types: list[str]) -> int | None:
-    """The n for which every n-th layer from the first on attends to the whole sequence, and no other.
-
-    None where there is none, as for a student of a teacher's second layer alone: 4.57 then refuses to make the model,
-    which is better than another one.
-    """
-    numbers = range(1, len(layer_types) + 1)
-    kinds = {n: [WINDOW if layer % n else GLOBAL for layer in range(len(layer_types))] for n in numbers}
-    return next((n for n in numbers if kinds[n] == layer_types), None)
-
-
 def _generic_tokenizer(fields: Fields, tokenizer: Any, student: Any) -> Fields:
-    """The content of tokenizer_config.json, for a class that both have and that changes nothing of tokenizer.json."""
-    fields = {name: value for name, value in fields.items() if name != "backend"}
-    if isinstance(fields.get("extra_special_tokens"), list):
-        fields["additional_special_tokens"] = fields.pop("extra_special_tokens")
+    """The content of tokenizer_config.json, for a class that takes tokenizer.json as it stands.
+
+    That class gives `token_type_ids` too, which most models refuse; so the inputs are named.
+    """
     segments = getattr(getattr(student, "config", None), "type_vocab_size", None) or 0
     inputs = [name for name in tokenizer.model_input_names if name != "token_type_ids" or segments > 1]
     return fields | {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
@@ -276,7 +199,6 @@ def tokenizer_class(tokenizer: Any, student: Any) -> str | None:
         _rewrite(folder / "tokenizer_config.json", lambda fields: _generic_tokenizer(fields, tokenizer, student))
         if _gives_back(AutoTokenizer, tokenizer, folder, {}):
             return None
-        # By the name that both releases of transformers have.
         return "PreTrainedTokenizerFast" if _gives_back(PreTrainedTokenizerFast, tokenizer, folder, {}) else None
 
 

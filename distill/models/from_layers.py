@@ -47,7 +47,7 @@ def student_fields(settings: StudentConfig, teacher: Any, chosen: list[Layer]) -
             + (" or distilbert" if family == "bert" else "")
             + ": set student.architecture=same"
         )
-    if fields.get("attention_types"):  # GPT-Neo's, from which transformers 4.57 counts the layers
+    if fields.get("attention_types"):  # of GPT-Neo: they count the layers, too
         fields["attention_types"] = [[[kind], 1] for kind in fields["attention_layers"]]
     return fields | {name: len(chosen) for name in NUM_LAYERS if name in fields}
 
