@@ -1,11 +1,9 @@
 """How likely texts are to a model: the log-probability of every token, and their sum.
 
 A causal model gives log p(token | the tokens before it). A masked one gives pseudo-log-likelihoods: each token masked
-by itself (Salazar et al. 2020, "Masked Language Model Scoring"), or with the later tokens of its word masked too, which
-does not let the rest of a word give a rare word away (Kauf and Ivanova 2023, "A Better Way to Do Masked Language Model
-Scoring": `within_word_l2r`).
+by itself (Salazar et al. 2020, "Masked Language Model Scoring").
 
-Shapes: R texts, S positions, B copies of them with one position scored each, E input size of the output embedding.
+Shapes: R texts, S positions, B copies of them with one position scored each.
 """
 
 import math
@@ -26,8 +24,6 @@ from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import Held, LoadedModel, as_loaded
 from distill.runtime.errors import SettingError, raising_at_the_call
-
-METHODS = ("original", "within_word_l2r")
 
 
 @dataclass(frozen=True)
@@ -68,13 +64,11 @@ Model = str | Path | LoadedModel | Held  # as `score` takes it
 # fmt: off
 @overload
 def score(
-    text: str, model: Model, *, method: str = ..., bos: bool = ..., base: float = ..., batch_size: int = ...,
-    device: str = ...,
+    text: str, model: Model, *, bos: bool = ..., base: float = ..., batch_size: int = ..., device: str = ...
 ) -> TextScore: ...
 @overload
 def score(
-    text: list[str], model: Model, *, method: str = ..., bos: bool = ..., base: float = ..., batch_size: int = ...,
-    device: str = ...,
+    text: list[str], model: Model, *, bos: bool = ..., base: float = ..., batch_size: int = ..., device: str = ...
 ) -> list[TextScore]: ...
 # fmt: on
 @raising_at_the_call
@@ -82,7 +76,6 @@ def score(
     text: str | Sequence[str],
     model: Model,
     *,
-    method: str = "original",
     bos: bool = True,
     base: float = math.e,
     batch_size: int = 64,
@@ -97,8 +90,6 @@ def score(
         text: one, or several, which are computed together.
         model: a run folder, a model folder, a name on the Hub, what `distill.load_model` gave, or (model, tokenizer)
             in memory.
-        method: of masked models: `original`, every token masked by itself; or `within_word_l2r`, every token masked
-            together with the tokens of its word that come after it.
         bos: of causal models: whether a text begins behind the beginning-of-text token, or the end-of-text token of a
             model without one; else its first token, which then follows nothing, is not scored.
         base: of the logarithm: e for nats, 2 for bits, 10.
@@ -114,12 +105,12 @@ def score(
     """
     lm = as_loaded(model, device)
     texts = [text] if isinstance(text, str) else list(text)
-    _check(lm, method, bos, base, batch_size)
+    _check(lm, bos, base, batch_size)
     names: list[list[str]] = [[] for _ in texts]
     values: list[list[float]] = [[] for _ in texts]
     with lm.evaluating():
         causal = lm.kind.causal
-        parts = _causal(lm, texts, bos, batch_size) if causal else _masked(lm, texts, method, batch_size)
+        parts = _causal(lm, texts, bos, batch_size) if causal else _masked(lm, texts, batch_size)
         for number, tokens, log_probs in parts:
             names[number], values[number] = tokens, [value / math.log(base) for value in log_probs]
     scores = [
@@ -129,16 +120,12 @@ def score(
     return scores[0] if isinstance(text, str) else scores
 
 
-def _check(lm: LoadedModel, method: str, bos: bool, base: float, batch_size: int) -> None:
+def _check(lm: LoadedModel, bos: bool, base: float, batch_size: int) -> None:
     if lm.kind not in (MASKED, CAUSAL):
         raise SettingError(
             f"model={lm.path} is a {lm.kind.noun}, which gives texts no probability: choose a masked or a causal "
             "language model"
         )
-    if method not in METHODS:
-        raise SettingError(f"method={method} is not known: choose {' or '.join(METHODS)}")
-    if lm.kind.causal and method != METHODS[0]:
-        raise SettingError(f"method={method} is for masked models, and model={lm.path} is causal: leave it out")
     if not lm.kind.causal and not bos:
         raise SettingError(f"bos=False is for causal models, and model={lm.path} is masked: leave it out")
     if not (base > 0 and math.isfinite(base)) or base == 1:
@@ -193,7 +180,7 @@ def _causal(lm: LoadedModel, texts: list[str], bos: bool, batch_size: int) -> It
 
 
 @torch.inference_mode()
-def _masked(lm: LoadedModel, texts: list[str], method: str, batch_size: int) -> Iterator[ScoredTokens]:
+def _masked(lm: LoadedModel, texts: list[str], batch_size: int) -> Iterator[ScoredTokens]:
     model, around = LanguageModel(lm.model), TextEncoder(lm.tokenizer).surroundings(pairs=False)
     encoded = list(_encoded(lm, texts))
     sequences = [[*around.before, *encoding.ids, *around.after] for encoding in encoded]
@@ -211,10 +198,7 @@ def _masked(lm: LoadedModel, texts: list[str], method: str, batch_size: int) -> 
         column = torch.tensor([len(around.before) + column for _, column in chunk], device=lm.device)
         valid = None if documents is None else documents != PADDING
         masked = Copies(ids, valid, of_row, column, int(lm.tokenizer.mask_token_id))
-        ends = [_word_end(encoded[number].word_ids, column) for number, column in chunk]
-        spans = torch.tensor([len(around.before) + end for end in ends], device=lm.device)
-        single = method == METHODS[0] or bool((spans == column + 1).all())
-        head_rows = head_rows_at_masks(model, masked) if single else _head_rows_within_words(model, masked, spans)
+        head_rows = head_rows_at_masks(model, masked)
         losses.append(token_losses(model, head_rows, ids[of_row, column], len(lm.tokenizer)).cpu())
     counts = [len(encoded[number].ids) for number in order]
     for number, part in zip(order, torch.cat(losses).split(counts) if losses else [], strict=False):
@@ -239,23 +223,3 @@ def _padded(sequences: list[list[int]], pad: int, device: torch.device) -> tuple
         return torch.from_numpy(ids).to(device), None
     documents = np.where(np.arange(ids.shape[1])[None] < lengths[:, None], 0, PADDING)
     return torch.from_numpy(ids).to(device), torch.from_numpy(documents).to(device)
-
-
-def _word_end(word_ids: list[int | None], token: int) -> int:
-    """The token behind the last one of the word that a token belongs to."""
-    end = token + 1
-    while end < len(word_ids) and word_ids[token] is not None and word_ids[end] == word_ids[token]:
-        end += 1
-    return end
-
-
-def _head_rows_within_words(model: LanguageModel, copies: Copies, ends: Tensor) -> Tensor:
-    """The head's input at the scored position of each copy [B, E]; its word is masked from there to `ends` [B]."""
-    columns = torch.arange(copies.sequences.shape[1], device=copies.sequences.device)[None]
-    hidden = (columns >= copies.column[:, None]) & (columns < ends[:, None])
-    ids = copies.sequences[copies.row].masked_fill(hidden, copies.mask_id)
-    documents = None if copies.valid is None else torch.where(copies.valid, 0, PADDING)[copies.row]
-    positions = torch.arange(len(ids), device=ids.device) * ids.shape[1] + copies.column
-    rows = model({"input_ids": ids}, documents, OutputSpec(True, positions)).head_rows
-    assert rows is not None
-    return rows

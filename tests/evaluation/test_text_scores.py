@@ -25,7 +25,7 @@ def causal(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return load_model(save_model(tmp_path_factory.mktemp("causal") / "model", request.param, 2), "cpu")
 
 
-def naive_masked(found: LoadedModel, text: str, within_words: bool) -> list[float]:
+def naive_masked(found: LoadedModel, text: str) -> list[float]:
     """One forward for each token, with what transformers' tokenizer puts around the text."""
     model, encoded = found.model, found.tokenizer(text)
     ids, words = encoded["input_ids"], encoded.word_ids()
@@ -34,9 +34,7 @@ def naive_masked(found: LoadedModel, text: str, within_words: bool) -> list[floa
         if word is None:
             continue
         row = torch.tensor([ids])
-        for other in range(len(ids)):
-            if other == place or (within_words and other > place and words[other] == word):
-                row[0, other] = found.tokenizer.mask_token_id
+        row[0, place] = found.tokenizer.mask_token_id
         with torch.no_grad():
             logits = model(input_ids=row).logits[0, place].double()
         values.append(float(logits.log_softmax(-1)[ids[place]]))
@@ -58,21 +56,12 @@ def assert_alike(found: TextScore, expected: list[float]) -> None:
     assert len(found.tokens) == len(expected) and found.total == pytest.approx(sum(expected), abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["original", "within_word_l2r"])
-def test_masked_models(masked: LoadedModel, method: str) -> None:
+def test_masked_models(masked: LoadedModel) -> None:
     for batch_size in (1, 3, 64):
-        found = score(TEXTS, masked, method=method, batch_size=batch_size)
+        found = score(TEXTS, masked, batch_size=batch_size)
         for text, each in zip(TEXTS, found, strict=True):
             assert each.text == text
-            assert_alike(each, naive_masked(masked, text, method != "original") if text else [])
-
-
-def test_the_rest_of_a_word_gives_nothing_away(masked: LoadedModel) -> None:
-    """Both methods agree on the last token of every word, and differ on others."""
-    text = "the cat"
-    plain, words = (score(text, masked, method=method).log_probs for method in ("original", "within_word_l2r"))
-    assert plain[-1] == pytest.approx(words[-1], abs=2e-5)
-    assert max(abs(a - b) for a, b in zip(plain, words, strict=True)) > 1e-2
+            assert_alike(each, naive_masked(masked, text) if text else [])
 
 
 @pytest.mark.parametrize("bos", [True, False])
@@ -101,7 +90,6 @@ def test_a_model_in_training_mode_is_scored_without_dropout_and_left_as_it_was(m
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"method": "l2r"}, r"^method=l2r is not known: choose original or within_word_l2r"),
         ({"bos": False}, r"^bos=False is for causal models"),
         ({"base": 1}, r"^base=1 is no base"),
         ({"batch_size": 0}, r"^batch_size=0"),
@@ -115,8 +103,6 @@ def test_options_that_do_not_fit(masked: LoadedModel, options: dict[str, Any], l
 def test_texts_and_models_that_do_not_fit(tmp_path: Path, causal: LoadedModel) -> None:
     with pytest.raises(SettingError, match=r"^text 2 has .* tokens .* reads 64: split it"):
         score(["the", "the cat " * 99], causal)
-    with pytest.raises(SettingError, match=r"^method=within_word_l2r is for masked models"):
-        score("the", causal, method="within_word_l2r")
     with pytest.raises(SettingError, match=r"^model=.*nothing does not load.*correct the name"):
         score("the", tmp_path / "nothing")
 
