@@ -10,7 +10,6 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import Component
-from distill.models.fields import check_saved_sizes
 from distill.models.kernels.attention import keep_soft_cap
 from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.load import check_tokenizer, model_folder
@@ -71,7 +70,6 @@ def load_weights(model: nn.Module, setting: str, path: str) -> None:
         SettingError: there are none, or they are another model's.
     """
     file = Path(model_folder(path)) / WEIGHTS
-    check_saved_sizes(setting, path, file.parent)
     try:
         load_model(model, file)
     except (OSError, RuntimeError, SafetensorError) as error:

@@ -1,8 +1,6 @@
 """The families of transformers and the fields of their configurations, as the user may name and change them."""
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig
@@ -13,7 +11,6 @@ MAX_SIZE = 10**8  # of one size, such as the width of a layer or the length of a
 # Numbers of what is made one by one, in Python: blocks, and names of classes. The deepest published models have 1,000.
 BLOCKS, MAX_BLOCKS = re.compile(r"(?:layers?|groups?|group_num|experts)$"), 1000
 LABELS, MAX_LABELS = "num_labels", 1_000_000
-MAX_HEADER = 25_000_000  # bytes that name the tensors of a file of weights: enough for 200,000 of them
 # Endings of whole numbers that are no sizes, and a size that may be 0.
 NO_SIZES = ("_id", "_ids", "type_vocab_size")
 
@@ -38,31 +35,6 @@ def field_names(config: Any) -> set[str]:
 def max_size(name: str) -> int:
     """The largest size that a field of this name may have."""
     return MAX_LABELS if name == LABELS else MAX_BLOCKS if BLOCKS.search(name) else MAX_SIZE
-
-
-def check_saved_sizes(setting: str, path: str, folder: Path) -> None:
-    """Refuse a folder of a model by which more would be built than any model has, before anything of it is built.
-
-    Raises:
-        SettingError: its config.json has such a size, or the header of a file of weights is too long.
-    """
-    for file in folder.glob("*.safetensors"):
-        with file.open("rb") as content:
-            length = int.from_bytes(content.read(8), "little")
-        if MAX_HEADER < length < file.stat().st_size:  # a longer one is a file that was cut, or is none
-            raise SettingError(
-                f"{setting}={path}: the names of tensors in {file.name} take {length / 1e6:,.0f} MB, and those of a "
-                f"model {MAX_HEADER / 1e6:,.0f} MB at most: save the model again"
-            )
-    try:
-        fields = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):  # whoever loads the model reports it
-        return
-    for name, value in fields.items() if isinstance(fields, dict) else ():
-        if isinstance(value, int) and value > (limit := max_size(name)) and limit < MAX_SIZE:
-            raise SettingError(
-                f"{setting}={path}: its config.json has {name}={value}, and a model has {limit:,} at most: correct it"
-            )
 
 
 def check_fields(config: Any, changes: dict[str, Any]) -> None:

@@ -21,7 +21,6 @@ from distill.models.adapters import merged_folder
 from distill.models.boundary import loading
 from distill.models.check import check_model
 from distill.models.converted import converted
-from distill.models.fields import check_saved_sizes
 from distill.models.kernels.attention import keep_soft_cap
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind, refuse_other_kind
 from distill.models.memory import require_memory_for_weights
@@ -238,7 +237,6 @@ def saved_config(setting: str, path: str, hub: HubOptions = THE_NEWEST) -> Any:
         SettingError: there is none that loads, or its weights are quantized, or its attention is not computed here.
     """
     folder = model_folder(path, setting)
-    check_saved_sizes(setting, path, _on_disk(folder, hub))
     if Path(folder).is_file():
         raise SettingError(f"{setting}={path} is a file: give the folder that it lies in, or a GGUF file (.gguf)")
     with loading(setting, path, folder, "does not load", "correct its config.json"):

@@ -180,8 +180,6 @@ def test_a_student_of_a_million_layers(architecture: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"num_hidden_layers": 10_000_000}, r"its config\.json has num_hidden_layers=10000000, and a"),
-        ({"num_labels": 10_000_000}, r"its config\.json has num_labels=10000000, and a"),
         # Else transformers makes up what the folder lacks.
         ({"num_hidden_layers": 900, "hidden_size": 16_384, "intermediate_size": 65_536}, "take .* GB, and .* are free"),
     ],
@@ -201,11 +199,3 @@ def test_a_saved_model_that_memory_does_not_hold(
     for path in (str(folder), "a/b"):
         with pytest.raises(SettingError, match=rf"teacher\.path={path}: .*{words}"):
             load_pretrained("teacher.path", path)
-
-
-def test_a_header_of_weights_that_is_too_long(tmp_path: Path) -> None:
-    folder = save_model(tmp_path / "model", "bert")
-    header = json.dumps({"__metadata__": {"a": "b" * 30_000_000}}).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 8)
-    with pytest.raises(SettingError, match=r"the names of tensors in model\.safetensors take 30 MB"):
-        load_pretrained("teacher.path", str(folder))
