@@ -2,7 +2,6 @@
 
 import logging
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +105,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         notes = notes_of(config, pair, data, objective) + (baseline.remarks if baseline else [])
         announce(config, recipe, pair, data, objective, notes, state)
         teacher = make_teachers(config, frozen, caches, data.batches, objective, ranks, pair.tokenizers)
-        record = replace(describe_once(run, caches, evaluator, recipe, command, notes), best=best)
+        record = describe_once(run, caches, evaluator, recipe, command, notes).changed(best=best)
         tracker = trackers.open_on_rank_0(config.tracker, path, config.written, path.name, ranks)
         folder.begin(state, resolved, found_layers(config, models, pair))
         page.describe(record)
@@ -323,8 +322,8 @@ def train_profiled(run: Run, training: Training, followers: Followers, record: R
         ended_by = train(training, run.objective, followers.in_order, followers.history)
     followers.log.end_training()
     profile = profiling.gather_profile(recorder, config, batches, ranks, record.identity)
-    record = replace(record, training=replace(record.training, ended_by=ended_by), profile=profile)
-    return record if ended_by == TRIAL else replace(record, best=load_best(run, training, followers))
+    record = record.changed(training=record.training.changed(ended_by=ended_by), profile=profile)
+    return record if ended_by == TRIAL else record.changed(best=load_best(run, training, followers))
 
 
 def load_best(run: Run, training: Training, followers: Followers) -> Best | None:

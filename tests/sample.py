@@ -11,7 +11,6 @@ from distill.objective.terms.cosine import Cosine
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
 from distill.runs.describe import measure_facts
-from distill.runs.parts import to_json
 
 SETS = ("heldout", "wikitext2")
 MEASURES = ("perplexity", "pseudo_perplexity")
@@ -52,7 +51,7 @@ def objective(*terms: str) -> dict[str, Any]:
 def sample_results() -> dict[str, Any]:
     return {
         "objective": objective("soft", "mlm", "cosine"),
-        "measures": to_json(measure_facts([PERPLEXITY, PSEUDO_PERPLEXITY])),
+        "measures": {name: each.model_dump() for name, each in measure_facts([PERPLEXITY, PSEUDO_PERPLEXITY]).items()},
         "recipe": "distilbert_gutenberg",
         "command": "python -m distill +recipe=distilbert_gutenberg",
         "notes": ["The teacher ships with the package; +recipe=distilbert_paper has the paper's."],

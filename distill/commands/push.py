@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -101,7 +100,7 @@ def write_report(folder: Path, run_folder: Path, record: "Record") -> Path:
     from distill.runtime.jsonl import read_lines
     from distill.runtime.redaction import redacted
 
-    content = replace(shareable(record), started_in=None, samples=None).to_json()
+    content = shareable(record).changed(started_in=None, samples=None).to_json()
     shared = Record.from_json(redacted(content, without_paths))
     report.write(folder, shared, read_lines(run_folder / "metrics.jsonl"), "")
     return folder / "report.html"

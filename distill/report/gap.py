@@ -1,8 +1,7 @@
 """How much of the gap between the baseline and the teacher a student closes, as a sentence and as cells of a table."""
 
 from distill.report.words import MINUS, NONE, is_number, listed, number, percent
-from distill.runs.against_baseline import GapClosed, Resampled
-from distill.runs.facts import Baseline
+from distill.runs.facts import Baseline, GapClosed, Resampled
 from distill.runs.record import Record
 from distill.runtime.progress import in_a_sentence
 

@@ -6,7 +6,6 @@ It names no path of the machine, and its front matter is the Hub's own.
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -100,7 +99,7 @@ def front_matter(record: Record, use: Use, title: str) -> str:
         pipeline_tag=use.task,
         tags=[*dict.fromkeys(["distill", use.task, "distillation" if record.teacher else use.training])],
         base_model=[*dict.fromkeys(source.hub for source in _sources(record) if source.hub)] or None,
-        license=next(iter(licenses(record))) if has_license(record) else None,
+        license=stated[0] if len(stated := licenses(record)) == 1 else None,
         datasets=record.corpus.hub or None,
         metrics=[*dict.fromkeys(METRICS[name] for name in scored if name in METRICS)] or None,
         eval_results=scores or None,  # of a snapshot, which is saved before it is scored, there are none
@@ -218,19 +217,14 @@ def _elsewhere(record: Record, use: Use) -> list[Block]:
 def shareable(record: Record) -> Record:
     """The record with the last part alone of every absolute path, which means nothing elsewhere and names people."""
     teacher, student, corpus = record.teacher, record.student, record.corpus
-    if teacher is not None:
-        teacher = replace(teacher, name=model_name(teacher.name))
     if student is not None:
-        origin = student.origin
+        origin, start = student.origin, student.start
         if origin is not None and origin.call is not None:
-            origin = replace(origin, call=without_paths(origin.call))
-        student = replace(
-            student, origin=origin, start=replace(student.start, source=model_name(student.start.source) or None)
-        )
-    return replace(
-        record,
-        corpus=replace(corpus, name=without_paths(corpus.name or "") or None),
-        teacher=teacher,
+            origin = origin.changed(call=without_paths(origin.call))
+        student = student.changed(origin=origin, start=start.changed(source=model_name(start.source) or None))
+    return record.changed(
+        corpus=corpus.changed(name=without_paths(corpus.name or "") or None),
+        teacher=teacher and teacher.changed(name=model_name(teacher.name)),
         student=student,
         command=_command_without_paths(record.command or "") or None,
         notes=[without_paths(note) for note in record.notes],
@@ -270,22 +264,16 @@ def _word_without_paths(word: str) -> str:
     return without_paths(word)
 
 
-def has_license(record: Record) -> bool:
-    """Whether every model that this one comes from states the same licence."""
-    sources = [*_sources(record)]
-    return bool(sources) and all(source.license for source in sources) and len(licenses(record)) == 1
-
-
-def licenses(record: Record) -> list[str]:
-    """Those that the models state which this one comes from."""
-    return [*dict.fromkeys(source.license for source in _sources(record) if source.license)]
+def licenses(record: Record) -> list[str | None]:
+    """Those of the models that this one comes from, each once; None: one of them states none."""
+    return [*dict.fromkeys(source.license for source in _sources(record))]
 
 
 def before_publishing(record: Record) -> str:
     """What its user adds to the front matter, which no record has."""
-    if has_license(record):
+    stated = [license for license in licenses(record) if license]
+    if stated == licenses(record) and len(stated) == 1:
         return "Before you publish it, add its languages to the front matter of this card (language)."
-    stated = licenses(record)
     why = f"some of its source models state {listed(stated)}" if stated else "no source model states a licence"
     where = "in the front matter of this card (license, language)"
     return f"Before you publish it, set its licence and languages {where}: {why}."

@@ -4,7 +4,6 @@ import copy
 import logging
 import os
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,7 @@ def make_snapshots(run: Run, so_far: Record) -> Snapshots:
 
     def write_on_rank_0(path: Path, state: State, full_student: Any) -> None:
         note = f"This is the student after step {state.step}. The run continued; its report has the scores."
-        record = replace(
-            so_far,
+        record = so_far.changed(
             snapshot=state.step,
             notes=[note, *so_far.notes],
             training=training_facts(state, run.data.batches, []),

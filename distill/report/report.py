@@ -283,7 +283,7 @@ def _sources(record: Record) -> list[Block]:
 
 
 def _reproduce(record: Record, config_yaml: str) -> list[Block]:
-    environment = [(name.replace("_", " "), value) for name, value in vars(record.environment).items()]
+    environment = [(name.replace("_", " "), value) for name, value in record.environment]
     config: list[Block] = [Code(config_yaml, "Resolved configuration", "yaml")] if config_yaml.strip() else []
     command = reproduced_by(record.command_from_anywhere)
     return [*command, *facts_table("Environment", environment), *config]

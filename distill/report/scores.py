@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from distill.evaluation.significance import Bootstrap
 from distill.report.page import Block, Code, Section, Table, markdown, table_text
@@ -96,7 +98,7 @@ class Scores:
 
     def as_dict(self) -> dict[str, Any]:
         """What scores.json holds; numbers that are not finite are null there."""
-        content: dict[str, Any] = without_nan(asdict(self))
+        content: dict[str, Any] = without_nan(to_jsonable_python(self))
         return content
 
     def _sections(self) -> list[Section]:

@@ -6,10 +6,7 @@ there equal steps are equal factors, while in perplexity itself the first steps 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
-
-from distill.runs.parts import stored
 
 LOGARITHMIC = ("perplexity", "pseudo_perplexity")
 OF_LABELS = ("classes", "spans")  # tasks for which a teacher with a head has been fine-tuned
@@ -18,40 +15,6 @@ INHERITED = (
     "Both started from layers of a teacher that was fine-tuned for this task, so the baseline has learned from it: "
     f"a fair one, and its student, start from a pre-trained model ({' '.join(FAIR_START)})."
 )
-
-
-@dataclass(frozen=True)
-class Resampled:
-    """The paired bootstrap of student and baseline (`distill.evaluation.significance`)."""
-
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    better: float | None = None
-    confidence: float | None = None
-    resamples: int | None = None
-    units: str = ""
-    num_units: int | None = None
-    points: float | None = field(default=None, metadata=stored(sparse=True))
-
-    @property
-    def is_unclear(self) -> bool:
-        """Whether the interval holds what equal models have: a ratio of 1, or 0 points."""
-        equal = 1 if self.points is None else 0
-        return self.low is not None and self.high is not None and self.low <= equal <= self.high
-
-
-@dataclass(frozen=True)
-class GapClosed:
-    """The fraction of the gap from the baseline to the teacher that the student closes, on the draws of `Resampled`.
-
-    The interval is left out where some draws have no gap, and where nothing is resampled.
-    """
-
-    fraction: float | None = None
-    low: float | None = field(default=None, metadata=stored(sparse=True))
-    high: float | None = field(default=None, metadata=stored(sparse=True))
-    without_gap: int | None = field(default=None, metadata=stored(sparse=True))
 
 
 def fraction_closed(scores: Mapping[str, float], measure: str, lower_is_better: bool = True) -> float | None:

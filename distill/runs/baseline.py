@@ -15,8 +15,8 @@ from distill.config.component import PREFIX
 from distill.config.settings import Config
 from distill.models.layer_choice import AUTO
 from distill.objective.terms import Term
-from distill.runs.against_baseline import FAIR_START, INHERITED, GapClosed, Resampled, starts_fine_tuned
-from distill.runs.facts import Baseline, Model
+from distill.runs.against_baseline import FAIR_START, INHERITED, starts_fine_tuned
+from distill.runs.facts import Baseline, GapClosed, Model, Resampled
 from distill.runs.identity import CODE, FROZEN
 from distill.runs.record import Record
 from distill.runs.results_file import read_run
@@ -75,7 +75,7 @@ class BaselineRun:
             bootstrap, gap_closed: by measure and set, of the student.
         """
         return Baseline(
-            **vars(model),
+            **dict(model),
             folder=folder,
             steps=self.record.training.steps,
             history=self.record.history,

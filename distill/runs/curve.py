@@ -10,7 +10,6 @@ from distill.evaluation.sets import EvaluationSet
 from distill.optim.schedule import ENDLESS
 from distill.runs.checkpoint import State
 from distill.runs.facts import CurvePoint, LearningCurve
-from distill.runs.parts import from_json
 from distill.runs.profile.phases import EVALUATION, phase
 from distill.runs.run_folder import RunFolder
 from distill.runs.step import Follower, StepResult
@@ -86,8 +85,14 @@ class Curve(Follower):
         lines = self.lines()
         if not lines or self.data is None or self.measure is None:
             return None
-        points = [from_json(CurvePoint, line) for line in lines]
-        return LearningCurve(self.measure.name, self.data.name, self.data.num_sequences, self.teacher_score, points)
+        points = [CurvePoint.model_validate(line) for line in lines]
+        return LearningCurve(
+            measure=self.measure.name,
+            data=self.data.name,
+            sequences=self.data.num_sequences,
+            teacher=self.teacher_score,
+            student=points,
+        )
 
     def _scored(self, model: Any) -> float | None:
         assert self.data is not None and self.measure is not None

@@ -5,25 +5,19 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import transformers
-from transformers import PreTrainedTokenizerBase
 
 from distill.config import HERE
 from distill.config.component import Component
 from distill.config.objective import WeightSchedule
 from distill.config.rules import looks_local
-from distill.config.settings import (
-    Config,
-    CorpusConfig,
-    FrozenModelConfig,
-    SourceConfig,
-)
+from distill.config.settings import Config, CorpusConfig, FrozenModelConfig, SourceConfig
 from distill.data.batches import Batches
 from distill.data.mixture import Mixture
 from distill.data.sources._in_memory import settings_in_memory
@@ -33,10 +27,11 @@ from distill.data.tokens import Tokens
 from distill.distributed import Ranks
 from distill.distributed.shard import plain_class
 from distill.evaluation.measures import Measure
+from distill.models.converted import origin_of as converted_from
 from distill.models.export_folder import tokenizer_class
 from distill.models.language_model import OutputSpec
 from distill.models.layer_choice import AUTO, choose_layers
-from distill.models.load import bundled_folder, size
+from distill.models.load import bundled_folder, model_folder, size
 from distill.objective.objective import Objective
 from distill.objective.terms.pooled import Pooled
 from distill.optim.updates import peak_lr
@@ -44,13 +39,13 @@ from distill.runs import facts
 from distill.runs.banner import cache_note, fraction_used
 from distill.runs.checkpoint import State
 from distill.runs.pair import Pair
-from distill.runs.parts import from_json
-from distill.runs.published import published
 from distill.runs.record import Record
 from distill.runs.run import Run
+from distill.runtime.hub import is_hub_reached
 from distill.runtime.jsonl import LogLine
 from distill.runtime.redaction import FROM_ENVIRONMENT
 from distill.runtime.version import __version__
+from distill.tasks import Prepared
 from distill.teacher.cache import Cache
 from distill.teacher.members import ONLY, settings_by_member, title_of
 
@@ -72,11 +67,7 @@ def describe(
         started_in=os.getcwd(),
         notes=notes + [cache_note(cache_facts(cache), name) for name, cache in caches.items()],
         identity=run.folder.identity,
-        corpus=replace(
-            corpus_facts(data.tokens, data.batches),
-            hub=hub_datasets(config.corpus),
-            chat_template=template_of_chats(config.corpus, pair.tokenizer) if pair.kind.causal else None,
-        ),
+        corpus=corpus_facts(config.corpus, data, pair),
         teacher=teacher_facts(config, pair, caches) if objective.needs_teacher and pair.teachers else None,
         student=student_facts(config, pair, objective),
         objective=objective_facts(objective),
@@ -97,20 +88,16 @@ def model_facts(kind: type[AnyModel], name: str, model: Any) -> AnyModel:
 
 def teacher_facts(config: Config, pair: Pair, caches: dict[str, Cache]) -> facts.Teacher:
     """The only teacher, or the mean of several with its members; `caches` by the name of the member, `ONLY` for one."""
-    facts_by_name = {name: cache_facts(cache) for name, cache in caches.items()}
     settings = settings_by_member(config)
-    members = {
-        member.name: replace(
-            model_facts(facts.Teacher, member.title, member.model),
-            cache=facts_by_name.get(member.name),
-            published=_published(settings[member.name].model),
+
+    def described(name: str, title: str, model: Any) -> facts.Teacher:
+        return model_facts(facts.Teacher, title, model).changed(
+            cache=cache_facts(caches[name]) if name in caches else None,
+            published=_published(settings[name].model) if name in settings else facts.Published(),
         )
-        for member in pair.teachers
-        if member.name
-    }
-    together = model_facts(facts.Teacher, title_of(pair.teachers), pair.teacher)
-    alone = _published(settings[ONLY].model) if ONLY in settings else facts.Published()
-    return replace(together, members=members, cache=facts_by_name.get(ONLY), published=alone)
+
+    members = {one.name: described(one.name, one.title, one.model) for one in pair.teachers if one.name}
+    return described(ONLY, title_of(pair.teachers), pair.teacher).changed(members=members)
 
 
 def _published(settings: FrozenModelConfig) -> facts.Published:
@@ -120,21 +107,34 @@ def _published(settings: FrozenModelConfig) -> facts.Published:
     return published(settings.path, settings.revision) if settings.saved else facts.Published()
 
 
+def published(path: str | None, revision: str | None = None) -> facts.Published:
+    """The name on the Hub of the model with that name, or in this folder, and the licence that its card states."""
+    from huggingface_hub import hf_hub_download, metadata_load
+
+    if path is None:
+        return facts.Published()
+    folder, card = Path(model_folder(path)), "README.md"
+    is_here, stated = folder.exists(), None
+    with suppress(Exception):  # of the file system, of YAML and of the Hub's client, which have no class in common
+        if not is_here:
+            folder = Path(hf_hub_download(path, card, revision=revision, local_files_only=not is_hub_reached())).parent
+        stated = (metadata_load(folder / card) or {}).get("license")
+    name = getattr(converted_from(folder), "published", None) if is_here else path
+    license = stated.strip().lower() if isinstance(stated, str) else ""
+    return facts.Published(hub=name, license=license if license not in ("", "other") else None)
+
+
 def student_facts(config: Config, pair: Pair, objective: Objective) -> facts.Student:
-    student = model_facts(facts.Student, plain_class(pair.student).__name__, pair.student)
-    make = config.student.custom
-    call = (
-        None
-        if make is None or make.in_memory
-        else call_of(make, config.corpus.sequence_length, config.written["student"])
+    model, make, call = pair.student, config.student.custom, None
+    if make is not None and not make.in_memory:
+        call = call_of(make, config.corpus.sequence_length, config.written["student"])
+    origin = origin_of(model, None if make is None else _maker(make, model), pair.kind.causal, call).changed(
+        encodes=None if pair.trained_head else encoded_by(objective),
+        normalizes=any(isinstance(term, Pooled) and term.normalizes for term in objective.terms.values()) or None,
+        tokenizer=tokenizer_class(pair.tokenizer, model) if make is None else None,  # else the card names it anyway
     )
-    origin = origin_of(pair.student, None if make is None else _maker(make, pair.student), pair.kind.causal, call)
-    encodes, tokenizer = None if pair.trained_head else encoded_by(objective), None
-    if make is None:  # else the card names the tokenizer's own class anyway
-        tokenizer = tokenizer_class(pair.tokenizer, pair.student)
-    normalizes = any(isinstance(term, Pooled) and term.normalizes for term in objective.terms.values()) or None
-    origin = replace(origin, encodes=encodes, normalizes=normalizes, tokenizer=tokenizer)
-    return replace(student, origin=origin, start=_start(config, pair))
+    student = model_facts(facts.Student, plain_class(model).__name__, model)
+    return student.changed(origin=origin, start=_start(config, pair))
 
 
 def _maker(make: Component, student: Any) -> str | None:
@@ -152,8 +152,13 @@ def origin_of(model: Any, made_by: str | None, causal: bool, call: str | None = 
         made_by: the import path of the callable that made it; None: transformers.
     """
     kind = plain_class(model)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    return facts.Origin(name, made_by, causal, hasattr(model, "save_pretrained"), call)
+    return facts.Origin(
+        model_class=f"{kind.__module__}.{kind.__qualname__}",
+        made_by=made_by,
+        causal=causal,
+        has_config=hasattr(model, "save_pretrained"),
+        call=call,
+    )
 
 
 def encoded_by(objective: Objective) -> str:
@@ -184,17 +189,22 @@ def _start(config: Config, pair: Pair) -> facts.Start:
         source = None if settings.is_new else settings.path
         init = settings.init if settings.custom is None else "custom"
         return facts.Start(init=init, source=source, published=published(source))
-    first_teacher, layers, search = pair.teachers[0], list[Any](), None
+    first_teacher, search = pair.teachers[0], pair.built.search
+    layers: list[Any] = []
     if settings.layers != AUTO:  # else they were not recorded
         layers = choose_layers(settings.layers, settings.num_layers, first_teacher.model.config.num_hidden_layers)
-    if pair.built.search:
-        search = from_json(facts.LayerSearch, pair.built.search)
-    of_teacher = _published(next(iter(settings_by_member(config).values())).model)
-    return facts.Start(settings.init, first_teacher.title, of_teacher, layers, search)
+    return facts.Start(
+        init=settings.init,
+        source=first_teacher.title,
+        published=_published(next(iter(settings_by_member(config).values())).model),
+        layers=layers,
+        search=facts.LayerSearch.model_validate(search) if search else None,
+    )
 
 
-def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
-    invalid, order = tokens.invalid, batches.order
+def corpus_facts(corpus: CorpusConfig, data: Prepared, pair: Pair) -> facts.Corpus:
+    tokens, batches = data.tokens, data.batches
+    invalid, chats = tokens.invalid, [settings_in_memory(source) for source in corpus.parts]
     return facts.Corpus(
         name=tokens.name,
         documents=tokens.documents,
@@ -209,8 +219,12 @@ def corpus_facts(tokens: Tokens, batches: Batches) -> facts.Corpus:
         first_invalid=invalid.first_bad,
         left_out=dict(invalid.left_out),
         duplicates=tokens.duplicates or {},
-        sources=_sources(tokens, order) if isinstance(order, Mixture) else {},
-        preparation=facts.Preparation(tokens.seconds, tokens.tokens / tokens.seconds if tokens.seconds else None),
+        sources=_sources(tokens, batches.order) if isinstance(batches.order, Mixture) else {},
+        hub=hub_datasets(corpus),
+        chat_template=chat_template(chats, pair.tokenizer) if pair.kind.causal else None,
+        preparation=facts.Preparation(
+            seconds=tokens.seconds, tokens_per_second=tokens.tokens / tokens.seconds if tokens.seconds else None
+        ),
     )
 
 
@@ -228,16 +242,17 @@ def _hub_dataset(source: SourceConfig) -> str | None:
     return None if source.target is not None else {"glue": glue.HUB, "squad": squads}.get(source.kind)
 
 
-def template_of_chats(corpus: CorpusConfig, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The chat template by which the student was trained; None without conversations, or with several ways of them."""
-    return chat_template([settings_in_memory(source) for source in corpus.parts], tokenizer)
-
-
 def _sources(tokens: Tokens, order: Mixture) -> dict[str, facts.Source]:
     """The sources of a mixture: the size of each, and its fraction of the sequences that are fed."""
     counts = zip(tokens.sources.items(), order.quotas, order.sizes, strict=True)
     return {
-        name: facts.Source(source.name, float(quota / len(order)), source.documents, source.tokens, int(sequences))
+        name: facts.Source(
+            name=source.name,
+            weight=float(quota / len(order)),
+            documents=source.documents,
+            tokens=source.tokens,
+            sequences=int(sequences),
+        )
         for (name, source), quota, sequences in counts
     }
 
@@ -258,10 +273,7 @@ def training_facts(state: State, batches: Batches, history: list[LogLine]) -> fa
         final_loss=history[-1]["loss"] if history else {},
         skipped_steps=state.skipped,
         overflow_steps=state.overflows,
-        sources={
-            name: facts.Fed(fed.sequences, fed.tokens, fed.passes)
-            for name, fed in batches.sources_fed(state.step).items()
-        },
+        sources={name: facts.Fed(**fed._asdict()) for name, fed in batches.sources_fed(state.step).items()},
     )
 
 
@@ -272,12 +284,8 @@ def data_wait(metrics: list[LogLine]) -> float | None:
         metrics: the lines of metrics.jsonl.
     """
     ends = [0.0, *(line["seconds"] for line in metrics)]
-    if ends[-1] <= 0:
-        return None
-    wait_seconds = [
-        line["data_wait"] * (end - begin) for line, (begin, end) in zip(metrics, pairwise(ends), strict=True)
-    ]
-    return float(sum(wait_seconds) / ends[-1])
+    waits = [line["data_wait"] * (end - begin) for line, (begin, end) in zip(metrics, pairwise(ends), strict=True)]
+    return float(sum(waits) / ends[-1]) if ends[-1] > 0 else None
 
 
 def objective_facts(objective: Objective) -> facts.Objective:
@@ -296,7 +304,7 @@ def objective_facts(objective: Objective) -> facts.Objective:
 
 
 def _scheduled(value: float | WeightSchedule | None) -> facts.Scheduled | float | None:
-    return facts.Scheduled(value.start, value.end, value.shape) if isinstance(value, WeightSchedule) else value
+    return facts.Scheduled(**dict(value)) if isinstance(value, WeightSchedule) else value
 
 
 def optimizer_facts(config: Config, batches: Batches) -> facts.Optimizer:
@@ -313,9 +321,7 @@ def optimizer_facts(config: Config, batches: Batches) -> facts.Optimizer:
 
 def measure_facts(measures: list[Measure]) -> dict[str, facts.Measure]:
     """The measures by name, as the report calls them."""
-    return {
-        measure.name: facts.Measure(measure.title, measure.explanation, measure.lower_is_better) for measure in measures
-    }
+    return {each.name: facts.Measure.model_validate(each, from_attributes=True) for each in measures}
 
 
 def backend_facts(ranks: Ranks, config: Config, batches: Batches, syncs: int | None = None) -> facts.Backend:
@@ -323,7 +329,7 @@ def backend_facts(ranks: Ranks, config: Config, batches: Batches, syncs: int | N
         name=ranks.name,
         ranks=ranks.size,
         collective=config.backend.collective,
-        rings=facts.Rings(config.backend.rings, ranks.rings, ranks.engine),
+        rings=facts.Rings(asked=config.backend.rings, in_force=ranks.rings, engine=ranks.engine),
         accumulate=batches.step_shape.micro_batches,
         batch_size=batches.step_shape.batch_size,
         sequences_per_step=batches.sequences_per_step,
@@ -334,8 +340,7 @@ def backend_facts(ranks: Ranks, config: Config, batches: Batches, syncs: int | N
 
 
 def cache_facts(cache: Cache) -> facts.TeacherCache:
-    names = ("sampled", "sample_seed") if cache.layout.sampled else ()
-    draws = {name: cache.identity[name] for name in names}
+    draws = {name: cache.identity[name] for name in ("sampled", "sample_seed") if cache.layout.sampled}
     return facts.TeacherCache(
         key=cache.key,
         top_k=cache.layout.top_k,
@@ -365,25 +370,17 @@ def environment(device: torch.device) -> facts.Environment:
 
 def _processor() -> str:
     """The model of the processor, which Linux has in a file alone; else its architecture."""
-    try:
+    lines: list[str] = []
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(models, "") or platform.processor() or platform.machine()
 
 
 def _git_revision() -> str | None:
     """The revision of the project's own checkout; None in an installed package."""
-    if not (HERE.parent / ".git").exists():
-        return None
-    try:
-        completed = subprocess.run(
-            ["git", "-C", str(HERE.parent), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return completed.stdout.strip() or None
+    command = ["git", "-C", str(HERE.parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    with suppress(OSError, subprocess.TimeoutExpired):
+        if (HERE.parent / ".git").exists():
+            return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip() or None
+    return None

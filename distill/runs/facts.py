@@ -1,234 +1,283 @@
 """What a record is made of: the facts of a corpus, of models and their scores, of training, machine and profile.
 
-A value that is not known, or not yet, is None.
+The descriptions of the fields are the page reference/record.md of the manual. A value that is not known, or not yet,
+is None.
 """
 
 from collections.abc import Container
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
-from distill.runs.against_baseline import GapClosed, Resampled
-from distill.runs.parts import from_json, stored
+from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
+from pydantic_core.core_schema import SerializerFunctionWrapHandler
+
 from distill.runtime.jsonl import LogLine
 
 Scores = dict[str, dict[str, float | None]]  # by measure and evaluation set
 
 
-@dataclass(frozen=True)
-class Preparation:
-    seconds: float | None = None
-    tokens_per_second: float | None = None
+class Part(BaseModel):
+    """A part of what JSON holds: every value is of its field's kind, and keys that it does not have are passed over."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, validate_by_name=True, serialize_by_alias=True, ser_json_inf_nan="constants"
+    )
+
+    def changed(self, **values: Any) -> Self:
+        """This part with other values for some of its fields, which are checked."""
+        return type(self)(**(dict(self) | values))
 
 
-@dataclass(frozen=True)
-class Source:
-    """One source of a mixture; `weight` is its fraction of the sequences that are fed."""
-
-    name: str | None = None
-    weight: float | None = None
-    documents: int | None = None
-    tokens: int | None = None
-    sequences: int | None = None
+def field(default: Any, description: str, **more: Any) -> Any:
+    """A field: its default, and what reference/record.md says of it."""
+    return Field(default, description=description, **more)
 
 
-@dataclass(frozen=True)
-class Corpus:
+def sparse(default: Any, description: str) -> Any:
+    """A field that JSON has only where there is something in it."""
+    is_empty = lambda value: value in (None, {}, [], Published())  # noqa: E731
+    return field(default, f"{description} Left out where empty.", exclude_if=is_empty)
+
+
+class Scored(Part):
+    """What has scores: JSON has them beside the other keys, one key for each measure."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_scores(cls, content: Any) -> Any:
+        if not isinstance(content, dict) or "scores" in content:
+            return content
+        keys = {name for key, info in cls.model_fields.items() for name in (key, info.alias)}
+        scores = {name: value for name, value in content.items() if name not in keys and isinstance(value, dict)}
+        return content | {"scores": scores}
+
+    @model_serializer(mode="wrap")
+    def _spread_scores(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = {}
+        for key, value in written(self).items():
+            content |= value if key == "scores" else {key: value}
+        return content
+
+
+class Preparation(Part):
+    seconds: float | None = field(None, "How long it took.")
+    tokens_per_second: float | None = field(None, "Speed of the tokenizer.")
+
+
+class Source(Part):
+    """One source of a mixture."""
+
+    name: str | None = field(None, "What the report calls it.")
+    weight: float | None = field(None, "Fraction of the sequences that are fed.")
+    documents: int | None = field(None, "How many documents.")
+    tokens: int | None = field(None, "How many tokens, without padding.")
+    sequences: int | None = field(None, "How many sequences.")
+
+
+class Corpus(Part):
     """The text: how much there is of it, and what of it could not be read or is there twice."""
 
-    name: str | None = None
-    documents: int | None = None
-    tokens: int | None = None
-    sequences: int | None = None
-    sequence_length: int | None = None
-    held_out: int | None = field(default=None, metadata=stored(sparse=True))  # sequences of it that no step reads
-    fraction_used: float | None = field(default=None, metadata=stored(sparse=True))
-    skipped: list[str] = field(default_factory=list)  # `name: reason` of every file that could not be read
-    records: int | None = None
-    invalid: int | None = None
-    first_invalid: list[str] = field(default_factory=list)
-    left_out: dict[str, int] = field(default_factory=dict, metadata=stored(sparse=True))
-    duplicates: dict[str, int] = field(default_factory=dict, metadata=stored(sparse=True))
-    sources: dict[str, Source] = field(default_factory=dict, metadata=stored(sparse=True))
-    hub: list[str] = field(default_factory=list, metadata=stored(sparse=True))  # names of data sets on the Hub
-    chat_template: str | None = field(default=None, metadata=stored(sparse=True))  # of conversations, in Jinja
-    preparation: Preparation = field(default_factory=Preparation)
+    name: str | None = field(None, "What the report calls it.")
+    documents: int | None = field(None, "How many documents.")
+    tokens: int | None = field(None, "How many tokens, without padding.")
+    sequences: int | None = field(None, "How many sequences.")
+    sequence_length: int | None = field(None, "Tokens of a sequence.")
+    held_out: int | None = sparse(None, "Sequences of it that no step reads.")
+    fraction_used: float | None = sparse(
+        None, "About what of the text not held out `corpus.max_sequences` takes; null: all of it."
+    )
+    skipped: list[str] = field([], "`name: reason` of every file that could not be read.")
+    records: int | None = field(None, "Records, or lines of plain text, that were read.")
+    invalid: int | None = field(None, "Of these, how many could not be used.")
+    first_invalid: list[str] = field([], "The first of them, each with its reason.")
+    left_out: dict[str, int] = sparse({}, "Sound records, or parts of them, by why they are not used.")
+    duplicates: dict[str, int] = sparse({}, "How many documents are there several times, by what was done.")
+    sources: dict[str, Source] = sparse({}, "The sources of a mixture.")
+    hub: list[str] = sparse([], "Names of data sets on the Hub.")
+    chat_template: str | None = sparse(None, "Of conversations, in Jinja.")
+    preparation: Preparation = field(Preparation(), "How long tokenizing took.")
 
 
-@dataclass(frozen=True)
-class TeacherCache:
-    """What a cache of soft targets holds; `kept_mass` is the mean probability of the entries that are kept exactly."""
+class TeacherCache(Part):
+    """What a cache of soft targets holds."""
 
-    key: str = ""
-    top_k: int = 0
-    sampled: int | None = field(default=None, metadata=stored(sparse=True))
-    sample_seed: int | None = field(default=None, metadata=stored(sparse=True))
-    positions: int = 0
-    bytes: int = 0
-    bytes_per_token: float = 0.0
-    kept_mass: float | None = None
-    seconds: float | None = None
-    precision: str | None = None
+    key: str = field("", "Its folder below `data.cache/teacher/`.")
+    top_k: int = field(0, "Entries that are kept exactly at each position.")
+    sampled: int | None = sparse(None, "Entries that are drawn from all others.")
+    sample_seed: int | None = sparse(None, "Seed of the draws.")
+    positions: int = field(0, "Positions that are kept.")
+    bytes: int = field(0, "Size on disk, in bytes.")
+    bytes_per_token: float = field(0.0, "Bytes of a position.")
+    kept_mass: float | None = field(None, "Mean probability of the entries that are kept exactly.")
+    seconds: float | None = field(None, "How long the teacher ran for it.")
+    precision: str | None = field(None, "The number format that the teacher ran in.")
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(Scored):
     """A model and its scores."""
 
-    name: str | None = None
-    parameters: int | None = None
-    bytes: int | None = None
-    tokens_per_second: float | None = None
-    scores: Scores = field(default_factory=dict, metadata=stored("*"))
+    name: str | None = field(None, "What the report calls it.")
+    parameters: int | None = field(
+        None,
+        "How many; tied ones count once, and adapters, which are merged in the end, not at all.",
+    )
+    bytes: int | None = field(None, "Size of the weights, in bytes.")
+    tokens_per_second: float | None = field(None, "Speed.")
+    scores: Scores = field({}, "By evaluation set, one key for each measure, such as `perplexity`.")
 
     def score(self, measure: str, data: str) -> float | None:
         return (self.scores.get(measure) or {}).get(data)
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(Part):
     """How a model is published; a folder that states no licence has neither."""
 
-    hub: str | None = field(default=None, metadata=stored(sparse=True))  # its name on the Hub, NAME or OWNER/NAME
-    license: str | None = field(default=None, metadata=stored(sparse=True))  # as the Hub calls it, such as apache-2.0
+    hub: str | None = sparse(None, "Its name on the Hub, NAME or OWNER/NAME.")
+    license: str | None = sparse(None, "As the Hub calls it, such as apache-2.0.")
 
 
-@dataclass(frozen=True)
 class Teacher(Model):
     """The teacher, or what several are together; these are the members."""
 
-    published: Published = field(default_factory=Published, metadata=stored(sparse=True))
-    members: "dict[str, Teacher]" = field(default_factory=dict, metadata=stored(sparse=True))
-    cache: TeacherCache | None = field(default=None, metadata=stored(sparse=True))
+    published: Published = sparse(Published(), "How the model is published.")
+    members: "dict[str, Teacher]" = sparse({}, "The teachers, where there are several.")
+    cache: TeacherCache | None = sparse(None, "What was kept of its answers on disk.")
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(Part):
     """Where a student's class comes from."""
 
-    model_class: str = ""  # package.module.Name
-    made_by: str | None = None  # the import path of the callable that made it; None: transformers
-    causal: bool = False
-    has_config: bool = True  # whether it was saved with a configuration, as transformers models are
-    call: str | None = None  # the arguments of that callable, as they are written; None: not known
-    tokenizer: str | None = field(default=None, metadata=stored(sparse=True))  # its class, where AutoTokenizer fails
-    # What of a text was trained where no head was: `states` of its tokens, or one vector by a kind of pooling.
-    encodes: str | None = field(default=None, metadata=stored(sparse=True))
-    normalizes: bool | None = field(default=None, metadata=stored(sparse=True))
+    model_class: str = field("", "As package.module.Name.")
+    made_by: str | None = field(None, "The import path of the callable that made it; null: transformers made it.")
+    causal: bool = field(False, "Whether it is a causal model.")
+    has_config: bool = field(True, "Whether it was saved with a configuration, as transformers models are.")
+    call: str | None = field(None, "The arguments of that callable, as they are written; null: not known.")
+    tokenizer: str | None = sparse(None, "The class that gives its tokenizer back, where AutoTokenizer does not.")
+    encodes: str | None = sparse(
+        None,
+        "What of a text was trained where no head was: `states` of its tokens, or one vector by a kind of pooling.",
+    )
+    normalizes: bool | None = sparse(None, "Whether its vectors get the length 1, as the teacher's do.")
 
 
-@dataclass(frozen=True)
-class ChosenLayers:
+class ChosenLayers(Part):
     """A choice of layers, the loss of the untrained student with it, and the rules that make that choice."""
 
-    layers: list[Any] = field(default_factory=list)  # numbers, and lists of those whose weights are averaged
-    loss: float | None = None
-    rules: list[str] = field(default_factory=list)
+    layers: list[Any] = field([], "Numbers, and lists of those whose weights are averaged.")
+    loss: float | None = field(None, "Of the untrained student.")
+    rules: list[str] = field([], "Rules that make this choice.")
 
 
-@dataclass(frozen=True)
-class LayerSearch:
-    """What `student.layers=auto` has found (`distill.runs.layer_search`)."""
+class LayerSearch(Part):
+    """What `student.layers=auto` has found."""
 
-    layers: list[Any] = field(default_factory=list)  # the choice
-    teacher: float | None = None  # the loss of the whole teacher, a mean over predicted positions or sequences
-    best: list[ChosenLayers] = field(default_factory=list)  # the best choices, in their order
-    by_rule: list[ChosenLayers] = field(default_factory=list)  # what the rules choose
-    tried: int | None = None  # how many subsets were scored, those of the rules included
-    all_subsets: bool = False  # whether these were all there are
-    sequences: int | None = None  # of the corpus, on which they were scored
-    perplexity: bool = False  # whether the losses are logarithms of perplexities
-    seconds: float | None = None
-    stopped: bool = False  # whether `student.search_seconds` ended the search
+    layers: list[Any] = field([], "The choice.")
+    teacher: float | None = field(None, "The loss of the whole teacher, a mean over predicted positions or sequences.")
+    best: list[ChosenLayers] = field([], "The best choices, best first.")
+    by_rule: list[ChosenLayers] = field([], "The choices of the rules.")
+    tried: int | None = field(None, "How many choices were scored, those of the rules included.")
+    all_subsets: bool = field(False, "Whether these were all that there are.")
+    sequences: int | None = field(None, "Of the corpus, on which they were scored.")
+    perplexity: bool = field(False, "Whether losses are logarithms of a perplexity.")
+    seconds: float | None = field(None, "How long it took.")
+    stopped: bool = field(False, "Whether `student.search_seconds` ended the search.")
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(Part):
     """What the student was before its first step."""
 
-    init: str | None = None
-    source: str | None = field(default=None, metadata=stored("from"))
-    published: Published = field(default_factory=Published, metadata=stored(sparse=True))
-    layers: list[Any] = field(default_factory=list, metadata=stored(sparse=True))
-    search: LayerSearch | None = field(default=None, metadata=stored(sparse=True))
+    init: str | None = field(None, "As `student.init`.")
+    source: str | None = field(None, "Where the weights come from.", alias="from")
+    published: Published = sparse(Published(), "How the model is published.")
+    layers: list[Any] = sparse([], "Layers of the teacher.")
+    search: LayerSearch | None = sparse(None, "How `student.layers=auto` has found them.")
 
 
-@dataclass(frozen=True)
 class Student(Model):
-    origin: Origin | None = None
-    start: Start = field(default_factory=Start)
+    origin: Origin | None = field(None, "Its class.")
+    start: Start = field(Start(), "Its weights before the first step.")
 
 
-@dataclass(frozen=True)
-class Term:
+class Scheduled(Part):
+    start: float = field(0.0, "Value at the beginning of the run.")
+    end: float = field(0.0, "Value at its end.")
+    shape: str = field("linear", "As linear or cosine.")
+
+
+class Term(Part):
     """A loss term; a weight or a temperature that changes over the run is a `Scheduled`."""
 
-    title: str = ""
-    weight: "Scheduled | float | None" = None
-    temperature: "Scheduled | float | None" = field(default=None, metadata=stored(sparse=True))
+    title: str = field("", "What the report calls it.")
+    weight: Scheduled | float | None = field(None, "In the total.")
+    temperature: Scheduled | float | None = sparse(None, "Of the term, where it has one.")
 
 
-@dataclass(frozen=True)
-class Scheduled:
-    start: float = 0.0
-    end: float = 0.0
-    shape: str = "linear"
+class Objective(Part):
+    kernel: str | None = field(None, "How losses on logits were computed.")
+    terms: dict[str, Term] = field({}, "The loss terms.")
 
 
-@dataclass(frozen=True)
-class Objective:
-    kernel: str | None = None
-    terms: dict[str, Term] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Optimizer:
+class Optimizer(Part):
     """The optimizer, and the learning rate of which the schedule takes a fraction."""
 
-    name: str | None = None
-    peak_lr: float | None = None
-    lr: float | None = None
-    scale_lr: str | None = None
-    base_batch: int | None = None
-    sequences_per_step: int | None = None
+    name: str | None = field(None, "What the report calls it.")
+    peak_lr: float | None = field(None, "The learning rate at its highest.")
+    lr: float | None = field(None, "`optimizer.lr` as it was given.")
+    scale_lr: str | None = field(None, "How the rate grows with the sequences of a step.")
+    base_batch: int | None = field(None, "The sequences of a step that `lr` is meant for.")
+    sequences_per_step: int | None = field(None, "Of all ranks together.")
 
 
-@dataclass(frozen=True)
-class Measure:
-    title: str = ""
-    explanation: str = ""
-    lower_is_better: bool = True
+class Measure(Part):
+    title: str = field("", "Its name in tables.")
+    explanation: str = field("", "What it is, in a sentence.")
+    lower_is_better: bool = field(True, "Whether the lowest value is the best.")
 
 
-@dataclass(frozen=True)
-class EvaluationSet:
-    name: str | None = None
-    description: str | None = None
-    documents: int | None = None
-    sequences: int | None = None
-    tokens: int | None = None
-    positions: int | None = None
-    pseudo_positions: int | None = None
-    digest: str | None = field(default=None, metadata=stored(sparse=True))  # of the sequences that are scored
+class EvaluationSet(Part):
+    name: str | None = field(None, "What the report calls it.")
+    description: str | None = field(None, "Where its text comes from.")
+    documents: int | None = field(None, "How many documents.")
+    sequences: int | None = field(None, "How many sequences.")
+    tokens: int | None = field(None, "How many tokens, without padding.")
+    positions: int | None = field(None, "Scored positions.")
+    pseudo_positions: int | None = field(None, "Positions that are masked one by one.")
+    digest: str | None = sparse(None, "Of the sequences that are scored; runs in which it is the same can be compared.")
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How often the student's first choice is the teacher's, and the mean KL divergence from the teacher in nats."""
+class Agreement(Part):
+    """How often the student's first choice is the teacher's, and the mean KL divergence from the teacher."""
 
-    top1: float | None = None
-    kl: float | None = None
+    top1: float | None = field(None, "Fraction of positions at which both have the same first choice.")
+    kl: float | None = field(None, "Mean KL(teacher || student), in nats.")
 
 
-@dataclass(frozen=True)
-class HistoryPoint:
+class Sample(Part):
+    """The beginning of a text, and what each model writes behind it."""
+
+    prompt: str = field("", "As text, without special tokens.")
+    continuations: dict[str, str] = field({}, "By model: `teacher`, `student`, `baseline`.")
+
+
+class Samples(Part):
+    """How the models of a run continue the same beginnings, which shows how they write and measures nothing."""
+
+    data: str = field("", "The evaluation set that the beginnings are from.", alias="set")
+    temperature: float | None = field(None, "At which each token is drawn.")
+    max_tokens: int | None = field(None, "Of a continuation.")
+    texts: list[Sample] = field([], "In the order of the report.")
+
+
+class HistoryPoint(Scored):
     """The mean losses since the point before, and the student's scores."""
 
-    epoch: float | None = None
-    step: int | None = None
-    tokens: int | None = None
-    seconds: float | None = None
-    loss: dict[str, float | None] = field(default_factory=dict)
-    scores: Scores = field(default_factory=dict, metadata=stored("*"))
+    epoch: float | None = field(None, "Passes over the corpus by then.")
+    step: int | None = field(None, "The number of the step.")
+    tokens: int | None = field(None, "Seen by then.")
+    seconds: float | None = field(None, "Of training by then.")
+    loss: dict[str, float | None] = field(
+        {}, "The mean of each term since the point before, without its weight, and `total`."
+    )
+    scores: Scores = field({}, "By evaluation set, one key for each measure, such as `perplexity`.")
 
     def score(self, measure: str, data: str) -> float | None:
         return (self.scores.get(measure) or {}).get(data)
@@ -236,21 +285,23 @@ class HistoryPoint:
     @classmethod
     def of(cls, line: LogLine) -> "HistoryPoint":
         """A line of history.jsonl."""
-        return from_json(cls, line)
+        return cls.model_validate(line)
 
 
-@dataclass(frozen=True)
-class Best:
+class Best(Part):
     """The evaluation whose student is published (`train.keep_best`), and the last one."""
 
-    measure: str = ""
-    data: str = field(default="", metadata=stored("set"))
-    lower_is_better: bool = True
-    patience: int | None = None  # evaluations without a better one after which the run ends
-    step: int | None = None
-    score: float | None = None  # of that one
-    last_score: float | None = None  # of the last evaluation
-    later: int = 0  # evaluations after the best one
+    measure: str = field("", "By which evaluations are compared.")
+    data: str = field("", "The evaluation set of that score.", alias="set")
+    lower_is_better: bool = field(True, "The direction of the measure.")
+    patience: int | None = field(None, "Evaluations without a better one after which the run ends.")
+    step: int | None = field(
+        None,
+        "After which the best evaluation came, the first of several equal ones; null where none has a score.",
+    )
+    score: float | None = field(None, "Of that one.")
+    last_score: float | None = field(None, "Of the last evaluation.")
+    later: int = field(0, "Evaluations after the best one.")
 
     def among(self, points: list[HistoryPoint], steps: Container[int] | None = None) -> "Best":
         """The best of these points; `steps`: those whose student can be published, None: all."""
@@ -260,139 +311,165 @@ class Best:
         best = min if self.lower_is_better else max
         score, step = best(choices, key=lambda choice: choice[0], default=(None, None))
         later = sum(at > (step or 0) for at, _ in scored)
-        return replace(self, step=step, score=score, last_score=scored[-1][1] if scored else None, later=later)
+        return self.changed(step=step, score=score, last_score=scored[-1][1] if scored else None, later=later)
 
 
-@dataclass(frozen=True)
-class CurvePoint:
-    step: int | None = None
-    tokens: int | None = None
-    seconds: float | None = None
-    score: float | None = None
+class CurvePoint(Part):
+    step: int | None = field(None, "The number of the step.")
+    tokens: int | None = field(None, "Seen by then.")
+    seconds: float | None = field(None, "Of training by then.")
+    score: float | None = field(None, "The value of the measure.")
 
 
-@dataclass(frozen=True)
-class LearningCurve:
-    """Scores on a few sequences while the student trains; `teacher` is the teacher's score on the same."""
+class LearningCurve(Part):
+    """Scores on a few sequences while the student trains."""
 
-    measure: str = ""
-    data: str = field(default="", metadata=stored("set"))
-    sequences: int | None = None
-    teacher: float | None = None
-    student: list[CurvePoint] = field(default_factory=list)
+    measure: str = field("", "Which measure.")
+    data: str = field("", "Of which evaluation set.", alias="set")
+    sequences: int | None = field(None, "How many sequences.")
+    teacher: float | None = field(None, "The teacher's score on the same sequences.")
+    student: list[CurvePoint] = field([], "The student's, by step.")
 
 
-@dataclass(frozen=True)
-class Baseline(Model):
-    """The same student, trained without a teacher in a run of its own; `remarks` name what else differs.
+class Resampled(Part):
+    """The paired bootstrap of student and baseline (`distill.evaluation.significance`)."""
 
-    Attributes:
-        learning_rate: where it is not the student's.
+    ratio: float | None = field(None, "Of perplexities, of the whole set; below 1 the student is better.")
+    low: float | None = field(None, "Lower end of the interval that holds `confidence` of the ratios or differences.")
+    high: float | None = field(None, "Its upper end.")
+    better: float | None = field(None, "Fraction of the draws in which the student is better; a tie counts half.")
+    confidence: float | None = field(None, "Of the interval, such as 0.95.")
+    resamples: int | None = field(None, "How many draws.")
+    units: str = field("", "What is drawn, such as documents.")
+    num_units: int | None = field(None, "How many there are.")
+    points: float | None = sparse(None, "Of accuracy, in percent; above 0 the student is better.")
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether the interval holds what equal models have: a ratio of 1, or 0 points."""
+        equal = 1 if self.points is None else 0
+        return self.low is not None and self.high is not None and self.low <= equal <= self.high
+
+
+class GapClosed(Part):
+    """The fraction of the gap from the baseline to the teacher that the student closes, on the draws of `Resampled`.
+
+    The interval is left out where some draws have no gap, and where nothing is resampled.
     """
 
-    folder: str | None = None
-    steps: int | None = None
-    history: list[HistoryPoint] = field(default_factory=list)
-    curve: LearningCurve | None = None
-    objective: Objective = field(default_factory=Objective)
-    remarks: list[str] = field(default_factory=list)
-    learning_rate: float | None = field(default=None, metadata=stored(sparse=True))
-    bootstrap: dict[str, dict[str, Resampled]] = field(default_factory=dict)
-    gap_closed: dict[str, dict[str, GapClosed]] = field(default_factory=dict, metadata=stored(sparse=True))
+    fraction: float | None = field(
+        None,
+        "(baseline - student) / (baseline - teacher), of perplexities in logarithms; null: no gap.",
+    )
+    low: float | None = sparse(None, "Lower end of the interval that holds 95 % of the fractions.")
+    high: float | None = sparse(None, "Its upper end.")
+    without_gap: int | None = sparse(
+        None, "Draws in which the baseline is no worse than the teacher; with any there is no interval."
+    )
 
 
-@dataclass(frozen=True)
-class Fed:
+class Baseline(Model):
+    """The same student, trained without a teacher in a run of its own."""
+
+    folder: str | None = field(None, "The folder of its run.")
+    steps: int | None = field(None, "Steps that it was trained for.")
+    history: list[HistoryPoint] = field([], "The evaluations in the course of its training.")
+    curve: LearningCurve | None = field(None, "Its scores on a few sequences while it trained.")
+    objective: Objective = field(Objective(), "Its loss.")
+    remarks: list[str] = field([], "What else differs from the run of the student.")
+    learning_rate: float | None = sparse(None, "The baseline's learning rate, where it is not the student's.")
+    bootstrap: dict[str, dict[str, Resampled]] = field(
+        {}, "The ratio of perplexities or the difference of accuracies, by measure and evaluation set."
+    )
+    gap_closed: dict[str, dict[str, GapClosed]] = sparse(
+        {}, "How much of its gap to the teacher the student closes, by measure and evaluation set."
+    )
+
+
+class Fed(Part):
     """What a source of a mixture has given to the run."""
 
-    sequences: int | None = None
-    tokens: float | None = None
-    passes: float | None = None
+    sequences: int | None = field(None, "How many sequences.")
+    tokens: int | None = field(None, "In these sequences, rounded.")
+    passes: float | None = field(None, "Over the source.")
 
 
-@dataclass(frozen=True)
-class Training:
-    steps: int | None = None
-    epochs: float | None = None
-    tokens: int | None = None
-    seconds: float | None = None
-    tokens_per_second: float | None = None
-    data_wait: float | None = None
-    threads: int | None = None
-    final_loss: dict[str, float | None] = field(default_factory=dict)
-    skipped_steps: int | None = None
-    overflow_steps: int | None = None
-    sources: dict[str, Fed] = field(default_factory=dict, metadata=stored(sparse=True))
-    ended_by: str | None = None
-    length: dict[str, float | None] | None = None  # the limits in epochs, steps and minutes
-    evaluation_seconds: float | None = None
+class Training(Part):
+    steps: int | None = field(None, "Steps that were made.")
+    epochs: float | None = field(None, "Passes over the corpus.")
+    tokens: int | None = field(None, "How many tokens, without padding.")
+    seconds: float | None = field(None, "Of training alone, without evaluation and saving.")
+    tokens_per_second: float | None = field(None, "Of all ranks together.")
+    data_wait: float | None = field(None, "Fraction of the time that the loop waited for data.")
+    threads: int | None = field(None, "Of torch, on a rank.")
+    final_loss: dict[str, float | None] = field({}, "The mean of each term at the end.")
+    skipped_steps: int | None = field(None, "Steps left out because loss or gradient was not finite.")
+    overflow_steps: int | None = field(None, "Steps left out because fp16 overflowed.")
+    sources: dict[str, Fed] = sparse({}, "What each source of a mixture has given.")
+    ended_by: str | None = field(None, "The limit that ended it, or a signal.")
+    length: dict[str, int | float | None] | None = field(None, "The limits in epochs, steps and minutes.")
+    evaluation_seconds: float | None = field(None, "Of evaluation.")
 
 
-@dataclass(frozen=True)
-class Rings:
-    asked: int | str | None = None  # a number, or `auto`
-    in_force: int | None = None
-    engine: str | None = None
+class Rings(Part):
+    asked: int | str | None = field(None, "A number, or `auto`.")
+    in_force: int | None = field(None, "Connections that were used.")
+    engine: str | None = field(None, "The library that made them.")
 
 
-@dataclass(frozen=True)
-class Backend:
+class Backend(Part):
     """The ranks that the run ended with, and what each of them did in a step."""
 
-    name: str | None = None
-    ranks: int | None = None
-    collective: str | None = None
-    rings: Rings = field(default_factory=Rings)
-    accumulate: int | None = None
-    batch_size: int | None = None
-    sequences_per_step: int | None = None
-    syncs: int | None = None
-    collectives: int | None = None
-    bytes_sent: int | None = None
+    name: str | None = field(None, "What the report calls it.")
+    ranks: int | None = field(None, "How many.")
+    collective: str | None = field(None, "The engine of torch.distributed.")
+    rings: Rings = field(Rings(), "Connections of a rank.")
+    accumulate: int | None = field(None, "Micro-batches of a rank in a step.")
+    batch_size: int | None = field(None, "Sequences of a micro-batch, at most.")
+    sequences_per_step: int | None = field(None, "Of all ranks together.")
+    syncs: int | None = field(None, "Exchanges of gradients.")
+    collectives: int | None = field(None, "Calls of the communication library by a rank.")
+    bytes_sent: int | None = field(None, "Bytes handed to those calls by a rank.")
 
 
-@dataclass(frozen=True)
-class Environment:
-    python: str | None = None
-    torch: str | None = None
-    transformers: str | None = None
-    distill: str | None = None
-    device: str | None = None
-    cpu_count: int | None = None
-    platform: str | None = None
-    git_revision: str | None = None
+class Environment(Part):
+    python: str | None = field(None, "Version.")
+    torch: str | None = field(None, "Version.")
+    transformers: str | None = field(None, "Version.")
+    distill: str | None = field(None, "Version.")
+    device: str | None = field(None, "Of rank 0.")
+    cpu_count: int | None = field(None, "Cores of the machine.")
+    platform: str | None = field(None, "System and processor.")
+    git_revision: str | None = field(None, "Of the working tree that it ran from.")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What a rule has found: the fraction of the time that it takes, and the setting that helps, in a sentence."""
+class Finding(Part):
+    """What a rule has found."""
 
-    rule: str = ""
-    lost: float = 0.0
-    sentence: str = ""
-    named: bool = False  # whether it is worth a word
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds of the steps that are known one by one."""
-
-    mean: float | None = None
-    median: float | None = None
-    p95: float | None = None
-    longest: float | None = None
-    steps: int | None = None
+    rule: str = field("", "Its name.")
+    lost: float = field(0.0, "Fraction of the time.")
+    sentence: str = field("", "What was found, with the setting that helps.")
+    named: bool = field(False, "Whether it is worth a word.")
 
 
-@dataclass(frozen=True)
-class Profile:
-    """Where the time went: seconds by phase, samples of the machine by name."""
+class StepTimes(Part):
+    """Times of the steps that are known one by one."""
 
-    conclusion: str = ""
-    findings: list[Finding] = field(default_factory=list)
-    bottleneck: str | None = None
-    steps: int = 0
-    phases: dict[str, float] = field(default_factory=dict)
-    step_seconds: StepTimes | None = None
-    ranks: int | None = None
-    samples: dict[str, list[float]] = field(default_factory=dict)
+    mean: float | None = field(None, "Seconds of a step.")
+    median: float | None = field(None, "Seconds of a step.")
+    p95: float | None = field(None, "95 % of the steps are shorter, in seconds.")
+    longest: float | None = field(None, "Seconds of a step.")
+    steps: int | None = field(None, "How many steps are known one by one.")
+
+
+class Profile(Part):
+    """Where the time went."""
+
+    conclusion: str = field("", "The bottleneck and the setting that helps, in a sentence.")
+    findings: list[Finding] = field([], "What each rule has found.")
+    bottleneck: str | None = field(None, "The rule that names it.")
+    steps: int = field(0, "Steps that were recorded.")
+    phases: dict[str, float] = field({}, "Seconds of each phase of a step.")
+    step_seconds: StepTimes | None = field(None, "Times of single steps.")
+    ranks: int | None = field(None, "How many ranks were recorded.")
+    samples: dict[str, list[float]] = field({}, "Use of the processor and memory in the course of the run, by name.")

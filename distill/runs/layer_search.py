@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, replace
 from itertools import combinations
 from typing import Any
 
@@ -104,7 +103,7 @@ def find_layers(
             searched = remove_layers(available, count, score, seconds)
         for line in table_of(searched):
             logger.info(line)
-        return asdict(searched)
+        return searched.model_dump()
 
     searched: dict[str, Any] = ranks.decide(search)
     return searched
@@ -159,7 +158,7 @@ def score_all(
     by_rule = _score_rules(available, count, score, losses, began + (seconds or math.inf))
     stopped = len(first) < len(subsets)
     searched = _outcome(losses, by_rule, score, score(range(available)), time.monotonic() - began)
-    return replace(searched, tried=len({**first, **losses}), all_subsets=not stopped, stopped=stopped)
+    return searched.changed(tried=len({**first, **losses}), all_subsets=not stopped, stopped=stopped)
 
 
 def remove_layers(available: int, count: int, score: Losses, seconds: float | None = None) -> LayerSearch:
@@ -183,7 +182,7 @@ def remove_layers(available: int, count: int, score: Losses, seconds: float | No
     stopped = removal.is_over
     by_rule = _score_rules(available, count, score, removal.losses, began + (seconds or math.inf))
     searched = _outcome(removal.losses, by_rule, score, whole, time.monotonic() - began)
-    return replace(searched, stopped=stopped)
+    return searched.changed(stopped=stopped)
 
 
 def _score_rules(
@@ -204,8 +203,8 @@ def _score_rules(
         else:
             mean = losses[numbers] = losses[numbers] if numbers in losses else score(numbers)
         if math.isfinite(mean):
-            scored = by_choice.get(str(layers), ChosenLayers(layers, mean))
-            by_choice[str(layers)] = replace(scored, rules=[*scored.rules, name])
+            scored = by_choice.get(str(layers), ChosenLayers(layers=layers, loss=mean))
+            by_choice[str(layers)] = scored.changed(rules=[*scored.rules, name])
     return list(by_choice.values())
 
 
@@ -224,7 +223,14 @@ def _outcome(
     if not ranked:
         no_loss = "no choice of layers has a finite loss: check the teacher, or set precision=fp32"
         raise SettingError(f"student.layers=auto: {score.refusal or no_loss}")
-    best = [ChosenLayers(list(chosen), losses[chosen]) for chosen in ranked[:3]]
+    best = [ChosenLayers(layers=list(chosen), loss=losses[chosen]) for chosen in ranked[:3]]
     return LayerSearch(
-        list(ranked[0]), teacher, best, by_rule, len(losses), False, score.num_sequences, score.perplexity, seconds
+        layers=list(ranked[0]),
+        teacher=teacher,
+        best=best,
+        by_rule=by_rule,
+        tried=len(losses),
+        sequences=score.num_sequences,
+        perplexity=score.perplexity,
+        seconds=seconds,
     )

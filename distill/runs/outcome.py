@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,16 +13,16 @@ from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.samples import TEMPERATURE, choose_prompts, continue_with_each, num_new_tokens, text_of
 from distill.evaluation.significance import ModelLosses, compare_gaps, compare_models
 from distill.evaluation.speed import tokens_per_second
-from distill.runs.against_baseline import GapClosed, Resampled, fraction_closed
+from distill.runs.against_baseline import fraction_closed
 from distill.runs.baseline import BaselineRun
 from distill.runs.checkpoint import State
 from distill.runs.describe import backend_facts, data_wait, model_facts, training_facts
 from distill.runs.divergence import diverged_scores, weights_are_finite
-from distill.runs.facts import Agreement, EvaluationSet, HistoryPoint, Model
+from distill.runs.facts import Agreement, EvaluationSet, GapClosed, HistoryPoint, Model, Resampled, Sample, Samples
 from distill.runs.history import Examination, StudentHistory
 from distill.runs.identity import digest_of
 from distill.runs.pair import load_baseline
-from distill.runs.record import Record, Sample, Samples
+from distill.runs.record import Record
 from distill.runs.run import Followers, Run
 from distill.runtime.errors import Diverged
 from distill.runtime.jsonl import read_lines
@@ -42,11 +42,9 @@ def complete_record(
     trained = training_facts(state, batches, lines)
     scored = score_models(begun, run, state, followers.history, baseline)
     followers.log.log_scores(scored, state.step)
-    return replace(
-        scored,
+    return scored.changed(
         finished=True,
-        training=replace(
-            trained,
+        training=trained.changed(
             data_wait=data_wait(read_lines(run.folder.metrics_path)),
             ended_by=begun.training.ended_by,
             length=run.config.train.length,
@@ -87,7 +85,7 @@ def score_models(
     scored_teacher = filled.get("teacher", begun.teacher)
     if scored_teacher is not None and scored:
         members = {member.name: filled[f"teacher {member.name}"] for member in scored if member.name}
-        scored_teacher = replace(scored_teacher, members=members)
+        scored_teacher = scored_teacher.changed(members=members)
     agrees = teacher is not None and pair.kind.vocabulary
     agreement = evaluator.agree(pair.student, teacher, sets) if agrees else None
     scored_baseline = None
@@ -98,8 +96,7 @@ def score_models(
             compare_with_baseline(losses, history.examination),
             gap_closed(filled, losses, history.examination),
         )
-    return replace(
-        begun,
+    return begun.changed(
         teacher=scored_teacher,
         student=filled["student"],
         baseline=scored_baseline,
@@ -130,10 +127,13 @@ def draw_samples(run: Run, models: Mapping[str, Any], evaluator: Evaluator) -> S
         return None
     tokenizer = run.pair.tokenizer
     texts = [
-        Sample(text_of(prompt, tokenizer), {name: text_of(of[number], tokenizer) for name, of in written.items()})
+        Sample(
+            prompt=text_of(prompt, tokenizer),
+            continuations={name: text_of(of[number], tokenizer) for name, of in written.items()},
+        )
         for number, prompt in enumerate(prompts)
     ]
-    return Samples(sets[0].name, TEMPERATURE, max_tokens, texts)
+    return Samples(data=sets[0].name, temperature=TEMPERATURE, max_tokens=max_tokens, texts=texts)
 
 
 def score_each(
@@ -158,7 +158,7 @@ def score_each(
         if not scores:
             scores, by_sequence = examination.score(model, label, keep)
         losses[label] = by_sequence or {}
-        filled[label] = replace(facts, scores=scores, tokens_per_second=speed)
+        filled[label] = facts.changed(scores=scores, tokens_per_second=speed)
     return filled, losses
 
 
@@ -196,7 +196,7 @@ def gap_closed(
                 continue
             fraction = fraction_closed(scores, measure.name, measure.lower_is_better)
             drawn = intervals.get(measure.name, {}).get(data.name) if fraction is not None else None
-            interval = GapClosed(fraction) if drawn is None else GapClosed(fraction, **asdict(drawn))
+            interval = GapClosed(fraction=fraction, **({} if drawn is None else asdict(drawn)))
             closed.setdefault(measure.name, {})[data.name] = interval
     return closed
 

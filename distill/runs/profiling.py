@@ -12,7 +12,6 @@ from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.runs.facts import Profile, StepTimes
-from distill.runs.parts import to_json
 from distill.runs.profile.bottleneck import MIN_STEPS, Times, conclusion, diagnose
 from distill.runs.profile.phases import PHASES, TITLES
 from distill.runs.profile.record import RankProfile, RunProfile, RunSettings
@@ -54,7 +53,7 @@ def gather_profile(
     summarized = summary(run_profile)
     if ranks.rank == 0:
         with atomic(profile.folder / RANKS) as new:
-            new.write_text(json.dumps(asdict(run_profile) | {"summary": to_json(summarized), "identity": identity}))
+            new.write_text(json.dumps(asdict(run_profile) | {"summary": summarized.model_dump(), "identity": identity}))
         with atomic(profile.folder / TABLE) as new:
             new.write_text(table(summarized) + "\n")
         logger.info(table(summarized) if config.profile.stop_after else summarized.conclusion)
@@ -82,7 +81,7 @@ def step_seconds(profile: RunProfile) -> StepTimes | None:
         return None
     seconds = Times(profile).whole
     p95 = quantiles(seconds, n=20, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
-    return StepTimes(fmean(seconds), median(seconds), p95, max(seconds), len(seconds))
+    return StepTimes(mean=fmean(seconds), median=median(seconds), p95=p95, longest=max(seconds), steps=len(seconds))
 
 
 def downsample(samples: dict[str, list[float]]) -> dict[str, list[float]]:

@@ -5,8 +5,9 @@ without any is an empty one; only a model that a run does not have, and what han
 """
 
 import shlex
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import ValidationError
 
 from distill.runs.facts import (
     Agreement,
@@ -22,101 +23,76 @@ from distill.runs.facts import (
     Model,
     Objective,
     Optimizer,
+    Part,
     Profile,
+    Samples,
     Student,
     Teacher,
     Training,
+    field,
+    sparse,
 )
-from distill.runs.parts import from_json, stored, to_json
 from distill.runtime.errors import SettingError
 from distill.runtime.jsonl import LogLine
 from distill.runtime.redaction import redacted
 
-VERSION = 1
 
+class Record(Part):
+    """A run."""
 
-@dataclass(frozen=True)
-class Sample:
-    """The beginning of a text, and what each model writes behind it."""
-
-    prompt: str = ""  # as text, without special tokens
-    continuations: dict[str, str] = field(default_factory=dict)  # by model: `teacher`, `student`, `baseline`
-
-
-@dataclass(frozen=True)
-class Samples:
-    """How the models of a run continue the same beginnings, which shows how they write and measures nothing."""
-
-    data: str = field(default="", metadata=stored("set"))  # the evaluation set that the beginnings are from
-    temperature: float | None = None  # at which each token is drawn
-    max_tokens: int | None = None  # of a continuation
-    texts: list[Sample] = field(default_factory=list)  # in the order of the report
-
-
-@dataclass(frozen=True)
-class Record:
-    """A run.
-
-    Attributes:
-        started_in: the working folder of the command, in which its relative paths mean what they do.
-        identity, precision: settings by their names.
-        finished: whether the student is published.
-        history_by: what the history is shown by, `epoch` or `step`.
-        student_files: SHA-256 of the files in student/, by name.
-        snapshot: the step after which a student was kept that this describes; None of a whole run.
-    """
-
-    version: int = VERSION
-    recipe: str | None = None
-    command: str | None = None
-    started_in: str | None = field(default=None, metadata=stored(sparse=True))
-    notes: list[str] = field(default_factory=list)
-    identity: dict[str, Any] = field(default_factory=dict)
-    finished: bool = False
-    corpus: Corpus = field(default_factory=Corpus)
-    teacher: Teacher | None = None
-    student: Student | None = None
-    baseline: Baseline | None = None
-    agreement: dict[str, Agreement] | None = None
-    samples: Samples | None = field(default=None, metadata=stored(sparse=True))
-    evaluation: dict[str, EvaluationSet] = field(default_factory=dict)
-    objective: Objective = field(default_factory=Objective)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    measures: dict[str, Measure] = field(default_factory=dict)
-    training: Training = field(default_factory=Training)
-    precision: dict[str, Any] = field(default_factory=dict)
-    backend: Backend = field(default_factory=Backend)
-    environment: Environment = field(default_factory=Environment)
-    history_by: str = "epoch"
-    history: list[HistoryPoint] = field(default_factory=list)
-    best: Best | None = field(default=None, metadata=stored(sparse=True))
-    curve: LearningCurve | None = None
-    snapshots: list[int] = field(default_factory=list)
-    snapshot: int | None = field(default=None, metadata=stored(sparse=True))
-    profile: Profile | None = None
-    student_files: dict[str, str] = field(default_factory=dict, metadata=stored(sparse=True))
+    version: Literal[1] = field(1, "Of this schema.")
+    recipe: str | None = field(None, "The recipe; null where the command named none.")
+    command: str | None = field(None, "The command that trained it, without secrets.")
+    started_in: str | None = sparse(
+        None, "The working folder of the command, in which its relative paths mean what they do."
+    )
+    notes: list[str] = field([], "Sentences for the reader of the report.")
+    identity: dict[str, Any] = field({}, "Settings by their names.")
+    finished: bool = field(False, "Whether the student is published.")
+    corpus: Corpus = field(Corpus(), "The text that it was trained on.")
+    teacher: Teacher | None = field(None, "The teacher, and what it scored.")
+    student: Student | None = field(None, "The student, and what it scored.")
+    baseline: Baseline | None = field(
+        None, "The same student trained without a teacher, where `evaluate.baseline` names its run."
+    )
+    agreement: dict[str, Agreement] | None = field(
+        None, "How alike the predictions of student and teacher are, by evaluation set."
+    )
+    samples: Samples | None = sparse(None, "What the models write, where they are causal (`evaluate.samples`).")
+    evaluation: dict[str, EvaluationSet] = field({}, "The evaluation sets.")
+    objective: Objective = field(Objective(), "The loss.")
+    optimizer: Optimizer = field(Optimizer(), "The optimizer.")
+    measures: dict[str, Measure] = field({}, "What the measures are, by name.")
+    training: Training = field(Training(), "What the training came to.")
+    precision: dict[str, Any] = field({}, "The number formats, as chosen.")
+    backend: Backend = field(Backend(), "The ranks.")
+    environment: Environment = field(Environment(), "Where it ran.")
+    history_by: str = field("epoch", "What the history is shown by, `epoch` or `step`.")
+    history: list[HistoryPoint] = field([], "The evaluations in the course of the training.")
+    best: Best | None = sparse(None, "The evaluation whose student is published, with `train.keep_best`.")
+    curve: LearningCurve | None = field(None, "Scores on a few sequences while it trained.")
+    snapshots: list[int] = field([], "The steps whose students are kept in `snapshots/`.")
+    snapshot: int | None = sparse(None, "The step after which a student was kept that this describes.")
+    profile: Profile | None = field(None, "Where the time went, with `profile=on`.")
+    student_files: dict[str, str] = sparse({}, "SHA-256 of the files in student/, by name.")
 
     def to_json(self) -> dict[str, Any]:
         """What results.json holds."""
-        content: dict[str, Any] = to_json(self)
-        return content
+        return self.model_dump(mode="json")
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Record":
         """The record that `to_json` has written.
 
         Raises:
-            SettingError: a value is of another kind than there belongs, or a later release wrote it.
+            SettingError: a value is of another kind than there belongs, or of another version.
         """
-        version = content.get("version")
-        if isinstance(version, int) and version > VERSION:
-            raise SettingError(f"version={version} is of a later release: update Distill to read it")
         try:
-            record = from_json(cls, {**content, "version": VERSION})
-        except ValueError as error:
-            raise SettingError(str(error)) from None
-        titled = {name: replace(measure, title=measure.title or name) for name, measure in record.measures.items()}
-        return replace(record, measures=titled)
+            return cls.model_validate(content)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise SettingError(first["msg"], setting=place, value=str(first["input"])[:40]) from None
 
     @property
     def command_from_anywhere(self) -> str:
@@ -142,7 +118,7 @@ class Record:
     def with_history(self, lines: list[LogLine]) -> "Record":
         """This record with these lines of history.jsonl, and the best of them."""
         points = [HistoryPoint.of(line) for line in lines]
-        return replace(self, history=points, best=self.best and self.best.among(points))
+        return self.changed(history=points, best=self.best and self.best.among(points))
 
     @property
     def first_measure(self) -> tuple[str, Measure]:

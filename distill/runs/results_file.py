@@ -28,17 +28,13 @@ def read_results(path: Path) -> Record:
         FileNotFoundError: there is none.
         Damaged: it is not as it was written.
     """
-    if not path.exists():
-        raise FileNotFoundError(path)
-    if not path.is_file():  # a pipe would keep its reader waiting
-        raise Damaged(path, "it is no file")
     try:
         content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise Damaged(path, f"{type(error).__name__}: {error}") from None
-    if not isinstance(content, dict):
-        raise Damaged(path, "it holds no JSON object")
-    if content.pop(DIGEST, None) != _digest(content):
+    if not isinstance(content, dict) or content.pop(DIGEST, None) != _digest(content):
         raise Damaged(path, "its content is not as it was written: its SHA-256 differs")
     try:
         return Record.from_json(content)

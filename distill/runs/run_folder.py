@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import time
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.checkpoint_record import STEP, began_from, read_record
 from distill.runs.facts import Best
 from distill.runs.identity import refuse_other_settings
-from distill.runs.parts import from_json, to_json
 from distill.runs.record import Record
 from distill.runs.results_file import check_student, is_continued, read_results, student_digests, write_results
 from distill.runs.run_files import FILES, FOLDERS, HISTORY, LAYERS, file_of_another
@@ -224,8 +222,8 @@ class RunFolder:
         Raises:
             Damaged: the checkpoint is, with `resume=strict`.
         """
-        content = self.ranks.decide(lambda: to_json(self._choose_best(checkpoints)))
-        best = None if content is None else from_json(Best, content)
+        chosen = self.ranks.decide(lambda: (best := self._choose_best(checkpoints)) and best.model_dump())
+        best = None if chosen is None else Best.model_validate(chosen)
         if best is not None and best.step not in (None, step):
             self._load(checkpoints.path_of_step(best.step), model, optimizer)
         return best
@@ -252,7 +250,7 @@ class RunFolder:
 
     def write_results(self, record: Record) -> None:
         """Last of all and at once: a folder with results.json is a finished run."""
-        write_results(self.results_path, replace(record, student_files=student_digests(self.path)))
+        write_results(self.results_path, record.changed(student_files=student_digests(self.path)))
 
     def _enter(self) -> None:
         if (other := file_of_another(self.path)) is not None:

@@ -5,7 +5,6 @@ import math
 import os
 import shlex
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ def test_the_scores_of_a_run_are_found_again(done: Path, shelf: Shelf) -> None:
     assert student.agreement == content["agreement"] and teacher.agreement is None
     assert student.parameters == content["student"]["parameters"]
     (vocabulary,) = scores.vocabularies
-    assert {name: asdict(data) for name, data in vocabulary.sets.items()} == content["evaluation"]
+    assert {name: data.model_dump() for name, data in vocabulary.sets.items()} == content["evaluation"]
 
 
 def test_models_side_by_side(done: Path, shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import hub_server
@@ -14,7 +13,7 @@ from huggingface_hub import constants, metadata_load
 from distill.commands.cli import main
 from distill.commands.push import write_report
 from distill.models.loaded import load_model
-from distill.runs.record import Sample, Samples
+from distill.runs.facts import Sample, Samples
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
 
@@ -65,8 +64,10 @@ def test_the_student_its_card_and_the_report_are_one_commit(
 
 def test_samples_of_the_users_text_stay_here(done: Path, tmp_path: Path) -> None:
     record = read_run(done, "run")
-    samples = Samples("heldout", 0.7, 40, [Sample("A private letter", {"student": "that nobody reads"})])
-    page = write_report(tmp_path, done, replace(record, samples=samples)).read_text()
+    samples = Samples(
+        data="heldout", texts=[Sample(prompt="A private letter", continuations={"student": "that nobody reads"})]
+    )
+    page = write_report(tmp_path, done, record.changed(samples=samples)).read_text()
     assert "Learning curve" in page and "private letter" not in page and "nobody reads" not in page
 
 

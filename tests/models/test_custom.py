@@ -1,6 +1,5 @@
 """Models by a callable of the user's: read, saved with what loads them, and refused by name where that cannot be."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +68,8 @@ def test_the_card_writes_out_how_it_is_made() -> None:
     )
     origin = origin_of(own_models.Convolutions(), "own_models.of_a_teacher", causal=False, call="teacher=...")
     assert "model = of_a_teacher(teacher=...)  # with the settings" in use_of_student(origin, "Convolutions").code
-    older = replace(origin, call=None)  # of an older release
-    assert "model = of_a_teacher(...)  # with the settings" in use_of_student(older, "Convolutions").code
+    of_memory = origin.changed(call=None)
+    assert "model = of_a_teacher(...)  # with the settings" in use_of_student(of_memory, "Convolutions").code
 
 
 def test_it_is_the_next_teacher(name: str, tmp_path: Path) -> None:

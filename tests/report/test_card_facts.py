@@ -1,6 +1,5 @@
 """What a model card says of a run: that pair and that text, no path of a machine, and what the Hub reads of it."""
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ from huggingface_hub import ModelCard, ModelCardData
 from distill.config.settings import CorpusConfig
 from distill.report import summary
 from distill.report.model_card import model_card, model_name, shareable, without_paths
-from distill.runs import published as of_hub
-from distill.runs.describe import hub_datasets
+from distill.runs import describe
+from distill.runs.describe import hub_datasets, published
 from distill.runs.facts import Published
-from distill.runs.published import published
 from distill.runs.record import Record
 
 ME = "/home/me/my files"
@@ -130,26 +128,25 @@ def test_licences_that_differ_are_named_and_none_is_chosen() -> None:
     ("files", "stated"),
     [
         ({"README.md": "---\nlicense: MIT\n---\n# A model\n"}, "mit"),
-        ({"README.md": "# A model\n", "config.json": json.dumps({"license": "apache-2.0"})}, "apache-2.0"),
         ({"README.md": "---\nlicense: other\n---\n"}, None),
-        ({"README.md": "---\nlicense: [\n---\n", "config.json": "{"}, None),
+        ({"README.md": "---\nlicense: [\n---\n"}, None),
         ({}, None),
     ],
 )
 def test_the_licence_of_a_folder(files: dict[str, str], stated: str | None, tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert published(str(tmp_path)) == Published(None, stated)
+    assert published(str(tmp_path)) == Published(license=stated)
 
 
 def test_the_licence_of_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of a card in the cache; without one and without a network none, and no error."""
-    monkeypatch.setattr(of_hub, "is_hub_reached", lambda: False)
-    assert published("someone/that-is-not-there") == Published("someone/that-is-not-there", None)
+    monkeypatch.setattr(describe, "is_hub_reached", lambda: False)
+    assert published("someone/that-is-not-there") == Published(hub="someone/that-is-not-there")
     card = tmp_path / "README.md"
     card.write_text("---\nlicense: apache-2.0\n---\n")
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda path, name, revision: str(card))
-    assert published("Qwen/Qwen3-0.6B") == Published("Qwen/Qwen3-0.6B", "apache-2.0")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: str(card))
+    assert published("Qwen/Qwen3-0.6B") == Published(hub="Qwen/Qwen3-0.6B", license="apache-2.0")
     assert published(None) == Published()
 
 

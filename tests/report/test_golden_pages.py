@@ -37,7 +37,7 @@ def everything() -> dict[str, Any]:
     source = {"name": "146 books", "weight": 0.75, "documents": 146, "sequences": 9_000}
     content["corpus"] |= {"sources": {"books": source}, "held_out": 320, "fraction_used": 0.0123}
     content["training"] |= {
-        "sources": {"books": {"sequences": 12_000, "tokens": 1.5e6, "passes": 1.33}},
+        "sources": {"books": {"sequences": 12_000, "tokens": 1_500_000, "passes": 1.33}},
         "ended_by": "train.epochs", "evaluation_seconds": 41.0, "overflow_steps": 2,
     }  # fmt: skip
     search = {"layers": [0, 2], "teacher": 3.2, "best": CHOICES, "tried": 12, "sequences": 256, "perplexity": True}

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,7 @@ def test_its_lines_run_as_they_stand(
     model, tokenizer = student(kind)
     folder, content = tmp_path / "student", run(type(model).__name__)
     made_by = "own_models.shifted_bert" if kind == "own" else None
-    content["student"]["origin"] = vars(origin_of(model, made_by, kind in CAUSAL))
+    content["student"]["origin"] = origin_of(model, made_by, kind in CAUSAL).model_dump()
     export(model, tokenizer, folder, model_card(Record.from_json(content)))
     sent: list[tuple[str, str]] = []
     for sender in (transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase):
@@ -143,7 +142,7 @@ def test_the_lines_under_use_give_the_students_tokenizer_back(
 ) -> None:
     """AutoTokenizer prefers Qwen 2's own class, which makes other tokens of the same file."""
     student = make_family(family)
-    origin = replace(origin_of(student, None, True), tokenizer=tokenizer_class(tokenizer, student))
+    origin = origin_of(student, None, True).changed(tokenizer=tokenizer_class(tokenizer, student))
     assert (origin.tokenizer is None) == (family == "gpt2")
     use = use_of_student(origin, type(student).__name__)
     export(student, tokenizer, tmp_path, "", auto_class=use.auto_class)

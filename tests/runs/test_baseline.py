@@ -3,7 +3,6 @@
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -186,7 +185,7 @@ def test_a_learning_rate_of_its_own_is_fair(tmp_path: Path) -> None:
     """It is kept for the report, and no remark: each of the two learns best at another one."""
     config, own = composed(MAIN, f"evaluate.baseline={tmp_path}"), identity(MAIN)
     for rate, kept in (("2e-3", 2e-3), ("1e-3", None)):
-        record = replace(finished(identity(BASELINE, f"optimizer.lr={rate}")), finished=True)
+        record = finished(identity(BASELINE, f"optimizer.lr={rate}"))
         write_results(tmp_path / "results.json", record)
         found = find_baseline(config, own, 625, make_terms(config.objective))
         assert found is not None and found.remarks == []
@@ -247,7 +246,7 @@ def test_results_that_do_not_say_what_the_baseline_had_are_none() -> None:
         name: value for name, value in identity(BASELINE).items() if name not in ("corpus.digest", "student.num_layers")
     }
     assert "no baseline of this run: its text is different; name a run" in refused(finished(known))
-    text = refused(Record.from_json({"objective": None, "training": None}))
+    text = refused(Record())
     assert "its number of sequences is None, and here 5000" in text and " and 2 more" in text
 
 

@@ -241,15 +241,16 @@ def points(*scores: float | None) -> list[HistoryPoint]:
 def test_the_best_of_several(
     scores: tuple[float | None, ...], lower: bool, steps: set[int] | None, step: int | None, later: int
 ) -> None:
-    found = Best("m", "s", lower).among(points(*scores), steps)
+    found = Best(measure="m", data="s", lower_is_better=lower).among(points(*scores), steps)
     assert (found.step, found.later, found.last_score) == (step, later, scores[-1] if scores else None)
     unscored = HistoryPoint(step=99, scores={"m": {}})
-    assert Best("m", "s", lower).among([*points(*scores), unscored], steps) == found
+    assert Best(measure="m", data="s", lower_is_better=lower).among([*points(*scores), unscored], steps) == found
 
 
 def test_the_live_page_has_the_best_so_far() -> None:
     lines = [{"step": 2 * n, "epoch": n, "loss": {}, "m": {"s": score}} for n, score in enumerate((3.0, 1.0, 2.0), 1)]
-    assert Record(best=Best("m", "s")).with_history(lines).best == Best("m", "s", True, None, 4, 1.0, 2.0, 1)
+    expected = Best(measure="m", data="s", step=4, score=1.0, last_score=2.0, later=1)
+    assert Record(best=Best(measure="m", data="s")).with_history(lines).best == expected
     assert Record().with_history(lines).best is None
 
 

@@ -2,16 +2,14 @@
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sample import sample_results
 
-from distill.runs.against_baseline import GapClosed
-from distill.runs.facts import Baseline, Scheduled
-from distill.runs.record import VERSION, Record
+from distill.runs.facts import Baseline, GapClosed, Scheduled
+from distill.runs.record import Record
 from distill.runs.results_file import read_results, read_run, write_results
 from distill.runtime.errors import Damaged, SettingError
 
@@ -21,14 +19,14 @@ def test_a_record_is_read_as_it_was_written(content: dict[str, Any], tmp_path: P
     record = Record.from_json(content)
     write_results(tmp_path / "results.json", record)
     assert read_results(tmp_path / "results.json") == record
-    assert json.loads((tmp_path / "results.json").read_text())["version"] == VERSION
+    assert json.loads((tmp_path / "results.json").read_text())["version"] == 1
     assert Record.from_json(record.to_json()) == record and record.redacted() == record
 
 
 def test_only_a_run_with_a_baseline_has_a_gap() -> None:
     """Other runs have the record that they had before there was one; no gap is kept as a null."""
     assert "gap_closed" not in json.dumps([Record().to_json(), Record.from_json(sample_results()).to_json()])
-    closed = {"perplexity": {"heldout": GapClosed(0.5, 0.4, 0.6, 0), "imdb": GapClosed()}}
+    closed = {"perplexity": {"heldout": GapClosed(fraction=0.5, low=0.4, high=0.6, without_gap=0), "imdb": GapClosed()}}
     record = Record(baseline=Baseline(gap_closed=closed))
     assert Record.from_json(record.to_json()) == record
     written = {"heldout": {"fraction": 0.5, "low": 0.4, "high": 0.6, "without_gap": 0}, "imdb": {"fraction": None}}
@@ -39,32 +37,28 @@ def test_a_weight_with_a_schedule_is_read_as_one() -> None:
     weight = {"start": 1.0, "end": 0.0, "shape": "cosine"}
     terms = {"soft": {"title": "Soft targets", "weight": weight}, "mlm": {"weight": 2}}
     record = Record.from_json({"objective": {"kernel": "fused", "terms": terms}})
-    assert record.objective.terms["soft"].weight == Scheduled(1.0, 0.0, "cosine")
+    assert record.objective.terms["soft"].weight == Scheduled(start=1.0, end=0.0, shape="cosine")
     assert record.objective.terms["mlm"].weight == 2
 
 
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        ({"training": []}, "training is '[]' and not an object"),
-        ({"training": {"steps": "many"}}, "training.steps is 'many' and not of the type int"),
-        ({"training": {"steps": True}}, "training.steps is 'True' and not of the type int"),
-        ({"student": {"perplexity": {"books": "low"}}}, "student.perplexity.books is 'low' and not of the type float"),
-        ({"history": [{"step": 1}, {"loss": 3}]}, "history[1].loss is '3' and not an object"),
-        ({"evaluation": {"books": 3}}, "evaluation.books is '3' and not an object"),
-        ({"snapshots": [1, None]}, "snapshots[1] is 'None' and not of the type int"),
-        ({"version": VERSION + 1}, f"version={VERSION + 1} is of a later release: update Distill to read it"),
+        ({"training": []}, "training=[]: Input should be a valid dictionary"),
+        ({"training": {"steps": "many"}}, "training.steps=many: Input should be a valid integer"),
+        ({"training": {"steps": True}}, "training.steps=True: Input should be a valid integer"),
+        ({"student": {"perplexity": {"a": "low"}}}, "student.scores.perplexity.a=low: Input should be a valid number"),
+        ({"history": [{"step": 1}, {"loss": 3}]}, "history.1.loss=3: Input should be a valid dictionary"),
+        ({"snapshots": [1, None]}, "snapshots.1=None: Input should be a valid integer"),
+        ({"version": 2}, "version=2: Input should be 1"),
     ],
 )
 def test_a_value_of_another_kind_is_refused_in_one_line(content: dict[str, Any], line: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingError) as error:
-        Record.from_json(content)
-    assert str(error.value) == line
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     (tmp_path / "results.json").write_text(json.dumps(content | {"sha256": digest}))
     with pytest.raises(Damaged, match=r"results\.json is damaged") as damaged:
         read_results(tmp_path / "results.json")
-    assert damaged.value.reason == line
+    assert damaged.value.reason.startswith(line)
     with pytest.raises(SettingError, match=f"^RUN={tmp_path} is no finished run: ") as error:
         read_run(tmp_path, "RUN")
     assert error.value.status == 2 and "\n" not in str(error.value)
@@ -78,7 +72,7 @@ def test_without_its_digest_it_is_damaged(tmp_path: Path) -> None:
 
 def test_a_change_behind_its_back_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    write_results(path, replace(Record.from_json(sample_results()), recipe="mine"))
+    write_results(path, Record.from_json(sample_results() | {"recipe": "mine"}))
     path.write_text(path.read_text().replace('"recipe": "mine"', '"recipe": "yours"'))
     with pytest.raises(Damaged, match="its SHA-256 differs"):
         read_results(path)

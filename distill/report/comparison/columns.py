@@ -1,15 +1,14 @@
 """The numbers that runs are compared, ordered and searched by: names, readers and directions."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from distill.config.settings import TrainConfig
 from distill.report import gap
 from distill.report.summary import AGREEMENT
 from distill.report.words import is_number, number, percent
-from distill.runs.against_baseline import GapClosed
-from distill.runs.facts import Agreement, Baseline, Best, Measure, Model, Student, Training
+from distill.runs.facts import Agreement, Baseline, Best, GapClosed, Measure, Model, Student, Training
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError, did_you_mean
 from distill.runtime.progress import in_a_sentence
@@ -173,12 +172,11 @@ class Goal:
             SettingError: no number has that name, or the search goes the wrong way.
         """
         measures, sets = list(measures), list(sets)
-        closed = {measure.name: {name: GapClosed(0.0) for name in sets} for measure in measures[:1]}
+        closed = {measure.name: {name: GapClosed(fraction=0.0) for name in sets} for measure in measures[:1]}
         self._column(
-            replace(
-                _scored(measures, sets),
+            _scored(measures, sets).changed(
                 baseline=Baseline(gap_closed=closed) if has_gap else None,
-                agreement={name: Agreement(0.0, 0.0) for name in sets} if compares else None,
+                agreement={name: Agreement(top1=0.0, kl=0.0) for name in sets} if compares else None,
                 training=Training(final_loss=dict.fromkeys(["total", *terms], 0.0)),
             )
         )
@@ -216,13 +214,18 @@ def choose_best(settings: TrainConfig, measures: Iterable[Any], sets: Iterable[s
     if settings.keep_best is None:
         return None
     column = column_named(settings.keep_best, scores_of(_scored(measures, sets)), "train.keep_best")
-    return Best(column.measure, column.data, column.lower_is_better, settings.patience)
+    return Best(
+        measure=column.measure,
+        data=column.data,
+        lower_is_better=column.lower_is_better,
+        patience=settings.patience,
+    )
 
 
 def _scored(measures: Iterable[Any], sets: Iterable[str]) -> Record:
     """A record with scores of these measures on these sets."""
     measures, sets = list(measures), list(sets)
     return Record(
-        measures={measure.name: Measure(measure.title, "", measure.lower_is_better) for measure in measures},
+        measures={each.name: Measure(title=each.title, lower_is_better=each.lower_is_better) for each in measures},
         student=Student(scores={measure.name: dict.fromkeys(sets, 0.0) for measure in measures}),
     )

@@ -78,7 +78,7 @@ def conclusion(profile: RunProfile, findings: list[Finding]) -> str:
 
 
 def _finding(rule: str, lost: float, sentence: str) -> Finding:
-    return Finding(rule, lost, sentence, named=lost >= NAMED)
+    return Finding(rule=rule, lost=lost, sentence=sentence, named=lost >= NAMED)
 
 
 def waiting_for_data(times: Times) -> Finding:
