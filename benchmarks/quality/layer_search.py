@@ -61,14 +61,14 @@ def main() -> int:
 
 
 def search_of(record: Record) -> LayerSearch:
-    search = record.student.start.search if record.student else None
+    search = record.student.start.search
     assert search is not None, "the run has searched no layers"
     return search
 
 
 def line(name: str, limit: float | None, record: Record) -> list[str]:
     search = search_of(record)
-    assert record.student is not None and search.teacher is not None and search.best[0].loss is not None
+    assert search.teacher is not None and search.best[0].loss is not None
     rule = min(search.by_rule, key=lambda choice: choice.loss or math.inf, default=ChosenLayers())
     scores = [record.student.score("perplexity", data) for data in record.sets_of("perplexity")]
     return [

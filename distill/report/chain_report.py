@@ -96,7 +96,7 @@ def first_scores(record: Record) -> str:
     scores = [
         f"{in_a_sentence(measure.title)} {record.label_of(key)} {number(value)}"
         for name, measure in record.measures.items()
-        for key, value in (record.student.scores.get(name, {}) if record.student else {}).items()
+        for key, value in record.student.scores.get(name, {}).items()
         if is_number(value)
     ]
     return ", ".join(scores[:MAX_SCORES]) + (", ..." if len(scores) > MAX_SCORES else "") or NONE
@@ -121,8 +121,8 @@ def write(path: Path, results: dict[str, list[Runs]], anchors: list[str]) -> tup
 def _scores(runs: Runs) -> Iterator[tuple[str, list[float]]]:
     """By measure and set every score of the students, of each seed that has it."""
     for name, measure in runs[0].measures.items():
-        for data in runs[0].student.scores.get(name, {}) if runs[0].student else {}:
-            values = [run.student.score(name, data) for run in runs if run.student]
+        for data in runs[0].student.scores.get(name, {}):
+            values = [run.student.score(name, data) for run in runs]
             yield f"{measure.title}, {_label(runs[0], data)}", [value for value in values if value is not None]
 
 
@@ -139,7 +139,6 @@ def _table(results: dict[str, list[Runs]], scores: dict[str, dict[str, list[floa
     table = Table(["", "parameters", "tokens/s", *columns], note=NOTE)
     for model, by_name in scores.items():
         student = results[model][0][0].student
-        assert student is not None  # of a finished run
         reference = first if by_name is not first else {}
         cells = [_cell(by_name.get(name, []), reference.get(name, [])) for name in columns]
         table.rows.append([model, short(student.parameters), number(student.tokens_per_second), *cells])

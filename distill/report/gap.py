@@ -24,7 +24,7 @@ def closed_of(record: Record, measure: str, data: str) -> GapClosed | None:
 
 def is_tested(baseline: Baseline, measure: str, data: str) -> bool:
     """Whether a bootstrap shows how sure the difference of student and baseline on a set is."""
-    drawn = baseline.bootstrap.get(measure, {}).get(data) or Resampled()
+    drawn = baseline.drawn(measure, data)
     return is_number(drawn.low) and is_number(drawn.high)
 
 
@@ -52,35 +52,26 @@ def sentences(record: Record) -> str:
         is_fair = baseline.steps == record.training.steps and not baseline.remarks
         is_fair = is_fair and all(is_tested(baseline, measure, key) for key in with_gap)
         who = f"{'Learning from the teacher' if is_fair else 'The student'} closes"
-        (first, of_first), *others = [(_shown(record, measure, key), record.label_of(key)) for key in with_gap]
+        (first, of_first), *others = [
+            (_shown(entry, baseline.drawn(measure, key)), record.label_of(key)) for key, entry in with_gap.items()
+        ]
         closes = [f"{first} of the gap {models} on {of_first}", *(f"{shown} on {label}" for shown, label in others)]
         parts.append(f"{who} {listed(closes)}, by {in_a_sentence(described.title)}.")
     if without := [record.label_of(key) for key in closed if key not in with_gap]:
         parts.append(f"There is no gap {models} on {listed(without)}: the baseline is no worse there.")
-    return " ".join([*parts, *_missing(record, measure, with_gap)])
+    parts += [
+        f"The gap closed on {record.label_of(key)} has no interval: in {number(entry.without_gap)} of "
+        f"{number(baseline.drawn(measure, key).resamples)} resamples the baseline is no worse than the teacher."
+        for key, entry in with_gap.items()
+        if entry.without_gap  # draws without a gap leave none
+    ]
+    return " ".join(parts)
 
 
-def _shown(record: Record, measure: str, key: str) -> str:
+def _shown(closed: GapClosed, drawn: Resampled) -> str:
     """`34% (95% interval 29 to 40)`."""
-    closed, drawn = closed_of(record, measure, key) or GapClosed(), _drawn(record, measure, key)
     interval = f" ({percent(drawn.confidence)} interval {_interval(closed)})" if is_number(closed.low) else ""
     return f"{_percent(closed.fraction)}%{interval}"
-
-
-def _missing(record: Record, measure: str, with_gap: dict[str, GapClosed]) -> list[str]:
-    """A sentence for each set on which draws without a gap leave no interval."""
-    return [
-        f"The gap closed on {record.label_of(key)} has no interval: in {number(entry.without_gap)} of "
-        f"{number(_drawn(record, measure, key).resamples)} resamples the baseline is no worse than the teacher."
-        for key, entry in with_gap.items()
-        if entry.without_gap
-    ]
-
-
-def _drawn(record: Record, measure: str, key: str) -> Resampled:
-    """The draws, which are those of the bootstrap of student and baseline."""
-    bootstrap = record.baseline.bootstrap if record.baseline else {}
-    return bootstrap.get(measure, {}).get(key) or Resampled()
 
 
 def _interval(closed: GapClosed) -> str:

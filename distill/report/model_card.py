@@ -26,7 +26,7 @@ from distill.report.use import (
     use_of_student,
 )
 from distill.report.words import is_number, listed, number
-from distill.runs.facts import Published, Student
+from distill.runs.facts import Published
 from distill.runs.record import Record
 
 # An absolute path. Its folders may have spaces in their names, but not behind the end of a sentence, nor before the
@@ -79,7 +79,7 @@ def front_matter(record: Record, use: Use, title: str) -> str:
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    student, scored = record.student or Student(), [name for name in record.measures if record.sets_of(name)]
+    scored = [name for name in record.measures if record.sets_of(name)]
     scores = [
         EvalResult(
             task_type=use.task,
@@ -91,7 +91,7 @@ def front_matter(record: Record, use: Use, title: str) -> str:
         )
         for name in scored
         for data in record.sets_of(name)
-        if is_number(value := student.score(name, data))
+        if is_number(value := record.student.score(name, data))
     ]
     data = ModelCardData(
         model_name=title,
@@ -109,7 +109,7 @@ def front_matter(record: Record, use: Use, title: str) -> str:
 
 def title_of_run(record: Record) -> str:
     """What came out of which kind of run, such as `DistilBert distilled from the deep bundled teacher`."""
-    student, members = record.student or Student(), record.teacher.members if record.teacher else {}
+    student, members = record.student, record.teacher.members if record.teacher else {}
     family = OF_HEADS.sub("", student.name or "") or "Student"
     teacher = f"{len(members)} teachers" if members else model_name(record.teacher.name if record.teacher else None)
     start = model_name(student.start.source)
@@ -136,13 +136,12 @@ def kind_of_run(record: Record) -> str:
         return "fine-tuned"
     if record.teacher:
         return "distilled"
-    start = (record.student.start.init if record.student else None) or identity.get("student.init")
-    return KINDS.get(str(start), "")
+    return KINDS.get(str(record.student.start.init), "")
 
 
 def use_of_run(record: Record) -> Use:
     """How the student is loaded and used."""
-    student = record.student or Student()
+    student = record.student
     use = use_of_student(student.origin, student.name or record.recipe or "student")
     if not use.custom_code and student.origin is not None and student.origin.encodes in VECTORS:
         return encoding(use, student.origin.encodes)
@@ -192,7 +191,7 @@ def _limits(record: Record, use: Use) -> list[str]:
         limits.append(f"It was trained on sequences of {length} tokens; longer inputs were not tested.")
     if record.teacher:
         limits.append("It imitates the teacher, mistakes included, and the teacher's licence applies to it.")
-    start = model_name(record.student.start.source if record.student else None)
+    start = model_name(record.student.start.source)
     if start and start != model_name(record.teacher.name if record.teacher else None):
         limits.append(f"It began with weights of {start}, whose licence applies to it.")
     return limits
@@ -205,7 +204,7 @@ def _elsewhere(record: Record, use: Use) -> list[Block]:
     target = f"YOUR_NAME/{recipe if is_its_name else 'MODEL'}"
     upload = Code(f"hf auth login\nhf upload {target} .", language="bash")
     blocks: list[Block] = [before_publishing(record), AS_IT_STANDS, upload]
-    origin = record.student.origin if record.student else None
+    origin = record.student.origin
     if not use.custom_code or (origin is not None and origin.has_config):
         lines = f'model.push_to_hub("{target}")\ntokenizer.push_to_hub("{target}")'
         blocks += [FROM_PYTHON, Code(lines, language="python")]
@@ -217,15 +216,13 @@ def _elsewhere(record: Record, use: Use) -> list[Block]:
 def shareable(record: Record) -> Record:
     """The record with the last part alone of every absolute path, which means nothing elsewhere and names people."""
     teacher, student, corpus = record.teacher, record.student, record.corpus
-    if student is not None:
-        origin, start = student.origin, student.start
-        if origin is not None and origin.call is not None:
-            origin = origin.changed(call=without_paths(origin.call))
-        student = student.changed(origin=origin, start=start.changed(source=model_name(start.source) or None))
+    origin, start = student.origin, student.start
+    if origin is not None and origin.call is not None:
+        origin = origin.changed(call=without_paths(origin.call))
     return record.changed(
         corpus=corpus.changed(name=without_paths(corpus.name or "") or None),
         teacher=teacher and teacher.changed(name=model_name(teacher.name)),
-        student=student,
+        student=student.changed(origin=origin, start=start.changed(source=model_name(start.source) or None)),
         command=_command_without_paths(record.command or "") or None,
         notes=[without_paths(note) for note in record.notes],
     )
@@ -281,7 +278,7 @@ def before_publishing(record: Record) -> str:
 
 def _sources(record: Record) -> Iterator[Published]:
     """The models that a student comes from: its start, then its teachers."""
-    start = (record.student or Student()).start
+    start = record.student.start
     if start.source and (start.init != "layers" or record.teacher is None):
         yield start.published
     if record.teacher is not None:

@@ -83,7 +83,7 @@ def _export(run: Run, student: Any, path: Path, record: Record, durable: bool = 
     if record.corpus.chat_template is not None:  # that of the teacher's tokenizer may be another one
         tokenizer = copy.copy(tokenizer)
         tokenizer.chat_template = record.corpus.chat_template
-    origin = None if record.student is None else record.student.origin
+    origin = record.student.origin
     vectors = None
     if origin is not None and origin.encodes in SAVED_AS and not use.custom_code:
         vectors = SavedPooling("", origin.encodes, normalizes=bool(origin.normalizes))

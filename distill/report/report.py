@@ -128,7 +128,7 @@ def _samples(record: Record) -> list[Block]:
 
 def _layers(record: Record) -> list[Block]:
     """The table of student.layers=auto: the loss of the untrained student by choice of layers, the best first."""
-    search = record.student.start.search if record.student else None
+    search = record.student.start.search
     if search is None or not is_number(search.teacher):
         return []
 

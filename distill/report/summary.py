@@ -74,9 +74,7 @@ def reproduced_by(command: str | None) -> list[Block]:
 
 
 def _start(record: Record) -> str:
-    """What the student was before its first step; empty where the record has no start."""
-    if record.student is None:
-        return ""
+    """What the student was before its first step; empty where it is not known."""
     start = record.student.start
     what = "The student" if record.teacher else "The model"
     match start.init:
@@ -96,7 +94,7 @@ def _start(record: Record) -> str:
 
 def tiles(record: Record) -> list[tuple[str, str]]:
     """The few numbers to see first, each with its meaning; quality is that of the first evaluation set."""
-    student, teacher = record.student or Model(), record.teacher
+    student, teacher = record.student, record.teacher
     (measure, described), others = record.first_measure, [*record.measures][1:]
     first = next(iter(record.sets_of(measure)), "")
     value, title = student.score(measure, first), in_a_sentence(described.title)
@@ -127,10 +125,8 @@ def comparison(record: Record) -> Table:
 
     Behind the teacher that several are together, each of them has a column; a baseline adds what of its gap is closed.
     """
-    student, teacher = record.student, record.teacher
-    both = student is not None and teacher is not None
-    columns = _columns(record)
-    more = ["Against teacher"] * both + [gap.TITLE] * gap.has_gap(record)
+    student, teacher, columns = record.student, record.teacher, _columns(record)
+    more = ["Against teacher"] * bool(teacher) + [gap.TITLE] * gap.has_gap(record)
     table = Table(["", *columns, *more], note=gap.NOTE if gap.has_gap(record) else "")
 
     def add(
@@ -142,9 +138,8 @@ def comparison(record: Record) -> Table:
     ) -> None:
         values = [value_of(model) for model in columns.values()]
         if any(value is not None for value in values):
-            pair = [value_of(model) for model in (student, teacher) if model]
-            change = against(*pair) if len(pair) == 2 and all(map(is_number, pair)) else None
-            last = [NONE if change is None else change] if both else []
+            pair = [value_of(student), value_of(teacher)] if teacher else []
+            last = [(against(*pair) if all(map(is_number, pair)) else None) or NONE] if pair else []
             table.rows.append([label, *map(form, values), *last, *([closed] * gap.has_gap(record))])
 
     def as_percent(one: float, other: float) -> str | None:
@@ -170,13 +165,11 @@ def comparison(record: Record) -> Table:
 
 def _columns(record: Record) -> dict[str, Model]:
     """The models by the headings of their columns."""
-    both = record.student is not None and record.teacher is not None
     columns: dict[str, Model] = {}
     if (teacher := record.teacher) is not None:
         columns["Teachers together" if teacher.members else "Teacher"] = teacher
         columns |= {f"Teacher {name}": member for name, member in teacher.members.items()}
-    if record.student is not None:
-        columns["Student" if both else "Model"] = record.student
+    columns["Student" if teacher else "Model"] = record.student
     if record.baseline is not None:
         columns["Baseline (no teacher)"] = record.baseline
     return columns
@@ -201,8 +194,6 @@ def _agreement(record: Record, columns: list[Model], more: int) -> list[list[str
 
 def _size(record: Record) -> str:
     student, teacher = record.student, record.teacher
-    if student is None:
-        return ""
     fraction = ratio(student.parameters, teacher.parameters) if teacher else None
     if teacher is None or fraction is None:
         name = student.name or "the model"
@@ -222,7 +213,8 @@ def _quality(record: Record) -> str:
     whose = "its teachers'" if record.teacher and record.teacher.members else "its teacher's"
     relative, alone = list[str](), list[str]()
     for key in record.sets_of(measure):
-        student, teacher = ((model or Model()).score(measure, key) for model in (record.student, record.teacher))
+        student = record.student.score(measure, key)
+        teacher = record.teacher.score(measure, key) if record.teacher else None
         change, label = ratio(student, teacher), record.label_of(key)
         if change is not None:
             times = f"{change:.2f} times {whose}" if not relative else f"{change:.2f} times"
@@ -258,7 +250,7 @@ def against_baseline(record: Record) -> str:
     """
     measure, described = record.first_measure
     student, baseline = record.student, record.baseline
-    if student is None or baseline is None:
+    if baseline is None:
         return ""
     scored = {key: (student.score(measure, key), baseline.score(measure, key)) for key in record.sets_of(measure)}
     pairs = {key: (a, b) for key, (a, b) in scored.items() if is_number(a) and is_number(b)}
@@ -280,7 +272,7 @@ def against_baseline(record: Record) -> str:
     if not same or baseline.remarks or not all(gap.is_tested(baseline, measure, key) for key in pairs):
         inherited = f" {INHERITED}" * (INHERITED in baseline.remarks)
         return f"Against its baseline, trained without a teacher{after}, {compared}.{inherited}"
-    unclear = [_is_unclear(baseline, measure, key) for key in pairs]
+    unclear = [baseline.drawn(measure, key).is_unclear for key in pairs]
     conclusion = _conclusion(list(pairs.values()), ratios, unclear, described.lower_is_better)
     return f"{conclusion}: against its baseline, the same student trained without a teacher{after}, {compared}."
 
@@ -291,11 +283,6 @@ def _steps_beside(steps: int | None, baseline: Baseline) -> tuple[bool, str]:
     if is_number(steps) and is_number(baseline.steps) and not same:
         return False, f" for {count_of(baseline.steps, 'step')} instead of {number(steps)}"
     return same, f" for the same {count_of(steps, 'step')}" if same else ""
-
-
-def _is_unclear(baseline: Baseline, measure: str, key: str) -> bool:
-    """Whether the bootstrap of student and baseline on a set leaves open which is better."""
-    return (baseline.bootstrap.get(measure, {}).get(key) or Resampled()).is_unclear
 
 
 def _conclusion(

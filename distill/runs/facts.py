@@ -117,8 +117,7 @@ class Model(Scored):
 
     name: str | None = field(None, "What the report calls it.")
     parameters: int | None = field(
-        None,
-        "How many; tied ones count once, and adapters, which are merged in the end, not at all.",
+        None, "How many; tied ones count once, and adapters, which are merged in the end, not at all."
     )
     bytes: int | None = field(None, "Size of the weights, in bytes.")
     tokens_per_second: float | None = field(None, "Speed.")
@@ -296,8 +295,7 @@ class Best(Part):
     lower_is_better: bool = field(True, "The direction of the measure.")
     patience: int | None = field(None, "Evaluations without a better one after which the run ends.")
     step: int | None = field(
-        None,
-        "After which the best evaluation came, the first of several equal ones; null where none has a score.",
+        None, "After which the best evaluation came, the first of several equal ones; null where none has a score."
     )
     score: float | None = field(None, "Of that one.")
     last_score: float | None = field(None, "Of the last evaluation.")
@@ -358,8 +356,7 @@ class GapClosed(Part):
     """
 
     fraction: float | None = field(
-        None,
-        "(baseline - student) / (baseline - teacher), of perplexities in logarithms; null: no gap.",
+        None, "(baseline - student) / (baseline - teacher), of perplexities in logarithms; null: no gap."
     )
     low: float | None = sparse(None, "Lower end of the interval that holds 95 % of the fractions.")
     high: float | None = sparse(None, "Its upper end.")
@@ -384,6 +381,10 @@ class Baseline(Model):
     gap_closed: dict[str, dict[str, GapClosed]] = sparse(
         {}, "How much of its gap to the teacher the student closes, by measure and evaluation set."
     )
+
+    def drawn(self, measure: str, data: str) -> Resampled:
+        """The bootstrap by a measure on a set; an empty one where there is none."""
+        return self.bootstrap.get(measure, {}).get(data) or Resampled()
 
 
 class Fed(Part):

@@ -51,7 +51,7 @@ class Record(Part):
     finished: bool = field(False, "Whether the student is published.")
     corpus: Corpus = field(Corpus(), "The text that it was trained on.")
     teacher: Teacher | None = field(None, "The teacher, and what it scored.")
-    student: Student | None = field(None, "The student, and what it scored.")
+    student: Student = field(Student(), "The student, and what it scored.")
     baseline: Baseline | None = field(
         None, "The same student trained without a teacher, where `evaluate.baseline` names its run."
     )

@@ -102,7 +102,7 @@ class RunResults:
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        table, sentences = comparison(self.record), findings(self.record) if self.record.student else ""
+        table, sentences = comparison(self.record), findings(self.record)
         return render("results.html", title=self._title, findings=sentences, table=table, report=self.report)
 
     @property

@@ -8,7 +8,7 @@ from distill.config.settings import TrainConfig
 from distill.report import gap
 from distill.report.summary import AGREEMENT
 from distill.report.words import is_number, number, percent
-from distill.runs.facts import Agreement, Baseline, Best, GapClosed, Measure, Model, Student, Training
+from distill.runs.facts import Agreement, Baseline, Best, GapClosed, Measure, Student, Training
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError, did_you_mean
 from distill.runtime.progress import in_a_sentence
@@ -50,7 +50,7 @@ class Column:
 
 
 def _of_student(name: str) -> Callable[[Record], Any]:
-    return lambda record: getattr(record.student or Model(), name)
+    return lambda record: getattr(record.student, name)
 
 
 SPEED = Column("tokens_per_second", "Student, tokens/s", "", False, _of_student("tokens_per_second"))
@@ -91,7 +91,7 @@ def _column(record: Record, key: str, data: str, title: str, lower: bool, read: 
 
 
 def _score(measure: str, data: str) -> Callable[[Record], Any]:
-    return lambda record: record.student.score(measure, data) if record.student else None
+    return lambda record: record.student.score(measure, data)
 
 
 def _agreement(key: str, data: str) -> Callable[[Record], Any]:

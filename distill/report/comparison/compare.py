@@ -10,7 +10,7 @@ from distill.report.comparison.columns import COSTS, GAP_CLOSED, SPEED, Column, 
 from distill.report.comparison.runs import Run, natural
 from distill.report.summary import AGREEMENT
 from distill.report.words import NONE
-from distill.runs.facts import Baseline, EvaluationSet, Student
+from distill.runs.facts import Baseline, EvaluationSet
 from distill.runs.record import Record
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Comparison:
         by_model: dict[tuple[Any, ...], dict[Any, float]] = {}
         for run in self.runs:
             if run.record is not None and (speed := SPEED.value(run.record)) is not None:
-                student, machine = run.record.student or Student(), run.record.environment
+                student, machine = run.record.student, run.record.environment
                 model = (student.name, student.parameters, student.bytes)
                 where = (machine.device, machine.cpu_count, run.record.precision.get("evaluate"))
                 by_model.setdefault((*model, *where), {})[run.folder] = speed
