@@ -27,7 +27,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks.common import digest_of, execute, save, table, title
-from distill.runs.against_baseline import fraction_closed
+from distill.runs.facts import fraction_closed
 from distill.runs.record import Record
 
 

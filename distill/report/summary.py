@@ -9,9 +9,8 @@ from distill.config.component import PREFIX
 from distill.report import gap
 from distill.report.page import Block, Code, Table
 from distill.report.words import MINUS, NONE, TIMES, count_of, is_number, listed, number, percent, ratio, short, time_of
-from distill.runs.against_baseline import INHERITED, starts_fine_tuned
 from distill.runs.facts import Backend, Baseline, Measure, Model, Resampled
-from distill.runs.record import Record
+from distill.runs.record import INHERITED, Record, starts_fine_tuned
 from distill.runtime.progress import counted, in_a_sentence
 
 FEWEST_SEQUENCES = 10  # of a set whose scores say something of other text

@@ -15,10 +15,9 @@ from distill.config.component import PREFIX
 from distill.config.settings import Config
 from distill.models.layer_choice import AUTO
 from distill.objective.terms import Term
-from distill.runs.against_baseline import FAIR_START, INHERITED, starts_fine_tuned
 from distill.runs.facts import Baseline, GapClosed, Model, Resampled
 from distill.runs.identity import CODE, FROZEN
-from distill.runs.record import Record
+from distill.runs.record import FAIR_START, INHERITED, Record, starts_fine_tuned
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted

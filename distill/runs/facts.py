@@ -4,7 +4,8 @@ The descriptions of the fields are the page reference/record.md of the manual. A
 is None.
 """
 
-from collections.abc import Container
+import math
+from collections.abc import Container, Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
@@ -13,6 +14,7 @@ from pydantic_core.core_schema import SerializerFunctionWrapHandler
 from distill.runtime.jsonl import LogLine
 
 Scores = dict[str, dict[str, float | None]]  # by measure and evaluation set
+LOGARITHMIC = ("perplexity", "pseudo_perplexity")  # measures whose gap is taken in logarithms
 
 
 class Part(BaseModel):
@@ -363,6 +365,25 @@ class GapClosed(Part):
     without_gap: int | None = sparse(
         None, "Draws in which the baseline is no worse than the teacher; with any there is no interval."
     )
+
+
+def fraction_closed(scores: Mapping[str, float], measure: str, lower_is_better: bool = True) -> float | None:
+    """(baseline - student) / (baseline - teacher); None where the baseline is no worse than the teacher.
+
+    Below 0 the student is worse than the baseline, above 1 better than the teacher. Of a perplexity it is taken in
+    nats a token: there equal steps are equal factors, while in perplexity itself the first steps of a bad model would
+    count for most.
+
+    Args:
+        scores: of `teacher`, `student` and `baseline`, finite numbers.
+        measure: by its name in the record.
+    """
+    as_losses = {
+        name: math.log(score) if measure in LOGARITHMIC else score if lower_is_better else -score
+        for name, score in scores.items()
+    }
+    gap = as_losses["baseline"] - as_losses["teacher"]
+    return (as_losses["baseline"] - as_losses["student"]) / gap if gap > 0 else None
 
 
 class Baseline(Model):

@@ -13,12 +13,21 @@ from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.samples import TEMPERATURE, choose_prompts, continue_with_each, num_new_tokens, text_of
 from distill.evaluation.significance import ModelLosses, compare_gaps, compare_models
 from distill.evaluation.speed import tokens_per_second
-from distill.runs.against_baseline import fraction_closed
 from distill.runs.baseline import BaselineRun
 from distill.runs.checkpoint import State
 from distill.runs.describe import backend_facts, data_wait, model_facts, training_facts
 from distill.runs.divergence import diverged_scores, weights_are_finite
-from distill.runs.facts import Agreement, EvaluationSet, GapClosed, HistoryPoint, Model, Resampled, Sample, Samples
+from distill.runs.facts import (
+    Agreement,
+    EvaluationSet,
+    GapClosed,
+    HistoryPoint,
+    Model,
+    Resampled,
+    Sample,
+    Samples,
+    fraction_closed,
+)
 from distill.runs.history import Examination, StudentHistory
 from distill.runs.identity import digest_of
 from distill.runs.pair import load_baseline

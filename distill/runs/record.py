@@ -5,6 +5,7 @@ without any is an empty one; only a model that a run does not have, and what han
 """
 
 import shlex
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -35,6 +36,13 @@ from distill.runs.facts import (
 from distill.runtime.errors import SettingError
 from distill.runtime.jsonl import LogLine
 from distill.runtime.redaction import redacted
+
+OF_LABELS = ("classes", "spans")  # tasks for which a teacher with a head has been fine-tuned
+FAIR_START = ["student=pretrained", "student.path=MODEL"]
+INHERITED = (
+    "Both started from layers of a teacher that was fine-tuned for this task, so the baseline has learned from it: "
+    f"a fair one, and its student, start from a pre-trained model ({' '.join(FAIR_START)})."
+)
 
 
 class Record(Part):
@@ -149,6 +157,11 @@ class Record(Part):
         order = list(self.evaluation)
         scored_names = [name for name in dict.fromkeys(names) if self.is_scored(name)]
         return sorted(scored_names, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def starts_fine_tuned(identity: Mapping[str, Any]) -> bool:
+    """Whether the student of a run with this identity starts from layers of a teacher that has learned its task."""
+    return identity.get("student.init") == "layers" and identity.get("objective.task") in OF_LABELS
 
 
 def term_titles(*parts: Record | Baseline) -> dict[str, str]:

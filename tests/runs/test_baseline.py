@@ -15,7 +15,6 @@ from tiny import make_batches
 from distill.config.settings import Config
 from distill.objective.build import make_terms
 from distill.report.summary import against_baseline, setting
-from distill.runs.against_baseline import INHERITED
 from distill.runs.baseline import (
     BaselineRun,
     advice,
@@ -26,7 +25,7 @@ from distill.runs.baseline import (
 from distill.runs.check import check
 from distill.runs.facts import Model, Start, Student
 from distill.runs.identity import run_identity
-from distill.runs.record import Record
+from distill.runs.record import INHERITED, Record
 from distill.runs.results_file import write_results
 from distill.runtime.errors import SettingError
 
