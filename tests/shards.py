@@ -78,7 +78,7 @@ def read_rows(place: Path | str, part: PartName) -> np.ndarray:
     folder = Folder(str(place), "data.tokens")
     index = read_index(folder)
     content = b"".join(folder.read(file.name) for file in index.part(part).files)
-    return np.frombuffer(content, index.dtype).reshape(-1, index.sequence_length)
+    return np.frombuffer(content, index.token_dtype).reshape(-1, index.sequence_length)
 
 
 def assert_same_rows(place: Path | str, other: Path | str) -> None:

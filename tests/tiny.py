@@ -18,6 +18,7 @@ from distill.data.batch import PADDING, Batch
 from distill.data.batches import Batches, StepShape
 from distill.data.collate.mlm import MaskedLM, masked_lm
 from distill.data.order import FullShuffle
+from distill.data.sequence_store import recorded
 from distill.distributed import gradient_sync
 from distill.distributed.shard import is_sharded
 from distill.distributed.single import Single
@@ -388,6 +389,13 @@ def plain_sgd(lr: float = 0.1) -> dict[str, Any]:
         "optimizer_settings": conf.OptimizerConfig(lr=lr, clip=None),
         "schedule": Constant(warmup=0.0),
     }
+
+
+def records(ids: Any, loss_mask: Any = True, inner: Any = False) -> np.ndarray:
+    """Tokens of sources with prompts."""
+    tokens = recorded(np.array(ids))
+    tokens["loss_mask"], tokens["inner"] = loss_mask, inner
+    return tokens
 
 
 def all_of(sequences: Any) -> np.ndarray:

@@ -35,8 +35,8 @@ class Collator(Protocol):
         """Everything that decides the batch of a sequence besides its key."""
         ...
 
-    def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
-        """ids [B, S] int64, row_keys [B] uint64, row_ids [B]; everything random is a function of the sequence's key."""
+    def collate(self, tokens: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray, /) -> Batch:
+        """tokens [B, S], row_keys [B] uint64, row_ids [B]; everything random is a function of the sequence's key."""
         ...
 
 
@@ -119,7 +119,7 @@ class Batches:
     def batch(self, numbers: np.ndarray, passes: np.ndarray | int) -> Batch:
         """The sequences of these numbers with their masks of a pass (in plain orders an epoch), of each or of all."""
         row_keys = key(self.seed, "mask", np.zeros_like(passes) if self.static else passes, numbers)
-        batch = self.collator.collate(self.sequences[numbers].astype(np.int64), row_keys, numbers)
+        batch = self.collator.collate(self.sequences[numbers], row_keys, numbers)
         dropout_keys = key(self.seed, "dropout", passes, batch.row_ids)
         return replace(batch, dropout_keys=tuple(int(number) for number in dropout_keys))
 

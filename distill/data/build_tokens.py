@@ -28,7 +28,7 @@ from distill.data.heldout import HeldOut, held_out
 from distill.data.invalid import Invalid
 from distill.data.packing import Packing, pack
 from distill.data.remote import pause, reachable
-from distill.data.sequence_format import IDS
+from distill.data.sequence_store import ids_of
 from distill.data.shards import (
     INDEX,
     PARTS,
@@ -244,8 +244,8 @@ def make_shard(task: Task) -> ShardRecord:
 def _count(path: Path, packing: Packing, frequencies: np.ndarray) -> None:
     """Adds to [V] how often each id occurs in a file of sequences."""
     with path.open("rb") as file:
-        while len(ids := np.fromfile(file, packing.dtype, READ_IDS)):
-            frequencies += np.bincount(ids & IDS if packing.prompts else ids, minlength=len(frequencies))
+        while len(tokens := np.fromfile(file, packing.dtype, READ_IDS)):
+            frequencies += np.bincount(ids_of(tokens), minlength=len(frequencies))
 
 
 def _record(task: Task) -> ShardRecord | None:
@@ -312,7 +312,7 @@ def _finish(tasks: Sequence[Task], text: str, duplicates: dict[str, int] | None)
         parts[part] = Part(**vars(counts), files=files, frequencies=sha256_of(content).hexdigest())
     index = Index(
         made=Made(text=text, settings=packing.described, prompts=packing.prompts),
-        dtype="uint16" if packing.dtype == np.uint16 else "uint32",
+        dtype=packing.id_dtype,
         sequence_length=packing.sequence_length,
         **parts,
         read=_invalid(records),

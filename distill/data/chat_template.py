@@ -1,13 +1,15 @@
-"""Conversations, and chat templates in Jinja: the text of a conversation, and what of it counts."""
+"""Conversations, and chat templates in Jinja: the tokens of a conversation, and which of them are targets."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from distill.data.document import Part
+import numpy as np
+
+from distill.data.document import Document
 from distill.data.lines import Record
 from distill.runtime.errors import SettingError, first_line
 
@@ -46,7 +48,7 @@ class Conversation(NamedTuple):
 
     messages: list[Message]
     tools: list[Any] | None = None  # that the assistant may call; None: there are none
-    given: int = 0  # messages that are a prompt, of which none counts
+    given: int = 0  # messages that are a prompt, of which no token is a target
 
 
 def conversation_of(record: Record, column: str, prompt: str | None = None) -> Conversation:
@@ -130,11 +132,10 @@ def without_nulls(value: Any) -> Any:
 class ChatTemplate:
     """Writes conversations by a template, which transformers renders in its sandbox."""
 
+    tokenizer: "PreTrainedTokenizerBase"
     text: str
-    name: str = field(compare=False)  # what error lines call it
-    setting: str = field(compare=False, default="")  # that names another one, for their cures; empty: nothing does
-    variables: dict[str, str] = field(default_factory=dict)  # special tokens by names that it may write: `eos_token`
-    special: tuple[str, ...] = ()  # all special tokens of the tokenizer
+    name: str  # what error lines call it
+    setting: str = ""  # that names another one, for their cures; empty: nothing does
 
     @classmethod
     def of(
@@ -152,25 +153,23 @@ class ChatTemplate:
         except ValueError as error:
             cure = f"set {setting}" if setting else "name one of them default"
             raise SettingError(f"{name} cannot be chosen ({first_line(error)}): {cure}") from error
-        variables = {key: str(token) for key, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
-        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-        return cls(text, name, setting, variables, tuple(sorted({*special, *variables.values()})))
+        return cls(tokenizer, text, name, setting)
+
+    @cached_property
+    def special(self) -> list[str]:
+        """All special tokens of the tokenizer."""
+        named = (token for token in self.tokenizer.special_tokens_map.values() if isinstance(token, str))
+        return sorted(
+            {*named, *(str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special)}
+        )
 
     @property
     def writes_tools(self) -> bool:
         """Whether it has a place for what the assistant may call."""
         return re.search(rf"\b{TOOLS}\b", self.text) is not None
 
-    def render(self, messages: Sequence[Message], prompt: bool = False, tools: Sequence[Any] | None = None) -> str:
-        """The text of a conversation; `prompt`: with the beginning of the assistant's next turn.
-
-        Raises:
-            SettingError: the template refuses it.
-        """
-        return self._rendered(messages, prompt, tools)[0]
-
-    def parts(self, conversation: Conversation) -> tuple[Part, ...]:
-        """The text of a conversation in parts, of which those count that the assistant writes.
+    def document(self, conversation: Conversation, name: str) -> Document:
+        """The tokens of a conversation, of which those that the assistant writes are targets.
 
         A template marks them by `{% generation %}`. Else a turn of the assistant is what the conversation up to it has
         more than the one before it with the beginning of a turn; it ends with its end-of-text token where it has one.
@@ -179,22 +178,19 @@ class ChatTemplate:
             SettingError: the template refuses the conversation or writes a turn in another way when others follow, or
                 a message holds the name of a special token, which would become that token.
         """
-        messages, tools, given = conversation
         self._check(conversation)
-        is_marked = GENERATION.search(self.text) is not None
-        text, spans = self._rendered(messages, tools=tools, marked=is_marked)
-        if not is_marked:
-            spans = list(self._by_difference(conversation, text))
-        elif given:
-            spans = spans[len(self._rendered(messages[:given], tools=tools, marked=True)[1]) :]
-        cuts = [0, *(place for span in spans for place in span), len(text)]  # every second stretch counts
-        stretches = [(text[begin:end], bool(number % 2)) for number, (begin, end) in enumerate(pairwise(cuts))]
-        return tuple(Part(each, counts, special=True, rendered=True) for each, counts in stretches if each)
+        (text,) = self._apply([conversation.messages], conversation.tools)
+        if GENERATION.search(self.text):
+            ids, loss_mask = self._marked(conversation)
+        else:
+            ids, loss_mask = self._by_difference(conversation, text)
+        return Document(name, text, ids=ids, loss_mask=loss_mask, add_bos=False)
 
     def prompt(self, conversation: Conversation) -> str:
-        """The text of a conversation up to where the assistant's next turn begins. Raises as `parts`."""
+        """The text of a conversation up to where the assistant's next turn begins. Raises as `document`."""
         self._check(conversation)
-        return self.render(conversation.messages, prompt=True, tools=conversation.tools)
+        (text,) = self._apply([conversation.messages], conversation.tools, add_generation_prompt=True)
+        return str(text)
 
     def _check(self, conversation: Conversation) -> None:
         written = json.dumps([conversation.messages, conversation.tools], ensure_ascii=False, default=str)
@@ -204,14 +200,38 @@ class ChatTemplate:
                 "remove it from the text"
             )
 
-    def _by_difference(self, conversation: Conversation, text: str) -> Iterator[tuple[int, int]]:
+    def _marked(self, conversation: Conversation) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and loss mask where the template marks what the assistant writes."""
+        messages, tools, given = conversation
+        talks = [messages, messages[:given]] if given else [messages]
+        quiet = {"verbose": False}
+        encoded = self._apply(talks, tools, tokenize=True, return_assistant_tokens_mask=True, tokenizer_kwargs=quiet)
+        masks = [np.array(mask, bool) for mask in encoded["assistant_masks"]]
+        if given:  # as many marked places as the prompt has are no targets
+            begins, of_prompt = (np.flatnonzero(np.diff(mask, prepend=False) & mask) for mask in masks)
+            masks[0][: begins[len(of_prompt)] if len(begins) > len(of_prompt) else None] = False
+        return np.array(encoded["input_ids"][0]), masks[0]
+
+    def _by_difference(self, conversation: Conversation, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and loss mask where the template marks nothing; a token is a target where one of its characters is."""
+        is_target = np.zeros(len(text) + 1, np.int64)
+        for begin, end in self._turns(conversation, text):
+            is_target[begin + 1 : end + 1] = 1
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        begins, ends = np.array(encoded["offset_mapping"], np.int64).reshape(-1, 2).T
+        # Some tokenizers trim blanks from offsets: a token of blanks alone has none of its own, and ends before `end`.
+        count = is_target.cumsum()
+        loss_mask = count[ends] > count[np.minimum(begins, np.maximum(ends - 1, 0))]
+        return np.array(encoded["input_ids"], np.int64), loss_mask
+
+    def _turns(self, conversation: Conversation, text: str) -> Iterator[tuple[int, int]]:
         """The characters [begin, end) of each turn of the assistant that is no prompt."""
         messages, tools, given = conversation
-        for turn, message in enumerate(messages):
-            if turn < given or message["role"] != ASSISTANT:
-                continue
-            before = self.render(messages[:turn], prompt=True, tools=tools)
-            until = self.render(messages[: turn + 1], tools=tools)
+        turns = [turn for turn in range(given, len(messages)) if messages[turn]["role"] == ASSISTANT]
+        prompts = self._apply([messages[:turn] for turn in turns], tools, add_generation_prompt=True)
+        ended = self._apply([messages[: turn + 1] for turn in turns], tools)
+        mark = self.tokenizer.eos_token or ""
+        for turn, before, until in zip(turns, prompts, ended, strict=True):
             if not until.startswith(before) or not text.startswith(until):
                 why = "as its prompt begins it" if text.startswith(until) else "as it does once other turns follow"
                 raise SettingError(
@@ -219,33 +239,28 @@ class ChatTemplate:
                     f"its targets are unknown: set {self.setting} to FILE.jinja, a copy with "
                     "{% generation %} around what the assistant writes"
                 )
-            mark = self.variables.get("eos_token", "")
             last = until.rfind(mark, len(before)) if mark else -1
             yield len(before), len(until) if last < 0 else last + len(mark)
 
-    def _rendered(
-        self,
-        messages: Sequence[Message],
-        prompt: bool = False,
-        tools: Sequence[Any] | None = None,
-        marked: bool = False,
-    ) -> tuple[str, list[tuple[int, int]]]:
-        """The text, and the characters [begin, end) of each place that the template marks, where `marked`."""
-        from transformers.utils import chat_template_utils
-
-        render: Any = chat_template_utils.render_jinja_template  # of which `apply_chat_template` gives tokens alone
+    def _apply(
+        self, talks: Sequence[Sequence[Message]], tools: Sequence[Any] | None, tokenize: bool = False, **how: Any
+    ) -> Any:
+        """What `apply_chat_template` gives for conversations. Raises SettingError where the template refuses one."""
         text = (FIXED_DATE if "strftime_now" in self.text else "") + self.text
         try:
-            (written,), places = render(
-                conversations=[list(messages)],
-                tools=list(tools) if tools else None,
+            return self.tokenizer.apply_chat_template(
+                [list(talk) for talk in talks],
+                list(tools) if tools else None,
                 chat_template=text,
-                add_generation_prompt=prompt,
-                return_assistant_tokens_mask=marked,
-                **self.variables,
+                tokenize=tokenize,
+                **how,
             )
         except Exception as error:  # the template's own, Jinja's, and whatever an operator of Python raises in it
             cure = f", or set {self.setting} to another one" if self.setting else ""
             reason = f"{type(error).__name__}: {first_line(error)[:200]}"
             raise SettingError(f"{self.name} refuses a conversation ({reason}): mend one or the other{cure}") from error
-        return written, places[0] if marked else []
+
+
+def plain_text(conversation: Conversation) -> str:
+    """A conversation as `DEFAULT` writes it, where there is no tokenizer yet."""
+    return "".join(f"<|{message['role']}|>\n{message['content']}\n" for message in conversation.messages)

@@ -86,9 +86,9 @@ def look(unit: Work, near: NearConfig | None) -> Looked:
     digests, is_held_out = list[bytes](), list[bool]()
     signatures = Signatures(near) if near is not None else None
     for document in read(unit.source, unit.shard):
-        digests.append(digest_of(document.text))
+        digests.append(digest_of(document.key))
         if signatures is not None:
-            signatures.add(document.text)
+            signatures.add(document.key)
             is_held_out.append(any(is_out for is_out, _ in unit.held_out.parts(document)))
     found = np.empty((0, 0), np.uint32) if signatures is None else signatures.array()
     return Looked(np.array(digests, f"S{DIGEST_BYTES}"), np.array(is_held_out, bool), found)

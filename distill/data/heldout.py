@@ -33,8 +33,8 @@ class HeldOut:
 
     def parts(self, document: Document) -> Iterator[tuple[bool, Document]]:
         """(held out?, stretch) for each stretch of a document that falls to one part; they follow each other."""
-        if not self.by_block or document.parts:
-            yield self._below(document.text.strip()), document
+        if not self.by_block or document.is_whole:
+            yield self._below(document.key.strip()), document
             return
         stretch: list[str] = []
         is_held_out = False
@@ -66,7 +66,7 @@ def held_out(share: float, documents: Iterable[Document], of_corpus: float = 1.0
     drawn, count, holds_one = list[float](), 0, False
     for count, document in enumerate(islice(documents, MANY), 1):
         drawn += [fraction(block, "heldout") for block in _blocks(document)]
-        holds_one = holds_one or fraction(document.text.strip(), "heldout") < share
+        holds_one = holds_one or fraction(document.key.strip(), "heldout") < share
         if count >= FEW and holds_one:
             return by_document
     if not drawn or count == MANY or (of_corpus < 1 and count / of_corpus >= FEW):
@@ -79,6 +79,6 @@ def held_out(share: float, documents: Iterable[Document], of_corpus: float = 1.0
 
 def _blocks(document: Document) -> Iterator[str]:
     """What of a document is held out or not as a whole."""
-    if document.parts:
-        return iter([document.text.strip()])
+    if document.is_whole:
+        return iter([document.key.strip()])
     return (block.strip() if block == document.text else block for block in blocks(document.text, BLOCK))

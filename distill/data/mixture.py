@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distill.data.order import At, Order
-from distill.data.sequence_store import SequenceStore, expect
+from distill.data.sequence_store import SequenceStore, expect, recorded, token_dtype
 from distill.runtime.errors import SettingError
 from distill.runtime.seed import key, shuffled
 
@@ -196,8 +196,10 @@ class StackedSequences:
 
     @property
     def dtype(self) -> np.dtype:
-        """The widest of the stores."""
-        return np.result_type(*(store.dtype for store in self.stores))
+        """That of the widest ids of the stores, in records where any store has them."""
+        types = [store.dtype for store in self.stores]
+        widest = np.result_type(*(type_["id"] if type_.names else type_ for type_ in types))
+        return token_dtype(widest, any(type_.names for type_ in types))
 
     def expect(self, numbers: np.ndarray) -> None:
         """Announce to every store the sequences that will be read soon, [n] int64, perhaps none of its own."""
@@ -209,14 +211,12 @@ class StackedSequences:
         return int(self._offsets[-1])
 
     def __getitem__(self, numbers: np.ndarray, /) -> np.ndarray:
-        """[n, S] of the widest number format among those of the stores that are read."""
+        """[n, S]; where only some stores have records, all tokens of the others are targets."""
         numbers = np.asarray(numbers)
         store = np.searchsorted(self._offsets, numbers, side="right") - 1
-        parts = [(np.flatnonzero(store == number), number) for number in np.unique(store)]
-        read = [
-            (selected, self.stores[number][numbers[selected] - self._offsets[number]]) for selected, number in parts
-        ]
-        ids = np.empty((len(numbers), self.shape[1]), np.result_type(np.uint16, *(ids for _, ids in read)))
-        for selected, part in read:
-            ids[selected] = part
-        return ids
+        tokens = np.zeros((len(numbers), self.shape[1]), self.dtype)
+        for number in np.unique(store):
+            selected = np.flatnonzero(store == number)
+            found = self.stores[number][numbers[selected] - self._offsets[number]]
+            tokens[selected] = recorded(found) if tokens.dtype.names else found
+        return tokens

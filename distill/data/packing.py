@@ -2,12 +2,12 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
-from itertools import groupby, islice
-from typing import IO, Any
+from itertools import islice
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -20,13 +20,13 @@ from distill.data.part_of_text import PartOfText
 from distill.data.readers import blocks
 from distill.data.segment_pairs import PairWriter
 from distill.data.sentences import sentences
-from distill.data.sequence_format import INNER, PROMPT, SequenceFormat
+from distill.data.sequence_format import SequenceFormat
+from distill.data.sequence_store import token_dtype
 from distill.data.shards import Counts
 from distill.data.sources import read
 from distill.data.work import Work
 from distill.runtime.errors import SettingError
 
-Piece = tuple[list[int], bool]  # ids of a document, and whether they count
 BLOCK = 16 << 10  # characters that are tokenized at once
 SENTENCES = 256  # likewise
 
@@ -41,7 +41,7 @@ class Packing:
     sequence_length: int
     cross_documents: bool
     held_out: HeldOut
-    prompts: bool = False  # whether documents may have parts that do not count, so that ids carry flags
+    prompts: bool = False  # whether documents may have prompts, so that tokens are records with a loss mask
     duplicates: Duplicates = Duplicates.keep
     near: NearConfig = field(default_factory=NearConfig)
     part: PartOfText = field(default_factory=PartOfText)  # what of the text that is not held out becomes sequences
@@ -50,19 +50,7 @@ class Packing:
     @property
     def identity(self) -> dict[str, Any]:
         """Everything here that decides the sequences, by name; that duplicates are counted does not."""
-        identity = asdict(self) | {"duplicates": self.duplicates.value, "near": dict(self.near)}
-        del identity["strict"]
-        if self.duplicates in (Duplicates.keep, Duplicates.count):
-            del identity["duplicates"]
-        if self.duplicates is not Duplicates.near:
-            del identity["near"]
-        if self.part.whole:
-            del identity["part"]
-        if self.prompts and self.cross_documents:
-            identity["keeps_whole"] = True
-        if self.prompts:
-            identity["marks_beginnings"] = True
-        return identity
+        return {**self.described, "prompts": self.prompts, "part": asdict(self.part)}
 
     @property
     def described(self) -> dict[str, Any]:
@@ -85,8 +73,12 @@ class Packing:
 
     @property
     def dtype(self) -> np.dtype:
-        """uint16 where the ids allow it, else uint32."""
-        return np.dtype(np.uint16 if self.num_ids <= 1 << 16 and not self.prompts else np.uint32)
+        """That of a token in the files."""
+        return token_dtype(self.id_dtype, self.prompts)
+
+    @property
+    def id_dtype(self) -> Literal["uint16", "uint32"]:
+        return "uint16" if self.num_ids <= 1 << 16 else "uint32"
 
     @property
     def num_ids(self) -> int:
@@ -95,7 +87,7 @@ class Packing:
 
 
 class SequenceWriter:
-    """Sequences written to a file as their ids come in.
+    """Sequences written to a file as documents come in.
 
     Attributes:
         sequences, tokens, documents: how many were written.
@@ -104,50 +96,28 @@ class SequenceWriter:
 
     def __init__(self, file: IO[bytes], packing: Packing) -> None:
         self.file, self.packing, self.format = file, packing, packing.format
-        self.left = np.empty(0, packing.dtype)  # ids that do not fill a sequence yet
+        self.body = packing.sequence_length - packing.format.body  # tokens of documents in a sequence
+        self.left = np.empty(0, packing.dtype)  # tokens that do not fill a sequence yet
         self.sequences = self.tokens = self.documents = self.dropped = 0
 
-    def add(self, ids: list[int], counts: bool = True, begins: bool = False) -> None:
-        """Takes the next ids of a document's text, and whether they count; writes the sequences that are full.
-
-        `begins`: whether a template has written them as the beginning of a document, which nothing is put before.
-        """
-        new = np.asarray(ids, self.packing.dtype)
-        if self.packing.prompts:
-            inner = (new == self.format.document_end) | (new == self.format.pad)
-            inner[:1] |= begins
-            new = new | np.where(inner, np.uint32(INNER), np.uint32(0))
-        self._add(new, counts)
-
-    def keep_whole(self, num_ids: int) -> None:
-        """Ends the sequence where a document of so many ids fits into the next one, and not into what is left of it.
+    def add(self, tokens: np.ndarray) -> None:
+        """Writes the tokens of a document; one with prompts into one sequence, where it fits.
 
         Cut off from its prompt, an answer would be learnt as if nobody had asked.
         """
-        body = self.packing.sequence_length - self.format.body
-        if self.packing.cross_documents and len(self.left) and num_ids <= body < len(self.left) + num_ids:
+        packing, separator = self.packing, self.format.separator
+        if packing.prompts and packing.cross_documents and len(tokens) <= self.body < len(self.left) + len(tokens):
             self.end()
-
-    def begin_document(self) -> None:
-        """Marks where a document begins, in formats that do."""
-        if self.format.document_start is not None:
-            self._add(np.array([self.format.document_start], self.packing.dtype))
-
-    def end_document(self, counts: bool = True) -> None:
-        """Ends the sequence, or, where sequences may run over a document's end, marks it with a separator.
-
-        `counts`: whether what the document ends with does; then its end is to be predicted too.
-        """
-        if self.format.document_end is not None:
-            self._add(np.array([self.format.document_end], self.packing.dtype), counts)
-        if not self.packing.cross_documents:
+        self._fill(tokens)
+        if not packing.cross_documents:
             self.end()
-        elif len(self.left) and self.format.separator is not None:
-            self._add(np.array([self.format.separator], self.packing.dtype))
+        elif separator is not None and len(self.left):
+            self._fill(np.array([separator], packing.dtype))
 
     def end(self) -> None:
         """Writes what is left as a padded sequence, unless that is too short to be one."""
-        if len(self.left) and self.left[-1] == self.format.separator:  # the sequence ends in one anyway
+        separator = self.format.separator
+        if separator is not None and len(self.left) and self.left[-1] == separator:  # the sequence ends in one anyway
             self.left = self.left[:-1]
         if len(self.left) >= self.format.shortest:
             self._write(self.left[None])
@@ -155,17 +125,17 @@ class SequenceWriter:
             self.dropped += len(self.left)
         self.left = self.left[:0]
 
-    def _add(self, ids: np.ndarray, counts: bool = True) -> None:
-        body = self.packing.sequence_length - self.format.body
-        ids = np.concatenate([self.left, ids if counts else ids | np.uint32(PROMPT)])
-        full = len(ids) // body
-        self.left = ids[full * body :]
-        self._write(ids[: full * body].reshape(full, body))
+    def _fill(self, tokens: np.ndarray) -> None:
+        tokens = np.concatenate([self.left, tokens])
+        full = len(tokens) // self.body
+        self.left = tokens[full * self.body :]
+        self._write(tokens[: full * self.body].reshape(full, self.body))
 
     def _write(self, bodies: np.ndarray) -> None:
-        """Writes [sequences, ids] as sequences of full length."""
+        """Writes [sequences, tokens] as sequences of full length."""
         count, length = bodies.shape
-        sequences = np.full((count, self.packing.sequence_length), self.format.pad, self.packing.dtype)
+        sequences = np.zeros((count, self.packing.sequence_length), self.packing.dtype)
+        (sequences["id"] if self.packing.prompts else sequences)[:] = self.format.pad
         first = int(self.format.row_start is not None)
         if self.format.row_start is not None:
             sequences[:, 0] = self.format.row_start
@@ -178,19 +148,15 @@ class SequenceWriter:
 
 
 @lru_cache(maxsize=4)
-def load_tokenizer(text: str, special: bool = False) -> Any:
-    """The `tokenizers.Tokenizer` of a tokenizer.json.
-
-    Args:
-        special: whether a special token's name in a text stands for that token; else it is text.
-    """
+def load_tokenizer(text: str) -> Any:
+    """The `tokenizers.Tokenizer` of a tokenizer.json, to which the name of a special token is text."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one process per core is enough
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(text)
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    tokenizer.encode_special_tokens = not special
+    tokenizer.encode_special_tokens = True
     return tokenizer
 
 
@@ -245,7 +211,7 @@ def pack(
         invalid.fine(document, unit.source)
         if number in left_out:
             continue
-        if document.parts and not packing.prompts:
+        if (document.parts or document.loss_mask is not None) and not packing.prompts:
             raise SettingError(
                 f"{type(unit.source).__name__} gives documents of parts, such as {document.name}: set "
                 "`prompts = True` in its class"
@@ -271,50 +237,54 @@ def _pack_document(document: Document, writers: Sequence[SequenceWriter | PairWr
         for used in [stretch] if is_held_out else packing.part.of(stretch):
             met.add(is_held_out)
             if isinstance(writer, PairWriter):
-                writer.add(used.text, _sentences(used.text, packing))
+                writer.add(used.key, _sentences(used.text, packing) if used.ids is None else [used.ids.tolist()])
             else:
-                pack_stretch(used, writer, packing)
+                writer.add(tokens_of(used, packing))
     for is_held_out in met:
         writers[is_held_out].documents += 1
 
 
-def pack_stretch(stretch: Document, writer: SequenceWriter, packing: Packing) -> None:
-    """Writes a stretch of a document, part by part; one with prompts into one sequence, where it fits."""
-    parts = stretch.parts or (Part(stretch.text),)
-    pieces: Iterable[Piece] = (piece for n, part in enumerate(parts) for piece in _pieces(part, n > 0, packing))
-    rendered, end_counts = parts[0].rendered, parts[-1].counts
-    if rendered:
-        pieces, end_counts = _rendered(parts, packing)
-    if packing.prompts:
-        pieces = list(pieces)
-        starts = packing.format.document_start is not None and not rendered
-        ends = packing.format.document_end is not None
-        writer.keep_whole(starts + sum(len(ids) for ids, _ in pieces) + ends)
-    if not rendered:
-        writer.begin_document()
-    for number, (ids, counts) in enumerate(pieces):
-        writer.add(ids, counts, begins=rendered and number == 0)
-    writer.end_document(end_counts)
+def tokens_of(document: Document, packing: Packing) -> np.ndarray:
+    """The tokens of a document, with those that mark its beginning and end in its format.
 
-
-def _rendered(parts: Sequence[Part], packing: Packing) -> tuple[Iterable[Piece], bool]:
-    """What a chat template has written is tokenized as `apply_chat_template` does: all of it at once.
-
-    A token counts where one of its characters does. The end of the document is the end-of-text token that the template
-    has put last; else it is added, and counts where the text before it does, which is the second value.
+    Its end is the end-of-text token that its ids end in; else that is added, and is a target where the token before is.
     """
-    tokenizer = load_tokenizer(packing.tokenizer, special=True)
-    encoding = tokenizer.encode("".join(part.text for part in parts), add_special_tokens=False)
-    counting = np.repeat([part.counts for part in parts], [len(part.text) for part in parts])
-    # Some tokenizers trim blanks from offsets: a token of blanks alone has none of its own, and ends before `end`.
-    tokens = [
-        (id_, bool(counting[min(begin, max(end - 1, 0)) : end].any()))
-        for id_, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True)
-    ]
-    last = tokens[-1] if tokens else (None, False)
-    if last[0] == packing.format.document_end:
-        tokens.pop()
-    return [([id_ for id_, _ in of], counts) for counts, of in groupby(tokens, key=lambda token: token[1])], last[1]
+    start, end = packing.format.document_start, packing.format.document_end
+    if document.ids is None:
+        ids, loss_mask = _tokenized(document, packing)
+    else:
+        ids, loss_mask = document.ids, True if document.loss_mask is None else document.loss_mask
+    begins = int(start is not None and document.add_bos)
+    ends = int(end is not None and (document.ids is None or not len(ids) or ids[-1] != end))
+    tokens = np.zeros(begins + len(ids) + ends, packing.dtype)
+    numbers = tokens["id"] if packing.prompts else tokens
+    numbers[begins : begins + len(ids)] = ids
+    if begins:
+        numbers[0] = start
+    if ends:
+        numbers[-1] = end
+    if packing.prompts:
+        mask, inner = tokens["loss_mask"], tokens["inner"]
+        mask[:begins], mask[begins : begins + len(ids)] = True, loss_mask
+        inner[begins:] = (numbers[begins:] == end) | (numbers[begins:] == packing.format.pad)
+        inner[:1] |= not document.add_bos
+        inner[-1] = False
+        if ends:
+            mask[-1] = mask[-2] if len(ids) else True
+    return tokens
+
+
+def _tokenized(document: Document, packing: Packing) -> tuple[np.ndarray, bool | np.ndarray]:
+    """Ids and loss mask of a text, tokenized part by part, as who completes a prompt later tokenizes it alone, too."""
+    pieces, targets = list[np.ndarray](), list[bool]()
+    for part in document.parts or (Part(document.text),):
+        for block in blocks(part.text, BLOCK):
+            text = without_first_space(packing.tokenizer) if pieces else packing.tokenizer
+            encoding = load_tokenizer(text).encode_batch_fast([block], add_special_tokens=False)[0]
+            pieces.append(np.array(encoding.ids, np.uint32))
+            targets.append(part.loss)
+    ids = np.concatenate(pieces or [np.empty(0, np.uint32)])
+    return ids, np.repeat(targets, [len(piece) for piece in pieces]) if document.parts else True
 
 
 def _sentences(text: str, packing: Packing) -> Iterator[list[int]]:
@@ -327,11 +297,3 @@ def _sentences(text: str, packing: Packing) -> Iterator[list[int]]:
             encoding.ids for encoding in tokenizer.encode_batch_fast(chunk, add_special_tokens=False) if encoding.ids
         )
         begins = []
-
-
-def _pieces(part: Part, goes_on: bool, packing: Packing) -> Iterator[Piece]:
-    """Parts are tokenized one by one: who completes a prompt later has tokenized it without its completion, too."""
-    for number, block in enumerate(blocks(part.text, BLOCK)):
-        text = packing.tokenizer
-        tokenizer = load_tokenizer(without_first_space(text) if goes_on or number else text, part.special)
-        yield tokenizer.encode_batch_fast([block], add_special_tokens=False)[0].ids, part.counts

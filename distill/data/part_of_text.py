@@ -37,12 +37,15 @@ class PartOfText:
         return self.share >= 1
 
     def of(self, document: Document) -> Iterator[Document]:
-        """What of a document is used, as documents of their own; a document with parts is used as a whole or not."""
+        """What of a document is used, as documents of their own; one that `is_whole` is used as a whole or not."""
         if self.whole:
             yield document
             return
+        if document.is_whole:
+            yield from [document] if self._has(document.key) else []
+            return
         stretch: list[str] = []
-        for block in [document.text] if document.parts else blocks(document.text, self.size):
+        for block in blocks(document.text, self.size):
             if self._has(block):
                 stretch.append(block)
             elif stretch:

@@ -9,12 +9,6 @@ from distill.runtime.errors import SettingError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Flags on the ids of sequences of sources that may have prompts; ids of other sequences have none.
-PROMPT = 1 << 31  # the token does not count: models see it, and it is no target
-INNER = 1 << 30  # the token is text and stays, though elsewhere its id ends a document, fills up a sequence, or
-# would give way to a beginning-of-text token, which a chat template has not written
-IDS = INNER - 1  # what of a flagged id is the id
-
 
 @dataclass(frozen=True)
 class SequenceFormat:

@@ -1,11 +1,56 @@
-"""Sequences of token ids by number: what training and evaluation read, wherever the sequences lie.
+"""Sequences of tokens by number: what training and evaluation read, wherever the sequences lie.
+
+A token is its id. Where some documents have prompts, it is a record of `id`, `loss_mask`, whether it is a target, and
+`inner`: whether it stands inside a document although its id ends documents elsewhere, fills up sequences, or would give
+way to a beginning-of-text token, which a chat template has not written.
 
 N sequences, S positions.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
+
+INNER = -1  # for the id of an inner token
+
+
+def token_dtype(ids: Any, prompts: bool) -> np.dtype:
+    """Of a token with an id of this type, in a record where some documents have prompts."""
+    return np.dtype([("id", ids), ("loss_mask", np.bool_), ("inner", np.bool_)] if prompts else ids)
+
+
+def ids_of(tokens: np.ndarray) -> np.ndarray:
+    """The ids of tokens, in their shape, int64."""
+    return np.ascontiguousarray(tokens["id"] if tokens.dtype.names else tokens, np.int64)
+
+
+def outer_ids(tokens: np.ndarray) -> np.ndarray:
+    """The ids of tokens, to find ends of documents and padding by: `INNER` for those that stand inside a document."""
+    return np.where(tokens["inner"], INNER, ids_of(tokens)) if tokens.dtype.names else tokens
+
+
+def loss_mask_of(tokens: np.ndarray) -> np.ndarray:
+    """Which tokens are targets, in their shape."""
+    return tokens["loss_mask"] if tokens.dtype.names else np.broadcast_to(np.True_, tokens.shape)
+
+
+def recorded(tokens: np.ndarray) -> np.ndarray:
+    """The same tokens as records, all of which are targets where they were ids alone."""
+    if tokens.dtype.names:
+        return tokens
+    records = np.zeros(tokens.shape, token_dtype(tokens.dtype, prompts=True))
+    records["id"], records["loss_mask"] = tokens, True
+    return records
+
+
+def padded(rows: Sequence[np.ndarray], length: int, pad_id: int) -> np.ndarray:
+    """Rows of tokens of one type, each with padding behind it: [len(rows), length]."""
+    tokens = np.zeros((len(rows), length), rows[0].dtype)
+    (tokens["id"] if tokens.dtype.names else tokens)[:] = pad_id
+    for row, given in zip(tokens, rows, strict=True):
+        row[: len(given)] = given
+    return tokens
 
 
 class SequenceStore(Protocol):
@@ -18,7 +63,7 @@ class SequenceStore(Protocol):
 
     @property
     def dtype(self) -> np.dtype:
-        """The element type of the ids."""
+        """That of a token."""
         ...
 
     def __len__(self) -> int:

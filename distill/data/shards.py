@@ -24,6 +24,7 @@ from distill.data.disk_cache import num_processes
 from distill.data.invalid import Invalid
 from distill.data.node_cache import NodeCache
 from distill.data.remote import ATTEMPTS
+from distill.data.sequence_store import token_dtype
 from distill.data.storage import Folder, array_in
 from distill.runtime.errors import Damaged, StorageFailed, first_line
 from distill.runtime.files import quarantine, sha256
@@ -71,7 +72,7 @@ class Made(BaseModel):
 
     text: str  # in a few words
     settings: dict[str, Any]  # `Packing.described`
-    prompts: bool  # whether ids carry the flags of `sequence_format`
+    prompts: bool  # whether tokens are records with a loss mask (`sequence_store`)
 
 
 class Index(BaseModel):
@@ -91,8 +92,13 @@ class Index(BaseModel):
         return part
 
     @property
+    def token_dtype(self) -> np.dtype:
+        """That of a token in the files."""
+        return token_dtype(self.dtype, self.made.prompts)
+
+    @property
     def sequence_bytes(self) -> int:
-        return self.sequence_length * np.dtype(self.dtype).itemsize
+        return self.sequence_length * self.token_dtype.itemsize
 
     def digest(self, part: PartName) -> str:
         """The same for the same sequences in the same files, wherever these lie."""
@@ -202,7 +208,7 @@ class Shards:
     ) -> None:
         self.folder, self.cache, self.remade = folder, cache, remade
         self.files = index.part(part).files
-        self.dtype = np.dtype(index.dtype)
+        self.dtype = index.token_dtype
         self.shape = (index.part(part).sequences, index.sequence_length)
         counts = [file.sequences for file in self.files]
         self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])  # [K + 1], the last is N

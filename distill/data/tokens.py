@@ -33,7 +33,6 @@ from distill.data.sources import Source, find_source
 from distill.data.sources.bundled import Bundled
 from distill.data.sources.tokens import Tokens as StoredTokens
 from distill.data.storage import Folder
-from distill.data.token_ids import tokenizer_of_numbers
 from distill.data.work import work_of
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import locked, quarantine, remove
@@ -42,7 +41,7 @@ from distill.runtime.progress import counted
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 8  # raise it when the same inputs and settings would give other sequences
+FORMAT = 9  # raise it when the same inputs and settings would give other sequences
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +69,6 @@ class Text:
         """The prepared sequences that stand in for it, if they do."""
         return next((source for source in self.sources if isinstance(source, StoredTokens)), None)
 
-    @property
-    def token_ids(self) -> bool:
-        """Whether it is token ids already."""
-        return any(source.token_ids for source in self.sources)
-
     def identity(self, cache: str) -> list[Any]:
         """What decides the text, wherever it lies; `cache`: the folder with the record of the digests of files."""
         return [_identity_of(source, cache) for source in self.sources]
@@ -93,7 +87,7 @@ class Stored:
 class Tokens:
     """The sequences of one part of a text. N sequences, L = sequence_length, V = length of the tokenizer."""
 
-    sequences: SequenceStore  # [N, L] uint16 or uint32: ids in the format of sequences, then padding
+    sequences: SequenceStore  # [N, L]: tokens in the format of sequences, then padding
     counts: np.ndarray  # [V] int64: how often each id is in `sequences`, special tokens and padding included
     digest: str  # sha256 of the sequences: the same for the same content, wherever the files lie
     name: str  # as the sources describe themselves
@@ -102,7 +96,7 @@ class Tokens:
     seconds: float  # it took to prepare the whole text, when that was done
     tokens_per_second: float  # of that preparation
     invalid: Invalid  # files and records that are left out
-    prompts: bool = False  # whether ids carry the flags of `sequence_format`
+    prompts: bool = False  # whether some tokens are no targets: `sequences` are records with a loss mask
     duplicates: dict[str, int] | None = None  # of the whole text, by `find_duplicates`; None: not counted
     sources: dict[str, "Tokens"] = field(default_factory=dict)  # of a mixture, by name
     stored: Stored | None = None  # where they are in files
@@ -381,11 +375,7 @@ def _packing(
             f"{format.shortest + format.body} or more"
         )
     return Packing(
-        tokenizer=plain_tokenizer(
-            tokenizer_of_numbers(text.sources, tokenizer)
-            if text.token_ids and text.stored is None
-            else backend.to_str()
-        ),
+        tokenizer=plain_tokenizer(backend.to_str()),
         vocabulary=len(tokenizer),
         format=format,
         sequence_length=corpus.sequence_length,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from distill.config.settings import PrecisionConfig
+from distill.data.sequence_store import outer_ids
 from distill.distributed.shard import is_sharded
 from distill.evaluation.measures import (
     KEPT_BYTES,
@@ -112,7 +113,7 @@ class Evaluator:
             "description": data.description,
             "documents": data.documents,
             "sequences": data.num_sequences,
-            "tokens": int((data.sequences != self.scoring.collator_of(data).pad_id).sum()),
+            "tokens": int((outer_ids(data.sequences) != self.scoring.collator_of(data).pad_id).sum()),
             "positions": self.passes[0].num_positions(data),
             "pseudo_positions": single.num_positions(data) if single else 0,
         }

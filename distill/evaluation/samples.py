@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.collate.clm import CausalLM
-from distill.data.sequence_format import IDS, INNER, PROMPT, SequenceFormat
+from distill.data.sequence_format import SequenceFormat
+from distill.data.sequence_store import ids_of, loss_mask_of, outer_ids, padded, recorded
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import SEED, EvaluationSet
@@ -30,10 +31,9 @@ UNSHOWN = ("Cc", "Cs", "Cn")  # categories of characters: controls, halves of pa
 
 
 def choose_prompts(data: EvaluationSet, count: int, sequence_format: SequenceFormat) -> list[np.ndarray]:
-    """The beginnings of `count` evenly spaced sequences of a set, fewer where it has fewer; ids with their flags."""
+    """The beginnings of `count` evenly spaced sequences of a set, fewer where it has fewer; each an array of tokens."""
     numbers = (2 * np.arange(count) + 1) * data.num_sequences // (2 * count)
-    rows = [data.sequences[number].astype(np.int64) for number in dict.fromkeys(numbers.tolist())]
-    prompts = [prompt_of(row, sequence_format) for row in rows]
+    prompts = [prompt_of(data.sequences[number], sequence_format) for number in dict.fromkeys(numbers.tolist())]
     return [prompt for prompt in prompts if len(prompt)]
 
 
@@ -42,17 +42,17 @@ def prompt_of(sequence: np.ndarray, sequence_format: SequenceFormat) -> np.ndarr
 
     Where the document has prompts of its own it goes up to the first answer; else it is half of the document at most.
     """
-    plain = sequence & ~PROMPT
-    ends = plain == sequence_format.document_end
-    is_text = ~ends & (plain != sequence_format.pad)
+    ids = outer_ids(sequence)
+    ends = ids == sequence_format.document_end
+    is_text = ~ends & (ids != sequence_format.pad)
     documents = np.split(np.arange(len(sequence)), np.flatnonzero(ends) + 1)
     document = max((sequence[numbers[is_text[numbers]]] for numbers in documents), key=len)
     room = len(sequence) - num_new_tokens(len(sequence))
-    is_prompt = document & PROMPT != 0
-    if not is_prompt.any():
+    loss_mask = loss_mask_of(document)
+    if loss_mask.all():
         return document[: min(PROMPT_TOKENS, room, (len(document) + 1) // 2)]
-    first = int(is_prompt.argmax())
-    answers = np.flatnonzero(~is_prompt[first:])
+    first = int(loss_mask.argmin())
+    answers = np.flatnonzero(loss_mask[first:])
     end = first + int(answers[0]) if len(answers) else len(document)
     return document[:end][-min(MAX_PROMPT_TOKENS, room) :]
 
@@ -85,19 +85,18 @@ def continue_prompts(
     assert isinstance(scoring.collator, CausalLM)
     collator, numbers = scoring.collator, np.arange(len(prompts))
     lengths = np.array([len(prompt) for prompt in prompts])
-    ids = np.full((len(prompts), lengths.max() + count), collator.pad_id, np.int64)  # [P, S], padded on the right
-    for row, prompt in zip(ids, prompts, strict=True):
-        row[: len(prompt)] = prompt
+    tokens = padded([recorded(prompt) for prompt in prompts], lengths.max() + count, collator.pad_id)  # [P, S]
     levels = scoring.tensor(uniform(key(SEED, "samples", numbers[:, None], np.arange(count))))  # [P, count]
     written = np.full((len(prompts), count), -1, np.int64)
     for place in range(count):
         width = int(lengths.max())
-        batch = collator.collate(ids[:, :width], numbers.astype(np.uint64), numbers).to(scoring.ranks.device)
+        batch = collator.collate(tokens[:, :width], numbers.astype(np.uint64), numbers).to(scoring.ranks.device)
         last = scoring.tensor(numbers * width + lengths - 1)
         rows = model(batch.inputs, batch.documents, OutputSpec(True, last)).head_rows
         assert rows is not None
         written[:, place] = draw(model.logits(rows, scoring.vocab), levels[:, place], temperature).cpu().numpy()
-        ids[numbers, lengths] = written[:, place] | INNER  # whatever it is, no end and no padding to the collator
+        tokens["id"][numbers, lengths] = written[:, place]
+        tokens["inner"][numbers, lengths] = True  # whatever it is, no end and no padding to the collator
         lengths += 1
         if (written == collator.format.document_end).any(1).all():
             break
@@ -119,8 +118,8 @@ def draw(logits: Tensor, levels: Tensor, temperature: float) -> Tensor:
 
 
 def text_of(tokens: Sequence[int] | np.ndarray, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Ids as text that any page can hold, without special tokens and flags."""
-    text = str(tokenizer.decode((np.asarray(tokens, np.int64) & IDS).tolist(), skip_special_tokens=True))
+    """Tokens as text that any page can hold, without special ones."""
+    text = str(tokenizer.decode(ids_of(np.asarray(tokens)).tolist(), skip_special_tokens=True))
     return "".join(
         "\ufffd" if unicodedata.category(letter) in UNSHOWN and letter not in KEPT_CONTROLS else letter
         for letter in text

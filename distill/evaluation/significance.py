@@ -16,8 +16,7 @@ from distill.data.batches import Collator
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import MaskedLM
 from distill.data.sample import LARGE
-from distill.data.sequence_format import PROMPT
-from distill.data.sequence_store import sequence_bytes
+from distill.data.sequence_store import outer_ids, sequence_bytes
 from distill.evaluation.measures import Scoring
 from distill.evaluation.measures.classes import ACCURACY, ClassSet
 from distill.evaluation.sets import EvaluationSet
@@ -245,8 +244,9 @@ def _documents(data: EvaluationSet, collator: Collator) -> np.ndarray | None:
 
 def _ends(sequences: np.ndarray, collator: CausalLM | MaskedLM) -> np.ndarray:
     """Whether a document ends with each of these sequences, [n] bool."""
-    filled = sequences != collator.pad_id
+    ids = outer_ids(sequences)
+    filled = ids != collator.pad_id
     if isinstance(collator, MaskedLM):
         return ~filled.all(1)
-    last = sequences[np.arange(len(sequences)), np.maximum(filled.sum(1) - 1, 0)].astype(np.int64)
-    return (last & ~PROMPT) == collator.format.document_end  # a flag marks text that only looks like it
+    ends: np.ndarray = ids[np.arange(len(ids)), np.maximum(filled.sum(1) - 1, 0)] == collator.format.document_end
+    return ends

@@ -72,10 +72,11 @@ def speed_sequences(scoring: Scoring, data: EvaluationSet) -> int:
 
 def full_sequences(scoring: Scoring, data: EvaluationSet, count: int) -> Batch:
     """That many sequences of full length."""
-    ids = np.resize(data.sequences[:count].astype(np.int64), (count, data.sequences.shape[1]))
-    numbers = np.arange(len(ids)) % data.num_sequences
+    numbers = np.arange(count) % data.num_sequences
     collator = scoring.collator_of(data)
-    return collator.collate(ids, np.arange(len(ids), dtype=np.uint64), numbers).to(scoring.ranks.device)
+    return collator.collate(data.sequences[numbers], np.arange(count, dtype=np.uint64), numbers).to(
+        scoring.ranks.device
+    )
 
 
 def run_forward(model: LanguageModel, batch: Batch, scoring: Scoring, logits: bool = True) -> None:

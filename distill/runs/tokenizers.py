@@ -13,7 +13,7 @@ from distill.config.settings import (
     StudentConfig,
 )
 from distill.data.batches import Collator
-from distill.data.sequence_format import IDS
+from distill.data.sequence_store import ids_of
 from distill.data.sources._in_memory import settings_in_memory
 from distill.evaluation.sets import EvaluationSet
 from distill.models.kind import ModelKind
@@ -110,7 +110,7 @@ def refuse_tokens_beyond(
         return  # they have all
     found = {"corpus": np.flatnonzero(counts[vocabulary:]) + vocabulary}
     for data in sets:
-        ids = data.sequences.astype(np.int64) & IDS
+        ids = ids_of(data.sequences)
         found[f"evaluate.sets={data.name}"] = np.unique(ids[ids >= vocabulary])
     for setting, numbers in found.items():
         if len(beyond := numbers[numbers != collator.pad_id]):

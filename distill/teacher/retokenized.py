@@ -7,8 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.batch import PADDING, Batch
-from distill.data.sequence_format import IDS
-from distill.data.sequence_store import SequenceStore
+from distill.data.sequence_store import SequenceStore, ids_of
 from distill.models.language_model import LanguageModel
 from distill.teacher.output import TeacherOutput, Wanted
 
@@ -38,7 +37,7 @@ class RetokenizedTeacher:
         self.student_tokenizer, self.teacher_tokenizer = student_tokenizer, teacher_tokenizer
 
     def read_ahead(self, batch: Batch) -> Batch:
-        ids = self.sequences[batch.row_ids].astype(np.int64) & IDS
+        ids = ids_of(self.sequences[batch.row_ids])
         in_vocabulary = ids < len(self.student_tokenizer)  # padding may have an id beyond it
         texts = [
             self.student_tokenizer.decode(row[here].tolist(), skip_special_tokens=True)

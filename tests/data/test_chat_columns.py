@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from distill.commands.api.data import splits_of
 from distill.config.settings import Config, SourceConfig
-from distill.data.sequence_format import IDS, PROMPT, causal_format
+from distill.data.sequence_format import causal_format
 from distill.data.sources._in_memory import source_in_memory
 from distill.data.tokens import Text, Tokens, corpus_text, prepare
 from distill.runtime.errors import SettingError
@@ -49,10 +49,10 @@ def texts_of(tokens: Tokens, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     pad, texts = causal_format(tokenizer).pad, []
     for row in all_of(tokens.sequences):
         text = ""
-        for id_ in row:
-            if (token := int(id_) & IDS) != pad:
-                piece = tokenizer.decode([token])
-                text += piece if int(id_) & PROMPT else f"[{piece}]"
+        for id_, is_target, _ in row.tolist():
+            if id_ != pad:
+                piece = tokenizer.decode([id_])
+                text += f"[{piece}]" if is_target else piece
         texts.append(text.replace("][", ""))
     return texts
 

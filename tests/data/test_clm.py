@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from tiny import records
 from tokenizers.processors import TemplateProcessing
 from vocabularies import END as END_TEXT
 from vocabularies import vocabulary_of
 
 from distill.data.batch import PADDING, Batch
 from distill.data.collate.clm import CausalLM, causal_lm
-from distill.data.sequence_format import INNER, SequenceFormat, causal_format, first_token
+from distill.data.sequence_format import SequenceFormat, causal_format, first_token
 
 START, END, PAD = 1, 2, 40
 # [document start, end]: Llama has both, GPT-2 an end alone.
@@ -106,7 +107,7 @@ def test_models_that_expect_a_first_token_get_it_in_every_sequence() -> None:
 
 def test_a_conversation_stays_as_its_template_has_written_it() -> None:
     """Templates such as Zephyr's write no beginning-of-text token, though the tokenizer puts one before other text."""
-    rows = np.array([[5 | INNER, 6, 7], [5, 6, 7]])
+    rows = records([[5, 6, 7], [5, 6, 7]], inner=[[True, False, False], [False] * 3])
     batch = CausalLM(BOTH, True, START).collate(rows, np.arange(2, dtype=np.uint64), np.arange(2))
     assert batch.ids.tolist() == [[5, 6, 7], [START, 6, 7]]
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 from tiny import all_of, parts, text_config
 from vocabularies import vocabulary_of
@@ -12,7 +13,8 @@ from distill.config.settings import SourceConfig
 from distill.data import new_tokenizer
 from distill.data.byte_bpe import corpus_tokenizer
 from distill.data.lines import InvalidRecord
-from distill.data.sequence_format import IDS, PROMPT, causal_format, masked_format
+from distill.data.sequence_format import causal_format, masked_format
+from distill.data.sequence_store import ids_of
 from distill.data.sources import Source, _files
 from distill.data.sources._in_memory import ChatsInMemory, IdsInMemory, source_in_memory
 from distill.data.tokens import Text, prepare
@@ -25,12 +27,16 @@ def source_of(rows: dict[str, Any]) -> Source:
     return source_in_memory(datasets.Dataset.from_dict(rows), str(rows), "rows", SourceConfig(kind="hub"), "corpus")
 
 
-def sequences_of(rows: dict[str, Any], tokenizer: Any, folder: Path, made: Any = causal_format) -> list[list[int]]:
+def tokens_of(rows: dict[str, Any], tokenizer: Any, folder: Path, made: Any = causal_format) -> list[np.ndarray]:
     """The sequences without their padding."""
     config = text_config(kind="hub", hub="rows", heldout=0.0, sequence_length=16, cache=str(folder))
     found = prepare(Text((source_of(rows),), "corpus"), tokenizer, config.corpus, config.data, "train", made)
     pad = made(tokenizer).pad
-    return [[number for number in row if number != pad] for row in all_of(found.sequences).tolist()]
+    return [row[ids_of(row) != pad] for row in all_of(found.sequences)]
+
+
+def sequences_of(rows: dict[str, Any], tokenizer: Any, folder: Path, made: Any = causal_format) -> list[list[int]]:
+    return [ids_of(row).tolist() for row in tokens_of(rows, tokenizer, folder, made)]
 
 
 def test_ends_of_documents_inside_a_row_stay(tmp_path: Path) -> None:
@@ -63,10 +69,10 @@ def test_labels_mark_prompts(tmp_path: Path) -> None:
     ids = [[A, B, end, C, D, end, end], [A, end, B, end, C, end, A], [A, B, end, end, end, end, end]]
     labels = [[-100, -100, -100, C, D, end, -100], [-100, -100, B, end, -100, -100, A], [-100] * 7]
     rows = {"input_ids": ids, "labels": labels}
-    found = sequences_of(rows, tokenizer, tmp_path)
+    found = tokens_of(rows, tokenizer, tmp_path)
     expected = [[A, B, end, C, D, end], [A, end, B, end, C, end, A, end]]
-    assert [[number & IDS for number in row] for row in found] == expected
-    assert [[number & PROMPT == 0 for number in row] for row in found] == [
+    assert [row["id"].tolist() for row in found] == expected
+    assert [row["loss_mask"].tolist() for row in found] == [
         [False, False, False, True, True, True],
         [False, False, True, True, False, False, True, True],
     ]

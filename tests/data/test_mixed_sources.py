@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from job import composed
 from text import some_text
-from tiny import all_of, change, make_batches, make_masks, parts, text_config
+from tiny import all_of, change, make_batches, make_masks, parts, records, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config
@@ -161,8 +161,13 @@ def test_stacked_rows_are_those_of_their_stores() -> None:
     numbers = draw.integers(0, 15, 40)
     assert stacked.shape == whole.shape and len(stacked) == 15
     assert np.array_equal(stacked[numbers], whole[numbers]) and stacked[numbers].dtype == np.uint32
-    assert stacked.dtype == np.uint32
-    assert stacked[np.array([1, 0])].dtype == np.uint16 and stacked[numbers[:0]].shape == (0, 4)
+    assert stacked.dtype == np.uint32 and stacked[numbers[:0]].shape == (0, 4)
+    stores[2] = records(stores[2], loss_mask=draw.random(stores[2].shape) < 0.5, inner=stores[2] > 1 << 15)
+    mixed = StackedSequences(stores)[numbers]  # of which only one store has prompts
+    assert np.array_equal(mixed["id"], whole[numbers]) and mixed["id"].dtype == np.uint32
+    for name, usual in (("loss_mask", True), ("inner", False)):
+        expected = np.concatenate([np.full((8, 4), usual), stores[2][name]])
+        assert np.array_equal(mixed[name], expected[numbers])
 
 
 def rows_of(rows: np.ndarray, **given: Any) -> Batches:

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from chat_templates import smollm2
 from chats import FORMAT, TOKENIZER, chats, naive_rows, tokens_of
 from test_sources import write_lines
 from tiny import PAD, SEP, all_of, make_batches, parts, text_config
@@ -15,15 +17,15 @@ from distill.config.component import Component
 from distill.config.settings import Config, DataConfig, SourceConfig
 from distill.data.collate.clm import CausalLM
 from distill.data.packing import load_tokenizer, without_first_space
-from distill.data.sequence_format import IDS, INNER, PROMPT
 from distill.data.sources import Document, Part, Shard, Source, find_source, read
 from distill.data.tokens import corpus_text, prepare
 from distill.runtime.errors import SettingError
 
 
-def documents_of(settings: SourceConfig | Component) -> list[Document]:
+def documents_of(settings: SourceConfig | Component, tokenizer: Any = None) -> list[Document]:
     source = find_source(settings, "corpus", DataConfig())
     assert source is not None
+    source = source if tokenizer is None else source.for_tokenizer(tokenizer)
     return [document for shard in source.shards() for document in read(source, shard)]
 
 
@@ -31,7 +33,7 @@ def documents_of(settings: SourceConfig | Component) -> list[Document]:
 def test_targets_are_those_of_a_naive_loop(tmp_path: Path, cross: bool) -> None:
     found = tokens_of(chats(tmp_path, cross_documents=cross))
     expected = naive_rows(32, cross)
-    assert found.prompts and found.sequences.dtype == np.uint32
+    assert found.prompts and found.sequences.dtype["id"] == np.uint16
     batch = make_batches(found.sequences, CausalLM(FORMAT, cross), len(expected), 1, 0).batch(
         np.arange(len(expected)), 0
     )
@@ -63,8 +65,8 @@ def test_the_end_of_text_inside_a_conversation_is_no_end_of_the_document(tmp_pat
     said = [{"role": role, "content": "an"} for role in ("assistant", "user", "assistant")]
     write_lines(tmp_path / "chats.jsonl", [{"messages": said}])
     (row,) = all_of(tokens_of(config).sequences)
-    assert row[(row & IDS) == SEP].tolist() == [SEP | INNER, SEP | INNER | PROMPT, SEP]
-    assert row[1] == PAD | INNER | PROMPT
+    assert row[row["id"] == SEP].tolist() == [(SEP, True, True), (SEP, False, True), (SEP, True, False)]
+    assert row[1].item() == (PAD, False, True)
 
 
 def test_prompt_and_completion_of_every_format(tmp_path: Path) -> None:
@@ -92,9 +94,15 @@ def test_prompt_and_completion_of_every_format(tmp_path: Path) -> None:
 def test_a_conversation_without_a_template_is_written_by_the_default(tmp_path: Path) -> None:
     said = [{"role": role, "content": text} for role, text in (("user", "Hi"), ("assistant", "Hello"), ("user", None))]
     path = write_lines(tmp_path / "x.jsonl", [{"messages": said}, {"messages": said[:1]}, {"messages": None}])
-    (document,) = documents_of(SourceConfig(kind="chat", path=str(path)))  # what has no message that counts is left out
-    assert document.text == "<|user|>\nHi\n<|assistant|>\nHello\n<|user|>\n\n"
-    assert [part.text for part in document.parts if part.counts] == ["Hello\n"]
+    settings = SourceConfig(kind="chat", path=str(path))
+    (plain,) = documents_of(settings)  # for the training of a tokenizer; what has no answer is left out
+    tokenizer = smollm2(None)
+    (document,) = documents_of(settings, tokenizer)
+    assert document.text == f"{tokenizer.bos_token}{plain.text}"
+    assert plain.text == "<|user|>\nHi\n<|assistant|>\nHello\n<|user|>\n\n"
+    assert document.ids is not None and document.loss_mask is not None
+    assert tokenizer.decode(document.ids) == document.text
+    assert tokenizer.decode(document.ids[document.loss_mask]) == "Hello\n"
 
 
 @pytest.mark.parametrize("count", [8, 200])
@@ -112,7 +120,8 @@ def test_a_document_with_parts_is_held_out_whole(tmp_path: Path, count: int) -> 
     for part in ("train", "heldout"):
         found = tokens_of(config, part)
         rows = all_of(found.sequences)
-        assert found.documents == ((rows & PROMPT > 0).any(1) & (rows[:, 0] & IDS == FORMAT.document_start)).sum()
+        has_prompt = ~rows["loss_mask"].all(1, where=rows["id"] != PAD)
+        assert found.documents == (has_prompt & (rows["id"][:, 0] == FORMAT.document_start)).sum()
         lengths.add(found.documents)
     assert sum(lengths) == count and 0 < min(lengths) < 0.35 * count
 
@@ -158,7 +167,7 @@ class Riddles(Source):
     def documents(self, shard: Shard) -> Iterator[Document]:
         for number, line in enumerate(Path(shard.paths[0]).read_text().splitlines()):
             riddle, answer = line.split("|")
-            yield Document.of_parts(f"riddle {number}", [Part(riddle, counts=False), Part(answer)])
+            yield Document.of_parts(f"riddle {number}", [Part(riddle, loss=False), Part(answer)])
 
 
 class Undeclared(Riddles):
@@ -173,9 +182,9 @@ def own(name: str, folder: Path) -> Config:
 
 def test_a_source_of_ones_own_with_prompts(tmp_path: Path) -> None:
     row, _ = all_of(tokens_of(own("Riddles", tmp_path)).sequences)
-    text = row[(row & IDS) != PAD]
-    assert TOKENIZER.decode(text[text & PROMPT > 0] & IDS) == "the cat"
-    assert TOKENIZER.decode(text[text & PROMPT == 0] & IDS) == "[CLS]an hat[SEP]"
+    text = row[row["id"] != PAD]
+    assert TOKENIZER.decode(text["id"][~text["loss_mask"]]) == "the cat"
+    assert TOKENIZER.decode(text["id"][text["loss_mask"]]) == "[CLS]an hat[SEP]"
 
 
 # --- what cannot be had

@@ -28,7 +28,7 @@ from shards import (
 from distill.data import build_tokens
 from distill.data.build_tokens import Host, this_host
 from distill.data.heldout import HeldOut
-from distill.data.sequence_format import IDS
+from distill.data.sequence_store import ids_of, loss_mask_of
 from distill.data.shards import PARTS, read_index
 from distill.data.sources import Shard, _files
 from distill.data.storage import Folder
@@ -121,8 +121,8 @@ def test_every_format_of_rows_is_the_same_in_shards(text: Path, tmp_path: Path, 
     assert len(prepare(source, tmp_path / "shards", tmp_path / "scratch", rows, shard_bytes=SMALL).train.files) == 6
     assert_same_rows(tmp_path / "whole", tmp_path / "shards")
     found = read_rows(tmp_path / "shards", "train")
-    ids = found & np.uint32(IDS) if form == "prompts" else found
-    assert (found != ids).any() == (form == "prompts") and len(found) > 100
+    ids = ids_of(found)
+    assert bool(loss_mask_of(found).all()) == (form != "prompts") and len(found) > 100
     counts = np.load(tmp_path / "shards" / "train.counts.npy")
     np.testing.assert_array_equal(counts, np.bincount(ids.ravel(), minlength=VOCABULARY))
 

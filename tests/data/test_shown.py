@@ -24,8 +24,7 @@ def labels(positions: list[int], targets: list[int]) -> Labels:
 def test_answers_of_conversations(template: str, tmp_path: Path) -> None:
     tokenizer = smollm2(template)
     tokens = written([{"messages": TALK}], tmp_path, "jsonl", tokenizer)
-    ids = tokens.sequences[np.arange(1)].astype(np.int64)
-    batch = causal_lm(tokenizer, True).collate(ids, np.zeros(1, np.uint64), np.arange(1))
+    batch = causal_lm(tokenizer, True).collate(tokens.sequences[np.arange(1)], np.zeros(1, np.uint64), np.arange(1))
     (text,) = shown(batch, tokenizer)
     assert text.count("[[") == 2 and "<|im_start|>assistant\n[[an ant<|im_end|>]]" in text
     # The end that parts documents is appended where the template ends in something else, and counts as that does.

@@ -11,8 +11,8 @@ from tiny import all_of, changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config, SourceConfig
-from distill.data.chat_template import DEFAULT, ChatTemplate
-from distill.data.sequence_format import IDS, PROMPT, causal_format
+from distill.data.chat_template import DEFAULT, ChatTemplate, Conversation, plain_text
+from distill.data.sequence_format import causal_format
 from distill.data.sources.chat import chat_template
 from distill.data.tokens import Tokens, corpus_text, prepare
 from distill.runtime.errors import SettingError
@@ -35,8 +35,8 @@ def tokens_of(config: Config, tokenizer: PreTrainedTokenizerFast) -> Tokens:
 def sequences_of(tokens: Tokens, tokenizer: PreTrainedTokenizerFast) -> list[tuple[list[int], list[bool]]]:
     """Ids of each conversation, and whether each counts."""
     pad = causal_format(tokenizer).pad
-    rows = [row[: np.flatnonzero(row != pad)[-1] + 1] for row in all_of(tokens.sequences)]
-    return [((row & IDS).tolist(), (row & PROMPT == 0).tolist()) for row in rows]
+    rows = [row[: np.flatnonzero(row["id"] != pad)[-1] + 1] for row in all_of(tokens.sequences)]
+    return [(row["id"].tolist(), row["loss_mask"].tolist()) for row in rows]
 
 
 def expected(talk: list[Any], tokenizer: Any) -> tuple[list[int], list[bool]]:
@@ -97,19 +97,20 @@ def test_the_setting_overrides_and_both_are_in_the_key(tmp_path: Path) -> None:
 def test_the_default_begins_as_a_document_does() -> None:
     """With the beginning-of-text token where that is another one than the end-of-text token, as in Llama."""
     begin = ChatTemplate.of(FAMILIES["llama3"], "it", text=DEFAULT)
-    assert begin is not None and begin.render(SHORT, prompt=True) == (
-        "<|begin_of_text|><|user|>\nthe hat\n<|assistant|>\nan ant\n<|assistant|>\n"
-    )
+    said = "<|user|>\nthe hat\n<|assistant|>\nan ant\n"
+    assert begin is not None and begin.prompt(Conversation(SHORT)) == f"<|begin_of_text|>{said}<|assistant|>\n"
     same = smollm2(None)
     same.bos_token = same.eos_token
     plain = ChatTemplate.of(same, "it", text=DEFAULT)
-    assert plain is not None and plain.render(SHORT).startswith("<|user|>\n")
+    assert plain is not None and plain.document(Conversation(SHORT), "it").text == said == plain_text(
+        Conversation(SHORT)
+    )
 
 
 def test_a_template_of_today_is_the_same_tomorrow() -> None:
     template = "{{ strftime_now('%d %b %Y') }}\n{% for message in messages %}{{ message.content }}{% endfor %}"
     made = ChatTemplate.of(smollm2(template), "it")
-    assert made is not None and made.render(SHORT) == "01 Jan 2025\nthe hatan ant"
+    assert made is not None and made.prompt(Conversation(SHORT)) == "01 Jan 2025\nthe hatan ant"
 
 
 @pytest.mark.parametrize(

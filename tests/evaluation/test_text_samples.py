@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from families import make_family
+from tiny import records
 from vocabularies import special_ids, vocabulary_of
 
 from distill.config.settings import BackendConfig, EvaluateConfig
 from distill.data.collate.clm import CausalLM
-from distill.data.sequence_format import INNER, PROMPT, SequenceFormat, causal_format
+from distill.data.sequence_format import SequenceFormat, causal_format
+from distill.data.sequence_store import ids_of
 from distill.distributed.single import Single
 from distill.evaluation.measures import Scoring
 from distill.evaluation.samples import choose_prompts, continue_prompts, draw, num_new_tokens, prompt_of, text_of
@@ -87,15 +89,15 @@ def test_samples_are_the_same_every_time_and_leave_no_trace() -> None:
         ([PAD] * 8, []),
         ([END] * 8, []),
         ([7, PAD, PAD, PAD], [7]),
-        # Up to the first answer, whatever stands before the prompt; its flags are kept.
-        ([1, *(PROMPT | id_ for id_ in (2, 3)), 4, PROMPT | 5, 6, *[PAD] * 8], [1, PROMPT | 2, PROMPT | 3]),
-        ([PROMPT | 2, INNER | PAD, 3, END, 9, PAD, PAD, PAD], [PROMPT | 2]),
-        ([PROMPT | id_ for id_ in range(1, 9)], [PROMPT | id_ for id_ in range(5, 9)]),  # its end, as there is no room
+        # Up to the first answer, whatever stands before the prompt.
+        (records([*range(1, 7), *[PAD] * 8], [True, False, False, True, False, *[True] * 9]), [1, 2, 3]),
+        (records([2, PAD, 3, END, 9, PAD, PAD, PAD], [False, *[True] * 7], [False, True, *[False] * 6]), [2]),
+        (records(range(1, 9), False), [5, 6, 7, 8]),  # its end, as there is no room
     ],
 )
-def test_prompts_are_beginnings_of_documents(sequence: list[int], prompt: list[int]) -> None:
+def test_prompts_are_beginnings_of_documents(sequence: Any, prompt: list[int]) -> None:
     found = prompt_of(np.array(sequence), FORMAT)
-    assert found.tolist() == prompt
+    assert ids_of(found).tolist() == prompt and found.dtype == np.array(sequence).dtype
     assert len(found) + num_new_tokens(len(sequence)) <= len(sequence)
 
 
@@ -109,5 +111,5 @@ def test_prompts_are_evenly_spaced(available: int, firsts: list[int]) -> None:
 def test_text_holds_nothing_that_a_page_cannot_hold() -> None:
     tokenizer = vocabulary_of("gpt2")
     ids = tokenizer("a\x00b\x1b\nc\ufffe").input_ids
-    assert text_of([id_ | PROMPT for id_ in ids], tokenizer) == "a\ufffdb\ufffd\nc\ufffd"
+    assert text_of(records(ids), tokenizer) == "a\ufffdb\ufffd\nc\ufffd"
     assert text_of([ids[0], tokenizer.eos_token_id], tokenizer) == "a"

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 from families import byte_pairs, make_family
-from tiny import PAD, SEP, VOCAB, loss_of, make_objective, objective_config
+from tiny import PAD, SEP, VOCAB, loss_of, make_objective, objective_config, records
 from torch.nn.functional import cross_entropy, kl_div
 
 from distill.data.batch import Batch
 from distill.data.collate.clm import CausalLM
-from distill.data.sequence_format import PROMPT, causal_format
+from distill.data.sequence_format import causal_format
+from distill.data.sequence_store import ids_of
 
 LENGTH = 16
 
@@ -19,12 +20,12 @@ LENGTH = 16
 def rows() -> np.ndarray:
     """Two conversations and padding; a row of a prompt alone; one conversation of several turns over a whole row."""
     random = np.random.default_rng(5)
-    ids = random.integers(5, VOCAB, (3, LENGTH))
+    ids, is_target = random.integers(5, VOCAB, (3, LENGTH)), np.ones((3, LENGTH), bool)
     ids[0, 6] = ids[0, 12] = SEP
     ids[0, 13:] = PAD
     for row, prompts in ((0, [*range(3), *range(7, 10)]), (1, range(LENGTH)), (2, [0, 1, 2, 6, 7, 8, 9])):
-        ids[row, list(prompts)] |= PROMPT
-    return ids
+        is_target[row, list(prompts)] = False
+    return records(ids, is_target)
 
 
 def batch_of(ids: np.ndarray) -> Batch:
@@ -36,10 +37,10 @@ def completions(ids: np.ndarray) -> list[tuple[int, int, int]]:
     found = []
     for row, line in enumerate(ids.tolist()):
         begin = 0
-        for at, id_ in enumerate(line):
+        for at, (id_, is_target, _) in enumerate(line):
             if id_ == PAD:
                 break
-            if at > begin and id_ < PROMPT:
+            if at > begin and is_target:
                 found.append((row, begin, at))
             begin = at + 1 if id_ == SEP else begin
     return found
@@ -47,7 +48,7 @@ def completions(ids: np.ndarray) -> list[tuple[int, int, int]]:
 
 def naive(student: Any, teacher: Any, ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean cross-entropy and mean soft loss at T = 2, each token from its conversation alone."""
-    plain = torch.from_numpy(ids & ~PROMPT)
+    plain = torch.from_numpy(ids_of(ids))
     hard, soft = [], []
     for row, begin, at in completions(ids):
         seen = plain[row, begin:at][None]

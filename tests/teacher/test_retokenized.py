@@ -11,12 +11,11 @@ import pytest
 import torch
 from families import make_family
 from job import Shelf, distill, results
-from tiny import HIDDEN, make_model, make_rows, make_tokenizer, only, text_config
+from tiny import HIDDEN, make_model, make_rows, make_tokenizer, only, records, text_config
 from transformers import AutoModel
 
 from distill.config.settings import BackendConfig, StudentConfig, TeacherConfig
 from distill.data.batch import Batch
-from distill.data.sequence_format import INNER, PROMPT
 from distill.distributed.single import Single
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.pooling import saved_pooling
@@ -65,12 +64,10 @@ def test_rows_are_cut_to_what_the_teacher_takes() -> None:
 
 def test_the_teacher_reads_prompts_too() -> None:
     own, rows = make_tokenizer(), make_rows(3)
-    flagged = rows.astype(np.uint32)
-    flagged[:, :5] |= np.uint32(PROMPT)
-    flagged[:, 6] |= np.uint32(INNER)
+    columns = np.arange(rows.shape[1])
     plain, found = (
         RetokenizedTeacher(LanguageModel(make_family("gpt2")), each, own, own, None).read_ahead(batch_of(rows))
-        for each in (rows, flagged)
+        for each in (rows, records(rows, loss_mask=columns >= 5, inner=columns == 6))
     )
     assert torch.equal(found.teacher_data["input_ids"], plain.teacher_data["input_ids"])
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from distill.data.batch import PADDING, Batch, Labels
-from distill.data.sequence_format import IDS, INNER, PROMPT, SequenceFormat, causal_format, first_token
+from distill.data.sequence_format import SequenceFormat, causal_format, first_token
+from distill.data.sequence_store import INNER, ids_of, loss_mask_of, outer_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,18 +43,16 @@ class CausalLM:
         """Everything that decides the targets of a sequence."""
         return repr(self)
 
-    def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
-        """A micro-batch of the sequences ids [B, S] int64, flagged or not; nothing in it is random."""
-        counts, ids = ids & PROMPT == 0, ids & ~PROMPT
-        valid = ids != self.pad_id
-        documents = self.documents(ids)
-        gives_way = valid[:, 0] & (ids[:, 0] & INNER == 0)
-        ids = ids & IDS
+    def collate(self, tokens: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
+        """A micro-batch of the sequences tokens [B, S]; nothing in it is random."""
+        ids, outer = ids_of(tokens), outer_ids(tokens)
+        valid, documents = outer != self.pad_id, self.documents(outer)
         if self.first is not None:
-            ids[gives_way, 0] = self.first
+            ids = ids.copy()
+            ids[valid[:, 0] & (outer[:, 0] != INNER), 0] = self.first
         # The last position of a document predicts nothing: the next token is another's, or padding.
         predicts = np.zeros_like(valid)
-        predicts[:, :-1] = (valid & counts)[:, 1:] & (documents[:, 1:] == documents[:, :-1])
+        predicts[:, :-1] = (valid & loss_mask_of(tokens))[:, 1:] & (documents[:, 1:] == documents[:, :-1])
         targets, positions = np.roll(ids, -1, axis=1), np.flatnonzero(predicts)
         inputs = {"input_ids": torch.from_numpy(np.where(valid, ids, 0))}
         if self.packed:
@@ -67,7 +66,7 @@ class CausalLM:
         )
 
     def documents(self, ids: np.ndarray) -> np.ndarray:
-        """[B, S] -> [B, S], the number of each position's document in its sequence; padding has one of its own."""
+        """`outer_ids` [B, S] -> [B, S], the number of each position's document; padding has one of its own."""
         begins = np.zeros(ids.shape, np.int64)
         if self.packed:
             begins[:, 1:] = ids[:, :-1] == self.format.document_end

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import MaskingConfig
 from distill.data.batch import PADDING, Batch, Labels
+from distill.data.sequence_store import ids_of
 from distill.runtime.errors import SettingError
 from distill.runtime.seed import key, uniform
 
@@ -38,7 +39,8 @@ class MaskedLM:
         return digest.hexdigest()
 
     def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
-        """A micro-batch of the sequences ids [B, S] int64, each masked by its own key [B]."""
+        """A micro-batch of the sequences ids [B, S], each masked by its own key [B]."""
+        ids = ids_of(ids)
         inputs, targets = self.mask(ids, row_keys)
         valid = ids != self.pad_id
         positions, masked = np.flatnonzero(valid), np.flatnonzero(targets != IGNORE)

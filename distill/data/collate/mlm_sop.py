@@ -34,7 +34,7 @@ class MaskedLMAndOrder:
         return f"{self.masking.identity} separator={self.separator} swaps={self.swaps}"
 
     def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
-        """A micro-batch of the sequences ids [B, S] int64 with their segment numbers, [B, S], as `token_type_ids`."""
+        """A micro-batch of the sequences ids [B, S] with their segment numbers, [B, S], as `token_type_ids`."""
         swapped = uniform(key(0, "order of segments", row_keys)) < 0.5
         if not self.swaps:
             swapped = np.zeros_like(swapped)

@@ -34,7 +34,7 @@ class Classes:
         return f"classes {self.texts.digest}"
 
     def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
-        """A micro-batch of the texts of these numbers, ids [B, S] int64; nothing in it is random."""
+        """A micro-batch of the texts of these numbers, ids [B, S]; nothing in it is random."""
         labelled = np.flatnonzero(row_ids < len(self.texts.labels))
         targets = torch.from_numpy(self.texts.labels[row_ids[labelled]])
         targets = targets if targets.dtype == torch.int64 else targets.float()
@@ -62,7 +62,7 @@ class Spans:
         return f"spans {self.windows.digest}"
 
     def collate(self, ids: np.ndarray, row_keys: np.ndarray, row_ids: np.ndarray) -> Batch:
-        """A micro-batch of the windows of these numbers, ids [B, S] int64; nothing in it is random."""
+        """A micro-batch of the windows of these numbers, ids [B, S]; nothing in it is random."""
         labelled = np.flatnonzero(row_ids < len(self.windows.starts))
         positions, numbers = torch.from_numpy(labelled), row_ids[labelled]
         labels = {
@@ -85,7 +85,7 @@ def text_batch(
     valid[:, 0] = True  # an empty text, around which a decoder's tokenizer puts nothing
     longest = max(int(valid.sum(1).max(initial=1)), 1)
     width = min(-(-longest // WIDTHS) * WIDTHS, ids.shape[1])
-    ids, valid = np.ascontiguousarray(ids[:, :width]), np.ascontiguousarray(valid[:, :width])
+    ids, valid = np.ascontiguousarray(ids[:, :width], np.int64), np.ascontiguousarray(valid[:, :width])
     types = torch.from_numpy(segments[:, :width].astype(np.int64))
     full = valid.all()
     return Batch(

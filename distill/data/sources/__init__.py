@@ -53,10 +53,10 @@ class Source(ABC):
 
     Attributes:
         fraction: seeded fraction of the documents that is used.
-        prompts: whether its documents may have parts that do not count (`Document.of_parts`).
+        prompts: whether its documents may have tokens that are no targets (`Document.of_parts`).
         by_lines: whether what is left out as bad is lines of documents, not whole documents.
         made_from: import path, settings and code of a user's own source; built-in ones have all in `identity`.
-        token_ids: whether its texts are token ids, written as numbers.
+        token_ids: whether its documents are token ids, of which no tokenizer can be trained.
     """
 
     fraction: float = 1.0
@@ -92,10 +92,6 @@ class Source(ABC):
         Raises:
             InvalidFile: the file cannot be used; what came before stays.
         """
-
-    def check_ids(self, vocabulary: int) -> None:
-        """Raises SettingError where it has token ids beyond those of a vocabulary of this size."""
-        return None
 
     def describe(self) -> str:
         """A few words for the banner."""
@@ -138,7 +134,7 @@ def read(
                     if isinstance(document, InvalidRecord | LeftOut):
                         if counts(f"{document.name}: {document.reason}"):
                             invalid(document)
-                    elif counts(document.text):
+                    elif counts(document.key):
                         if has_utf8(document.text):
                             yield document
                         else:

@@ -30,7 +30,7 @@ NO_TEXT = (".json", ".xml", ".html", ".htm", ".pdf", ".doc", ".docx", ".odt", ".
 
 MAX_WRONG = 1000  # records without a field, before the first that has it
 
-Content = str | tuple[Part, ...]  # a text, or its parts where not all of it counts
+Content = str | tuple[Part, ...] | Document  # a text, its parts where there are prompts, or token ids
 Found = Content | InvalidRecord | LeftOut  # in the place of a record
 
 
@@ -128,7 +128,7 @@ class FileSource(Source):
         if self.settings.prompt is None:
             return text
         prompt = readers.value_of(record, self.settings.prompt, name, f"{self.setting}.prompt", str)
-        return (Part(prompt, counts=False), Part(text)) if text else ()
+        return (Part(prompt, loss=False), Part(text)) if text else ()
 
     def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Found]]:
         """Name and content of everything in a file or a range of it."""
@@ -369,6 +369,8 @@ class FileSource(Source):
             yield content
         elif isinstance(content, str):
             yield from [Document(name, content)] if content.strip() else []
+        elif isinstance(content, Document):
+            yield content._replace(name=name)
         else:
             yield Document.of_parts(name, content) if content else LeftOut(name, self.nothing)
 

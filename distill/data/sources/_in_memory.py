@@ -1,27 +1,26 @@
 """Rows of a `datasets.Dataset` that a program holds, as a source of texts, conversations or sequences of token ids."""
 
 from dataclasses import dataclass, replace
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from distill.config.component import Component
 from distill.config.settings import SourceConfig
 from distill.data.chat_template import COLUMNS, LIST, holds_messages
 from distill.data.lines import Record
-from distill.data.sources import Part, Source
+from distill.data.sources import Document, Source
 from distill.data.sources._files import Content, FileSource
 from distill.data.sources.chat import Chat
 from distill.data.sources.hub import Hub
-from distill.data.token_ids import INSIDE, ids_around
 from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 IDS, MASK, LABELS = "input_ids", "attention_mask", "labels"  # the usual columns of what a tokenizer gave
-UNCOUNTED = -100  # label of a token that is no target, in transformers
+NO_TARGET = -100  # label of a token that is no target, in transformers
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,14 @@ class ChatsInMemory(RowsInMemory, Chat):
 
 @dataclass(frozen=True)
 class IdsInMemory(RowsInMemory, Hub):
-    """A column of token ids, each row a document; as text they are numbers, which `Source.token_ids` announces.
+    """A column of token ids, each row a document.
 
     Ids that stand around a document are dropped at the ends of a row, as the format of sequences sets them itself.
     Those inside, such as an end-of-text token between two documents of a row, stay. Padding is dropped anywhere. What
     `labels` mark by -100 is a prompt, as in transformers.
     """
 
-    around: frozenset[int] = frozenset()  # of the tokenizer
+    around: frozenset[int] = frozenset()  # of the tokenizer: the ids that the format of sequences sets itself
     padding: int | None = None  # the id that pads, and does nothing else
     has_prompts: bool = False
 
@@ -85,50 +84,44 @@ class IdsInMemory(RowsInMemory, Hub):
         return "no token in it counts as a target"
 
     def for_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> Self:
-        """Raises SettingError where `labels` are other ids than the tokens themselves."""
-        others = (getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "bos", "eos"))
-        pad = None if tokenizer.pad_token_id in others else tokenizer.pad_token_id
-        source = replace(self, around=ids_around(tokenizer), padding=pad)
+        """Raises SettingError where ids are beyond the vocabulary, or `labels` other than the tokens themselves."""
+        self._check_range(len(tokenizer))
+        pad = tokenizer.pad_token_id
+        others = {getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "bos", "eos")}
+        around = frozenset(number for number in {pad, *others} if number is not None)
+        source = replace(self, around=around, padding=None if pad in others else pad)
         if LABELS not in self.rows.column_names:
             return source
         columns = self.rows.select_columns([self.field, LABELS]).with_format("arrow")[:]
         if columns[self.field].equals(columns[LABELS]):  # the usual copy, which needs no look at each row
             return source
         rows = self.rows.select_columns([name for name in (self.field, MASK, LABELS) if name in self.rows.column_names])
-        count = [all(counts for _, counts in source._words(row)) for row in rows]  # of all rows, which are checked so
-        return replace(source, has_prompts=not all(count))
+        masks = [source._tokens(row)[1] for row in rows]  # of all rows, which are checked so
+        return replace(source, has_prompts=not all(mask.all() for mask in masks))
 
     def content(self, record: Record, name: str) -> Content:
-        """The ids, in parts where some of them do not count; nothing where none does."""
-        words = self._words(record)
-        if all(counts for _, counts in words):
-            return " ".join(word for word, _ in words)
-        if not any(counts for _, counts in words):
+        """The ids and their loss mask; nothing where none is a target, or there is none."""
+        if not record.get(self.field):
+            return ""
+        ids, loss_mask = self._tokens(record)
+        if len(ids) and not loss_mask.any():
             return ()
-        stretches = [(counts, " ".join(word for word, _ in of)) for counts, of in groupby(words, key=itemgetter(1))]
-        return tuple(Part(f" {text}" if number else text, counts) for number, (counts, text) in enumerate(stretches))
+        return Document(name, "", ids=ids, loss_mask=None if loss_mask.all() else loss_mask)
 
-    def _words(self, record: Record) -> list[tuple[str, bool]]:
-        """The ids of a row where `attention_mask`, if there is one, is not 0, each with whether it counts.
+    def _tokens(self, record: Record) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of a row between those around it, without padding, and which of them are targets."""
+        ids, labels = self._checked(record)
+        is_read = np.array(record.get(MASK) or np.ones(len(ids)), bool)
+        ids, is_target = ids[is_read], labels[is_read] != NO_TARGET
+        inside = np.flatnonzero(~np.isin(ids, [*self.around]))
+        kept = np.zeros(len(ids), bool)
+        if len(inside):
+            kept[inside[0] : inside[-1] + 1] = True
+        kept &= ids != self.padding
+        return ids[kept], is_target[kept]
 
-        What the tokenizer of numbers drops counts as the id beside it does, so that it makes no parts.
-        """
-        ids = self._checked(record)
-        labels, mask = record.get(LABELS), record.get(MASK) or [1] * len(ids)
-        labels = labels if isinstance(labels, list) else ids
-        read = [(number, label) for number, label, is_read in zip(ids, labels, mask, strict=True) if is_read]
-        inside = [place for place, (number, _) in enumerate(read) if number not in self.around]
-        words: list[tuple[str, bool]] = []
-        for place, (number, label) in enumerate(read):
-            if not inside:
-                words.append((str(number), True))
-            elif not inside[0] <= place <= inside[-1] or number == self.padding:
-                words.append((str(number), words[-1][1] if words else read[inside[0]][1] != UNCOUNTED))
-            else:
-                words.append((f"{INSIDE if number in self.around else ''}{number}", label != UNCOUNTED))
-        return words
-
-    def _checked(self, record: Record) -> list[int]:
+    def _checked(self, record: Record) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and labels of a row."""
         ids, labels, where = record.get(self.field), record.get(LABELS), f"{self.setting}.field={self.field}"
         if not isinstance(ids, list) or not all(isinstance(number, int) for number in ids):
             raise SettingError(f"{where}: a row of {self.settings.hub} holds no list of token ids")
@@ -137,16 +130,16 @@ class IdsInMemory(RowsInMemory, Hub):
                 f"{where}: a row of {self.settings.hub} has {len(ids):,} ids and {len(mask):,} numbers in {MASK}: give "
                 "one for each"
             )
-        if isinstance(labels, list) and labels != ids:
-            pairs = zip(labels, ids, strict=False)
-            if len(labels) != len(ids) or any(label not in (number, UNCOUNTED) for label, number in pairs):
-                raise SettingError(
-                    f"{where}: {self.settings.hub} has other ids in its column {LABELS}, and what a run predicts is "
-                    f"the tokens themselves: remove that column, or mark prompts in it by {UNCOUNTED}"
-                )
-        return ids
+        labels = labels if isinstance(labels, list) else ids
+        found, wanted = np.array(ids, np.int64), np.array(labels, np.int64)
+        if len(labels) != len(ids) or ((wanted != found) & (wanted != NO_TARGET)).any():
+            raise SettingError(
+                f"{where}: {self.settings.hub} has other ids in its column {LABELS}, and what a run predicts is "
+                f"the tokens themselves: remove that column, or mark prompts in it by {NO_TARGET}"
+            )
+        return found, wanted
 
-    def check_ids(self, vocabulary: int) -> None:
+    def _check_range(self, vocabulary: int) -> None:
         import pyarrow.compute
 
         columns = self.rows.select_columns([self.field]).with_format("arrow")

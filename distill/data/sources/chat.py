@@ -7,16 +7,23 @@ from typing import TYPE_CHECKING, Any, Self
 
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
-from distill.data.chat_template import ASSISTANT, COLUMNS, DEFAULT, TOOLS, ChatTemplate, conversation_of, without_nulls
+from distill.data.chat_template import (
+    ASSISTANT,
+    COLUMNS,
+    DEFAULT,
+    TOOLS,
+    ChatTemplate,
+    conversation_of,
+    plain_text,
+    without_nulls,
+)
+from distill.data.document import Part
 from distill.data.lines import InvalidRecord, LeftOut, Record
 from distill.data.sources._files import Content, FileSource, Found
 from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-PLAIN = ChatTemplate(DEFAULT, "the default chat template")
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class Chat(FileSource):
     A column `tools` goes to the template; where `prompt` names a column of messages, none of these counts.
     """
 
-    template: ChatTemplate = PLAIN  # until the tokenizer is known
+    template: ChatTemplate | None = None  # until the tokenizer is known
 
     word = "conversation"
     suffixes = (".jsonl", ".jsonl.gz", ".parquet")
@@ -46,13 +53,15 @@ class Chat(FileSource):
 
     @property
     def counted(self) -> str:
-        is_tokenizers = self.settings.template is None and self.template.text != DEFAULT
+        template = self.template
+        is_tokenizers = self.settings.template is None and template is not None and template.text != DEFAULT
         return ", of which the assistant's messages count" + ", by the chat template of the tokenizer" * is_tokenizers
 
     @property
     def written(self) -> list[Any]:
-        how = [self.template.text, sorted(self.template.variables.items()), self.template.special]
-        return how if self.settings.prompt is None else [*how, self.settings.prompt]
+        template = self.template
+        how = [] if template is None else [template.text, sorted(template.tokenizer.special_tokens_map.items())]
+        return [*how, self.settings.prompt]
 
     @property
     def nothing(self) -> str:
@@ -82,14 +91,15 @@ class Chat(FileSource):
                 lost += not isinstance(record, InvalidRecord) and bool(record.get(TOOLS))
                 yield record
 
-        for content in super().contents(records if self.template.writes_tools else watched(), place, start):
+        is_lost = self.template is None or not self.template.writes_tools
+        for content in super().contents(watched() if is_lost else records, place, start):
             yield content
             for _ in range(lost):
                 yield LeftOut(place, f"the column {TOOLS} of conversations, for which their template has no place")
             lost = 0
 
     def content(self, record: Record, name: str) -> Content:
-        """The parts of a conversation; none where nothing in it counts."""
+        """The document of a conversation; none where no token of it is a target."""
         column, prompt = self._column(record), self.settings.prompt
         for setting, field in (("field", column), ("prompt", prompt)):
             if field is not None and field not in record:
@@ -100,8 +110,11 @@ class Chat(FileSource):
             raise SettingError(f"in {name}, column {error}", setting=f"{self.setting}.field", value=column) from error
         if not any(message["role"] == ASSISTANT for message in conversation.messages[conversation.given :]):
             return ()
-        parts = self.template.parts(conversation)
-        return parts if any(part.counts for part in parts) else ()
+        if self.template is None:
+            return (Part(plain_text(conversation)),)
+        document = self.template.document(conversation, name)
+        assert document.loss_mask is not None
+        return document if document.loss_mask.any() else ()
 
     def _column(self, columns: Iterable[str]) -> str:
         """The column of the conversations, among these of a record or a file."""

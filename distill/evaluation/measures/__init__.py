@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.settings import EvaluateConfig
 from distill.data.batch import Batch
 from distill.data.batches import Collator
+from distill.data.sequence_store import outer_ids
 from distill.distributed import Ranks
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.models.language_model import LanguageModel, OutputSpec
@@ -105,13 +106,12 @@ class Scoring:
     def collated(self, data: EvaluationSet) -> Iterator[Batch]:
         """`batches` that are not on the device of this rank, for what only counts them."""
         collator, size = self.collator_of(data), self.settings.batch_size
-        lengths = (data.sequences != collator.pad_id).sum(1)
+        lengths = (outer_ids(data.sequences) != collator.pad_id).sum(1)
         order = np.argsort(-lengths, kind="stable")[self.ranks.rank :: self.ranks.size]
         for start in range(0, len(order), size):
             numbers = order[start : start + size]
-            ids = data.sequences[numbers].astype(np.int64)[:, : max(int(lengths[numbers].max()), 1)]
-            keys = key(SEED, "evaluation mask", numbers)
-            yield collator.collate(ids, keys, numbers)
+            tokens = data.sequences[numbers][:, : max(int(lengths[numbers].max()), 1)]
+            yield collator.collate(tokens, key(SEED, "evaluation mask", numbers), numbers)
 
     def head_rows(
         self, model: LanguageModel, data: EvaluationSet, on_progress: ProgressCallback

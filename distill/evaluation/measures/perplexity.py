@@ -176,6 +176,6 @@ class MaskPass(TokenPass):
         for start in range(0, data.num_sequences, size):
             numbers = np.arange(start, min(start + size, data.num_sequences))
             keys = key(SEED, "evaluation mask", numbers)
-            if len(collator.collate(data.sequences[numbers].astype(np.int64), keys, numbers).targets.positions):
+            if len(collator.collate(data.sequences[numbers], keys, numbers).targets.positions):
                 return True
         return False

@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 from distill.data.batch import Batch
 from distill.data.collate.clm import CausalLM
-from distill.data.sequence_format import PROMPT
+from distill.data.sequence_store import outer_ids, padded
 from distill.evaluation.measures import Measure, ProgressCallback, Scoring, exp
 from distill.evaluation.measures.over_ranks import sum_exchange
 from distill.evaluation.measures.perplexity import Part, TokenPass
@@ -25,7 +25,7 @@ from distill.models.language_model import LanguageModel, OutputSpec
 class Window(NamedTuple):
     """A stretch of text that a model sees at once, of which the tokens from `first` on are scored."""
 
-    ids: np.ndarray
+    tokens: np.ndarray
     first: int
     row: int = 0  # of the set, whose tokens are scored
 
@@ -122,11 +122,11 @@ class WindowPass(TokenPass):
         """The windows of a sequence of the set, each with the text before it that belongs to the same document."""
         pad, width = self.collator.pad_id, data.sequences.shape[1]
         tokens, before = data.sequences[row], data.before(row)
-        tokens = tokens[tokens != pad]
-        before = tokens[:0] if before is None else before[before != pad]
-        if len(before) and int(before[-1]) & ~PROMPT == self.collator.format.document_end:
+        tokens = tokens[outer_ids(tokens) != pad]
+        before = tokens[:0] if before is None else before[outer_ids(before) != pad]
+        if len(before) and outer_ids(before)[-1] == self.collator.format.document_end:
             before = before[:0]
-        text, stride = np.concatenate([before, tokens]).astype(np.int64), self.stride or max(width // 2, 1)
+        text, stride = np.concatenate([before, tokens]), self.stride or max(width // 2, 1)
         for start in range(len(before), len(text), stride):
             end = min(start + stride, len(text))
             begin = max(0, end - width)
@@ -134,7 +134,7 @@ class WindowPass(TokenPass):
 
     def _batches(self, data: EvaluationSet, on_progress: ProgressCallback) -> Iterator[list[Window]]:
         """This rank's windows, longest sequences first, as many at once as `evaluate.batch_size`."""
-        lengths = (data.sequences != self.collator.pad_id).sum(1)
+        lengths = (outer_ids(data.sequences) != self.collator.pad_id).sum(1)
         order = np.argsort(-lengths, kind="stable")[self.scoring.ranks.rank :: self.scoring.ranks.size]
         pending: list[Window] = []
         for number, row in enumerate(order):
@@ -145,11 +145,9 @@ class WindowPass(TokenPass):
             on_progress(1)
 
     def _collate(self, windows: list[Window]) -> Batch:
-        ids = np.full((len(windows), max(len(window.ids) for window in windows)), self.collator.pad_id, np.int64)
-        for row, window in zip(ids, windows, strict=True):
-            row[: len(window.ids)] = window.ids
-        numbers = np.arange(len(windows))
-        return self.collator.collate(ids, numbers.astype(np.uint64), numbers)
+        numbers, longest = np.arange(len(windows)), max(len(window.tokens) for window in windows)
+        tokens = padded([window.tokens for window in windows], longest, self.collator.pad_id)
+        return self.collator.collate(tokens, numbers.astype(np.uint64), numbers)
 
 
 def _scored(batch: Batch, windows: list[Window]) -> np.ndarray:
