@@ -1,10 +1,11 @@
 """Conversations, and chat templates in Jinja: the tokens of a conversation, and which of them are targets."""
 
 import json
+import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -155,6 +156,14 @@ class ChatTemplate:
             raise SettingError(f"{name} cannot be chosen ({first_line(error)}): {cure}") from error
         return cls(tokenizer, text, name, setting)
 
+    def __reduce__(self) -> Any:
+        """Other processes make the tokenizer once, not for each of their tasks: a large one takes a second."""
+        return _in_this_process, (self._pickled, self.text, self.name, self.setting)
+
+    @cached_property
+    def _pickled(self) -> bytes:
+        return pickle.dumps(self.tokenizer)
+
     @cached_property
     def special(self) -> list[str]:
         """All special tokens of the tokenizer."""
@@ -180,10 +189,8 @@ class ChatTemplate:
         """
         self._check(conversation)
         (text,) = self._apply([conversation.messages], conversation.tools)
-        if GENERATION.search(self.text):
-            ids, loss_mask = self._marked(conversation)
-        else:
-            ids, loss_mask = self._by_difference(conversation, text)
+        is_marked = GENERATION.search(self.text) is not None
+        ids, loss_mask = self._marked(conversation) if is_marked else self._by_difference(conversation, text)
         return Document(name, text, ids=ids, loss_mask=loss_mask, add_bos=False)
 
     def prompt(self, conversation: Conversation) -> str:
@@ -259,6 +266,11 @@ class ChatTemplate:
             cure = f", or set {self.setting} to another one" if self.setting else ""
             reason = f"{type(error).__name__}: {first_line(error)[:200]}"
             raise SettingError(f"{self.name} refuses a conversation ({reason}): mend one or the other{cure}") from error
+
+
+@lru_cache(maxsize=4)
+def _in_this_process(tokenizer: bytes, *fields: str) -> ChatTemplate:
+    return ChatTemplate(pickle.loads(tokenizer), *fields)
 
 
 def plain_text(conversation: Conversation) -> str:

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from job import assert_alike, assert_same, command, distill, metrics, results
+from job import distill, metrics, results
 from transformers import AutoTokenizer
 
 from distill.commands import predict as predict_command
@@ -170,33 +170,6 @@ def test_a_student_without_a_template_takes_that_of_its_teacher(folder: Path) ->
     assert 7 in ends and AutoTokenizer.from_pretrained(student).eos_token_id in ends
 
 
-@pytest.mark.slow
-def test_the_template_on_two_ranks_and_after_a_stop(folder: Path) -> None:
-    """Prepared by two processes they are the same sequences, the student is that of one rank, and resumes bitwise."""
-    teacher, runs = instructed(folder / "instructed_too"), folder / "runs"
-    given = [
-        "+recipe=distilgpt2_gutenberg",
-        "corpus=chat",
-        "corpus.path=chats.jsonl",
-        f"teacher.path={teacher}",
-        *SMALL,
-    ]
-    given += ["student.layers=[0]", "train.save_every=2", "train.keep=9", "backend.threads=1"]
-    assert distill(*given, "hydra.run.dir=runs/whole", "data.cache=one") == 0
-    shutil.copytree(runs / "whole", runs / "stopped")
-    (runs / "stopped" / "results.json").unlink()
-    shutil.rmtree(sorted((runs / "stopped" / "checkpoints").glob("step-*"))[-1])
-    assert distill(*given, "hydra.run.dir=runs/stopped", "data.cache=one") == 0
-    assert_same(runs / "stopped", runs / "whole")
-    whole = results(runs / "whole")["identity"]["corpus.digest"]
-    ranks = ["backend=ddp", "backend.processes=2", "train.batch_size=4", "data.workers=2", "data.cache=other"]
-    process = command(*given, *ranks, "hydra.run.dir=runs/ranks")
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
-    assert results(runs / "ranks")["identity"]["corpus.digest"] == whole
-    assert_alike(runs / "ranks", runs / "whole")
-
-
 def test_prompts_and_completions() -> None:
     columns = ["corpus=jsonl", "corpus.path=pairs.jsonl", "corpus.prompt=prompt", "corpus.field=completion"]
     sets = ["+evaluate.sources.chats={kind:chat,path:chats.jsonl}", "evaluate.sets=[heldout,chats]"]
@@ -206,20 +179,3 @@ def test_prompts_and_completions() -> None:
     assert "of which the assistant's messages count" in content["evaluation"]["chats"]["description"]
     positions, tokens = scored(Path("runs/pairs"))
     assert 0 < positions < 0.7 * tokens
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["corpus=chat", "corpus.path=chats.jsonl"], ["corpus: has prompts", "objective.task=clm"]),
-        (
-            ["corpus=bundled", "+evaluate.sources.mine={kind:chat,path:chats.jsonl}", "evaluate.sets=[mine]"],
-            ["evaluate.sources.mine: has prompts", "objective.task=clm"],
-        ),
-    ],
-)
-def test_masked_words_are_refused(given: list[str], words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    assert distill("+recipe=distilbert_gutenberg", *given, "hydra.run.dir=runs/masked") == 2
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
-    assert all(word in line for word in words), line
-    assert not Path("runs/masked/checkpoints").exists()

@@ -126,13 +126,6 @@ def test_a_document_with_parts_is_held_out_whole(tmp_path: Path, count: int) -> 
     assert sum(lengths) == count and 0 < min(lengths) < 0.35 * count
 
 
-def test_plain_text_stays_as_it_was(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "x.jsonl", [{"text": "the cat and then an hat " * 9}] * 5)
-    given = {"heldout": 0.0, "sequence_length": 16, "workers": 1, "cache": str(tmp_path)}
-    found = tokens_of(text_config(kind="jsonl", path=str(path), **given))
-    assert found.sequences.dtype == np.uint16 and not found.prompts
-
-
 @pytest.mark.parametrize("form", ["metaspace", "prepend", "bytes"])
 def test_a_text_in_parts_has_no_space_before_each(form: str) -> None:
     """Tokenizers in the manner of SentencePiece put one before a text."""
@@ -200,10 +193,3 @@ def test_what_cannot_have_prompts_is_refused_in_one_line(tmp_path: Path, words: 
         documents_of(SourceConfig(kind="text", path=str(tmp_path), prompt="ask"))
     with pytest.raises(SettingError, match=r"^corpus\.template='x': corpus\.kind=jsonl has no such setting"):
         documents_of(SourceConfig(kind="jsonl", path=str(tmp_path), template="x"))
-
-
-def test_a_template_that_is_no_jinja_is_refused(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "x.jsonl", [{"messages": []}])
-    with pytest.raises(SettingError, match=r"^corpus\.template={role}: {content} has no loop over messages") as caught:
-        documents_of(SourceConfig(kind="chat", path=str(path), template="{role}: {content}"))
-    assert "\n" not in str(caught.value)

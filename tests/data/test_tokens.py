@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from distill.config.settings import Config, Missing, SourceConfig
 from distill.data import build_tokens, contents
 from distill.data.document import Document
-from distill.data.heldout import HeldOut, fraction, held_out
-from distill.data.packing import Packing
-from distill.data.sequence_format import SequenceFormat
+from distill.data.heldout import fraction, held_out
 from distill.data.sources import _files, find_source
 from distill.data.tokens import Text, Tokens, prepare, set_text
 from distill.runtime.errors import SettingError
@@ -97,20 +94,6 @@ def test_long_documents_lose_nothing_between_blocks(tmp_path: Path, tokenizer: P
     (tmp_path / "long.txt").write_text(text)
     config = text_config(kind="text", path=str(tmp_path / "long.txt"), cache=str(tmp_path), heldout=0.0, workers=1)
     np.testing.assert_array_equal(all_of(tokens_of(config, tokenizer).sequences), naive([text], tokenizer, 128))
-
-
-def test_the_name_of_a_special_token_is_text(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    (tmp_path / "a.txt").write_text("Ban [MASK] dan [SEP] fan [CLS] gan [PAD] kan. " * 20)
-    config = text_config(
-        kind="text", path=f"{tmp_path}/a.txt", cache=str(tmp_path), heldout=0.0, sequence_length=16, workers=1
-    )
-    body = all_of(tokens_of(config, tokenizer).sequences)[:-1, 1:-1]
-    assert not np.isin(body, [0, 2, 3, 4]).any()
-
-
-def test_large_vocabularies_get_four_bytes() -> None:
-    packing = Packing("", 1 << 16, SequenceFormat(0, 1, None, None, 1, 2, 8), 8, False, HeldOut(0.0))
-    assert packing.dtype == np.uint16 and replace(packing, vocabulary=(1 << 16) + 1).dtype == np.uint32
 
 
 # --- one corpus, one digest

@@ -85,15 +85,20 @@ class IdsInMemory(RowsInMemory, Hub):
 
     def for_tokenizer(self, tokenizer: "PreTrainedTokenizerBase") -> Self:
         """Raises SettingError where ids are beyond the vocabulary, or `labels` other than the tokens themselves."""
-        self._check_range(len(tokenizer))
+        import pyarrow.compute
+
+        columns = self.rows.with_format("arrow").select_columns({self.field, LABELS} & {*self.rows.column_names})[:]
+        ends = pyarrow.compute.min_max(pyarrow.compute.list_flatten(columns[self.field])).as_py()
+        if ends["max"] is not None and (ends["min"] < 0 or ends["max"] >= len(tokenizer)):
+            raise SettingError(
+                f"{self.setting}.field={self.field}: {self.settings.hub} has ids from {ends['min']} to {ends['max']}, "
+                f"but the tokenizer has {len(tokenizer):,} tokens: give ids of this tokenizer, or texts"
+            )
         pad = tokenizer.pad_token_id
         others = {getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "bos", "eos")}
         around = frozenset(number for number in {pad, *others} if number is not None)
         source = replace(self, around=around, padding=None if pad in others else pad)
-        if LABELS not in self.rows.column_names:
-            return source
-        columns = self.rows.select_columns([self.field, LABELS]).with_format("arrow")[:]
-        if columns[self.field].equals(columns[LABELS]):  # the usual copy, which needs no look at each row
+        if LABELS not in self.rows.column_names or columns[self.field].equals(columns[LABELS]):  # the usual copy
             return source
         rows = self.rows.select_columns([name for name in (self.field, MASK, LABELS) if name in self.rows.column_names])
         masks = [source._tokens(row)[1] for row in rows]  # of all rows, which are checked so
@@ -101,56 +106,36 @@ class IdsInMemory(RowsInMemory, Hub):
 
     def content(self, record: Record, name: str) -> Content:
         """The ids and their loss mask; nothing where none is a target, or there is none."""
-        if not record.get(self.field):
-            return ""
         ids, loss_mask = self._tokens(record)
         if len(ids) and not loss_mask.any():
             return ()
-        return Document(name, "", ids=ids, loss_mask=None if loss_mask.all() else loss_mask)
+        return (
+            Document(name, "", ids=ids, loss_mask=None if loss_mask.all() else loss_mask) if record[self.field] else ""
+        )
 
     def _tokens(self, record: Record) -> tuple[np.ndarray, np.ndarray]:
         """The ids of a row between those around it, without padding, and which of them are targets."""
-        ids, labels = self._checked(record)
-        is_read = np.array(record.get(MASK) or np.ones(len(ids)), bool)
-        ids, is_target = ids[is_read], labels[is_read] != NO_TARGET
-        inside = np.flatnonzero(~np.isin(ids, [*self.around]))
-        kept = np.zeros(len(ids), bool)
-        if len(inside):
-            kept[inside[0] : inside[-1] + 1] = True
-        kept &= ids != self.padding
-        return ids[kept], is_target[kept]
-
-    def _checked(self, record: Record) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and labels of a row."""
-        ids, labels, where = record.get(self.field), record.get(LABELS), f"{self.setting}.field={self.field}"
+        ids, labels, is_read = (record.get(name) for name in (self.field, LABELS, MASK))
+        where, rows = f"{self.setting}.field={self.field}", self.settings.hub
         if not isinstance(ids, list) or not all(isinstance(number, int) for number in ids):
-            raise SettingError(f"{where}: a row of {self.settings.hub} holds no list of token ids")
-        if (mask := record.get(MASK)) and len(mask) != len(ids):
+            raise SettingError(f"{where}: a row of {rows} holds no list of token ids")
+        is_read = np.array(is_read or [1] * len(ids), bool)
+        if len(is_read) != len(ids):
             raise SettingError(
-                f"{where}: a row of {self.settings.hub} has {len(ids):,} ids and {len(mask):,} numbers in {MASK}: give "
+                f"{where}: a row of {rows} has {len(ids):,} ids and {len(is_read):,} numbers in {MASK}: give "
                 "one for each"
             )
-        labels = labels if isinstance(labels, list) else ids
-        found, wanted = np.array(ids, np.int64), np.array(labels, np.int64)
-        if len(labels) != len(ids) or ((wanted != found) & (wanted != NO_TARGET)).any():
+        labels, ids = np.array(labels if isinstance(labels, list) else ids, np.int64), np.array(ids, np.int64)
+        if len(labels) != len(ids) or ((labels != ids) & (labels != NO_TARGET)).any():
             raise SettingError(
-                f"{where}: {self.settings.hub} has other ids in its column {LABELS}, and what a run predicts is "
-                f"the tokens themselves: remove that column, or mark prompts in it by {NO_TARGET}"
+                f"{where}: {rows} has other ids in its column {LABELS}, and what a run predicts is the tokens "
+                f"themselves: remove that column, or mark prompts in it by {NO_TARGET}"
             )
-        return found, wanted
-
-    def _check_range(self, vocabulary: int) -> None:
-        import pyarrow.compute
-
-        columns = self.rows.select_columns([self.field]).with_format("arrow")
-        for batch in columns.iter(10_000):
-            ids = pyarrow.compute.list_flatten(batch[self.field])
-            ends = pyarrow.compute.min_max(ids).as_py()
-            if len(ids) and (ends["min"] < 0 or ends["max"] >= vocabulary):
-                raise SettingError(
-                    f"{self.setting}.field={self.field}: {self.settings.hub} has ids from {ends['min']} to "
-                    f"{ends['max']}, but the tokenizer has {vocabulary:,} tokens: give ids of this tokenizer, or texts"
-                )
+        ids, is_target = ids[is_read], labels[is_read] != NO_TARGET
+        inside = np.flatnonzero(~np.isin(ids, [*self.around]))
+        kept = slice(inside[0], inside[-1] + 1) if len(inside) else slice(0)
+        ids, is_target = ids[kept], is_target[kept]
+        return ids[ids != self.padding], is_target[ids != self.padding]
 
 
 def source_in_memory(rows: Any, digest: str, name: str, settings: SourceConfig, setting: str) -> Source:
