@@ -219,13 +219,14 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
     ranks, batches = training.ranks, training.batches
     health = Health(settings, training.precision, ranks, training.checkpoints, training.teacher, objective)
     recorder = recorder_in_force()
+    is_trial = recorder is not None and recorder.is_trial
     over, save_due, out_of_patience = limits.reached(state.step, state.seconds), False, False
     if state.step and (history.due(state.step) or over):
         # Interrupted between this point's checkpoint and the end of its evaluation.
         health.check(state, over)
         out_of_patience = evaluate_if_due(training, objective, followers, history)
     state.loss_scale.begin(training.learner.model.student.precision == "fp16")
-    windows = batches.stream(state.step, limits.steps, ranks.device, training.teacher.read_ahead, recorder.watch)
+    windows = batches.stream(state.step, limits.steps, ranks.device, training.teacher.read_ahead)
     window = first_window(windows, objective, training)
     with handled() as signals, signals.deferred():
         signals.raise_if_stopped()  # for one that came where Python drops errors, as in callbacks of its imports
@@ -238,23 +239,23 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
             for follower in followers:
                 follower.after_step(state, result)
 
-            at_point = (history.due(state.step) or over) and not recorder.is_trial
+            at_point = (history.due(state.step) or over) and not is_trial
             save_due |= state.step % settings.save_every == 0 or at_point or result.should_save
             saved = False
             # Else after the next good step; a trial leaves none.
-            if save_due and not (recorder.is_trial or state.skipped_in_a_row or result.diverged):
+            if save_due and not (is_trial or state.skipped_in_a_row or result.diverged):
                 save_due, saved = False, save_and_report(training, followers)
             if result.save_requested:
-                logger.info(f"SIGUSR1 at step {state.step}, {saved_or_not(saved, recorder.is_trial)}")
+                logger.info(f"SIGUSR1 at step {state.step}, {saved_or_not(saved, is_trial)}")
             health.check(state, over)
             if result.stop is not None:
                 signals.received.clear()
-                raise interrupted(state, result.stop, saved, recorder.is_trial)
+                raise interrupted(state, result.stop, saved, is_trial)
             if at_point:
                 with signals.deferred(False):  # an evaluation loses nothing
                     out_of_patience = evaluate_if_due(training, objective, followers, history)
-            over |= recorder.end_step()
-    if recorder.is_trial:
+            over |= recorder is not None and recorder.end_step()
+    if is_trial:
         return TRIAL
     return limits.ended_by(state.step) if over else PATIENCE
 

@@ -18,9 +18,6 @@ from distill.data.prefetch import prefetch
 from distill.data.sequence_store import SequenceStore, expect
 from distill.runtime.seed import key
 
-# From what prepares the window of a step to the same, watched.
-Watch = Callable[[Callable[[int], list[Batch]]], Callable[[int], list[Batch]]]
-
 
 class Collator(Protocol):
     """What makes micro-batches of sequences, for one task."""
@@ -146,11 +143,10 @@ class Batches:
         stop: int,
         device: torch.device,
         read_ahead: Callable[[Batch], Batch] | None = None,
-        watch: Watch | None = None,
     ) -> Iterator[list[Batch]]:
         """The windows of the steps [start, stop), prepared ahead in threads (in pinned memory for CUDA).
 
-        `read_ahead` is called on each batch in those threads; `watch` may wrap what prepares the window of a step.
+        `read_ahead` is called on each batch in those threads.
         """
 
         def prepare(step: int) -> list[Batch]:
@@ -161,7 +157,7 @@ class Batches:
             return [batch.pinned() for batch in window] if device.type == "cuda" else window
 
         try:
-            for window in prefetch(watch(prepare) if watch else prepare, range(start, stop), self.threads):
+            for window in prefetch(prepare, range(start, stop), self.threads):
                 # What gives up Python's lock here, as moving and freeing tensors do, gets it back when the thread that
                 # prepares the next window no longer needs it. So nothing is moved that need not be, and a window is
                 # freed before the next one begins: else the loop would seem to wait for data that it has already.

@@ -312,8 +312,7 @@ class RunPage:
         if not self._may_write:
             return
         if self._sampler is None:
-            self._sampler = Sampler(self._renewer.every, self.ranks.device)
-            self._sampler.begin()
+            self._sampler = Sampler(self.ranks.device)
         else:
             self._sampler.sample()
         run = self._status(self._sampler.series())

@@ -2,25 +2,24 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean, median, quantiles
 from typing import Any
+
+import numpy as np
 
 from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.runs.facts import Profile, StepTimes
-from distill.runs.profile.bottleneck import MIN_STEPS, Times, conclusion, diagnose
-from distill.runs.profile.phases import PHASES, TITLES
-from distill.runs.profile.record import RankProfile, RunProfile, RunSettings
-from distill.runs.profile.recorder import Recorder
+from distill.runs.profile.bottleneck import RunSettings, Times, conclusion, diagnose
+from distill.runs.profile.phases import PHASES, TITLES, RankProfile, Recorder
 from distill.runtime.files import atomic
 
 RANKS = "profile.json"  # in the folder of the profile: the records of all ranks, and the findings of the rules
 TABLE = "profile.txt"  # beside it: a table to read
-MAX_POINTS = 300  # of a curve
 
 logger = logging.getLogger(__name__)
 
@@ -41,57 +40,52 @@ def gather_profile(
     """
     if profile is None:
         return None
-    profiles = [RankProfile.of(content) for content in ranks.gather(asdict(profile.record()))]
+    profiles = [RankProfile(**content) for content in ranks.gather(asdict(profile.record()))]
     settings = RunSettings(
         batches.step_shape.batch_size,
         batches.step_shape.micro_batches,
         config.train.save_every,
         config.backend.sync,
         config.backend.compression,
+        batches.threads,
     )
-    run_profile = RunProfile(profiles, settings)
-    summarized = summary(run_profile)
+    summarized = summary(profiles, settings)
     if ranks.rank == 0:
+        content = {"ranks": [asdict(each) for each in profiles], "settings": asdict(settings)}
+        profile.folder.mkdir(parents=True, exist_ok=True)
         with atomic(profile.folder / RANKS) as new:
-            new.write_text(json.dumps(asdict(run_profile) | {"summary": summarized.model_dump(), "identity": identity}))
+            new.write_text(json.dumps(content | {"summary": summarized.model_dump(), "identity": identity}))
         with atomic(profile.folder / TABLE) as new:
             new.write_text(table(summarized) + "\n")
         logger.info(table(summarized) if config.profile.stop_after else summarized.conclusion)
     return summarized
 
 
-def summary(profile: RunProfile) -> Profile:
+def summary(ranks: Sequence[RankProfile], settings: RunSettings) -> Profile:
     """The profile of a run, short enough for results.json; the records of the ranks have the rest."""
-    findings = diagnose(profile)
+    findings = diagnose(ranks, settings)
     return Profile(
-        conclusion=conclusion(profile, findings),
+        conclusion=conclusion(findings),
         findings=findings,
         bottleneck=next((finding.rule for finding in findings if finding.named), None),
-        steps=max(rank.num_steps for rank in profile.ranks),
-        phases={phase: fmean(rank.totals.get(phase, 0.0) for rank in profile.ranks) for phase in PHASES},
-        step_seconds=step_seconds(profile),
-        ranks=len(profile.ranks),
-        samples=downsample(profile.ranks[0].samples),
+        steps=ranks[0].num_steps,
+        phases={phase: sum(rank.totals[phase] for rank in ranks) / len(ranks) for phase in PHASES},
+        step_seconds=step_seconds(ranks) if findings else None,
+        ranks=len(ranks),
+        samples=ranks[0].samples,
     )
 
 
-def step_seconds(profile: RunProfile) -> StepTimes | None:
+def step_seconds(ranks: Sequence[RankProfile]) -> StepTimes:
     """Times of the steps that were recorded one by one, without the first, the traced ones and evaluation."""
-    if min(len(rank.steps) for rank in profile.ranks) < MIN_STEPS:
-        return None
-    seconds = Times(profile).whole
-    p95 = quantiles(seconds, n=20, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
-    return StepTimes(mean=fmean(seconds), median=median(seconds), p95=p95, longest=max(seconds), steps=len(seconds))
-
-
-def downsample(samples: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Average neighbouring samples, so that each curve has at most `MAX_POINTS` points."""
-    count = len(samples.get("seconds", []))
-    width = max(1, -(-count // MAX_POINTS))
-    return {
-        name: [float(f"{fmean(values[at : at + width]):.5g}") for at in range(0, count, width)]
-        for name, values in samples.items()
-    }
+    seconds = Times(ranks).whole
+    return StepTimes(
+        mean=float(seconds.mean()),
+        median=float(np.median(seconds)),
+        p95=float(np.percentile(seconds, 95)),
+        longest=float(seconds.max()),
+        steps=len(seconds),
+    )
 
 
 def table(profile: Profile) -> str:

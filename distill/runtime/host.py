@@ -4,7 +4,6 @@ import errno
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -143,14 +142,6 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.3g} TB"
-
-
-def computed_seconds() -> float:
-    """Seconds that this thread has computed, or would have on a core that was free; the latter is known on Linux."""
-    without_core = 0
-    with suppress(OSError, IndexError, ValueError):
-        without_core = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
-    return time.thread_time() + without_core / 1e9
 
 
 def limit_spinning() -> None:

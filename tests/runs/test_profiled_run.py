@@ -13,8 +13,7 @@ from job import CommandLine, Shelf, assert_same, check_one_run, composition_of, 
 
 from distill.commands import cli
 from distill.commands.cli import main
-from distill.runs.profile.phases import PHASES
-from distill.runs.profile.record import RankProfile
+from distill.runs.profile.phases import PHASES, RankProfile
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +41,14 @@ def test_a_profile_is_no_other_run(done: Path, shelf: Shelf, capfd: pytest.Captu
 def test_every_phase_is_timed(profiled: Path) -> None:
     content = json.loads((profiled / "profile" / "profile.json").read_text())
     steps = results(profiled)["training"]["steps"]
-    rank = RankProfile.of(*content["ranks"])
-    assert rank.num_steps == len(rank.steps) == steps == content["summary"]["steps"]
-    assert rank.left_out == [0, 1, 2, 4, 5]
+    (rank,) = (RankProfile(**each) for each in content["ranks"])
+    assert rank.num_steps == steps == content["summary"]["steps"] and len(rank.steps) == steps - 5
     assert all(rank.totals[phase] > 0 for phase in PHASES)
     # The phases add up to what the loop says of its own time, which ends a little before the step does.
-    ends = [0.0, *(line["seconds"] for line in metrics(profiled))]
-    chosen = [place for place in range(steps) if place not in rank.left_out]
-    own = sum(ends[place + 1] - ends[place] for place in chosen)
     training = [place for place, phase in enumerate(PHASES) if phase not in ("checkpoint", "evaluation")]
-    assert sum(rank.steps[place][phase] for place in chosen for phase in training) == pytest.approx(own, rel=0.25)
-    assert rank.loader.windows == steps and rank.loader.prepared > 0
+    lines = metrics(profiled)
+    own = lines[-1]["seconds"] - lines[4]["seconds"]
+    assert sum(step[phase] for step in rank.steps for phase in training) >= own - 0.001 * steps
 
 
 def test_the_trace_has_the_phases_of_its_step(profiled: Path) -> None:
@@ -83,7 +79,7 @@ def test_the_command_ends_after_its_steps_and_leaves_no_student(
     arguments = shelf.arguments(tmp_path / "run", "train.save_every=100")
     assert main(["profile", *arguments, "steps=6"]) == 0 and "waiting for data" in capfd.readouterr().err
     content = json.loads((tmp_path / "run" / "profile" / "profile.json").read_text())
-    assert RankProfile.of(content["ranks"][0]).num_steps == 6
+    assert RankProfile(**content["ranks"][0]).num_steps == 6
     table = (tmp_path / "run" / "profile" / "profile.txt").read_text()
     assert content["summary"]["conclusion"] in table and "waiting for data" in table
     assert not (tmp_path / "run" / "results.json").exists() and not (tmp_path / "run" / "student").exists()
@@ -129,7 +125,8 @@ def test_a_slow_rank_is_found(shelf: Shelf, tmp_path: Path) -> None:
     given += ["profile=on", "profile.trace_steps=0", "profile.stop_after=14", "train.save_every=100"]
     block, _ = run_ranks(2, tmp_path / "ranks", slow_second_rank, tmp_path / "run", shelf.arguments(tmp_path, *given))
     assert block["bottleneck"] == "slow rank" and "rank 1" in block["conclusion"]
-    assert (tmp_path / "run" / "profile" / "rank-1.json").exists()
+    content = json.loads((tmp_path / "run" / "profile" / "profile.json").read_text())
+    assert [len(rank["steps"]) for rank in content["ranks"]] == [11, 11]
 
 
 @pytest.mark.parametrize(

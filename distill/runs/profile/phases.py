@@ -1,12 +1,23 @@
 """The phases of a step: `with phase(FORWARD):` names one for torch.profiler, and for the recorder that times them."""
 
+import os
+import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import torch
+from torch.profiler import ProfilerActivity
+
+from distill.config.training import ProfileConfig
+from distill.distributed import Ranks
+from distill.runs.profile.sampler import Sampler
 
 DATA, TEACHER, FORWARD, BACKWARD = "data", "teacher", "forward", "backward"
 EXCHANGE, OPTIMIZER, CHECKPOINT, EVALUATION, OTHER = "exchange", "optimizer", "checkpoint", "evaluation", "other"
@@ -22,144 +33,158 @@ TITLES = {
     EVALUATION: "evaluation",
     OTHER: "other",
 }
-COMPUTING = (TEACHER, FORWARD, BACKWARD)  # what a faster processor or a larger micro-batch makes shorter
 
-Window = TypeVar("Window")
+MAX_TRACED = 32  # micro-batches of a trace: each adds a few thousand operations, and the file is to stay small
+MAX_OPERATIONS = 30  # in the table, those that take longest
+MAX_STEPS = 4096  # the newest ones stay, one by one; of all of them there are sums
+UNTYPICAL_STEPS = 3  # at the start: they compile, or touch their memory for the first time
+FOLDER = "profile"  # in that of the run
 
 
-class Watcher:
-    """What the loop reports to while it runs; this one times nothing."""
+@dataclass(frozen=True)
+class RankProfile:
+    """What one rank has recorded.
+
+    Attributes:
+        steps: seconds of each phase of the newest steps, [N][phases], in the order of `PHASES`; without the first steps
+            and those that were traced. All ranks have the same ones.
+        totals: seconds of each phase over all steps, `num_steps` of them.
+        samples: of the machine, by name (`Sampler.series`).
+    """
+
+    rank: int
+    host: str
+    steps: list[list[float]]
+    totals: dict[str, float]
+    num_steps: int
+    samples: dict[str, list[float]]
+
+
+class Recorder:
+    """Records one rank while it trains: a context around the loop, which reports its phases and steps to it.
+
+    The phases of every step are timed, torch.profiler traces a few steps, and the machine is sampled. On a GPU, which
+    computes behind the host, a mark between two phases is an event in its stream: the times are what it computed for
+    the phase and what it waited for the host in it.
+    """
+
+    def __init__(self, settings: ProfileConfig, run_folder: Path, micro_batches: int, ranks: Ranks) -> None:
+        """`micro_batches`: of a step."""
+        self.settings, self.folder, self._ranks = settings, run_folder / FOLDER, ranks
+        self._sampler = Sampler(ranks.device)
+        self._steps: deque[list[float]] = deque(maxlen=MAX_STEPS)
+        self._totals, self._num_steps = dict.fromkeys(PHASES, 0.0), 0
+        num_traced = min(settings.trace_steps, max(1, MAX_TRACED // micro_batches))
+        self._num_untypical = UNTYPICAL_STEPS + (1 + num_traced if num_traced else 0)
+        self._tracer = self._make_tracer(num_traced) if num_traced else None
+        self._marks: list[tuple[str, Any]] = [(OTHER, self._now())]
+        self._unread: list[tuple[str, Any]] = []  # those of the step before
+
+    def __enter__(self) -> Self:
+        global _in_force
+        self._sampler.start()
+        if self._tracer is not None:
+            self._tracer.start()
+        self._marks, _in_force = [(OTHER, self._now())], self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _in_force
+        _in_force = None
+        self._sampler.stop()
+        if error is not None:  # after which a GPU may answer no more
+            return
+        if self._tracer is not None:
+            self._tracer.stop()
+        if self._ranks.device.type == "cuda":
+            torch.cuda.synchronize(self._ranks.device)
+        self._read()
 
     @property
     def is_trial(self) -> bool:
         """Whether the run is for its profile alone, and leaves nothing else."""
-        return False
+        return self.settings.stop_after is not None
 
-    def enter(self, phase: str) -> str:
-        """This phase begins; gives the one that it interrupts."""
-        return OTHER
-
-    def watch(self, prepare: Callable[[int], Window]) -> Callable[[int], Window]:
-        """What prepares the window of a step, watched."""
-        return prepare
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """A phase, which interrupts the one that it lies in."""
+        outer = self._marks[-1][0]
+        with torch.profiler.record_function(phase):
+            self._marks.append((phase, self._now()))
+            try:
+                yield
+            finally:
+                self._marks.append((outer, self._now()))
 
     def end_step(self) -> bool:
-        """A step has ended; whether the run is to end with it."""
-        return False
-
-
-_in_force = Watcher()
-
-
-def in_force() -> Watcher:
-    """What watches this process now."""
-    return _in_force
-
-
-@contextmanager
-def watched_by(watcher: Watcher) -> Iterator[None]:
-    """While it is open the phases of this process are reported to `watcher`."""
-    global _in_force
-    before, _in_force = _in_force, watcher
-    try:
-        yield
-    finally:
-        _in_force = before
-
-
-@contextmanager
-def phase(name: str) -> Iterator[None]:
-    """A phase of the step; within another one it interrupts that. For the thread of the loop alone."""
-    with torch.profiler.record_function(name):
-        outer = _in_force.enter(name)
-        try:
-            yield
-        finally:
-            _in_force.enter(outer)
-
-
-class Phases:
-    """The seconds of each phase, step by step, on the clock of the host.
-
-    A mark costs about as much as reading the clock. Anything before the first mark of a step counts as `other`.
-
-    Attributes:
-        steps: seconds of the phases of each step that is known by now, in the order of `PHASES`.
-    """
-
-    def __init__(self) -> None:
-        self.steps: deque[list[float]] = deque()
-        self._seconds = dict.fromkeys(PHASES, 0.0)
-        self._phase, self._since = OTHER, time.perf_counter()
-
-    def enter(self, phase: str) -> str:
-        """From now on it is this phase; gives the one before."""
-        now, before = time.perf_counter(), self._phase
-        self._seconds[before] += now - self._since
-        self._phase, self._since = phase, now
-        return before
-
-    def end_step(self) -> None:
-        """The step ends, and the next one begins."""
-        self.enter(OTHER)
-        self.steps.append(list(self._seconds.values()))
-        self._seconds = dict.fromkeys(PHASES, 0.0)
-
-    def restart(self) -> None:
-        """Between two steps: what has passed since the first one belongs to neither."""
-        self._since = time.perf_counter()
-
-    def finish(self) -> None:
-        """No step follows: what is known late is known now."""
-
-
-class CudaPhases(Phases):
-    """The same on the clock of the GPU, which is behind the host's: the host only hands it work.
-
-    A mark is an event in the GPU's stream. Between two events lies what the GPU computed for the phase, and what it
-    waited for the host in it, so that the phases of a step add up to its time. They are read one step later, when
-    the loop has waited for that step anyway: reading them makes nothing wait.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self._device = device
-        self._marks: list[tuple[str, Any]] = [(OTHER, self._event())]
-        self._unread: list[tuple[str, Any]] = []
-
-    def enter(self, phase: str) -> str:
-        before = self._marks[-1][0]
-        self._marks.append((phase, self._event()))
-        return before
-
-    def end_step(self) -> None:
-        self.enter(OTHER)
+        """A step has ended; whether the run is to end with it (`profile.stop_after`)."""
+        self._marks.append((OTHER, self._now()))
         self._read()
-        self._unread, self._marks = self._marks, [self._marks[-1]]
+        self._unread = self._marks
+        if self._tracer is not None:
+            self._tracer.step()
+        self._marks = [(OTHER, self._now())]  # to write a trace takes seconds, which are no part of the run
+        self._num_steps += 1
+        return self._num_steps == self.settings.stop_after
 
-    def restart(self) -> None:
-        self._marks = [(OTHER, self._event())]
+    def record(self) -> RankProfile:
+        """What is known by now."""
+        samples, host = self._sampler.series(), socket.gethostname()
+        return RankProfile(self._ranks.rank, host, list(self._steps), self._totals, self._num_steps, samples)
 
-    def finish(self) -> None:
-        torch.cuda.synchronize(self._device)
-        self._read()
+    def _now(self) -> Any:
+        """A mark: seconds of the host's clock, or an event in the GPU's stream."""
+        if self._ranks.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._ranks.device))
+        return event
 
     def _read(self) -> None:
-        """The seconds of the step before, whose events have all happened."""
+        """Take the times of the step before, whose events have all happened: those of this one would be waited for."""
         if not self._unread:
             return
         seconds = dict.fromkeys(PHASES, 0.0)
-        for (phase, begin), (_, end) in zip(self._unread, self._unread[1:], strict=False):
-            seconds[phase] += begin.elapsed_time(end) / 1000
-        self.steps.append(list(seconds.values()))
+        for (phase, began), (_, ended) in pairwise(self._unread):
+            seconds[phase] += ended - began if isinstance(began, float) else began.elapsed_time(ended) / 1000
+        for phase, taken in seconds.items():
+            self._totals[phase] += taken
+        if self._num_untypical:
+            self._num_untypical -= 1
+        else:
+            self._steps.append([round(taken, 6) for taken in seconds.values()])
         self._unread = []
 
-    def _event(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+    def _make_tracer(self, num_steps: int) -> torch.profiler.profile:
+        """Traces steps after the first ones, with one before them in which the profiler does its own allocations."""
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would write lines of its own between those of the run
+        gpu = [ProfilerActivity.CUDA] if self._ranks.device.type == "cuda" else []
+        return torch.profiler.profile(
+            activities=[ProfilerActivity.CPU, *gpu],
+            schedule=torch.profiler.schedule(skip_first=UNTYPICAL_STEPS, wait=0, warmup=1, active=num_steps, repeat=1),
+            on_trace_ready=self._write_trace,
+        )
+
+    def _write_trace(self, profiler: torch.profiler.profile) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = f"trace-rank-{self._ranks.rank}"
+        profiler.export_chrome_trace(str(self.folder / f"{name}.json.gz"))
+        order = "self_device_time_total" if self._ranks.device.type == "cuda" else "self_cpu_time_total"
+        operations = profiler.key_averages().table(sort_by=order, row_limit=MAX_OPERATIONS)
+        (self.folder / f"{name}.txt").write_text(operations)
 
 
-def phases_on(device: torch.device) -> Phases:
-    """What times the phases of a run on this device."""
-    return CudaPhases(device) if device.type == "cuda" else Phases()
+_in_force: Recorder | None = None
+_NOTHING = nullcontext()
+
+
+def in_force() -> Recorder | None:
+    """The recorder of this process, if it records now."""
+    return _in_force
+
+
+def phase(name: str) -> AbstractContextManager[None]:
+    """A phase of the step, for the thread of the loop alone; without a recorder nothing is done."""
+    return _NOTHING if _in_force is None else _in_force.timed(name)

@@ -1,4 +1,4 @@
-"""A thread that samples what processors and GPU do while a run trains, and keeps a bounded number of averages."""
+"""Samples what processors, memory, network and GPU do while a run trains, for its profile and for its live page."""
 
 import threading
 import time
@@ -8,97 +8,73 @@ import torch
 
 from distill.runtime.host import free_memory
 
-INTERVAL = 0.5  # seconds between two samples of a profile
-MAX_SAMPLES = 2048  # twice as many as stay; then neighbours are averaged, so that a run of any length fits
+INTERVAL = 0.5  # seconds between two samples of a profile, at first
+MAX_SAMPLES = 400  # then every other one leaves, so that a run of any length fits
 
 
 class Sampler:
-    """Rates and levels since `start`, by name, one value a sample."""
+    """Rates and levels since `start`, by name, one value a sample; a live page calls `sample` alone."""
 
-    def __init__(self, interval: float, device: torch.device) -> None:
-        self.interval, self._device, self._process = interval, device, psutil.Process()
-        self._series: list[dict[str, float]] = []
-        self._merged, self._pending = 1, list[dict[str, float]]()  # samples that become one
-        self._lock, self._ended = threading.Lock(), threading.Event()
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._process, self._interval = device, psutil.Process(), INTERVAL
+        self._began = time.perf_counter()
+        self._before = self._counters()
+        self._samples: list[dict[str, float]] = []
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="profile", daemon=True)
 
     def start(self) -> None:
-        """Begin; the first sample comes after one interval."""
-        self.begin()
+        """Sample from now on; the first sample comes after one interval."""
         self._thread.start()
 
-    def begin(self) -> None:
-        """Begin without a thread: the caller of `sample` decides when."""
-        self._began = self._last = time.perf_counter()
-        self._before = self._counters()
-
     def stop(self) -> None:
-        """Take the last sample and end the thread."""
+        """End the thread; there is one sample at least."""
         self._ended.set()
         self._thread.join()
-        if time.perf_counter() - self._last > self.interval / 5 or not self._series:
-            self.sample()
 
     def series(self) -> dict[str, list[float]]:
         """Each quantity over time: `seconds` since the start, fractions from 0 to 1, bytes, bytes a second."""
-        with self._lock:
-            names = dict.fromkeys(name for sample in self._series for name in sample)
-            return {name: [sample.get(name, 0.0) for sample in self._series] for name in names}
+        samples = [*self._samples]
+        names = dict.fromkeys(name for sample in samples for name in sample)
+        return {name: [sample.get(name, 0.0) for sample in samples] for name in names}
 
     def sample(self) -> None:
         """Take a sample of now, and of the rates since the one before."""
-        now, counters = time.perf_counter(), self._counters()
-        span = max(now - self._last, 1e-6)
-        rates = {name: (counters[name] - self._before[name]) / span for name in counters}
-        # Linux may take back a little of what it has counted as idle.
-        rates["machine_cpu"] = min(max(rates["machine_cpu"] / max(rates.pop("machine_time"), 1e-6), 0.0), 1.0)
-        self._last, self._before = now, counters
-        with self._lock:
-            self._keep({"seconds": now - self._began, **rates, **self._levels()})
+        before, self._before = self._before, self._counters()
+        span = max(self._before["seconds"] - before["seconds"], 1e-6)
+        rates = {name: (now - before[name]) / span for name, now in self._before.items()}
+        idle = min(max(rates.pop("machine_idle") / (psutil.cpu_count() or 1), 0.0), 1.0)
+        sample = rates | {"machine_cpu": 1 - idle, "seconds": self._before["seconds"]} | self._levels()
+        self._samples.append({name: float(f"{value:.5g}") for name, value in sample.items()})
+        if len(self._samples) == MAX_SAMPLES:
+            self._samples = self._samples[1::2]
+            self._interval *= 2
 
     def _run(self) -> None:
-        while not self._ended.wait(self.interval):
+        while not self._ended.wait(self._interval):
+            self.sample()
+        if not self._samples:
             self.sample()
 
     def _counters(self) -> dict[str, float]:
-        """What only grows: seconds of processors, bytes of the network."""
+        """What only grows: the time, seconds of processors, bytes of the network."""
         process, machine, network = self._process.cpu_times(), psutil.cpu_times(), psutil.net_io_counters()
-        total = sum(machine[:8])  # the others are parts of these
         return {
+            "seconds": time.perf_counter() - self._began,
             "process_cpu": process.user + process.system,
-            "machine_cpu": total - machine.idle - getattr(machine, "iowait", 0.0),
-            "machine_time": total,
-            "network_sent": getattr(network, "bytes_sent", 0.0),
+            "machine_idle": machine.idle + getattr(machine, "iowait", 0.0),
+            "network_sent": getattr(network, "bytes_sent", 0.0),  # a host may have no network
             "network_received": getattr(network, "bytes_recv", 0.0),
         }
 
     def _levels(self) -> dict[str, float]:
         """What goes up and down: bytes of memory, and the fraction of the time in which the GPU computes."""
-        levels = {
-            "process_memory": float(self._process.memory_info().rss),
-            "memory_free": float(free_memory()),
-        }
-        if self._device.type == "cuda":
-            gpu_free, total = torch.cuda.mem_get_info(self._device)
-            levels |= {"gpu_memory": float(total - gpu_free), "gpu_memory_total": float(total)}
-            try:
-                levels["gpu_busy"] = torch.cuda.utilization(self._device) / 100
-            except Exception:  # NVML's Python module, the driver or the right to read it is missing
-                return levels
-        return levels
-
-    def _keep(self, sample: dict[str, float]) -> None:
-        self._pending.append(sample)
-        if len(self._pending) < self._merged:
-            return
-        self._series.append(_mean(self._pending))
-        self._pending = []
-        if len(self._series) >= MAX_SAMPLES:
-            self._series = [_mean(self._series[at : at + 2]) for at in range(0, len(self._series), 2)]
-            self._merged *= 2
-
-
-def _mean(samples: list[dict[str, float]]) -> dict[str, float]:
-    """One sample in place of several, which ends when the last of them did."""
-    means = {name: sum(sample.get(name, 0.0) for sample in samples) / len(samples) for name in samples[0]}
-    return means | {"seconds": samples[-1]["seconds"]}
+        levels = {"process_memory": float(self._process.memory_info().rss), "memory_free": float(free_memory())}
+        if self._device.type != "cuda":
+            return levels
+        free, total = torch.cuda.mem_get_info(self._device)
+        levels |= {"gpu_memory": float(total - free), "gpu_memory_total": float(total)}
+        try:
+            return levels | {"gpu_busy": torch.cuda.utilization(self._device) / 100}
+        except Exception:  # NVML's Python module, the driver or the right to read it is missing
+            return levels
