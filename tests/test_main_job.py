@@ -1,5 +1,6 @@
 """The main job end to end: books in, student and report out; resumed, refused, repeated."""
 
+import itertools
 import json
 import signal
 import sys
@@ -18,6 +19,7 @@ from job import (
     composition_of,
     distill,
     environment,
+    is_handled,
     metrics,
     program,
     results,
@@ -29,6 +31,7 @@ from job import (
 from distill.commands.cli import start_ranks
 from distill.distributed.ranks import Ranks
 from distill.runtime.errors import SettingError
+from distill.runtime.signals import in_force
 
 STEPS = 8  # of the distillation below: 2 epochs of 4 steps
 
@@ -103,7 +106,7 @@ def test_another_split_of_the_same_step_gives_the_same_student(shelf: Shelf, don
 
 def test_killed_and_started_again_it_ends_the_same_bitwise(shelf: Shelf, done: Path) -> None:
     folder = shelf.root / "killed"
-    killed = command(*shelf.arguments(folder))
+    killed = Forked(shelf.arguments(folder), environment(), change=hold_a_step)
     wait_for(lambda: (folder / "checkpoints" / "step-00000002").exists(), killed)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
@@ -115,25 +118,27 @@ def test_killed_and_started_again_it_ends_the_same_bitwise(shelf: Shelf, done: P
     assert [line["loss"] for line in results(folder)["history"]] == [line["loss"] for line in results(done)["history"]]
 
 
-def slow_steps() -> None:
-    """Let each step take so long that a signal comes between two of them on a busy machine, too."""
+def hold_a_step() -> None:
+    """Let the fourth step wait for a signal, which so comes in time on any machine."""
     from tiny import loop
 
-    set_rate = loop.set_learning_rate
+    set_rate, steps = loop.set_learning_rate, itertools.count(1)
 
-    def later(*arguments: Any) -> None:
-        time.sleep(0.5)
+    def held(*arguments: Any) -> None:
+        is_held = next(steps) == 4
+        while is_held and in_force().stopping is None:
+            time.sleep(0.01)
         set_rate(*arguments)
 
-    loop.set_learning_rate = later
+    loop.set_learning_rate = held
 
 
 def test_asked_to_stop_it_saves_and_goes_on(shelf: Shelf, done: Path) -> None:
     folder = shelf.root / "asked-to-stop"
-    stopped = Forked(shelf.arguments(folder, "train.save_every=100"), environment(), change=slow_steps)
+    stopped = Forked(shelf.arguments(folder, "train.save_every=100"), environment(), change=hold_a_step)
     wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder), stopped)
     stopped.send_signal(signal.SIGTERM)
-    _, errors = stopped.communicate(timeout=60)
+    _, errors = stopped.communicate(timeout=240)
     assert stopped.returncode == 143 and "the same command resumes" in errors, errors
     assert len(metrics(folder)) < STEPS
     assert shelf.run(folder, "train.save_every=100") == 0
@@ -144,18 +149,12 @@ def test_asked_to_stop_it_saves_and_goes_on(shelf: Shelf, done: Path) -> None:
 def test_before_the_first_step_a_signal_ends_a_run_in_one_line(shelf: Shelf, part: str) -> None:
     folder = shelf.root / f"early-{part}"
     early = (program if part == "imports" else command)(*shelf.arguments(folder))
-    wait_for(lambda: folder.exists() if part == "text" else handles_signals(early.pid), early)
+    wait_for(lambda: folder.exists() if part == "text" else is_handled(signal.SIGHUP, early.pid), early)
     early.send_signal(signal.SIGHUP)
-    _, errors = early.communicate(timeout=60)
+    _, errors = early.communicate(timeout=240)
     assert early.returncode == 129, errors
     said = [line for line in errors.splitlines() if line.startswith("distill: ")]
     assert len(said) == 1 and "SIGHUP" in said[0] and "Traceback" not in errors
-
-
-def handles_signals(process: int) -> bool:
-    """Whether SIGHUP has a handler there."""
-    status = Path(f"/proc/{process}/status").read_text()
-    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) & 1)
 
 
 def test_the_baseline_stands_beside_the_student(shelf: Shelf) -> None:

@@ -26,7 +26,7 @@ from distill.runs.results_file import read_results
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import MAX_YAML, make_folder, read_yaml
 
-SECONDS = 30  # of a busy machine; what is refused here took minutes, or more memory than there is
+SECONDS = 120  # of a busy machine; what is refused here took minutes, or more memory than there is
 LAUGHS = "a0: &a0 {x: [1, 2, 3]}\n" + "".join(
     f"a{n}: &a{n} {{x: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12)
 )

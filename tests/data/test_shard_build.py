@@ -3,15 +3,17 @@
 import hashlib
 import json
 import signal
-import subprocess
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from job import wait_for
 from shards import (
     CAUSAL,
     MASKED,
@@ -195,15 +197,8 @@ def test_a_host_is_known_by_its_launcher(monkeypatch: pytest.MonkeyPatch) -> Non
     assert this_host() == (1, 2)
 
 
-def wait_for(condition: Any, *processes: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
-        time.sleep(0.01)
-
-
 def killed_in_the_middle(text: Path, place: Path, scratch: Path, workers: int = 1, **hosts: int) -> None:
-    killed = start(text, str(place), scratch, workers, **hosts)
+    killed = start(text, str(place), scratch, workers, waits=True, **hosts)
     wait_for(lambda: len(list(place.glob("parts/*.json"))) >= 2, killed)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
@@ -217,7 +212,7 @@ def test_the_same_command_resumes_after_a_kill(workers: int, tmp_path: Path) -> 
     before = {path: path.stat().st_mtime_ns for path in place.glob("parts/*.json")}
     kept = {place / f"train-{path.stem}.bin": (place / f"train-{path.stem}.bin").stat().st_mtime_ns for path in before}
     again = start(text, str(place), tmp_path / "a", workers)
-    assert again.wait(60) == 0, again.communicate()
+    assert again.wait(300) == 0, again.communicate()
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     prepare(text, tmp_path / "plain", tmp_path / "scratch")
     assert_same_rows(place, tmp_path / "plain")
@@ -252,16 +247,32 @@ def test_a_host_that_waits_for_one_that_is_gone_ends(
 def test_shards_of_the_first_host_are_signs_of_life(
     text: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host that is done waits for the index as long as the first one makes shards."""
-    monkeypatch.setattr(build_tokens, "POLL", 0.01)
-    monkeypatch.setattr(build_tokens, "PATIENCE", 1.0)
-    place, make = tmp_path / "place", build_tokens.make_shard
+    """A host that is done waits for the index as long as the first one makes shards.
 
-    def slow(task: build_tokens.Task) -> build_tokens.ShardRecord:
-        time.sleep(0.6 * (task.number % 2 == 0))  # 1.8 s for all of the first host
-        return make(task)
+    By its clock it is 3 s from one look to the next; in each of them the first host makes one of its three shards.
+    """
+    place, make, now = tmp_path / "place", build_tokens.make_shard, [0.0]
+    looked, made = threading.Semaphore(0), threading.Semaphore(0)
 
-    monkeypatch.setattr(build_tokens, "make_shard", slow)
+    def pause(*_: object) -> None:
+        if now[0] < 9.0:
+            now[0] += 3.0
+            looked.release()
+            assert made.acquire(timeout=300)
+        else:
+            time.sleep(0.01)
+
+    def make_in_turn(task: build_tokens.Task) -> build_tokens.ShardRecord:
+        is_of_the_first = task.number % 2 == 0
+        assert not is_of_the_first or looked.acquire(timeout=300)
+        record = make(task)
+        if is_of_the_first:
+            made.release()
+        return record
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    for name, value in {"PATIENCE": 5.0, "pause": pause, "time": clock, "make_shard": make_in_turn}.items():
+        monkeypatch.setattr(build_tokens, name, value)
     with ThreadPoolExecutor() as pool:
         hosts = [(Host(number, 2), tmp_path / f"scratch{number}") for number in range(2)]
         made = [pool.submit(prepare, text, place, own, host=host, shard_bytes=SMALL) for host, own in hosts]

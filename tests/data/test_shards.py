@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from job import wait_for
 from stored import FAULTS, Faulty, folder_of_files, open_rows, write_shards
 
 from distill.config.settings import DataConfig
@@ -171,7 +172,7 @@ def test_each_file_is_fetched_by_one_process_of_a_machine(rows: np.ndarray, plac
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(300)
         assert process.exitcode == 0
     fetched = counter.read_text().split()
     assert len(fetched) == len(set(fetched)) == 21
@@ -188,7 +189,7 @@ def test_files_are_fetched_ahead_and_what_is_needed_comes_first(
     def slow(name: str, setting: str, target: Path) -> None:
         begun.append(Path(name).name)
         if threading.current_thread().name.startswith("shards"):
-            allowed.wait(10)
+            allowed.wait(300)
         fetch_file(name, setting, target)
 
     monkeypatch.setattr(node_cache, "fetch_file", slow)
@@ -198,9 +199,7 @@ def test_files_are_fetched_ahead_and_what_is_needed_comes_first(
     assert len(begun) <= 5 and "train-00020.bin" in begun
     store.expect(store.starts[:6])  # of the others only those under way come
     allowed.set()
-    deadline = time.monotonic() + 10
-    while len(files(tmp_path)) < 7 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: len(files(tmp_path)) >= 7)
     store.expect(np.zeros(0, np.int64))
     assert set(begun) == {f"train-{number:05d}.bin" for number in (*range(6), 20)}
 
@@ -209,10 +208,8 @@ def test_an_epoch_after_the_cache_has_evicted_is_fetched_ahead_again(place: Path
     store = cached(place, tmp_path, files=6)
     for first in (0, 3, 6, 9, 0):
         store.expect(store.starts[first : first + 3])
-        deadline = time.monotonic() + 10
-        while not all((tmp_path / "shards" / file.sha256).exists() for file in store.files[first : first + 3]):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        ahead = [tmp_path / "shards" / file.sha256 for file in store.files[first : first + 3]]
+        wait_for(lambda ahead=ahead: all(file.exists() for file in ahead))
 
 
 # --- faults

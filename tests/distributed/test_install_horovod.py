@@ -83,7 +83,7 @@ def test_a_second_call_is_quick() -> None:
     began = time.monotonic()
     done = install({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
     assert done.returncode == 0 and "Horovod is here" in done.stdout, done.stderr
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 240  # it would build for many minutes
 
 
 def install(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

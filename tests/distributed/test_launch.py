@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from distributed import free_port
 from forked import Forked
-from job import environment, is_alive, wait_for
+from job import environment, is_alive, is_handled, wait_for
 from torch.distributed import TCPStore
 
 from distill.config.settings import BackendConfig
@@ -27,7 +27,7 @@ HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason
 NAMES = ["ddp", pytest.param("horovod", marks=HOROVOD)]
 QUICK_WITH_TORCH = ["ddp", pytest.param("horovod", marks=[HOROVOD, pytest.mark.slow])]
 QUICK_WITH_HOROVOD = [pytest.param("ddp", marks=pytest.mark.slow), pytest.param("horovod", marks=HOROVOD)]
-LIMIT = 120  # seconds
+LIMIT = 240  # seconds, on a busy machine
 JOB = """
 import os, signal, sys, time
 from pathlib import Path
@@ -133,7 +133,7 @@ def test_a_killed_rank_ends_the_run(name: str, ended_by: str, tmp_path: Path) ->
     status, _, errors = run(tmp_path, name, ended_by)
     assert status == 128 + signal.Signals[f"SIG{ended_by}"]
     assert "distill: rank 1 was " in errors and f"SIG{ended_by}" in errors
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < LIMIT
 
 
 def start_and_wait(tmp_path: Path, name: str, what: str = "wait") -> Any:
@@ -175,7 +175,7 @@ def test_a_rank_that_is_ended_while_it_gives_way_keeps_its_status(tmp_path: Path
         text=True,
     )
     assert rank.stdout is not None and rank.stdout.readline() == "leaving\n"
-    time.sleep(0.5)
+    wait_for(lambda: rank.poll() is not None or is_handled(signal.SIGTERM, rank.pid))
     rank.terminate()
     assert rank.wait(timeout=LIMIT) == 138
 
@@ -198,10 +198,7 @@ def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
     assert len(ranks) == 2 and all(map(is_alive, ranks))
     job.kill()
     job.communicate(timeout=LIMIT)
-    deadline = time.monotonic() + 10
-    while any(map(is_alive, ranks)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: not any(map(is_alive, ranks)))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +215,7 @@ def test_a_signal_while_ranks_are_started_leaves_none_behind(delay: float, tmp_p
     wait_for((tmp_path / "pids").exists, job)
     time.sleep(delay)
     job.send_signal(signal.SIGTERM)
-    _, errors = job.communicate(timeout=60)
+    _, errors = job.communicate(timeout=LIMIT)
     assert job.returncode == 128 + signal.SIGTERM and not errors
     assert not any(is_alive(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
@@ -257,7 +254,7 @@ def test_a_signal_ends_a_rank_that_waits_for_the_others(tmp_path: Path) -> None:
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     wait_for(lambda: store.check(["distill/0/met"]), job)
     job.send_signal(signal.SIGTERM)
-    _, errors = job.communicate(timeout=15)
+    _, errors = job.communicate(timeout=LIMIT)
     assert job.returncode == 143, errors
 
 

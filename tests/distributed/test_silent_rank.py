@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from distributed import run_ranks
+from job import wait_for
 
 from distill.config.settings import BackendConfig
 from distill.distributed import RankLost, join_ranks
 
 HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
-TIMEOUT = 3.0
+TIMEOUT = 8.0  # seconds: a machine may stand still for some of them
 
 
 def meet(name: str, silent: int | None, slow: int | None, folder: Path) -> tuple[str, float]:
@@ -21,11 +22,13 @@ def meet(name: str, silent: int | None, slow: int | None, folder: Path) -> tuple
     ranks = join_ranks(BackendConfig(name=name, device="cpu", threads=1, timeout=TIMEOUT))
     ranks.barrier()
     began = time.monotonic()
+    if silent is not None and ranks.rank != silent:
+        (folder / "left").touch()
     if ranks.rank == slow:
         time.sleep(2.5 * TIMEOUT)
     if ranks.rank == silent:
         (folder / "silent").write_text(str(os.getpid()))
-        time.sleep(0.5)  # the others may still be at the barrier above
+        wait_for((folder / "left").exists)  # the other one may still be at the barrier above
         os.kill(os.getpid(), signal.SIGSTOP)
         return "silent", 0.0
     outcome = "met"
@@ -44,12 +47,12 @@ def meet(name: str, silent: int | None, slow: int | None, folder: Path) -> tuple
 @pytest.mark.parametrize(
     ("name", "silent", "words"),
     [
-        ("ddp", 1, "rank 1 has not answered for 3 s (backend.timeout): its process is stopped"),
-        pytest.param("fsdp", 1, "rank 1 has not answered for 3 s", marks=pytest.mark.slow),
+        ("ddp", 1, "rank 1 has not answered for 8 s (backend.timeout): its process is stopped"),
+        pytest.param("fsdp", 1, "rank 1 has not answered for 8 s", marks=pytest.mark.slow),
         pytest.param(
             "ddp",
             0,
-            "the store of the ranks, which rank 0 or its launcher holds, has not answered for 3 s",
+            "the store of the ranks, which rank 0 or its launcher holds, has not answered for 8 s",
             marks=pytest.mark.slow,
         ),
         pytest.param("horovod", 1, "another rank has ended or does not answer", marks=[HOROVOD, pytest.mark.slow]),

@@ -94,7 +94,7 @@ def test_it_is_measured_in_a_second() -> None:
     code = (
         "import time, torch; torch.set_num_threads(2); from distill.distributed import thread_choice\n"
         "began = time.perf_counter(); thread_choice.use_quickest_threads()\n"
-        "print(torch.get_num_threads(), time.perf_counter() - began < 30)"
+        "print(torch.get_num_threads(), time.perf_counter() - began < 60)"
     )
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

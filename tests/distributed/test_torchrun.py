@@ -33,7 +33,7 @@ class Agents:
         self.command, self.port, self.all = command, free_port(), list["subprocess.Popen[bytes]"]()
 
     def start(self, log: Path) -> "subprocess.Popen[bytes]":
-        waits = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=4,join_timeout=90"
+        waits = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=9,join_timeout=90"
         options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9", "--rdzv-backend=c10d", "--rdzv-id=mine"]
         options += [f"--rdzv-endpoint=127.0.0.1:{self.port}", f"--rdzv-conf={waits}", "--local-addr=127.0.0.1"]
         agent = subprocess.Popen(
@@ -82,7 +82,7 @@ def test_torchrun_starts_ranks_again(shelf: Shelf, agents: Agents, tmp_path: Pat
     wait_for(lambda: num_steps() > reached, first)
     third = agents.start(tmp_path / "third.txt")
     said = tmp_path / "first.txt"
-    assert first.wait(timeout=240) == 0 and third.wait(timeout=60) == 0, said.read_text()[-3000:]
+    assert first.wait(timeout=500) == 0 and third.wait(timeout=240) == 0, said.read_text()[-3000:]
     assert "(1 micro-batch of at most 4 on each of 2 ranks)" in said.read_text()
     assert "(2 micro-batches of at most 4)" in said.read_text()
     assert said.read_text().count("resuming after step") == 2

@@ -1,15 +1,15 @@
 """The page of a chain: the state of each run by what its folder holds, and what ended them."""
 
-import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from job import wait_for
 from made_runs import make_run, settings_of
 from sample import sample_results
 
 from distill.report.chain_report import ChainPage, state_of
-from distill.report.live import PAGE
+from distill.report.live import PAGE, Renewer
 from distill.report.page import Link
 from distill.report.words import NONE
 from distill.runtime.errors import StageFailed
@@ -45,10 +45,7 @@ def test_runs_are_listed_linked_and_renewed(tmp_path: Path) -> None:
     page = tmp_path / PAGE
     with ChainPage(tmp_path, [tmp_path / name for name in ("a b", "second", "third")], every=0.05) as overview:
         overview.start(tmp_path / "second")
-        until = time.monotonic() + 20
-        while "under way, after step 4" not in (page.read_text() if page.exists() else ""):
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_for(lambda: "under way, after step 4" in page.read_text())
         text = page.read_text()
         overview.end_with(["The table of all."])
     assert '<a href="a%20b/report.html">a b</a>' in text and "1 of 3 jobs are finished" in text and "<script>" in text
@@ -65,8 +62,12 @@ def test_a_run_that_failed_ends_the_page(tmp_path: Path) -> None:
     assert "Stopped: stage student ended with status 3" in text and "limit = 0" in text
 
 
-def test_a_page_that_cannot_be_written_is_said_once(tmp_path: Path, lines: list[str]) -> None:
+def test_a_page_that_cannot_be_written_is_said_once(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, titles = Renewer.write, list[str]()
+    monkeypatch.setattr(Renewer, "write", lambda self, title, *more: [titles.append(title), write(self, title, *more)])
     (tmp_path / PAGE).mkdir()
     with ChainPage(tmp_path, [], every=0.02):
-        time.sleep(0.2)
+        wait_for(lambda: len(titles) > 2)
     assert len(lines) == 1 and "cannot write" in lines[0]

@@ -5,14 +5,13 @@ import fcntl
 import json
 import os
 import signal
-import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job import Shelf, assert_same, composed, results, whole_run
+from job import Shelf, assert_same, composed, results, wait_for, whole_run
 from pages import LOGS, under_way
 
 from distill.distributed import single
@@ -113,13 +112,6 @@ def test_the_head_names_its_seconds_and_survives_without_scripts() -> None:
     ElementTree.fromstring(page)
 
 
-def wait_until(condition: Any, seconds: float = 20) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def shown(page: Path) -> str:
     return page.read_text() if page.exists() else ""
 
@@ -142,7 +134,7 @@ def test_the_page_is_there_while_the_run_goes_on_and_the_report_after_it(
     folder, seen = shelf.root / "live", list[str]()
 
     def look(log: RunLog) -> None:
-        wait_until(lambda: "step 6 of 8" in shown(folder / "report.html"))
+        wait_for(lambda: "step 6 of 8" in shown(folder / "report.html"))
         seen.append(shown(folder / "report.html"))
 
     at_step(monkeypatch, 6, look)
@@ -168,7 +160,7 @@ def test_a_stopped_run_says_so_and_lives_again_with_the_same_command(
     assert "Stopped with status 143: stopped by SIGTERM at step 4" in page and "its checkpoint is written" in page
     assert "limit = 0" in page
     with monkeypatch.context() as patch:
-        at_step(patch, 5, lambda _: wait_until(lambda: ">step 5 of 8" in shown(folder / "report.html")))
+        at_step(patch, 5, lambda _: wait_for(lambda: ">step 5 of 8" in shown(folder / "report.html")))
         assert shelf.run(folder, OFTEN) == 0
     assert_same(folder, done)
     assert "<script" not in shown(folder / "report.html")
@@ -199,7 +191,7 @@ def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(
     folder = shelf.root / "no_page"
     with monkeypatch.context() as patch:
         patch.setattr(Renewer, "write", full)
-        at_step(patch, 4, lambda _: wait_until(lambda: len(tried) > 2))
+        at_step(patch, 4, lambda _: wait_for(lambda: len(tried) > 2))
         assert shelf.run(folder, OFTEN) == 0
     assert_same(folder, done)
     said = capfd.readouterr().err
@@ -213,7 +205,7 @@ def test_a_report_that_fails_leaves_a_page_that_names_the_cure(shelf: Shelf, mon
 
     folder = shelf.root / "page_without_report"
     monkeypatch.setattr(report, "write", full)
-    at_step(monkeypatch, 4, lambda _: wait_until((folder / "report.html").exists))
+    at_step(monkeypatch, 4, lambda _: wait_for((folder / "report.html").exists))
     assert shelf.run(folder, OFTEN) == 0
     page = shown(folder / "report.html")
     assert results(folder)["finished"] and f"distill report run={folder}" in page and "Under way" not in page
@@ -259,7 +251,7 @@ def test_preparation_shows_and_a_refusal_leaves_the_folder_as_it_was(tmp_path: P
         (tmp_path / ".lock").touch()
     with pytest.raises(SettingError), page_of(tmp_path, OFTEN):
         log("corpus of books")
-        wait_until(lambda: "corpus of books" in shown(path) and "the command" in shown(path))
+        wait_for(lambda: "corpus of books" in shown(path) and "the command" in shown(path))
         raise SettingError("corpus.path=x holds no text")
     assert {path.name for path in tmp_path.iterdir()} == ({".lock", "report.html"} if earlier else set())
     assert not earlier or path.read_text() == earlier
@@ -269,7 +261,7 @@ def test_what_ends_a_run_after_its_report_leaves_the_report(tmp_path: Path) -> N
     path = tmp_path / "report.html"
     with pytest.raises(SettingError), page_of(tmp_path, "report.every=0.02") as page:
         page.begin(0.0, 8)
-        wait_until(path.exists)
+        wait_for(path.exists)
         page.stop()
         path.write_text("the report")
         page.publish()
@@ -286,5 +278,5 @@ def test_exchanges_between_ranks_are_fractions_of_the_time(tmp_path: Path) -> No
     (tmp_path / "metrics.jsonl").write_text('{"step": 2, "seconds": 14.0, "data_wait": 0.0}\n')
     with page_of(tmp_path, OFTEN, ranks=ranks) as page:
         page.begin(8.0, 8)
-        wait_until(lambda: "a warning of rank 1" in shown(tmp_path / "report.html"))
+        wait_for(lambda: "a warning of rank 1" in shown(tmp_path / "report.html"))
         assert "<b>25.0%</b><span>of the time in exchanges" in shown(tmp_path / "report.html")

@@ -96,7 +96,7 @@ def test_a_run_that_is_shorter_is_profiled_as_often_as_asked(
 
 
 def slow_second_rank(folder: Path, arguments: list[str]) -> dict[str, Any] | None:
-    """One of two ranks of a profiled run, of which rank 1 takes 50 ms longer for each of its steps."""
+    """One of two ranks of a profiled run, of which rank 1 takes five times as long for each of its steps, as it is."""
     import os
 
     from job import distill
@@ -105,9 +105,11 @@ def slow_second_rank(folder: Path, arguments: list[str]) -> dict[str, Any] | Non
     quick = loop.accumulate_gradients
 
     def slow(*values: Any) -> Any:
+        began = time.perf_counter()
+        sums = quick(*values)
         if os.environ["RANK"] == "1":
-            time.sleep(0.05)
-        return quick(*values)
+            time.sleep(0.05 + 4 * (time.perf_counter() - began))
+        return sums
 
     loop.accumulate_gradients = slow
     from distill.commands import ending

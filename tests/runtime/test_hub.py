@@ -22,7 +22,7 @@ from distill.models.load import load_pretrained, load_tokenizer
 from distill.runtime.errors import SettingError
 from distill.runtime.hub import is_hub_reached, is_unreachable
 
-AT_ONCE = 5.0  # seconds, on a busy machine with imports to make; the retries of the libraries take 23
+AT_ONCE = 20.0  # seconds, on a busy machine with imports to make; the retries of the libraries wait for 23
 Hub = Callable[[str], None]
 
 
