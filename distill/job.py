@@ -11,7 +11,6 @@ from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Ranks, gradient_sync, join_ranks
 from distill.distributed.rank_identity import refuse_differing_ranks, refuse_differing_settings
-from distill.distributed.rings import CANDIDATES
 from distill.distributed.thread_choice import keep_threads
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.memory_check import check_memory
@@ -110,7 +109,7 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         folder.begin(state, resolved, found_layers(config, models, pair))
         page.describe(record)
         # Train.
-        checkpoints = folder.checkpoints.with_metadata(formats | rings_in_force(ranks), best, folder.beginning())
+        checkpoints = folder.checkpoints.with_metadata(formats, best, folder.beginning())
         training = Training(learner, teacher, data.batches, ranks, config.train, state, checkpoints, config.precision)
         log = stack.enter_context(RunLog(folder, tracker, state, training.limits))
         followers = make_followers(run, evaluator, record, state, steps, observers, log)
@@ -187,16 +186,6 @@ def found_layers(config: Config, models: RunModels, pair: Pair) -> dict[str, Any
     return pair.built.search or {"layers": settings.layers}
 
 
-def rings_begun(folder: RunFolder) -> int | None:
-    """The rings that this run has begun with, where it resumes on as many ranks and would measure them anew."""
-    recorded, ranks = folder.recorded_precision(), folder.ranks
-    if not ranks.measures_rings or recorded.get("ranks") != ranks.size or recorded["rings"] not in CANDIDATES:
-        return None
-    rings: int = recorded["rings"]
-    logger.info(f"backend.rings={rings}, as this run began")
-    return rings
-
-
 def make_objective(
     config: Config, terms: dict[str, Term], batches: Batches, steps: int, vocab: int, ranks: Ranks
 ) -> Objective:
@@ -207,15 +196,10 @@ def make_objective(
     return build_objective(terms, config.objective, config.precision, vocab, num_positions, ranks.device)
 
 
-def rings_in_force(ranks: Ranks) -> dict[str, Any]:
-    """What each checkpoint of several ranks keeps of their rings."""
-    return {"rings": ranks.rings, "ranks": ranks.size} if ranks.size > 1 else {}
-
-
 def make_learner(run: Run, schedule: Schedule) -> Learner:
     """What is trained, with its gradients' exchange and its optimizer. Raises SettingError as `make_trainable` does."""
     trainable, settings = make_trainable(run), run.config.optimizer
-    sync = gradient_sync(run.ranks, trainable, rings_begun(run.folder))
+    sync = gradient_sync(run.ranks, trainable)
     return Learner(trainable, sync, optim.build(trainable, settings), schedule, settings)
 
 

@@ -67,12 +67,9 @@ def test_sync(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_rings(tmp_path: Path) -> None:
-    _, results = script(
-        "scaling/rings.py", tmp_path, "--engines", ENGINES, "--megabytes", "1", "--rounds", "1", "--autos", "1"
-    )
+    _, results = script("scaling/rings.py", tmp_path, "--engines", ENGINES, "--megabytes", "1", "--rounds", "1")
     for measured in results:
         assert {"1", "2", "4", "8", "2 bf16"} <= set(measured["seconds"])
-        assert measured["auto"][0]["rings"] in (1, 2, 4)
 
 
 @pytest.mark.slow

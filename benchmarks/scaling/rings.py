@@ -1,17 +1,15 @@
-"""Seconds of one exchange of the gradients: rings x engine x network x format on the wire, and what `rings=auto` takes.
+"""Seconds of one exchange of the gradients: rings x engine x network x format on the wire.
 
     python benchmarks/scaling/rings.py                                   # loopback, 2 ranks
     sudo python benchmarks/scaling/rings.py --networks loopback,1gbit,capped --size 4
 
-Every engine's numbers of rings take turns in one run; a time is the slowest rank's, and medians are compared. `auto` is
-what `backend.rings=auto` chose in runs of its own, and how far the time with that number is from the best one's.
+Every engine's numbers of rings take turns in one run; a time is the slowest rank's, and medians are compared.
 """
 
 import argparse
 import statistics
 import sys
 import time
-from typing import Any
 
 import torch
 from torch import nn
@@ -54,26 +52,10 @@ def _exchanges(ranks: Ranks, numbers: list[int], megabytes: float, rounds: int) 
     return times
 
 
-def _automatic(ranks: Ranks, megabytes: float) -> dict[str, Any]:
-    """On one rank: what `rings=auto` chose and measured."""
-    began = time.perf_counter()
-    GradientSync(ranks, _model(megabytes))
-    return {
-        "rings": ranks.rings,
-        "seconds": ranks.ring_seconds,
-        "spent": time.perf_counter() - began,
-    }
-
-
 def _rank(options: argparse.Namespace) -> None:
     numbers = [int(number) for number in options.rings.split(",")]
-    rings = "auto" if options.rank == "auto" else str(max(numbers))
-    ranks = join_ranks(BackendConfig(name=options.engines, device="cpu", rings=rings, timeout=120.0))
-    if options.rank == "auto":
-        result: Any = _automatic(ranks, options.megabytes)
-    else:
-        result = _exchanges(ranks, numbers, options.megabytes, options.rounds)
-    end_rank(ranks, result)
+    ranks = join_ranks(BackendConfig(name=options.engines, device="cpu", rings=max(numbers), timeout=120.0))
+    end_rank(ranks, _exchanges(ranks, numbers, options.megabytes, options.rounds))
 
 
 def _options() -> argparse.Namespace:
@@ -81,8 +63,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rings", default="1,2,4,8")
     parser.add_argument("--megabytes", type=float, default=64.0, help="of gradients")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--autos", type=int, default=3, help="runs with rings=auto")
-    parser.add_argument("--rank", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -93,17 +74,14 @@ def main() -> None:
     results, rows = [], []
     for network, engine, cluster in clusters(options):
         arguments = ["--engines", engine, "--megabytes", options.megabytes, "--rounds", options.rounds]
-        times = cluster.run_json("scaling/rings.py", *arguments, "--rings", options.rings, "--rank", "exchanges")
-        autos = [cluster.run_json("scaling/rings.py", *arguments, "--rank", "auto") for _ in range(options.autos)]
+        times = cluster.run_json("scaling/rings.py", *arguments, "--rings", options.rings, "--rank")
         medians = {name: statistics.median(values) for name, values in times.items()}
-        best = min(value for name, value in medians.items() if name in ("1", "2", "4"))
-        chosen = [f"{auto['rings']} ({medians[str(auto['rings'])] / best - 1:+.0%})" for auto in autos]
-        results.append({"network": network, "engine": engine, "seconds": times, "medians": medians, "auto": autos})
+        results.append({"network": network, "engine": engine, "seconds": times, "medians": medians})
         names = list(medians)
-        rows.append([network, engine, *[f"{medians[name]:.3f}" for name in names], ", ".join(chosen)])
+        rows.append([network, engine, *[f"{medians[name]:.3f}" for name in names]])
         print(" ".join(rows[-1]), file=sys.stderr, flush=True)
     print(f"\n{options.size} ranks, {options.megabytes:g} MB of gradients, seconds by rings (medians)\n")
-    print(table(["network", "engine", *names, "auto"], rows))
+    print(table(["network", "engine", *names], rows))
     save(options.json, results)
 
 

@@ -155,7 +155,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=50, help="micro-batches per step")
     parser.add_argument("--steps", type=int, default=1, help="steps of a turn")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rings", default="1")
+    parser.add_argument("--rings", type=int, default=1)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 

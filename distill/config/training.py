@@ -109,7 +109,6 @@ class ScheduleConfig(Chosen):
     kind: str = setting("linear", "A file of `distill/optim/schedules/`.")
 
 
-RINGS = r"auto|[1-9]|[1-5]\d|6[0-4]"  # each is a connection of its own to every other rank
 DEVICE = r"auto|cpu|cuda(:(0|[1-9]\d{0,2}))?"
 
 
@@ -122,7 +121,7 @@ class BackendConfig(Settings):
     threads: int | None = setting(None, "Threads of torch on the CPU; null tries which is quickest.", ge=1, le=1024)
     processes: int | None = setting(None, "Ranks to start here; null: of a launcher, or one a GPU.", ge=1, le=65_536)
     hosts: str | None = setting(None, "Machines and their ranks, e.g. a:8,b:8, for the launcher of the engine.")
-    rings: str = setting("1", "Connections of Horovod or gloo to each rank: a number, or auto, which measures.")
+    rings: int = setting(1, "Connections of Horovod or gloo to each rank.", ge=1, le=64)
     collective: str | None = setting(None, "Plug-in of torch.distributed, NAME or MODULE:NAME; null: gloo or NCCL.")
     sync: Literal["window", "every"] = setting("window", "Exchange gradients once a step, or after every micro-batch.")
     # fp16 has more digits and less range: a gradient with an element above 64 becomes infinite, and its step is skipped
@@ -146,8 +145,11 @@ class BackendConfig(Settings):
     def refusals(self) -> Iterator[Refusal]:
         if not re.fullmatch(DEVICE, self.device):
             yield ".device", self.device, "not known", "give auto, cpu, cuda or cuda:<number>"
-        if not re.fullmatch(RINGS, self.rings):
-            yield ".rings", self.rings, "no number of rings", "give one from 1 to 64, or auto"
+        if self.collective is not None and self.name != "ddp":
+            problem = f"is for torch.distributed, and backend.name={self.name} is not"
+            yield ".collective", self.collective, problem, "choose backend=ddp, or leave it null"
+        if self.collective is not None and self.rings > 1:
+            yield ".rings", self.rings, "with a plug-in (backend.collective), which has one ring", "leave it at 1"
         for name, value in self.given("shard_student", "shard_teacher").items() if self.name != "fsdp" else ():
             problem = f"with backend.name={self.name}: only fsdp shards models over ranks"
             yield f".{name}", value, problem, "set backend=fsdp, or leave it out"

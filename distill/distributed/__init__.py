@@ -3,7 +3,6 @@
 from torch import nn
 
 from distill.config.settings import BackendConfig
-from distill.distributed.collective import check_collective
 from distill.distributed.gradient_sync import GradientSync
 from distill.distributed.ranks import RankLost, Ranks
 from distill.runtime.errors import SettingError
@@ -32,17 +31,16 @@ def join_ranks(settings: BackendConfig) -> Ranks:
     return Horovod(settings)
 
 
-def gradient_sync(ranks: Ranks, model: nn.Module, rings: int | None = None) -> GradientSync:
+def gradient_sync(ranks: Ranks, model: nn.Module) -> GradientSync:
     """The gradients of `model`, and how they are summed over the ranks; all ranks make it (see `GradientSync`)."""
     if ranks.name == "fsdp":
         from distill.distributed.fsdp import ShardedSync
 
-        return ShardedSync(ranks, model, rings)
-    return GradientSync(ranks, model, rings)
+        return ShardedSync(ranks, model)
+    return GradientSync(ranks, model)
 
 
 def _check(settings: BackendConfig) -> None:
-    check_collective(settings)
     info = rank_from_env()
     if info and settings.processes not in (None, info.size) and not settings.hosts:
         raise SettingError(

@@ -1,5 +1,6 @@
 """torch.distributed: Gloo on processors, NCCL on NVIDIA GPUs, or a plug-in on either."""
 
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,14 +12,34 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distill.config.settings import BackendConfig
-from distill.distributed.collective import load_collective, parse_collective, try_out
 from distill.distributed.devices import choose_device
 from distill.distributed.heartbeat import Heartbeat
-from distill.distributed.ranks import WIRE, Ranks
+from distill.distributed.ranks import Ranks
 from distill.distributed.rendezvous import open_store, wait_for_all
-from distill.distributed.rings import CANDIDATES, TorchRings, requested_rings
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.rank import RankInfo, rank_from_env
+from distill.runtime.users_code import find_modules_here
+
+
+class TorchRings:
+    """`number` rings over all ranks: the group that torch.distributed has anyway, and further ones."""
+
+    def __init__(self, number: int, timeout: float) -> None:
+        limit = timedelta(seconds=timeout)
+        self._groups = [dist.group.WORLD, *(dist.new_group(timeout=limit) for _ in range(number - 1))]
+
+    def begin_sum(self, parts: Sequence[Tensor]) -> Callable[[], None]:
+        """Begin to sum contiguous tensors over all ranks, in place, part i on ring i; gives how to wait."""
+        works = [
+            dist.all_reduce(part, group=self._groups[i % len(self._groups)], async_op=True)
+            for i, part in enumerate(parts)
+        ]
+
+        def wait() -> None:
+            for work in works:
+                work.wait()
+
+        return wait
 
 
 class Ddp(Ranks):
@@ -40,37 +61,34 @@ class Ddp(Ranks):
         if self.size == 1:
             self.engine, self.rings = "none", 1
             return
-        requested = requested_rings(settings.rings)
         plug_in = settings.collective is not None
         nccl = self._nccl = device.type == "cuda" and not plug_in
-        if nccl and requested is not None and requested > 1:
-            os.environ["NCCL_MIN_NCHANNELS"] = str(requested)  # read when the first communicator is made
+        if nccl and self.rings > 1:
+            os.environ["NCCL_MIN_NCHANNELS"] = str(self.rings)  # read when the first communicator is made
         self._store = open_store(info, settings.timeout, "distill")
         wait_for_all(self._store, info, settings.timeout)
         self._heartbeat = Heartbeat(self._store, self.rank, self.size, settings.timeout)
-        self._join(self._choose_backend(), device if nccl else None)
-        self._rings = TorchRings(1 if nccl or plug_in else requested or max(CANDIDATES), settings.timeout)
-        self.measures_rings &= not (nccl or plug_in)  # NCCL measures and chooses its channels itself
-        if settings.collective is not None:
-            self.rings = 1
-            wire = [WIRE[settings.compression][0]] if settings.compression in WIRE else []
-            try_out(settings.collective, self.rank, device, wire, settings.timeout)
-        self._describe()
+        self._join(device if nccl else None)
+        self._rings = TorchRings(1 if nccl else self.rings, settings.timeout)
+        self.engine = self._describe()
 
     @property
     def stripes(self) -> int:
         # The channels of NCCL share out each call between them: more calls would only cost their latency.
         return 1 if self.device.type == "cuda" else self.rings
 
-    def _choose_backend(self) -> str:
-        """The name of the process-group backend. Raises SettingError for a plug-in that is not there."""
-        if self.settings.collective is not None:
-            return load_collective(self.settings.collective, self.device)
-        return "cpu:gloo,cuda:nccl" if self._nccl else "gloo"
+    def _join(self, bound: torch.device | None) -> None:
+        """Make the group of all ranks; NCCL connects at once where `bound` names the device.
 
-    def _join(self, backend: str, bound: torch.device | None) -> None:
-        """Make the group of all ranks; NCCL connects at once where `bound` names the device."""
+        Raises SettingError for a plug-in that torch does not start.
+        """
+        backend = "cpu:gloo,cuda:nccl" if self._nccl else "gloo"
         try:
+            if self.settings.collective is not None:
+                module, _, backend = self.settings.collective.rpartition(":")
+                if module:  # which registers it
+                    find_modules_here(module)
+                    importlib.import_module(module)
             dist.init_process_group(
                 backend,
                 store=dist.PrefixStore("groups", self._store),
@@ -79,12 +97,13 @@ class Ddp(Ranks):
                 timeout=timedelta(seconds=self.settings.timeout),
                 device_id=bound,
             )
-        except Exception as error:
+        except Exception as error:  # a plug-in may refuse the machine by any error of its own
             if self.settings.collective is None:
                 raise
-            reason = first_line(error)
-            setting = f"backend.collective={self.settings.collective}"
-            raise SettingError(f"{setting} does not start: {reason}; leave it null") from error
+            cure = "give NAME, or MODULE:NAME where a module has to be imported to register it, or leave it null"
+            raise SettingError(
+                f"backend.collective={self.settings.collective} does not start: {first_line(error)}; {cure}"
+            ) from error
 
     def _barrier(self) -> None:
         # Through the store, since an exchange has a limit of time: some ranks may be preparing data for hours.
@@ -96,10 +115,6 @@ class Ddp(Ranks):
             self.barrier()
             self._heartbeat.leave()
             dist.destroy_process_group()
-
-    def _close_unused_rings(self) -> None:
-        self._rings.keep(self.rings)
-        self._describe()
 
     def _sum(self, tensor: Tensor) -> None:
         self._on_device(dist.all_reduce, tensor)
@@ -119,11 +134,10 @@ class Ddp(Ranks):
         collective(moved)
         tensor.copy_(moved)
 
-    def _describe(self) -> None:
+    def _describe(self) -> str:
         if self.settings.collective is not None:
-            self.engine = f"torch.distributed on {parse_collective(self.settings.collective)[1]}"
-        elif self._nccl:
+            return f"torch.distributed on {self.settings.collective.rpartition(':')[2]}"
+        if self._nccl:
             channels = f"at least {self.rings} channels" if self.rings > 1 else "its own choice of channels"
-            self.engine = f"torch.distributed on NCCL, {channels}"
-        else:
-            self.engine = f"torch.distributed on Gloo, {self.rings} process group{'s' * (self.rings > 1)}"
+            return f"torch.distributed on NCCL, {channels}"
+        return f"torch.distributed on Gloo, {self.rings} process group{'s' * (self.rings > 1)}"

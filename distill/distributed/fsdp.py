@@ -17,12 +17,8 @@ from distill.distributed.formats import compute_in
 from distill.distributed.gradient_sync import GradientSync
 from distill.distributed.lockstep import Lockstep, roots
 from distill.distributed.ranks import Ranks, naming_lost_rank_inside
-from distill.distributed.shard import is_sharded, local, reshard, shard, sharded_modules
+from distill.distributed.shard import is_sharded, local, reshard, shard
 from distill.runtime.errors import SettingError
-
-# By their names in torch 2.13, and in older releases.
-ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Fsdp(Ddp):
@@ -113,16 +109,14 @@ class ShardedSync(GradientSync):
     that stays whole) are in the bucket, as with `ddp`, and ride with the stats in one all-reduce.
     """
 
-    def __init__(self, ranks: Ranks, model: nn.Module, rings: int | None = None) -> None:
+    def __init__(self, ranks: Ranks, model: nn.Module) -> None:
         """As for all ranks; parameters that are sharded have to be the same model's on all ranks already."""
         reshard(model)  # forward passes of checks have made weights whole
         self._sharded = [
             weight for weight in model.parameters() if isinstance(weight, DTensor) and weight.requires_grad
         ]
         self._roots: list[FSDPModule] = roots(model)  # type: ignore[assignment]
-        super().__init__(ranks, model, rings)
-        for module in sharded_modules(model):
-            count_exchanges(module, ranks.count)
+        super().__init__(ranks, model)
 
     def _plain_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         return [parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)]
@@ -157,39 +151,3 @@ class ShardedSync(GradientSync):
         for parameter in self._sharded:
             if parameter.grad is not None:
                 local(parameter.grad).mul_(factor)
-
-
-def count_exchanges(module: FSDPModule, count: Callable[[Tensor], None]) -> None:
-    """From now on call `count` with each tensor that this rank gives to gather weights or to reduce gradients."""
-    # torch keeps the classes of its interface to itself; these have the same methods.
-    module.set_custom_all_gather(_AllGather(count))  # type: ignore[arg-type]
-    module.set_custom_reduce_scatter(_ReduceScatter(count))  # type: ignore[arg-type]
-
-
-class _Counted:
-    def __init__(self, count: Callable[[Tensor], None]) -> None:
-        self._count = count
-
-    def allocate(self, size: list[int] | torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class _AllGather(_Counted):
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> dist.Work | None:
-        self._count(input_tensor)
-        return ALL_GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
-
-
-class _ReduceScatter(_Counted):
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: dist.ReduceOp,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        self._count(input_tensor)
-        return REDUCE_SCATTER(output_tensor, input_tensor, op=op, group=group, async_op=async_op)

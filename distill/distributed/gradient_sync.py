@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from distill.distributed.bucket import MAX_STATS, Bucket
 from distill.distributed.ranks import WIRE, Ranks, naming_lost_rank
 
-LARGEST_TRIAL = 8 * 2**20  # elements that `rings=auto` exchanges to measure
-
 
 class GradientSync:
     """The gradients of a model, and how they are summed over the ranks.
@@ -26,14 +24,12 @@ class GradientSync:
         gradients: all of them, flat, padding included (always zero).
     """
 
-    def __init__(self, ranks: Ranks, model: nn.Module, rings: int | None = None) -> None:
+    def __init__(self, ranks: Ranks, model: nn.Module) -> None:
         """Give every rank the weights and buffers of rank 0 and lay the gradients of `model` into the bucket.
 
         All ranks make it, once, after the model is on its device and before the optimizer is built. Parameters that
         are tied count once; those without `requires_grad` get no gradient; those that a batch does not touch have a
         gradient of zeros. Raises ValueError for trainable weights that are not in fp32.
-
-        `rings`: that a run resumes with where `backend.rings=auto` measured them before; None: it measures them.
         """
         self.ranks = ranks
         plain = self._plain_parameters(model)
@@ -42,10 +38,6 @@ class GradientSync:
         self.gradients = self._bucket.gradients
         self._under_way: list[Callable[[], None]] = []  # what to wait for: one entry per segment that was started
         self._began = 0.0  # when the exchange under way did
-        if ranks.measures_rings:
-            trial = self._bucket.flat[:LARGEST_TRIAL]
-            wire, _ = self._wire_format
-            ranks.choose_rings(trial if wire is None else trial.to(wire), rings)
 
     def _plain_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """The parameters that every rank holds whole."""

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from distill.config.settings import BackendConfig
+from distill.distributed.ddp import TorchRings
 from distill.distributed.devices import choose_device
 from distill.distributed.install_horovod import COMMAND
 from distill.distributed.ranks import Ranks
 from distill.distributed.rendezvous import meeting_point, open_store, wait_for_address, wait_for_all
-from distill.distributed.rings import CANDIDATES, TorchRings, requested_rings
 from distill.runtime.errors import SettingError
 from distill.runtime.rank import RankInfo, number_of, rank_from_env
 
@@ -36,20 +36,18 @@ class Horovod(Ranks):
     def __init__(self, settings: BackendConfig) -> None:
         info = rank_from_env() or RankInfo("", 0, 1, 0, 1)
         device = choose_device(settings, info.local_rank, info.local_size)
-        requested = requested_rings(settings.rings)
         self._nccl = device.type == "cuda"
         self._hvd = _horovod()
         if self._nccl and not self._hvd.nccl_built():
             raise SettingError(f"backend.device={settings.device}: Horovod was built without NCCL; run `{COMMAND}`")
-        if settings.compression == "bf16" and info.size > 1 and (self._nccl or requested == 1):
+        if settings.compression == "bf16" and info.size > 1 and (self._nccl or settings.rings == 1):
             raise SettingError(
                 "backend.compression=bf16: Horovod's own allreduce has no bfloat16; choose fp16, none, backend=ddp, or "
                 "on the CPU backend.rings=2"
             )
-        _tune(settings, requested or 1, self._nccl)
+        _tune(settings, self._nccl)
         _join(self._hvd, info, settings.timeout)
         super().__init__(settings, info, device)
-        self.measures_rings &= not self._nccl
         if (seat := (self._hvd.rank(), self._hvd.size())) != (self.rank, self.size):
             raise SettingError(
                 f"{info.launcher}: this is rank {self.rank} of {self.size}, and Horovod has joined as {seat[0]} of "
@@ -59,9 +57,9 @@ class Horovod(Ranks):
         if self.size == 1:
             self.engine, self.rings = "none", 1
             return
-        if not self._nccl and requested != 1:
-            self._open_rings(requested or max(CANDIDATES))
-        self._describe()
+        if not self._nccl and self.rings > 1:
+            self._open_rings()
+        self.engine = self._describe()
 
     def _barrier(self) -> None:
         self._sum(torch.zeros(1, device=self.device))
@@ -72,8 +70,8 @@ class Horovod(Ranks):
             dist.destroy_process_group()
         self._hvd.shutdown()
 
-    def _open_rings(self, number: int) -> None:
-        """Open `number` rings of torch on Gloo; the address of rank 0's store comes to the others through Horovod."""
+    def _open_rings(self) -> None:
+        """Open the rings of torch on Gloo; the address of rank 0's store comes to the others through Horovod."""
         limit = timedelta(seconds=self.settings.timeout)
         host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
         if self.size == self.local_size:
@@ -85,17 +83,7 @@ class Horovod(Ranks):
         if store is None:
             store = dist.TCPStore(host, port, self.size, is_master=False, timeout=limit)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=limit)
-        self._rings = TorchRings(number, self.settings.timeout)
-
-    def _close_unused_rings(self) -> None:
-        assert self._rings is not None
-        if self.rings > 1 or self.settings.compression == "bf16":
-            self._rings.keep(self.rings)
-        else:
-            self.barrier()
-            dist.destroy_process_group()
-            self._rings = None
-        self._describe()
+        self._rings = TorchRings(self.rings, self.settings.timeout)
 
     def _sum(self, tensor: Tensor) -> None:
         name = f"sum/{tensor.dtype}/{tuple(tensor.shape)}"
@@ -126,15 +114,14 @@ class Horovod(Ranks):
             time.sleep(POLL)
         self._hvd.synchronize(handle)
 
-    def _describe(self) -> None:
+    def _describe(self) -> str:
         if self._nccl and self.rings > 1:
-            self.engine = f"Horovod on NCCL, {self.rings} streams of at least {self.rings} channels"
-        elif self._nccl:
-            self.engine = "Horovod on NCCL, its own choice of channels"
-        elif self._rings is not None:
-            self.engine = f"Horovod, gradients on {self.rings} Gloo rings of torch that met through it"
-        else:
-            self.engine = "Horovod, its own ring on " + ("MPI" if self._hvd.mpi_enabled() else "Gloo")
+            return f"Horovod on NCCL, {self.rings} streams of at least {self.rings} channels"
+        if self._nccl:
+            return "Horovod on NCCL, its own choice of channels"
+        if self._rings is not None:
+            return f"Horovod, gradients on {self.rings} Gloo rings of torch that met through it"
+        return "Horovod, its own ring on " + ("MPI" if self._hvd.mpi_enabled() else "Gloo")
 
 
 def _horovod() -> Any:
@@ -147,7 +134,7 @@ def _horovod() -> Any:
     return module
 
 
-def _tune(settings: BackendConfig, rings: int, nccl: bool) -> None:
+def _tune(settings: BackendConfig, nccl: bool) -> None:
     """Horovod's settings, which it reads from the environment when it starts; what the user has set there stays."""
     # Its idle thread looks for work once per cycle, which at the default of 1 ms costs a sixth of two busy cores.
     os.environ.setdefault("HOROVOD_CYCLE_TIME", "1" if settings.sync == "every" else "10")
@@ -156,9 +143,8 @@ def _tune(settings: BackendConfig, rings: int, nccl: bool) -> None:
     os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", "30")
     # Segments and stripes are long enough; joining them would copy them, and put them on one stream.
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
-    if nccl and rings > 1:
-        os.environ["NCCL_MIN_NCHANNELS"] = str(rings)
-        os.environ["HOROVOD_NUM_NCCL_STREAMS"] = str(rings)
+    if nccl and settings.rings > 1:
+        os.environ["NCCL_MIN_NCHANNELS"] = os.environ["HOROVOD_NUM_NCCL_STREAMS"] = str(settings.rings)
 
 
 def _join(hvd: Any, info: RankInfo, timeout: float) -> None:

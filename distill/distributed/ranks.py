@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from distill.config.settings import BackendConfig
-from distill.distributed.rings import choose_rings, requested_rings
 from distill.runtime.errors import RankLost, SettingError
 from distill.runtime.rank import RankInfo
 
@@ -82,9 +80,7 @@ class Ranks:
         rank, size: this process among all of them.
         local_rank, local_size: this process among those of its host.
         device: where model and batches of this rank live.
-        rings: rings in use for the exchange of gradients; with `backend.rings=auto` set by `choose_rings`.
-        measures_rings: whether that is still to come.
-        ring_seconds: what `backend.rings=auto` measured: seconds of one exchange by number of rings; else empty.
+        rings: in use for the exchange of gradients.
         traffic: what this rank has exchanged so far.
     """
 
@@ -99,9 +95,7 @@ class Ranks:
         self.rank, self.size = info.rank, info.size
         self.local_rank, self.local_size = info.local_rank, info.local_size
         self.device = device
-        self.rings = requested_rings(settings.rings) or 1
-        self.measures_rings = settings.rings == "auto" and self.size > 1
-        self.ring_seconds: dict[int, float] = {}
+        self.rings = settings.rings
         self.traffic = Traffic()
 
     @property
@@ -272,27 +266,6 @@ class Ranks:
                 tensor.copy_(data[start:stop].clone().view(tensor.dtype).view_as(tensor))
                 start = stop
 
-    def choose_rings(self, trial: Tensor, begun: int | None = None) -> None:
-        """Measure one, two and four rings on `trial`, a flat tensor of zeros, and keep the fastest number.
-
-        `begun`: with which this run has begun. Of three ranks or more another number sums in another order.
-        """
-        self.measures_rings = False
-        if begun is not None:
-            self.rings = begun
-            self._close_unused_rings()
-            return
-
-        def seconds(rings: int) -> float:
-            self.sum(torch.zeros(1))  # ranks leave it together, and a barrier some hundredths of a second apart
-            start = time.perf_counter()
-            self.begin_sum(trial.chunk(rings), f"trial/{rings}")()
-            return float(self.sum(torch.tensor(time.perf_counter() - start, dtype=torch.float64))) / self.size
-
-        self.rings, self.ring_seconds = choose_rings(seconds)
-        self._close_unused_rings()
-        self.traffic = Traffic()  # without the trial
-
     def begin_sum(self, parts: Sequence[Tensor], name: str) -> Callable[[], None]:
         """Begin to sum contiguous tensors over all ranks, in place, part i on ring i; returns a function that waits.
 
@@ -312,10 +285,6 @@ class Ranks:
 
     def _broadcast(self, data: Tensor) -> None:
         """Overwrite [bytes] uint8 with those of rank 0, in place."""
-        raise NotImplementedError
-
-    def _close_unused_rings(self) -> None:
-        """Close the rings that `backend.rings=auto` tried and did not take."""
         raise NotImplementedError
 
 

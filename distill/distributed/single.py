@@ -26,7 +26,7 @@ class Single(Ranks):
                     f"backend.{name}={value}: `single` is one process; choose backend=ddp, fsdp or horovod"
                 )
         for name, value, plain in (
-            ("rings", settings.rings, ("1", "auto")),
+            ("rings", settings.rings, (1,)),
             ("compression", settings.compression, ("none",)),
             ("sync", settings.sync, ("window",)),
         ):

@@ -6,7 +6,6 @@ from pathlib import Path
 from distill.config.rules import check_paths, check_rules
 from distill.config.settings import Config
 from distill.distributed.bucket import MAX_STATS
-from distill.distributed.collective import check_collective
 from distill.evaluation.measures.users import check_measures
 from distill.models.student import check_student_settings
 from distill.objective.build import make_terms
@@ -55,7 +54,6 @@ def check(config: Config, folder: Path | None = None) -> None:
     if len(config.teacher.members) > 1:
         on_logits = {name: term for name, term in terms.items() if isinstance(term, VocabularyTerm)}
         mixing_temperature(on_logits, {name: config.objective.schedule_of(name) for name in on_logits})
-    check_collective(config.backend)
     _check_optimizer(config)
     check_measures(config.evaluate.own_measures)
     check_observers(config.own_observers)

@@ -15,13 +15,12 @@ from distill.distributed import GradientSync, join_ranks
 CASES = [
     pytest.param(name, rings, format, id=f"{name}-{rings}-{format}", marks=HOROVOD if name == "horovod" else ())
     for name, rings, format in (
-        ("ddp", "2", "bf16"),
-        ("horovod", "2", "bf16"),
-        ("ddp", "1", "fp16"),
-        ("ddp", "2", "fp16"),
-        ("horovod", "1", "fp16"),  # its own ring
-        ("horovod", "2", "fp16"),
-        ("horovod", "auto", "fp16"),
+        ("ddp", 2, "bf16"),
+        ("horovod", 2, "bf16"),
+        ("ddp", 1, "fp16"),
+        ("ddp", 2, "fp16"),
+        ("horovod", 1, "fp16"),  # its own ring
+        ("horovod", 2, "fp16"),
     )
 ]
 ABOVE_ONE = {"bf16": 2**-7, "fp16": 2**-10}  # the first number above 1, minus 1
@@ -51,7 +50,7 @@ def on_a_rank(settings: BackendConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "rings", "format"), CASES)
-def test_16_bits_on_the_wire(name: str, rings: str, format: str, tmp_path: Path) -> None:
+def test_16_bits_on_the_wire(name: str, rings: int, format: str, tmp_path: Path) -> None:
     settings = BackendConfig(name=name, rings=rings, compression=format, device="cpu", threads=1, timeout=60.0)
     expected, losses = reference()
     for found in run_ranks(2, tmp_path, on_a_rank, settings):

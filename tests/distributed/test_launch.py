@@ -359,23 +359,6 @@ def test_horovodrun_starts_the_ranks(tmp_path: Path) -> None:
     assert "rank 1 of 2, sum 3" in (tmp_path / "logs/rank1.log").read_text()
 
 
-@HOROVOD
-def test_a_host_without_an_address_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"^backend\.hosts: nowhere\.invalid has no address here"):
-        launch.launch(BackendConfig(name="horovod", hosts="nowhere.invalid:1"), ["true"])
-
-
-@HOROVOD
-def test_a_host_that_lets_nobody_in_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ssh = tmp_path / "ssh"
-    ssh.write_text("#!/bin/sh\necho a banner >&2; echo ssh: connect to host: Connection refused >&2; exit 255\n")
-    ssh.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    words = r"^backend\.hosts: 203\.0\.113\.7 cannot be reached \(ssh: connect to host: Connection refused\); .*: ssh "
-    with pytest.raises(SettingError, match=words):
-        launch.launch(BackendConfig(name="horovod", hosts="127.0.0.1:1,203.0.113.7:1"), ["true"])
-
-
 def test_rank_0_has_the_timeout_to_save_after_another_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that SIGKILL alone ends, on a clock of the test."""
     now, killed = [0.0], dict[int, float]()

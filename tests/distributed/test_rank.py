@@ -1,19 +1,11 @@
-"""Which rank a process is, where ranks meet, and how many rings `auto` takes."""
-
-from types import SimpleNamespace
-from typing import Any
+"""Which rank a process is, and where ranks meet."""
 
 import pytest
 import torch
-from job import whole_run
-from torch import nn
 
 from distill.config.settings import BackendConfig
-from distill.distributed import gradient_sync
 from distill.distributed.devices import choose_device
 from distill.distributed.rendezvous import first_host, meeting_point
-from distill.distributed.rings import choose_rings
-from distill.distributed.single import Single
 from distill.runtime.errors import SettingError
 from distill.runtime.rank import RankInfo, rank_from_env
 
@@ -73,39 +65,6 @@ def test_first_host_of_a_node_list(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
 
 
-@pytest.mark.parametrize(
-    ("seconds", "rings"),
-    [
-        ({1: 1.0, 2: 0.95, 4: 0.92}, 1),  # a gain below a tenth
-        ({1: 1.0, 2: 0.55, 4: 0.545}, 2),  # as good as the fastest, with fewer connections
-        ({1: 3.1, 2: 1.55, 4: 0.9}, 4),
-        ({1: 1.0, 2: 1.2, 4: 1.3}, 1),
-    ],
-)
-def test_auto_takes_more_rings_only_where_they_pay(seconds: dict[int, float], rings: int) -> None:
-    first = dict.fromkeys(seconds, True)
-
-    def measured(number: int) -> float:
-        if first[number]:
-            first[number] = False
-            return 1e-9 if number == 4 else 1e9  # the first round does not count
-        return seconds[number]
-
-    assert choose_rings(measured) == (rings, seconds)
-
-
-def test_auto_measures_again_where_that_is_cheap() -> None:
-    """Two lucky exchanges on four rings decide nothing among fifteen rounds of milliseconds."""
-    calls = dict.fromkeys((1, 2, 4), 0)
-
-    def measured(number: int) -> float:
-        calls[number] += 1
-        return 0.001 if number == 4 and calls[4] in (2, 5) else 0.01
-
-    assert choose_rings(measured)[0] == 1
-    assert calls == dict.fromkeys((1, 2, 4), 16)
-
-
 def test_a_rank_that_sees_its_own_gpu_alone_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under `srun --gpus-per-task=1`; without that variable one GPU is too few for two ranks."""
     for name, value in {"is_available": True, "device_count": 1, "set_device": None}.items():
@@ -116,17 +75,3 @@ def test_a_rank_that_sees_its_own_gpu_alone_takes_it(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(SettingError, match=r"2 ranks on this host, but torch sees 1 GPU here"):
         choose_device(settings, 1, 2)
-
-
-def test_a_run_resumes_with_the_rings_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is measured again, which may come to another number; on as many ranks, as others share the work anew."""
-    ranks, closed = Single(BackendConfig(device="cpu", threads=1)), list[int]()
-    monkeypatch.setattr(ranks, "measures_rings", True)  # as of several ranks with backend.rings=auto
-    monkeypatch.setattr(ranks, "_close_unused_rings", lambda: closed.append(ranks.rings))
-    gradient_sync(ranks, nn.Linear(2, 2), 4)
-    assert (ranks.rings, closed, ranks.measures_rings, ranks.ring_seconds) == (4, [4], False, {})
-    for recorded, begun in (({"rings": 4, "ranks": 3}, 4), ({"rings": 4, "ranks": 2}, None), ({}, None)):
-        folder: Any = SimpleNamespace(
-            ranks=SimpleNamespace(size=3, measures_rings=True), recorded_precision=lambda found=recorded: found
-        )
-        assert whole_run.rings_begun(folder) == begun

@@ -38,7 +38,6 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
     ),
     "compression": (["backend=fsdp", "backend.compression=bf16"], ["backend.compression=bf16", "backend=ddp"]),
     "rings": (["backend=fsdp", "backend.rings=2"], ["backend.rings=2", "backend.shard_student=false"]),
-    "measured rings": (["backend=fsdp", "backend.rings=auto"], ["backend.rings=auto", "leave it out"]),
 }
 
 
