@@ -52,7 +52,7 @@ def look(page: Path, width: int, on_load: str = "", seconds: float = 1.5, dark: 
     profile = f"--user-data-dir={page.parent / 'profile-of-browser'}"
     budget = f"--virtual-time-budget={round(1000 * seconds)}"
     flags = [*FLAGS, *[DARK] * dark, profile, budget, "--window-size=1400,800"]
-    done = subprocess.run([BROWSER, *flags, "--dump-dom", frame.as_uri()], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([BROWSER, *flags, "--dump-dom", frame.as_uri()], capture_output=True, text=True, timeout=500)
     match = re.search(r'data-found="([^"]*)"', done.stdout)
     assert match, (done.stdout[-1000:], done.stderr[-1000:])
     return dict(json.loads(unescape(match[1])))

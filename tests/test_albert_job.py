@@ -75,7 +75,7 @@ def test_two_ranks_train_it_alike(student: Path, shelf: Shelf, albert: Path) -> 
     folder = shelf.root / "distilalbert-ranks"
     ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]
     process = command("+recipe=distilalbert_gutenberg", *arguments(shelf, albert, folder), *ranks)
-    _, error = process.communicate(timeout=300)
+    _, error = process.communicate(timeout=500)
     assert process.returncode == 0, error
     assert_alike(folder, student)
 

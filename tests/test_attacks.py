@@ -53,5 +53,5 @@ def test_what_has_ended_finishes_with_the_same_result() -> None:
 def test_some_attacks() -> None:
     subjects = ["tables", "prepare", "shards"]
     attacks = Forked([*subjects, "--cases", "2"], environment(), script=ROOT / "benchmarks" / "attacks" / "__main__.py")
-    output, errors = attacks.communicate(timeout=300)
+    output, errors = attacks.communicate(timeout=500)
     assert attacks.returncode == 0 and "problems: 0" in output, output + errors[-3000:]

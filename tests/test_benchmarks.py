@@ -34,7 +34,7 @@ def script(name: str, tmp_path: Path, *arguments: str) -> tuple[str, Any]:
     """What a script prints, and the results it writes."""
     arguments = (*arguments, "--json", str(tmp_path / "results.json"))
     done = Forked(list(arguments), dict(os.environ), script=FOLDER / name)
-    output, errors = done.communicate(timeout=300)
+    output, errors = done.communicate(timeout=500)
     assert done.returncode == 0, errors[-2000:]
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["machine"]["torch"]

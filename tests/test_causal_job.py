@@ -95,7 +95,7 @@ def test_two_ranks_train_it_alike(student: Path, shelf: Shelf, causal_teacher: P
     folder = shelf.root / "distilgpt2-ranks"
     ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]
     process = command("+recipe=distilgpt2_gutenberg", *arguments(shelf, causal_teacher, folder), *ranks)
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     assert_alike(folder, student)
     one, two = (results(each)["student"]["perplexity"]["heldout"] for each in (student, folder))

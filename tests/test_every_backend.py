@@ -71,7 +71,7 @@ def labelled(name: str, shelf: Shelf, folder: Path) -> list[str]:
 
 def run(folder: Path, backend: str, *arguments: str) -> None:
     process = command(*arguments, f"backend={backend}", "backend.processes=2", f"hydra.run.dir={folder}")
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     assert metrics(folder)[-1]["step"] == 2
     assert results(folder)["student"]["parameters"] > 0 and (folder / "student" / "model.safetensors").is_file()

@@ -77,7 +77,7 @@ def test_two_ranks_give_the_same_scores(shelf: Shelf, questions: Path, answerer:
     folder = shelf.root / "answerer-ranks"
     ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]
     process = command(*spans(shelf, questions, folder, *ranks))
-    _, error = process.communicate(timeout=300)
+    _, error = process.communicate(timeout=500)
     assert process.returncode == 0, error
     assert_alike(folder, answerer)
     one, two = (results(each)["student"]["f1"]["dev"] for each in (answerer, folder))

@@ -42,7 +42,7 @@ def test_rows_have_settings_that_hold(name: str, tmp_path: Path) -> None:
 
 def test_an_unknown_row_is_refused() -> None:
     done = Forked(["layer"], dict(os.environ), script=SCRIPT)
-    assert "there is no row layer; choose among layers" in done.communicate(timeout=300)[1] and done.returncode == 2
+    assert "there is no row layer; choose among layers" in done.communicate(timeout=500)[1] and done.returncode == 2
 
 
 @pytest.mark.slow

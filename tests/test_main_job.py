@@ -138,7 +138,7 @@ def test_asked_to_stop_it_saves_and_goes_on(shelf: Shelf, done: Path) -> None:
     stopped = Forked(shelf.arguments(folder, "train.save_every=100"), environment(), change=hold_a_step)
     wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder), stopped)
     stopped.send_signal(signal.SIGTERM)
-    _, errors = stopped.communicate(timeout=240)
+    _, errors = stopped.communicate(timeout=500)
     assert stopped.returncode == 143 and "the same command resumes" in errors, errors
     assert len(metrics(folder)) < STEPS
     assert shelf.run(folder, "train.save_every=100") == 0
@@ -151,7 +151,7 @@ def test_before_the_first_step_a_signal_ends_a_run_in_one_line(shelf: Shelf, par
     early = (program if part == "imports" else command)(*shelf.arguments(folder))
     wait_for(lambda: folder.exists() if part == "text" else is_handled(signal.SIGHUP, early.pid), early)
     early.send_signal(signal.SIGHUP)
-    _, errors = early.communicate(timeout=240)
+    _, errors = early.communicate(timeout=500)
     assert early.returncode == 129, errors
     said = [line for line in errors.splitlines() if line.startswith("distill: ")]
     assert len(said) == 1 and "SIGHUP" in said[0] and "Traceback" not in errors

@@ -162,7 +162,7 @@ def test_a_signal_reaches_the_stage_which_ends_in_its_own_time(tmp_path: Path) -
     process = subprocess.Popen([sys.executable, "-c", parent, slow], cwd=tmp_path, env=environment())
     wait_for(lambda: (tmp_path / "ready").exists(), process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=240) == 143 and (tmp_path / "done").exists()
+    assert process.wait(timeout=500) == 143 and (tmp_path / "done").exists()
 
 
 @pytest.mark.parametrize(

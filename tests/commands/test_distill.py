@@ -339,6 +339,6 @@ def test_every_rank_of_a_launcher_calls_it(job: dict[str, Any], folder: Path, tm
     names = {"tests": str(Path(__file__).parents[1]), "folder": str(folder), "cache": str(tmp_path / "cache")}
     Path("program.py").write_text(RANKS.format(**names))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "program.py"]
-    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert_alike(Path("runs/ranks"), distill.distill(**job).folder)

@@ -33,7 +33,7 @@ def test_a_run_finds_what_was_prepared(
 
 def test_as_a_command_it_says_what_is_there(shelf: Shelf, tmp_path: Path) -> None:
     process = command("prepare", *shelf.arguments(tmp_path / "run", f"data.cache={tmp_path / 'cache'}"))
-    said = process.communicate(timeout=120)[1]
+    said = process.communicate(timeout=500)[1]
     assert process.returncode == 0 and any(line.startswith("corpus: 1 shard, ") for line in said.splitlines()), said
 
 

@@ -263,7 +263,7 @@ def test_memory_is_bounded_by_the_chunk(tmp_path: Path, kind: str, name: str, un
         for _ in range(50 if what == "train" else 256):
             file.write(piece)
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, kind, str(path), what], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", MEASURE, kind, str(path), what], capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) < 500
@@ -278,7 +278,7 @@ def test_one_text_that_stands_in_every_row_is_not_held_as_often(tmp_path: Path, 
     pq.write_table(pa.table({"text": column}), path, dictionary_pagesize_limit=1 << 30, store_schema=False)
     assert path.stat().st_size < 1 << 20
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, "parquet", str(path), "read"], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", MEASURE, "parquet", str(path), "read"], capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stderr.split()[-1]) == 200 * (3 << 20) + 5 * short

@@ -97,7 +97,7 @@ def test_a_killed_build_goes_on_and_gives_the_same(
 def test_two_at_once_make_it_once(child: tuple[Config, list[str], dict[str, str]]) -> None:
     _, command, environment = child
     pair = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    (a, b) = (process.communicate(timeout=120)[0].splitlines() for process in pair)
+    (a, b) = (process.communicate(timeout=500)[0].splitlines() for process in pair)
     assert a[-1] == b[-1] and [process.returncode for process in pair] == [0, 0]
     assert sum("preparing tokens" in line for line in a + b) == 1
 
@@ -177,7 +177,7 @@ def test_processes_do_not_run_the_program_again(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(UNGUARDED)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     command = [sys.executable, "program.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     once, value, file = done.stdout.split()
     assert (once, value, Path(file).name) == ("once", "3", "program.py")

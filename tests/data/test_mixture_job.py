@@ -74,7 +74,7 @@ def test_it_goes_on_with_two_ranks_from_the_one_integer_of_a_checkpoint(
     assert distill(*begun, "train.epochs=null", "train.steps=7") == 0
     more = ["backend=ddp", "backend.processes=2", "train.epochs=null", "train.steps=14"]
     ranks = command(*begun, *more)
-    _, error = ranks.communicate(timeout=300)
+    _, error = ranks.communicate(timeout=500)
     assert ranks.returncode == 0, error
     whole = shelf.root / "mixture-whole"
     assert distill(*arguments, f"hydra.run.dir={whole}", *LENGTH, "train.epochs=null", "train.steps=14") == 0

@@ -87,7 +87,7 @@ assert step == 99 and slow.reads == 4 * 93
 def test_page_faults_leave_python_to_others_and_are_met_by_threads() -> None:
     """Sequences of a memory map whose pages come late: had a fault kept Python's lock, nobody could bring the page."""
     path = {"PYTHONPATH": f"{TESTS.parent}:{TESTS}", "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", SLOW_ROWS], capture_output=True, text=True, timeout=100, env=path)
+    done = subprocess.run([sys.executable, "-c", SLOW_ROWS], capture_output=True, text=True, timeout=500, env=path)
     if done.stderr.startswith("skipped"):
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr

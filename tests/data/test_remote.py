@@ -88,7 +88,7 @@ def test_hosts_share_the_work_in_a_bucket(bucket: str, text: Path, tmp_path: Pat
     wait_for(lambda: any(name.endswith(".json") for name in folder.names("parts")), *hosts)
     hosts[1].kill()
     hosts[1] = start(text, place, tmp_path / "b", host=1, hosts=2)
-    outputs = [host.communicate(timeout=300) for host in hosts]
+    outputs = [host.communicate(timeout=500) for host in hosts]
     assert hosts[0].returncode == hosts[1].returncode == 0, outputs
     prepare(text, tmp_path / "local", tmp_path / "scratch", shard_bytes=4000)
     assert_same_rows(place, tmp_path / "local")

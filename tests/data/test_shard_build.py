@@ -212,7 +212,7 @@ def test_the_same_command_resumes_after_a_kill(workers: int, tmp_path: Path) -> 
     before = {path: path.stat().st_mtime_ns for path in place.glob("parts/*.json")}
     kept = {place / f"train-{path.stem}.bin": (place / f"train-{path.stem}.bin").stat().st_mtime_ns for path in before}
     again = start(text, str(place), tmp_path / "a", workers)
-    assert again.wait(300) == 0, again.communicate()
+    assert again.wait(500) == 0, again.communicate()
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     prepare(text, tmp_path / "plain", tmp_path / "scratch")
     assert_same_rows(place, tmp_path / "plain")
@@ -252,13 +252,13 @@ def test_shards_of_the_first_host_are_signs_of_life(
     By its clock it is 3 s from one look to the next; in each of them the first host makes one of its three shards.
     """
     place, make, now = tmp_path / "place", build_tokens.make_shard, [0.0]
-    looked, made = threading.Semaphore(0), threading.Semaphore(0)
+    looked, shard_made = threading.Semaphore(0), threading.Semaphore(0)
 
     def pause(*_: object) -> None:
         if now[0] < 9.0:
             now[0] += 3.0
             looked.release()
-            assert made.acquire(timeout=300)
+            assert shard_made.acquire(timeout=300)
         else:
             time.sleep(0.01)
 
@@ -267,7 +267,7 @@ def test_shards_of_the_first_host_are_signs_of_life(
         assert not is_of_the_first or looked.acquire(timeout=300)
         record = make(task)
         if is_of_the_first:
-            made.release()
+            shard_made.release()
         return record
 
     clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)

@@ -271,7 +271,7 @@ def test_torchrun_starts_the_ranks_of_a_pytorchjob(tmp_path: Path) -> None:
     }
     options = containers(manifest("pytorchjob.yml"))["Worker"]["command"][1:-1]
     command = [sys.executable, "-m", "torch.distributed.run", *options, "print_rank"]
-    done = subprocess.run(command, env={**environment(), **pod}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env={**environment(), **pod}, capture_output=True, text=True, timeout=500)
     for rank in range(8):
         info = f"RankInfo(launcher='torchrun', rank={rank}, size=8, local_rank={rank}, local_size=8)"
         assert info in done.stdout, done.stdout + done.stderr

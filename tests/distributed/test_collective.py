@@ -49,7 +49,7 @@ def test_a_job_of_two_ranks_sends_all_through_the_plug_in(
     for folder, more in {"gloo": [], "plug-in": ["backend.collective=plug_in:counting"]}.items():
         arguments = shelf.arguments(tmp_path / folder, *ranks, *more)
         process = command(*arguments, path=ROOT / "tests")
-        _, errors = process.communicate(timeout=240)
+        _, errors = process.communicate(timeout=500)
         assert process.returncode == 0, errors
     assert_same(tmp_path / "gloo", tmp_path / "plug-in")
     block = results(tmp_path / "plug-in")["backend"]

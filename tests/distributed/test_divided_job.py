@@ -18,7 +18,7 @@ SNAPSHOT = "train.snapshots=[3]"
 
 def run(shelf: Shelf, folder: Path, *more: str, start: Callable[..., Any] = command) -> str:
     process = start(*shelf.arguments(folder, SNAPSHOT, *more))
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     return errors
 
@@ -41,7 +41,7 @@ def test_stopped_and_resumed_it_ends_as_one_process_does(shelf: Shelf, alone: Pa
     process = command(*shelf.arguments(folder, SNAPSHOT, *RANKS))
     wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder), process)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 143, errors
     run(shelf, folder, *RANKS)
     assert_alike(folder, alone)
@@ -121,7 +121,7 @@ def test_losses_that_are_scores_are_those_of_one_process(shelf: Shelf, tmp_path:
     only += ["train.epochs=null", "train.steps=3"]
     assert shelf.run(tmp_path / "alone", *only) == 0
     process = command(*shelf.arguments(tmp_path / "ranks", *RANKS, *only))
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     one, two = results(tmp_path / "alone"), results(tmp_path / "ranks")
     value = one["student"]["pooled_loss"]["heldout"]

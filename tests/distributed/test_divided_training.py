@@ -13,7 +13,7 @@ from families import without_dropout
 from tiny import Fit, assert_close, make_rows, make_tokenizer, objective_config, plain_sgd, weights_of
 
 from distill.config.settings import BackendConfig, OptimizerConfig, TrainConfig
-from distill.distributed import fsdp, join_ranks
+from distill.distributed import join_ranks
 from distill.distributed.shard import sharded_modules, whole
 from distill.optim.optimizers.lamb import Lamb
 from distill.runs.setup import blocks_of
@@ -94,7 +94,8 @@ def on_a_rank(folder: Path) -> dict[str, Any]:
 def calls_of_a_step(folder: Path, ranks: Any, sync: str) -> dict[str, int]:
     """How often gradients were reduced and numbers summed, and what the backend counted."""
     calls: Counter[str] = Counter()
-    before = fsdp.REDUCE_SCATTER, dist.all_reduce, ranks.traffic.num_syncs
+    name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+    before = getattr(dist, name), dist.all_reduce, ranks.traffic.num_syncs
 
     def counting(name: str, function: Any) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -106,11 +107,13 @@ def calls_of_a_step(folder: Path, ranks: Any, sync: str) -> dict[str, int]:
     fit = fit_of(folder, "bert", ranks, epochs=None, steps=1)
     fit.checkpoints.save = lambda *_: True  # type: ignore[method-assign, assignment]
     ranks.settings = ranks.settings.changed(sync=sync)
-    fsdp.REDUCE_SCATTER, dist.all_reduce = counting("reduced", before[0]), counting("summed", before[1])
+    for attribute, what, function in ((name, "reduced", before[0]), ("all_reduce", "summed", before[1])):
+        setattr(dist, attribute, counting(what, function))
     try:
         fit.run()
     finally:
-        fsdp.REDUCE_SCATTER, dist.all_reduce = before[:2]
+        setattr(dist, name, before[0])
+        dist.all_reduce = before[1]
         ranks.settings = ranks.settings.changed(sync="window")
     groups = len(list(sharded_modules(fit.student)))
     return {

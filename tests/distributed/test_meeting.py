@@ -150,7 +150,7 @@ def test_the_command_ends_in_one_line(variables: dict[str, str], status: int, wo
     settings = ["+recipe=smoke", "backend=ddp", "backend.timeout=1", "backend.device=cpu"]
     port = {"MASTER_PORT": str(free_port())}
     job = Forked([*settings, f"hydra.run.dir={tmp_path / 'run'}"], environment() | port | variables)
-    _, errors = job.communicate(timeout=120)
+    _, errors = job.communicate(timeout=500)
     lines = errors + "".join(path.read_text() for path in (tmp_path / "run").glob("logs/*.log"))
     assert job.returncode == status and lines.startswith(f"distill: {words}") and lines.count("\n") == 1, lines
     assert not (tmp_path / "run" / "results.json").exists()

@@ -102,7 +102,7 @@ def test_the_student_does_not_depend_on_the_number_of_ranks(
     one, several = tmp_path / "one", tmp_path / "several"
     assert distill(*run_in(shelf, one)) == 0
     process = command(*run_in(shelf, several), "backend=ddp", f"backend.processes={ranks}")
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     assert f"8 sequences (1 micro-batch of at most {micro_batch} on each of {ranks} ranks)" in errors
     assert_alike(one, several)

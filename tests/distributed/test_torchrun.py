@@ -82,7 +82,7 @@ def test_torchrun_starts_ranks_again(shelf: Shelf, agents: Agents, tmp_path: Pat
     wait_for(lambda: num_steps() > reached, first)
     third = agents.start(tmp_path / "third.txt")
     said = tmp_path / "first.txt"
-    assert first.wait(timeout=500) == 0 and third.wait(timeout=240) == 0, said.read_text()[-3000:]
+    assert first.wait(timeout=500) == 0 and third.wait(timeout=500) == 0, said.read_text()[-3000:]
     assert "(1 micro-batch of at most 4 on each of 2 ranks)" in said.read_text()
     assert "(2 micro-batches of at most 4)" in said.read_text()
     assert said.read_text().count("resuming after step") == 2

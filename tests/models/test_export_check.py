@@ -41,7 +41,7 @@ def test_a_run_of_it_ends_before_it_trains(target: str, words: str, shelf: Shelf
         "+recipe=distilbert_gutenberg", *shelf.corpus, *small, *models, f"hydra.run.dir={tmp_path / 'run'}",
         path=ROOT / "tests",
     )  # fmt: skip
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 2 and "Traceback" not in errors
     line = errors.strip().splitlines()[-1]
     assert line.startswith(f"distill: student._target_={target}: The student cannot be exported: ") and words in line

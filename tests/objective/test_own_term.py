@@ -60,7 +60,7 @@ def test_two_ranks_train_it_alike(trained: Path, shelf: Shelf) -> None:
     folder = shelf.root / "own-term-ranks"
     ranks = ("backend=ddp", "backend.processes=2", "train.accumulate=1")
     process = command(*shelf.arguments(folder, TERM, *ranks), path=Path(__file__).parent.parent)
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     assert_alike(folder, trained)
 

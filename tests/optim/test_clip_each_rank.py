@@ -88,7 +88,7 @@ def test_it_is_a_setting_of_a_run(shelf: Shelf, tmp_path: Path, capfd: pytest.Ca
     """With all that the published run of ALBERT sets besides; the number of ranks then is a part of the run."""
     ranks = ("backend=ddp", "backend.processes=2", "train.accumulate=1", "backend.compression=fp16")
     process = command(*shelf.arguments(tmp_path / "run", *ALBERTS, *ranks))
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     assert "rate     0.00176 x sqrt(16 / 4 sequences) = 0.00352" in errors
     content = results(tmp_path / "run")

@@ -2,6 +2,7 @@
 
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 from job import wait_for
@@ -66,7 +67,12 @@ def test_a_page_that_cannot_be_written_is_said_once(
     tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, titles = Renewer.write, list[str]()
-    monkeypatch.setattr(Renewer, "write", lambda self, title, *more: [titles.append(title), write(self, title, *more)])
+
+    def noted(self: Renewer, title: str, *given: Any, **named: Any) -> None:
+        titles.append(title)
+        write(self, title, *given, **named)
+
+    monkeypatch.setattr(Renewer, "write", noted)
     (tmp_path / PAGE).mkdir()
     with ChainPage(tmp_path, [], every=0.02):
         wait_for(lambda: len(titles) > 2)

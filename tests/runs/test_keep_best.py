@@ -283,7 +283,7 @@ def test_on_two_ranks(backend: str, shelf: Shelf, kept: Path, center: float, tmp
     settings = [*BY_STEPS, "train.steps=8", *near(center, "near_33"), "train.patience=2", *ranks]
     for _ in range(2):
         process = command(*shelf.arguments(folder, *settings), path=tmp_path)
-        _, errors = process.communicate(timeout=280)
+        _, errors = process.communicate(timeout=500)
         assert process.returncode == 0, errors
         content = results(folder)
         assert content["best"]["step"] == 4 and content["training"]["ended_by"] == "steps"

@@ -269,7 +269,7 @@ def test_several_ranks_find_the_same(shelf: Shelf, searched: Path) -> None:
     folder = shelf.root / "auto-ranks"
     ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]
     process = command(*shelf.arguments(folder, "student.layers=auto", "student.num_layers=2", *ranks))
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     assert results(folder)["student"]["start"]["layers"] == results(searched)["student"]["start"]["layers"]
     assert errors.count("student.layers=auto: perplexity") == 1  # rank 0 alone speaks
@@ -322,7 +322,7 @@ def test_models_that_are_divided_between_ranks_are_searched_before(
         "train.accumulate=1", f"backend.shard_teacher={divided}",
     )  # fmt: skip
     for goes_on in (False, True):
-        _, errors = (process := command(*arguments)).communicate(timeout=240)
+        _, errors = (process := command(*arguments)).communicate(timeout=500)
         assert process.returncode == 0, errors
         start = results(tmp_path)["student"]["start"]
         assert start["layers"] == results(searched)["student"]["start"]["layers"]

@@ -164,7 +164,7 @@ def test_rank_0_alone_observes_and_its_error_ends_all_ranks(shelf: Shelf, tmp_pa
         "        assert step.step < 5, 'enough'\n"
     )
     process = command(*shelf.arguments(folder, *ranks, "observers.mine._target_=mine_33.Fails"), path=tmp_path)
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 2, errors
     assert "distill: observers.mine: AssertionError: enough (mine_33.py, line 7: assert step.step < 5" in errors
     seen = [[float(value) for value in line.split()] for line in (folder / "seen.txt").read_text().splitlines()]

@@ -99,7 +99,7 @@ def test_what_rank_0_alone_refuses_ends_all_ranks_alike(
     overrides = LATE[case][1] if case in LATE else [observer("Failing", method=case)]
     ranks = ("backend=ddp", "backend.processes=2", "train.accumulate=1")
     process = command(*shelf.arguments(tmp_path / "run", *RUN, *ranks, *overrides), path=ROOT / "tests")
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 2, errors
     setting = LATE[case][0] if case in LATE else "observers.mine"
     log = (tmp_path / "run" / "logs" / "rank1.log").read_text()

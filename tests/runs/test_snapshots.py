@@ -136,7 +136,7 @@ def test_of_a_beginning_without_a_checkpoint_nothing_stays(shelf: Shelf) -> None
 def test_one_of_two_ranks_writes(shelf: Shelf, kept: Path) -> None:
     folder, ranks = shelf.root / "two-snapshots", ("backend=ddp", "backend.processes=2", "train.accumulate=1")
     process = command(*shelf.arguments(folder, *CONSTANT, "train.steps=3", "train.snapshots=[2]", *ranks))
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     one, two = (AutoModelForMaskedLM.from_pretrained(each / "snapshots" / "step-2") for each in (kept, folder))
     for (name, weight), other in zip(one.named_parameters(), two.parameters(), strict=True):

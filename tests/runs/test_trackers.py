@@ -103,7 +103,7 @@ def wandb_run(folder: Path, home: Path, mode: str) -> subprocess.CompletedProces
     environment = {**kept, "HOME": str(home)}
     command = [sys.executable, "-c", WANDB, str(folder), mode, f"+student.api_key={SECRET}"]
     return subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=500
     )
 
 

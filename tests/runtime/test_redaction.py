@@ -80,7 +80,7 @@ def test_settings_of_the_environment_are_written_by_name(
     own = ["student=custom", "student._target_=own_models.service", "student.layers=null", "objective=mlm"]
     own += ["+student.pat=${oc.env:MY_SECRET}", f"tracker={tracker}", "train.snapshots=[2]"]
     process = command(*shelf.arguments(folder, *own), path=Path(__file__).parent.parent)
-    output = "".join(process.communicate(timeout=300))
+    output = "".join(process.communicate(timeout=500))
     assert process.returncode == 0, output
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files and not [path for path in files if KEY.encode() in path.read_bytes() or KEY in str(path)]

@@ -96,7 +96,7 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     process = program(text, tmp_path, "nohup")
     process.send_signal(signal.SIGHUP)
     (tmp_path / "sent").touch()
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=500)
     assert (process.returncode, output) == (0, "[]\n"), errors
 
 
@@ -109,7 +109,7 @@ def test_a_forked_child_ends_by_a_signal_and_its_parent_does_not_hear_of_it(tmp_
         "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), signals.received)\n",
         tmp_path,
     )
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=500)
     assert (process.returncode, output) == (0, "-15 []\n"), errors
 
 
@@ -128,7 +128,7 @@ def test_a_child_dies_with_its_parent_and_gets_its_signals(tmp_path: Path) -> No
     wait_for((tmp_path / "heard").exists, process)
     assert process.poll() is None and is_alive(pid)
     process.kill()
-    process.communicate(timeout=120)
+    process.communicate(timeout=500)
     wait_for(lambda: not is_alive(pid))
 
 
@@ -150,7 +150,7 @@ def test_a_run_whose_output_is_gone(kind: str, shelf: Shelf, tmp_path: Path) -> 
     metrics = tmp_path / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
     os.close(outside)
-    assert process.wait(timeout=120) == (129 if kind == "terminal" else 0)
+    assert process.wait(timeout=500) == (129 if kind == "terminal" else 0)
     if kind == "terminal":
         last = metrics.read_bytes().count(b"\n")
         assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == f"step-{last:08d}"

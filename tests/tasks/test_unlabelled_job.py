@@ -122,7 +122,7 @@ def test_labels_of_such_a_file_are_ignored(desk: Desk, student: Path, tmp_path: 
 def test_two_ranks_train_the_same_student(desk: Desk, student: Path, tmp_path: Path) -> None:
     ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]
     process = command(*desk.arguments(tmp_path / "run", HIDDEN, *ranks))
-    _, error = process.communicate(timeout=300)
+    _, error = process.communicate(timeout=500)
     assert process.returncode == 0, error
     assert_alike(tmp_path / "run", student)
 

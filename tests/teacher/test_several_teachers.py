@@ -132,7 +132,7 @@ def test_two_ranks_learn_the_same(trained: Path, shelf: Shelf, second: Path, tmp
     ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]
     given = [each for each in arguments(shelf, tmp_path, *both(shelf, second)) if each != "train.accumulate=2"]
     process = command(*given, *ranks)
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     assert_alike(tmp_path, trained)
     scores = [results(folder)["teacher"]["perplexity"]["heldout"] for folder in (tmp_path, trained)]

@@ -414,7 +414,7 @@ def test_two_ranks_make_one_cache_and_the_same_student(shelf: Shelf) -> None:
     assert shelf.run(one, *STATIC, "seed=3") == 0
     ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1", f"data.cache={shelf.root / 'ranks'}"]
     started = command(*shelf.arguments(two, *STATIC, "seed=3", *ranks))  # the ranks repeat this very command line
-    _, errors = started.communicate(timeout=200)
+    _, errors = started.communicate(timeout=500)
     assert started.returncode == 0, errors
     alone, shared = (metrics(folder)[-1]["loss/total"] for folder in (one, two))
     assert shared == pytest.approx(alone, rel=1e-4)
