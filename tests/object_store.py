@@ -11,10 +11,7 @@ def forget_servers() -> None:
     """File systems are kept, and know the server of an earlier test."""
     import s3fs
 
-    from distill.data.remote import _one_attempt
-
-    for kind in (s3fs.S3FileSystem, _one_attempt(s3fs.S3FileSystem)):
-        kind.clear_instance_cache()
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 @contextmanager

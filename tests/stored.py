@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 
 from distill.config.settings import DataConfig
-from distill.data.invalid import Invalid
 from distill.data.shards import Index, Made, Part, ShardFile, Shards, open_sequences, read_index
 from distill.data.storage import Folder
 
@@ -38,7 +37,7 @@ def write_shards(folder: Path, rows: np.ndarray, shard_rows: int) -> Folder:
         sequence_length=rows.shape[1],
         train=Part(sequences=len(rows), files=files, frequencies=""),
         heldout=Part(files=[], frequencies=""),
-        read=Invalid(),
+        left_out={},
         seconds=1.0,
     )
     (folder / "index.json").write_bytes(index.content())

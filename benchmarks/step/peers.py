@@ -72,7 +72,7 @@ def sequences_of(folder: Path, tokenizer: PreTrainedTokenizerBase, length: int, 
     """Stretches of the books in a folder in a random order, [N, length]; of all of them, as far as `most` allows."""
     rows = []
     for path in sorted(folder.iterdir()):
-        for text in (text for _, text in books(path) if isinstance(text, str)):
+        for text in (text for _, text in books(str(path)) if isinstance(text, str)):
             ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             rows.append(np.array(ids[: len(ids) // length * length], np.uint16).reshape(-1, length))
         if sum(map(len, rows)) > 10 * most:

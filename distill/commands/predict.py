@@ -17,7 +17,7 @@ from distill.config.base import LocalPath
 from distill.runtime.errors import SettingError, first_line
 
 if TYPE_CHECKING:
-    from distill.data.lines import Record
+    from distill.data.readers import Record
 
 TABLES = {".csv": ",", ".tsv": "\t", ".parquet": ""}  # and what separates their fields
 OUTPUTS = (".jsonl", *TABLES, ".json")

@@ -18,7 +18,7 @@ from distill.config.base import ROWS, SEEDS
 from distill.config.errors import parse
 from distill.data.chat_template import ASSISTANT, COLUMNS, REWRITE, ChatTemplate, conversation_of
 from distill.data.collate.tables import Spans
-from distill.data.lines import Record
+from distill.data.readers import Record
 from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Question, Questions
 from distill.evaluation.measures.answers import AnswerConfig, Answered, find_answers

@@ -113,8 +113,6 @@ class CorpusConfig(SourceConfig):
     sequence_length: int = setting(128, "Length of a sequence.", unit="tokens", ge=10, le=131_072)
     cross_documents: bool = setting(False, "Let sequences run over the end of a document.")
     heldout: float = setting(0.02, "Keep this fraction of the documents for the evaluation set `heldout`.", ge=0, lt=1)
-    invalid_files: Missing = setting(Missing.skip, "Skip a file that cannot be read with a count, or stop.")
-    max_invalid: float = setting(0.05, "Stop when more than this fraction of records or lines is invalid.", ge=0, le=1)
     vocab_size: int = setting(6144, "Size of a tokenizer that is trained here.", unit="tokens", ge=300, le=4_000_000)
     duplicates: Duplicates = setting(Duplicates.keep, "Keep, count or drop equal documents, or near ones too.")
     near: NearConfig = setting(NearConfig, "When two documents are near duplicates.")

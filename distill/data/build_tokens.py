@@ -8,6 +8,7 @@ was killed has ended.
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -25,7 +26,6 @@ from distill.config.settings import DataConfig
 from distill.data.disk_cache import num_processes, workers
 from distill.data.duplicates import find_duplicates
 from distill.data.heldout import HeldOut, held_out
-from distill.data.invalid import Invalid
 from distill.data.packing import Packing, pack
 from distill.data.remote import pause, reachable
 from distill.data.sequence_store import ids_of
@@ -66,18 +66,12 @@ HOSTS = {
 logger = logging.getLogger(__name__)
 
 
-class ReadUnit(BaseModel):
-    """What of a unit of work was read, and could not be."""
-
-    source: int  # the number of its source
-    read: Invalid
-
-
 class ShardRecord(BaseModel):
     """A shard that is done: the sequences of some units of work, of each part in a file if there are any."""
 
     first: int  # the number of its first unit in the text
-    units: list[ReadUnit]
+    units: int  # how many of them
+    left_out: Counter[str]  # records of no use, by the reason
     counts: dict[PartName, Counts]
     files: dict[PartName, ShardFile]
     seconds: float  # of a host, of whose processes one has made it
@@ -107,7 +101,7 @@ class Task(NamedTuple):
     number: int
     first: int  # the number of its first unit in the text
     units: tuple[Work, ...]
-    left_out: tuple[np.ndarray, ...] = ()  # by unit: the indices of documents that are duplicates; none: not looked for
+    duplicates: tuple[np.ndarray, ...] = ()  # by unit: the indices of documents that are; none: not looked for
     processes: int = 1  # that make shards at the same time
 
     @property
@@ -141,7 +135,7 @@ def build(
         scratch: a folder of this machine for files on their way to a URL.
 
     Raises:
-        SettingError: a setting names a field that no record of a source has, or a process was killed.
+        SettingError: something of the text cannot be read, or a process was killed.
         StorageFailed: the folder cannot be written, or other hosts are gone.
     """
     part, work = packing.part.units(work_of(sources))
@@ -178,8 +172,8 @@ def _make_missing(tasks: Sequence[Task], work: Sequence[Work], data: DataConfig,
     """Makes the shards of this host that are not done; gives the counts of duplicates, where they are looked for."""
     packing = tasks[0].packing
     with ThreadPoolExecutor(THREADS) as threads:
-        found = threads.map(_record, tasks) if _records_there(tasks) else []
-        done = {task.number for task, record in zip(tasks, found, strict=False) if record}
+        records = threads.map(_record, tasks) if _records_there(tasks) else []
+        done = {task.number for task, record in zip(tasks, records, strict=False) if record}
     if done:
         logger.info(f"resuming a preparation: {len(done):,} of {len(tasks):,} shards are done")
     missing = [task for task in tasks[host.number :: host.total] if task.number not in done]
@@ -189,15 +183,15 @@ def _make_missing(tasks: Sequence[Task], work: Sequence[Work], data: DataConfig,
     with workers(data, not few, of_program) as pool:
         duplicates = None
         if packing.duplicates is not Duplicates.keep:
-            duplicates, left_out = find_duplicates(work, packing.duplicates, packing.near, pool)
-            missing = [task._replace(left_out=left_out[task.first : task.first + len(task.units)]) for task in missing]
+            duplicates, found = find_duplicates(work, packing.duplicates, packing.near, pool)
+            missing = [task._replace(duplicates=found[task.first : task.first + len(task.units)]) for task in missing]
         if pool:
             missing = [task._replace(processes=min(num_processes(data), len(missing))) for task in missing]
         scale, unit = (1e6, "MB") if of_files else (1, "rows")
         size, tokens = sum(task.size for task in tasks if task.number in done), 0
         with Progress("tokens", sum(task.size for task in tasks) / scale, unit, start=size / scale) as progress:
             for record in _made(missing, pool):
-                size += sum(unit.shard.size for unit in work[record.first : record.first + len(record.units)])
+                size += sum(unit.shard.size for unit in work[record.first : record.first + record.units])
                 tokens += sum(counts.tokens for counts in record.counts.values())
                 progress.update(size / scale, f"{tokens:,} tokens")
     return duplicates
@@ -215,17 +209,17 @@ def _made(tasks: Sequence[Task], pool: Executor | None) -> Iterator[ShardRecord]
 def make_shard(task: Task) -> ShardRecord:
     """Writes the files of a shard, how often each token occurs in them, and, last, its record, which it gives."""
     begun, packing, folder = time.perf_counter(), task.packing, task.folder
-    units, counts = list[ReadUnit](), {part: Counts() for part in PARTS}
+    left_out, counts = Counter[str](), {part: Counts() for part in PARTS}
     files: dict[PartName, ShardFile] = {}
     frequencies = np.zeros((len(PARTS), packing.num_ids), np.int64)
     new = {part: task.scratch / f".{part}-{task.name}.{token_hex(6)}.new" for part in PARTS}
     try:
         with new["train"].open("wb") as train, new["heldout"].open("wb") as heldout:
             for number, unit in enumerate(task.units):
-                left_out = frozenset(task.left_out[number].tolist()) if task.left_out else frozenset[int]()
-                invalid, found = pack(unit, packing, (train, heldout), left_out)
+                duplicates = frozenset(task.duplicates[number].tolist()) if task.duplicates else frozenset[int]()
+                no_use, found = pack(unit, packing, (train, heldout), duplicates)
                 counts = {part: counts[part].plus(of_unit) for part, of_unit in zip(PARTS, found, strict=True)}
-                units.append(ReadUnit(source=unit.number, read=invalid))
+                left_out += no_use
         for number, part in enumerate(PARTS):
             if counts[part].sequences:
                 _count(new[part], packing, frequencies[number])
@@ -236,7 +230,9 @@ def make_shard(task: Task) -> ShardRecord:
             path.unlink(missing_ok=True)
     folder.write(task.frequencies, array_bytes(frequencies[:, : packing.vocabulary].astype(np.uint32)))
     seconds = (time.perf_counter() - begun) / task.processes
-    record = ShardRecord(first=task.first, units=units, counts=counts, files=files, seconds=seconds)
+    record = ShardRecord(
+        first=task.first, units=len(task.units), left_out=left_out, counts=counts, files=files, seconds=seconds
+    )
     folder.write(task.record, record.model_dump_json().encode())
     return record
 
@@ -290,7 +286,6 @@ def _finish(tasks: Sequence[Task], text: str, duplicates: dict[str, int] | None)
     """Writes how often each token occurs, and the index, which makes the shards one text, and which it gives.
 
     Raises:
-        SettingError: a setting names a field that no record of a source has.
         FileNotFoundError: another host has finished in the meantime, and removed the records.
     """
     folder, packing = tasks[0].folder, tasks[0].packing
@@ -315,23 +310,12 @@ def _finish(tasks: Sequence[Task], text: str, duplicates: dict[str, int] | None)
         dtype=packing.id_dtype,
         sequence_length=packing.sequence_length,
         **parts,
-        read=_invalid(records),
+        left_out=sum((record.left_out for record in records), Counter()),
         duplicates=duplicates,
         seconds=sum(record.seconds for record in records),
     )
     folder.write(INDEX, index.content())
     return index
-
-
-def _invalid(records: Sequence[ShardRecord]) -> Invalid:
-    """What could not be read of the whole text, once every source has shown that its fields are there."""
-    by_source: dict[int, list[Invalid]] = {}
-    for record in records:
-        for unit in record.units:
-            by_source.setdefault(unit.source, []).append(unit.read)
-    for parts in by_source.values():
-        Invalid.together(parts).require_fields()
-    return Invalid.together(part for parts in by_source.values() for part in parts)
 
 
 def _announced(packing: Packing) -> str:

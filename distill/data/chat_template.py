@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from distill.data.document import Document
-from distill.data.lines import Record
+from distill.data.readers import Record
 from distill.runtime.errors import SettingError, first_line
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from threading import Event
 from typing import Any
 
 from distill.data.disk_cache import folder_of
-from distill.data.remote import RemotePath, with_states
+from distill.data.remote import file_system, is_url, is_web, retried
 from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic, locked
 from distill.runtime.host import size
@@ -27,36 +27,45 @@ READ_BYTES = 1 << 20  # at once
 THREADS = 8  # that read files: hashing lets other threads run
 ANNOUNCED = 4 << 30  # bytes from which on reading takes long enough to be logged
 
+# What distinguishes one version of a file at a URL from another, by the names that services give it, the surest first:
+# what follows from its content alone, and then what is of the place where it lies.
+DIGESTS = ("ETag", "blob_id", "oid", "md5Hash")
+VERSIONS = ("etag", "generation", "LastModified", "last_modified", "mtime")
+
 logger = logging.getLogger(__name__)
 
 
-def contents_of(paths: Sequence[Path], cache: str) -> list[Any]:
+def contents_of(places: Sequence[str], cache: str) -> list[Any]:
     """What decides the content of files, in their order: their names below the folder of all of them, and digests.
 
     Args:
+        places: paths and URLs.
         cache: the folder that has the record (`data.cache`).
     """
-    local = [path for path in paths if not isinstance(path, RemotePath)]
-    digests = dict(zip(local, _recorded(local, cache), strict=True))
-    named = zip(with_states([*paths]), names_below_all(paths), strict=True)
-    return [_reported(path, name) if isinstance(path, RemotePath) else (name, *digests[path]) for path, name in named]
+    local = [Path(place) for place in places if not is_url(place)]
+    digests = dict(zip(map(str, local), _recorded(local, cache), strict=True))
+    named = zip(places, names_below_all(places), strict=True)
+    return [_reported(place, name) if is_url(place) else (name, *digests[str(Path(place))]) for place, name in named]
 
 
-def names_below_all(paths: Sequence[Path]) -> list[str]:
+def names_below_all(places: Sequence[str]) -> list[str]:
     """The names of files below the folder that all of them lie in."""
-    parts = [str(path).split("/") for path in paths]
+    parts = [place.split("/") for place in places]
     columns = zip(*(names[:-1] for names in parts), strict=False)
     common = sum(1 for _ in takewhile(lambda names: len({*names}) == 1, columns))
     return ["/".join(names[common:]) for names in parts]
 
 
-def _reported(path: RemotePath, name: str) -> tuple[Any, ...]:
+def _reported(url: str, name: str) -> tuple[Any, ...]:
     """Name, size and digest of a file at a URL; where its service reports no digest, its URL, size and version."""
-    state = path.state()
-    if state.is_digest:
-        return name, state.size, state.version
+    system, path = file_system(url, "corpus.path")
+    info = retried(lambda: system.info(path), url)
+    key = next((key for key in (*DIGESTS, *VERSIONS) if info.get(key) is not None), "")
+    version = str(info.get(key, ""))
+    if key in DIGESTS and not is_web(url):  # a web server makes its ETag of a time, or of whatever it likes
+        return name, info.get("size"), version
     # What follows a question mark may be a signature that is another one every day.
-    return path.url.partition("?")[0] if path.is_web and state.version else path.url, state.size, state.version
+    return url.partition("?")[0] if is_web(url) and version else url, info.get("size"), version
 
 
 def _recorded(paths: list[Path], cache: str) -> list[tuple[Any, ...]]:

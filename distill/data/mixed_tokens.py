@@ -1,5 +1,6 @@
 """The sequences of the sources of a mixture, each prepared by itself, put together as one corpus with its order."""
 
+from collections import Counter
 from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
@@ -7,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from distill.config.settings import CorpusConfig, DataConfig
-from distill.data.invalid import Invalid
 from distill.data.mixture import Mixture, StackedSequences
 from distill.data.order import order_of
 from distill.data.sample import subsample
@@ -95,7 +95,7 @@ def mix_sources(sources: dict[str, Tokens], order: Mixture) -> Tokens:
         tokens=round(sum(tokens.tokens * factor for tokens, factor in zip(all_tokens, factors, strict=True))),
         seconds=seconds,
         tokens_per_second=sum(tokens.tokens for tokens in all_tokens) / max(seconds, 1e-9),
-        invalid=Invalid.together(tokens.invalid for tokens in all_tokens),
+        left_out=sum((Counter(tokens.left_out) for tokens in all_tokens), Counter()),
         prompts=any(tokens.prompts for tokens in all_tokens),
         duplicates=_sum([tokens.duplicates for tokens in all_tokens]),
         sources=sources,

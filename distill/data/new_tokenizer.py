@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from distill.config.settings import CorpusConfig, DataConfig
 from distill.data.build_tokens import held_out_rule
 from distill.data.disk_cache import folder_of, once_with_digest
-from distill.data.invalid import Invalid
 from distill.data.readers import blocks
 from distill.data.sources import read
 from distill.data.tokens import Text, corpus_texts, key_of
@@ -80,18 +79,13 @@ def train_tokenizer(
 
 
 def _training_texts(text: Text, corpus: CorpusConfig) -> Iterator[str]:
-    """The texts that are not held out. Raises SettingError where more records are invalid than the settings allow."""
-    parts = []
+    """The texts that are not held out. Raises SettingError where something cannot be read."""
     for source in text.sources:
         of_source = work_of([source])
         rule = held_out_rule(corpus.heldout, of_source)
-        parts.append(invalid := Invalid())
         for unit in of_source:
-            for document in read(unit.source, unit.shard, invalid):
-                invalid.fine(document, unit.source)
+            for document in read(unit.source, unit.shard):
                 yield from (stretch.text for is_held_out, stretch in rule.parts(document) if not is_held_out)
-        invalid.require_fields()
-    Invalid.together(parts).check(text.path, text.setting, corpus)
 
 
 def write_tokenizer(

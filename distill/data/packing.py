@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -14,8 +15,6 @@ import numpy as np
 from distill.config.data import Duplicates, NearConfig
 from distill.data.document import Document, Part
 from distill.data.heldout import HeldOut
-from distill.data.invalid import MEND, Invalid
-from distill.data.lines import InvalidFile, InvalidRecord, LeftOut
 from distill.data.part_of_text import PartOfText
 from distill.data.readers import blocks
 from distill.data.segment_pairs import PairWriter
@@ -45,7 +44,6 @@ class Packing:
     duplicates: Duplicates = Duplicates.keep
     near: NearConfig = field(default_factory=NearConfig)
     part: PartOfText = field(default_factory=PartOfText)  # what of the text that is not held out becomes sequences
-    strict: bool = False  # whether what cannot be read ends the preparation at once
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -188,7 +186,7 @@ def without_first_space(text: str) -> str:
 
 def pack(
     unit: Work, packing: Packing, files: tuple[IO[bytes], IO[bytes]], left_out: frozenset[int]
-) -> tuple[Invalid, list[Counts]]:
+) -> tuple[Counter[str], list[Counts]]:
     """Writes the sequences of a unit of work, those of training and those that are held out.
 
     Args:
@@ -196,19 +194,15 @@ def pack(
         left_out: the indices of documents that are not wanted.
 
     Returns:
-        What could not be read, and the counts of each part.
+        How many records are of no use, by the reason, and the counts of each part.
+
+    Raises:
+        SettingError: something cannot be read.
     """
-    invalid, setting = Invalid(), getattr(unit.source, "setting", "corpus")
-
-    def note(error: InvalidFile | InvalidRecord | LeftOut) -> None:
-        if packing.strict and not isinstance(error, LeftOut):
-            raise SettingError(error, setting=f"{setting}.path", cure=MEND)
-        invalid(error)
-
+    no_use = Counter[str]()
     writers = [_writer(file, packing) for file in files]
     packing = replace(packing, held_out=unit.held_out)
-    for number, document in enumerate(read(unit.source, unit.shard, note)):
-        invalid.fine(document, unit.source)
+    for number, document in enumerate(read(unit.source, unit.shard, no_use)):
         if number in left_out:
             continue
         if (document.parts or document.loss_mask is not None) and not packing.prompts:
@@ -221,7 +215,7 @@ def pack(
         if isinstance(writer, SequenceWriter):
             writer.end()
     names = ("sequences", "tokens", "documents", "dropped")
-    return invalid, [Counts(**{name: getattr(writer, name) for name in names}) for writer in writers]
+    return no_use, [Counts(**{name: getattr(writer, name) for name in names}) for writer in writers]
 
 
 def _writer(file: IO[bytes], packing: Packing) -> SequenceWriter | PairWriter:

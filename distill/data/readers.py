@@ -1,63 +1,170 @@
-"""Readers of one file, or one Hub data set, that give its texts in bounded memory."""
+"""Readers of one file at a path or URL, or of one data set of the Hub, in bounded memory.
 
+What cannot be read ends the run with the file and the line. Plain text and JSONL are entered at any byte and Parquet at
+any row group, so that processes and hosts share a large file without a copy of it on each of them.
+"""
+
+import csv
+import io
 import json
+import lzma
 import re
-from collections.abc import Callable, Iterable, Iterator
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
-from distill.data.lines import LONGEST, InvalidRecord, Record, sound_lines
-from distill.data.lines import InvalidFile as InvalidFile
-from distill.data.lines import lines as lines
-from distill.data.remote import RemotePath
-from distill.runtime.errors import SettingError, StorageFailed, first_line
+from distill.data.find_files import file_name, plain_name
+from distill.data.remote import file_system, is_url
+from distill.runtime.errors import SettingError, StorageFailed, did_you_mean, first_line
 from distill.runtime.hub import how_to_do_without, is_hub_reached, is_unreachable
 
 Value = TypeVar("Value", str, list)
+Record = dict[str, Any]  # of the user's data: what its fields hold, by the names that they have there
+Numbered = Iterator[tuple[int, Record]]  # records, each with the number of its line or row from 1 on
 
 PIECE = 1 << 20  # characters after which a plain text file is cut at the next blank line
-FEW, MAX_ROWS = 4, 64  # rows of a Parquet file that are in memory at first, and at most
+LONGEST = 16 << 20  # bytes of one document that are held in memory
+ROWS = 64  # of a Parquet file, at once
 BUFFER = 1 << 20  # bytes of a Parquet column that are read at once
+UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what reading raises of a file that is damaged, or cut
 
 
-def pieces(
-    path: Path, start: int = 0, stop: int | None = None, encoding: str | None = None
-) -> Iterator[str | InvalidRecord]:
-    """Consecutive texts of about 1 MiB of a plain text file, cut at blank lines where it has any, and its bad lines.
+class InvalidFile(Exception):
+    """A file that cannot be used: its name, with the place in it, and the reason in a few words."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name, self.reason = name, " ".join(reason.split())
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+# --- plain files
+
+
+def is_compressed(place: str) -> bool:
+    """Whether a file is unpacked as it is read, by its name; such a file cannot be entered in the middle."""
+    return plain_name(place) != file_name(place).lower()
+
+
+@contextmanager
+def opened(place: str, unpack: bool = True) -> Iterator[IO[bytes]]:
+    """The content of the file at a path or URL, unpacked where its name ends like that of a compressed file.
+
+    Raises:
+        InvalidFile: it cannot be read (further).
+        StorageFailed: likewise, of one at a URL.
+    """
+    from fsspec.core import OpenFile
+
+    _unpack_by_arrow()
+    system, path = file_system(place, "corpus.path")
+    try:
+        with OpenFile(system, path, "rb", "infer" if unpack and is_compressed(place) else None) as file:
+            yield file
+    except UNREADABLE as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        if is_url(place):
+            raise StorageFailed(f"{place} could not be read further ({reason})") from error
+        raise InvalidFile(file_name(place), reason) from error
+
+
+def _unpack_by_arrow() -> None:
+    """Let fsspec unpack zstd and lz4 by Arrow, which is there, where their own packages are not."""
+    from fsspec.compression import available_compressions, register_compression
+
+    for name, ending in (("zstd", "zst"), ("lz4", "lz4")):
+        if name not in available_compressions():
+            register_compression(name, partial(_unpacked, name), ending)
+
+
+def _unpacked(compression: str, file: IO[bytes], mode: str = "rb", **_: Any) -> Any:
+    import pyarrow
+
+    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), compression))
+
+
+def lines(
+    place: str, start: int = 0, stop: int | None = None, encoding: str | None = None
+) -> Iterator[tuple[int, str]]:
+    """The lines of a file that begin in bytes [start, stop), with their ends, each with its number from there.
+
+    Args:
+        encoding: in which the end of a line is the byte 10, as in all but UTF-16 and UTF-32; None: UTF-8.
+
+    Raises:
+        InvalidFile: a line is not in this encoding, or the file cannot be read.
+    """
+    with opened(place) as file:
+        if start:  # the line that crosses `start` belongs to the range before
+            file.seek(start - 1)
+            start += len(file.readline()) - 1
+        at = start
+        for number, raw in enumerate(file, 1):
+            if stop is not None and at >= stop:
+                return
+            try:
+                line = raw.decode(encoding or "utf-8")
+            except UnicodeDecodeError as error:
+                name = "UTF-8" if encoding is None else encoding
+                raise InvalidFile(line_name(place, start, number), f"not {name} ({error.reason})") from error
+            yield number, (line if at else line.removeprefix("\ufeff")).replace("\r\n", "\n")
+            at += len(raw)
+
+
+def line_name(place: str, start: int, number: int) -> str:
+    """What error lines call the line of this number among those that begin from byte `start` of a file on."""
+    left = start - 1
+    number += start > 0  # the end of the line that crosses `start`
+    with opened(place) as file:
+        while left > 0 and (part := file.read(min(left, 1 << 20))):
+            number, left = number + part.count(b"\n"), left - len(part)
+    return f"{file_name(place)}, line {number:,}"
+
+
+def check_encoding(encoding: str | None, setting: str) -> None:
+    """Raises SettingError where files cannot be read in this encoding; `setting` names their source."""
+    try:
+        if "\n".encode(encoding or "utf-8") in (b"\n", b"\xef\xbb\xbf\n"):
+            return
+        cure = f"convert the files to UTF-8, as with `iconv -f {encoding} -t UTF-8`"
+        problem = "it does not end lines with one byte 10"
+    except (LookupError, UnicodeError):
+        problem, cure = "no encoding of Python", "write gb18030, cp1252, shift_jis ..."
+    raise SettingError(problem, setting=f"{setting}.encoding", value=encoding, cure=cure)
+
+
+def pieces(place: str, start: int = 0, stop: int | None = None, encoding: str | None = None) -> Iterator[str]:
+    """Consecutive texts of about 1 MiB of a plain text file, cut at blank lines where it has any.
 
     `start` and `stop` are byte offsets: the lines that begin in [start, stop) are read.
     """
     return _joined(
-        sound_lines(path, start, stop, PIECE, encoding),
+        lines(place, start, stop, encoding),
         lambda line, size: size >= PIECE and (not line.strip() or size >= 2 * PIECE),
     )
 
 
-def paragraphs(
-    path: Path, start: int = 0, stop: int | None = None, encoding: str | None = None
-) -> Iterator[str | InvalidRecord]:
-    """What stands between two blank lines of a plain text file, and its bad lines; `start` and `stop` as in `pieces`.
-
-    One of more than 16 Mi characters is cut.
-    """
-    sound = sound_lines(path, start, stop, PIECE, encoding)
-    return (text for text in _joined(sound, lambda line, size: not line.strip() or size >= LONGEST) if text)
+def paragraphs(place: str, start: int = 0, stop: int | None = None, encoding: str | None = None) -> Iterator[str]:
+    """What stands between two blank lines of a plain text file; `start` and `stop` as in `pieces`."""
+    return _joined(lines(place, start, stop, encoding), lambda line, size: not line.strip())
 
 
-def whole(path: Path, encoding: str | None = None) -> Iterator[str | InvalidRecord]:
-    """The text of a plain text file, and its bad lines; one of more than 16 Mi characters is cut."""
-    return _joined(sound_lines(path, limit=PIECE, encoding=encoding), lambda line, size: size >= LONGEST)
+def whole(place: str, encoding: str | None = None) -> str:
+    """The text of a plain text file."""
+    return next(_joined(lines(place, encoding=encoding), lambda line, size: False), "")
 
 
-def _joined(lines: Iterator[str | InvalidRecord], ends: Callable[[str, int], bool]) -> Iterator[str | InvalidRecord]:
+def _joined(found: Iterator[tuple[int, str]], ends: Callable[[str, int], bool]) -> Iterator[str]:
     """Lines put together, up to one after which a text `ends`: a function of the line and the characters so far."""
     text: list[str] = []
     size = 0
-    for line in lines:
-        if isinstance(line, InvalidRecord):
-            yield line
-            continue
+    for _, line in found:
         text.append(line)
         size += len(line)
         if ends(line, size):
@@ -90,124 +197,111 @@ def blocks(text: str, size: int) -> Iterator[str]:
         begin = end
 
 
-def records(
-    path: Path, start: int = 0, stop: int | None = None, encoding: str | None = None
-) -> Iterator[Record | InvalidRecord]:
-    """Every JSON object of a JSONL file, and the lines that are none; `start` and `stop` as in `pieces`."""
-    behind = f" after byte {start:,}" if start else ""
-    for number, line in enumerate(sound_lines(path, start, stop, LONGEST, encoding, whole_lines=True), 1):
-        if isinstance(line, InvalidRecord):
-            yield line
-        elif line.strip():
-            record = _parsed(line)
-            name = f"{path.name}, line {number:,}{behind}"
-            yield InvalidRecord(name, record) if isinstance(record, str) else record
+# --- records
 
 
-def _parsed(line: str) -> Record | str:
-    """The JSON object in a line, or the reason why there is none."""
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        return f"not JSON ({error})"
-    except RecursionError:
-        return "not JSON that can be read (too many brackets within brackets)"
-    return record if isinstance(record, dict) else "no JSON object"
-
-
-def columns(
-    path: Path, fields: dict[str, str], start: int = 0, stop: int | None = None, strict: bool = True
-) -> Iterator[Record | InvalidRecord]:
-    """Columns of the row groups [start, stop) of a Parquet file, row by row.
-
-    Rows of about 16 MiB are in memory, at most 64 of them. What cannot be bounded is one page of the file, which is
-    unpacked as a whole, one text, and up to 64 texts of many MB each that follow short ones.
-
-    Args:
-        fields: the columns by the setting that names each, such as {"corpus.field": "text"}.
-        strict: whether it is an error that there is no such column; else every row is a bad record.
+def records(place: str, start: int = 0, stop: int | None = None, encoding: str | None = None) -> Numbered:
+    """Every JSON object of a JSONL file, with the number of its line; `start` and `stop` as in `pieces`.
 
     Raises:
-        SettingError: there is no such column.
+        InvalidFile: a line is no JSON object.
     """
+    for number, line in lines(place, start, stop, encoding):
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InvalidFile(line_name(place, start, number), f"not JSON ({first_line(error)})") from error
+            if not isinstance(record, dict):
+                raise InvalidFile(line_name(place, start, number), "no JSON object")
+            if ("\\ud" in line or "\\uD" in line) and not has_utf8(json.dumps(record, ensure_ascii=False)):
+                raise InvalidFile(line_name(place, start, number), "half a surrogate pair in it")
+            yield number, record
+
+
+def table_rows(
+    place: str,
+    fields: dict[str, str],
+    encoding: str | None = None,
+    quotes: bool | None = None,
+    header: Sequence[str] = (),
+    short: bool = False,
+) -> Numbered:
+    """The rows of a CSV or TSV file as records of texts by the names of its header, each with the number of its line.
+
+    Args:
+        fields: the columns that are wanted, by the setting that names each.
+        quotes: whether a field in quotation marks may hold separators and ends of lines; None: in CSV, not in TSV.
+        header: the columns of files whose first line is a row already, and does not name what is wanted.
+        short: whether a row may lack fields at its end, which then its record lacks: GLUE's QQP has such.
+
+    Raises:
+        SettingError: a wanted column is not there.
+        InvalidFile: a row has another number of fields than the first one, or ends within quotation marks.
+    """
+    csv.field_size_limit(sys.maxsize)  # Python's own limit is 131,072 characters
+    is_tsv = plain_name(place).endswith(".tsv")
+    quoting = csv.QUOTE_NONE if (is_tsv if quotes is None else not quotes) else csv.QUOTE_MINIMAL
+    names: list[str] = []
+    text = (line for _, line in lines(place, encoding=encoding))
+    rows = csv.reader(text, delimiter="\t" if is_tsv else ",", quoting=quoting, strict=True)  # type: ignore[arg-type]
+    try:
+        for row in filter(None, rows):
+            if not names:
+                first = [name.strip() for name in row]
+                has_header = {*fields.values()} <= {*first} or len(first) != len(header)
+                names = first if has_header else [*header]
+                check_columns(fields, names, file_name(place))
+                if has_header:
+                    continue
+            if len(row) > len(names) or (len(row) < len(names) and not short):
+                raise csv.Error(f"{len(row)} fields, not the {len(names)} of its header")
+            yield rows.line_num, dict(zip(names, row, strict=False))
+    except csv.Error as error:
+        raise InvalidFile(f"{file_name(place)}, line {rows.line_num:,}", str(error)) from error
+
+
+def parquet_rows(place: str, columns: list[str] | None, start: int = 0, stop: int | None = None) -> Numbered:
+    """Columns of the row groups [start, stop) of a Parquet file, with the numbers of rows from 1 on; None: all.
+
+    Raises:
+        InvalidFile: it cannot be read.
+    """
+    with _parquet(place) as file:
+        groups = range(start, file.num_row_groups if stop is None else stop)
+        number = sum(file.metadata.row_group(group).num_rows for group in range(start))
+        for batch in file.iter_batches(ROWS, row_groups=groups, columns=columns):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
+
+
+def column_names(place: str) -> list[str]:
+    """The columns of a Parquet file."""
+    with _parquet(place) as file:
+        return [str(name) for name in file.schema_arrow.names]
+
+
+def num_row_groups(place: str) -> int:
+    """The row groups of a Parquet file."""
+    with _parquet(place) as file:
+        return int(file.num_row_groups)
+
+
+@contextmanager
+def _parquet(place: str) -> Iterator[Any]:
     import pyarrow
     import pyarrow.parquet
 
     try:
         # With a buffer a row group is read page by page, not all at once.
-        with pyarrow.parquet.ParquetFile(_for_arrow(path), buffer_size=BUFFER) as file:
-            names = file.schema_arrow.names
-            missing = [error for it, field in fields.items() if (error := unfit_field(field, names, path.name, it))]
-            if missing and strict:
-                raise missing[0]
-            groups = range(start, file.num_row_groups if stop is None else stop)
-            number = 1 + _num_rows(file, range(start))
-            if missing:
-                rows = range(number, number + _num_rows(file, groups))
-                yield from (InvalidRecord(f"{path.name}, row {row:,}", str(missing[0]), True) for row in rows)
-                return
-            for batch in file.iter_batches(FEW, row_groups=groups, columns=list(fields.values())):
-                file.reader.set_batch_size(_next_rows(batch))
-                yield from _rows(batch, path.name, number)
-                number += len(batch)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InvalidFile(path.name, f"{type(error).__name__}: {error}") from error
+        with opened(place, unpack=False) as file, pyarrow.parquet.ParquetFile(file, buffer_size=BUFFER) as table:
+            yield table
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise InvalidFile(file_name(place), f"{type(error).__name__}: {first_line(error)}") from error
 
 
-def _for_arrow(path: Path) -> Any:
-    """A file as Arrow opens it: at a URL it requests the parts that it needs."""
-    return path.open("rb", buffered=False) if isinstance(path, RemotePath) else path
-
-
-def _num_rows(file: Any, groups: Iterable[int]) -> int:
-    return sum(file.metadata.row_group(group).num_rows for group in groups)
-
-
-def _next_rows(batch: Any) -> int:
-    """How many rows to read after these: twice as many, up to 64, fewer where rows are long.
-
-    Measured, since no size in the file shows it: one text that a dictionary holds once may be in every row.
-    """
-    return max(1, min(2 * len(batch), MAX_ROWS, LONGEST * len(batch) // max(batch.nbytes, 1)))
-
-
-def _rows(batch: Any, name: str, number: int) -> Iterator[Record | InvalidRecord]:
-    """The rows of an Arrow batch, the first of which has this number in its file; one that is not UTF-8 is bad."""
-    if batch.nbytes <= LONGEST:
-        try:
-            yield from batch.to_pylist()
-            return
-        except UnicodeDecodeError:
-            pass
-    for index in range(len(batch)):  # long rows are not all held twice
-        try:
-            row = batch.slice(index, 1).to_pylist()[0]
-        except UnicodeDecodeError as error:
-            yield InvalidRecord(f"{name}, row {number + index:,}", f"not UTF-8 ({error.reason})")
-        else:
-            yield row
-
-
-def column_names(path: Path) -> list[str]:
-    """The columns of a Parquet file; none where it cannot be read, so that the reader reports the error."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        return [str(name) for name in pyarrow.parquet.read_schema(_for_arrow(path)).names]
-    except (pyarrow.ArrowException, OSError):
-        return []
-
-
-def num_row_groups(path: Path) -> int:
-    """The row groups of a Parquet file; 1 where it cannot be read, so that the reader reports the error."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        return int(pyarrow.parquet.ParquetFile(_for_arrow(path)).num_row_groups)
-    except (pyarrow.ArrowException, OSError):
-        return 1
+# --- the Hub
 
 
 def load_hub(hub: str, subset: str | None, split: str, streaming: bool, setting: str) -> Any:
@@ -245,36 +339,19 @@ def _without_requests() -> Iterator[None]:
         datasets.config.HF_HUB_OFFLINE = before
 
 
-def sound_rows(rows: Any, start: int, stop: int) -> Iterator[Record | InvalidRecord]:
-    """The rows [start, stop) of a data set of `datasets`; one that is not UTF-8 is bad."""
-    begin = start
-    try:
-        for row in rows.select(range(start, stop)):
-            yield row
-            begin += 1
-        return
-    except UnicodeDecodeError:  # a whole batch of rows is lost then, so they are read one by one
-        pass
-    for index in range(begin, stop):
-        try:
-            row = rows[index]
-        except UnicodeDecodeError as error:
-            yield InvalidRecord(f"row {index + 1:,}", f"not UTF-8 ({error.reason})")
-        else:
-            yield row
-
-
-def streamed_rows(rows: Any, what: str) -> Iterator[Record]:
-    """The rows of a data set that comes from the network, which `what` names.
+def numbered_rows(rows: Any, what: str, start: int = 0) -> Numbered:
+    """The rows of a data set, which `what` names, each with its number, of which the first is behind `start`.
 
     Raises:
         InvalidFile: a row cannot be read.
         StorageFailed: the network fails.
     """
+    number = start
     try:
-        yield from rows
+        for number, row in enumerate(rows, start + 1):
+            yield number, row
     except ValueError as error:  # of UTF-8, of Arrow, and of types that change on the way
-        raise InvalidFile(what, f"{type(error).__name__}: {first_line(error)}") from error
+        raise InvalidFile(f"{what}, behind row {number:,}", f"{type(error).__name__}: {first_line(error)}") from error
     except Exception as error:  # of whichever client `datasets` uses, after its own tries
         raise StorageFailed(
             f"{what} could not be read further ({type(error).__name__}: {first_line(error)})"
@@ -321,39 +398,49 @@ def has_utf8(text: str) -> bool:
     return True
 
 
-def value_of(record: Record, field: str, name: str, setting: str, kind: type[Value]) -> Value:
+def value_of(record: Record, field: str, setting: str, kind: type[Value]) -> Value:
     """A field of a record, which has to be of this kind; nothing of it where it is null.
 
     Args:
-        name: of the file or data set.
         setting: which names the field, such as `corpus.field`.
 
     Raises:
         SettingError: there is no such field, or it holds something else.
     """
     if field not in record:
-        raise no_field(field, list(record), name, setting)
+        raise no_field(field, list(record), setting)
     value = record[field]
     if value is None:
         return kind()
     if not isinstance(value, kind):
         expected = "text" if kind is str else f"a {kind.__name__}"
-        raise SettingError(f"{setting}={field}: in {name} it holds {type(value).__name__}, not {expected}")
+        raise SettingError(f"it holds {type(value).__name__}, not {expected}", setting=setting, value=field)
     return value
 
 
-def unfit_field(field: str, names: list[str], name: str, setting: str) -> SettingError | None:
-    """For columns of a file of this name among which the field is none, or is not the only one; else None."""
-    if field not in names:
-        return no_field(field, names, name, setting)
-    if (count := names.count(field)) > 1:
-        return SettingError(
-            f"{setting}={field}: {name} has {count} columns of this name, and which is meant is not known: rename or "
-            "remove the others"
-        )
-    return None
+def check_columns(fields: dict[str, str], names: list[str], name: str) -> None:
+    """Raises SettingError where a wanted column is none of these of the file of this name, or there twice.
+
+    Args:
+        fields: the columns that are wanted, by the setting that names each.
+    """
+    for setting, field in fields.items():
+        if field not in names:
+            raise at(name, no_field(field, names, setting))
+        if (count := names.count(field)) > 1:
+            problem = f"{name} has {count} columns of this name, and which is meant is not known"
+            raise SettingError(problem, setting=setting, value=field, cure="rename or remove the others")
 
 
-def no_field(field: str, fields: list[str], name: str, setting: str) -> SettingError:
-    """For a record or file of this name that lacks a field; `fields` are those that it has."""
-    return SettingError(f"{setting}={field}: {name} has no such field; it has {', '.join(map(str, fields)) or 'none'}")
+def at(place: str, error: SettingError) -> SettingError:
+    """The same error with the place at which it stands."""
+    if not error.setting:
+        return SettingError(f"{error.problem} ({place})")
+    return SettingError(f"{place}: {error.problem}", setting=error.setting, value=error.value, cure=error.cure)
+
+
+def no_field(field: str, fields: list[str], setting: str) -> SettingError:
+    """For a record or file that lacks a field; `fields` are those that it has."""
+    near = did_you_mean(field, map(str, fields))
+    problem = f"no such field{near}; it has {', '.join(map(str, fields)) or 'none'}"
+    return SettingError(problem, setting=setting, value=field)

@@ -21,7 +21,6 @@ from pydantic import BaseModel, ValidationError
 
 from distill.config.settings import DataConfig
 from distill.data.disk_cache import num_processes
-from distill.data.invalid import Invalid
 from distill.data.node_cache import NodeCache
 from distill.data.remote import ATTEMPTS
 from distill.data.sequence_store import token_dtype
@@ -83,7 +82,7 @@ class Index(BaseModel):
     sequence_length: int  # S
     train: Part
     heldout: Part
-    read: Invalid
+    left_out: dict[str, int]  # records of no use, by the reason
     duplicates: dict[str, int] | None = None  # counts of duplicate documents, where they were counted
     seconds: float  # that the preparation took, over all hosts
 

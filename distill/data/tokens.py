@@ -15,17 +15,16 @@ import numpy as np
 
 from distill.config.data import Duplicates
 from distill.config.rules import no_prompts
-from distill.config.settings import CorpusConfig, DataConfig, Missing, SourceConfig
+from distill.config.settings import CorpusConfig, DataConfig, SourceConfig
 from distill.data.build_tokens import Host, build, rate, this_host
 from distill.data.contents import contents_of
 from distill.data.disk_cache import folder_of, once
 from distill.data.duplicates import describe_duplicates
 from distill.data.heldout import HeldOut
-from distill.data.invalid import Invalid
 from distill.data.mixture import quotas
 from distill.data.packing import Packing, plain_tokenizer
 from distill.data.part_of_text import PartOfText, larger, part_needed
-from distill.data.remote import path_of, reachable
+from distill.data.remote import reachable
 from distill.data.sequence_format import SequenceFormatOf, masked_format
 from distill.data.sequence_store import SequenceStore
 from distill.data.shards import INDEX, PARTS, Index, check_files, open_sequences, read_frequencies, read_index
@@ -95,7 +94,7 @@ class Tokens:
     tokens: int  # ids in `sequences` that are not padding
     seconds: float  # it took to prepare the whole text, when that was done
     tokens_per_second: float  # of that preparation
-    invalid: Invalid  # files and records that are left out
+    left_out: dict[str, int]  # records of no use, by the reason
     prompts: bool = False  # whether some tokens are no targets: `sequences` are records with a loss mask
     duplicates: dict[str, int] | None = None  # of the whole text, by `find_duplicates`; None: not counted
     sources: dict[str, "Tokens"] = field(default_factory=dict)  # of a mixture, by name
@@ -183,9 +182,9 @@ def prepare(
         recheck: read all files again to check them, and stop at damage (`resume=strict`).
 
     Raises:
-        SettingError: a file or record cannot be read and `corpus.invalid_files=stop`, more than `corpus.max_invalid` of
-            the records are invalid, the tokenizer lacks a special token, there is not one sequence, a folder cannot be
-            written, or the text has prompts and the format no place for them; `data.tokens` is damaged.
+        SettingError: a file or record cannot be read, the tokenizer lacks a special token, there is not one sequence, a
+            folder cannot be written, or the text has prompts and the format no place for them; `data.tokens` is
+            damaged.
     """
     assert part in (*PARTS, "all")
     if part == "heldout" and not corpus.heldout:
@@ -215,8 +214,8 @@ def prepare(
         ) from damage
     if part == "heldout":  # of one text with that of training, which has logged them
         return tokens
-    for line in tokens.invalid.lines():
-        logger.info(line)
+    for reason, count in tokens.left_out.items():
+        logger.info(f"left out: {counted(count, 'record')}: {reason}")
     if tokens.duplicates and tokens.duplicates["exact"] + tokens.duplicates.get("near", 0):
         logger.info(f"{tokens.name}: {describe_duplicates(tokens.duplicates)}")
     return tokens
@@ -242,11 +241,11 @@ def _identity_of(source: Source, cache: str) -> list[Any]:
     return [name, arguments, code, *identity]
 
 
-def _is_place(value: Any, files: list[Path]) -> bool:
+def _is_place(value: Any, files: list[str]) -> bool:
     """Whether a setting names a folder of all files, or the only one."""
-    if not isinstance(value, str) or not files or (place := str(path_of(value)).rstrip("/")) in ("", "."):
+    if not isinstance(value, str) or not files or (place := value.rstrip("/")) in ("", "."):
         return False
-    return all(str(path) == place or str(path).startswith(f"{place}/") for path in files)
+    return all(path == place or path.startswith(f"{place}/") for path in files)
 
 
 def _folder_of(key: str, data: DataConfig) -> Folder:
@@ -384,7 +383,6 @@ def _packing(
         prompts=text.prompts,
         duplicates=corpus.duplicates,
         near=corpus.near,
-        strict=corpus.invalid_files is Missing.stop,
     )
 
 
@@ -393,7 +391,6 @@ def _load(
 ) -> Tokens:
     part_name = PARTS[part == "heldout"]
     found = index.part(part_name)
-    index.read.check(text.path, text.setting, corpus)
     if not found.sequences:
         raise _no_sequences(index, part, text, corpus)
     counts = read_frequencies(folder, part_name, index)
@@ -412,7 +409,7 @@ def _load(
         tokens=found.tokens,
         seconds=index.seconds,
         tokens_per_second=rate(index),
-        invalid=index.read,
+        left_out=index.left_out,
         prompts=packing.prompts,
         duplicates=index.duplicates,
         held_out=index.heldout.sequences if part == "train" else 0,
@@ -428,16 +425,13 @@ def _no_sequences(index: Index, part: str, text: Text, corpus: CorpusConfig) -> 
             f"corpus.heldout={corpus.heldout}: {source} is too small to hold a part of it out; give more text, "
             "or leave `heldout` out of evaluate.sets"
         )
-    count, read = index.train.documents + index.heldout.documents, index.read
-    invalid = (
-        f"; {counted(len(read.skipped), 'file')} could not be read, first {read.skipped[0]}" if read.skipped else ""
-    )
-    if text.prompts and not count + read.bad + len(read.skipped):
+    count = index.train.documents + index.heldout.documents
+    if text.prompts and not count:
         return SettingError(
             f"{text.setting}.path={text.path}: no document has a token that counts as a target; check "
             f"{text.setting}.field: conversations need messages of the assistant, prompts need answers"
         )
     return SettingError(
         f"{text.setting}.path={text.path}: not one sequence: {counted(count, 'document')}, none long "
-        f"enough{invalid}; check {text.setting}.kind and {text.setting}.fraction"
+        f"enough; check {text.setting}.kind and {text.setting}.fraction"
     )

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distill.data.find_files import COMPRESSED
 from distill.data.heldout import HeldOut
-from distill.data.lines import COMPRESSED
 from distill.data.sources import Shard, Source, shards_of
 
 # Bytes of a text for each of its tokens, and of an unpacked text for each of its packed ones: about what English has.

@@ -21,7 +21,6 @@ from distill.runtime.jsonl import LogLine
 from distill.runtime.progress import counted
 
 FEW_POSITIONS = 1000  # of pseudo-perplexity
-MAX_NAMED = 5  # skipped files that are listed by name
 PROFILE_FILES = (
     "The folder profile/ has the steps and samples of each rank, and traces of a few steps, operation by operation, "
     "which chrome://tracing and ui.perfetto.dev show."
@@ -235,8 +234,6 @@ def _phases(profile: Profile) -> Block:
 
 def _data(record: Record) -> list[Block]:
     corpus = record.corpus
-    more = f" and {len(corpus.skipped) - MAX_NAMED} more" if len(corpus.skipped) > MAX_NAMED else ""
-    skipped = f"{len(corpus.skipped)}: {', '.join(corpus.skipped[:MAX_NAMED])}{more}"
     prepared = [time_of(corpus.preparation.seconds), with_unit(corpus.preparation.tokens_per_second, "tokens/s")]
     facts = [
         ("Name", corpus.name),
@@ -246,8 +243,6 @@ def _data(record: Record) -> list[Block]:
         ("Held out", with_unit(corpus.held_out, "sequences, on which nothing trains")),
         ("Of the rest", f"about {100 * taken:.2g} % is trained on" if (taken := corpus.fraction_used) else None),
         ("Preparation", ", ".join(filter(None, prepared))),
-        ("Files skipped", skipped if corpus.skipped else None),
-        ("Invalid records", f"{number(corpus.invalid)} of {number(corpus.records)}" if corpus.invalid else None),
         ("Left out", "; ".join(f"{number(count)}: {reason}" for reason, count in corpus.left_out.items()) or None),
         ("Duplicates", describe_duplicates(corpus.duplicates) if corpus.duplicates else None),
     ]

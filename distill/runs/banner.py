@@ -61,12 +61,8 @@ def _notes(config: Config, tokens: Tokens, needs_teacher: bool) -> list[str]:
                 f"In {origin.file}, from which {whose(name)} weights come, they are rounded to {origin.rounding}: all "
                 "scores of this teacher are those of the rounded model."
             )
-    skipped = tokens.invalid.skipped
-    if skipped:
-        lines.append(f"Skipped {counted(len(skipped), 'file')} that could not be read: {', '.join(skipped[:5])}.")
-    if tokens.invalid.bad:
-        lines.append(f"The preparation of the corpus {tokens.invalid.bad_line()}.")
-    lines += [f"Left out of the corpus: {line}." for line in tokens.invalid.left_out_lines()]
+    left_out = tokens.left_out.items()
+    lines += [f"Left out of the corpus: {counted(count, 'record')}: {reason}." for reason, count in left_out]
     if tokens.duplicates and (tokens.duplicates["exact"] or tokens.duplicates.get("near")):
         lines.append(f"Duplicates: {describe_duplicates(tokens.duplicates)}.")
     return lines

@@ -204,7 +204,7 @@ def _start(config: Config, pair: Pair) -> facts.Start:
 
 def corpus_facts(corpus: CorpusConfig, data: Prepared, pair: Pair) -> facts.Corpus:
     tokens, batches = data.tokens, data.batches
-    invalid, chats = tokens.invalid, [settings_in_memory(source) for source in corpus.parts]
+    chats = [settings_in_memory(source) for source in corpus.parts]
     return facts.Corpus(
         name=tokens.name,
         documents=tokens.documents,
@@ -213,11 +213,7 @@ def corpus_facts(corpus: CorpusConfig, data: Prepared, pair: Pair) -> facts.Corp
         sequence_length=batches.sequences.shape[1],
         held_out=tokens.held_out or None,
         fraction_used=fraction_used(tokens, len(batches.order)),
-        skipped=invalid.skipped,
-        records=invalid.records,
-        invalid=invalid.bad,
-        first_invalid=invalid.first_bad,
-        left_out=dict(invalid.left_out),
+        left_out=tokens.left_out,
         duplicates=tokens.duplicates or {},
         sources=_sources(tokens, batches.order) if isinstance(batches.order, Mixture) else {},
         hub=hub_datasets(corpus),

@@ -76,7 +76,7 @@ class Source(Part):
 
 
 class Corpus(Part):
-    """The text: how much there is of it, and what of it could not be read or is there twice."""
+    """The text: how much there is of it, and what of it is of no use or there twice."""
 
     name: str | None = field(None, "What the report calls it.")
     documents: int | None = field(None, "How many documents.")
@@ -87,10 +87,6 @@ class Corpus(Part):
     fraction_used: float | None = sparse(
         None, "About what of the text not held out `corpus.max_sequences` takes; null: all of it."
     )
-    skipped: list[str] = field([], "`name: reason` of every file that could not be read.")
-    records: int | None = field(None, "Records, or lines of plain text, that were read.")
-    invalid: int | None = field(None, "Of these, how many could not be used.")
-    first_invalid: list[str] = field([], "The first of them, each with its reason.")
     left_out: dict[str, int] = sparse({}, "Sound records, or parts of them, by why they are not used.")
     duplicates: dict[str, int] = sparse({}, "How many documents are there several times, by what was done.")
     sources: dict[str, Source] = sparse({}, "The sources of a mixture.")

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data.batches import Collator
-from distill.data.invalid import Invalid
 from distill.data.sample import sample_numbers
 from distill.data.tables import Split
 from distill.data.tokens import Tokens
@@ -108,7 +107,7 @@ class TableTask(Task):
             tokens=int((sequences.sequences != sequences.pad_id).sum()),
             seconds=0.0,
             tokens_per_second=0.0,
-            invalid=Invalid(),
+            left_out={},
             unit="example",
         )
         sets, left_out = self.evaluation_sets(config, tokenizer)

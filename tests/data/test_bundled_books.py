@@ -23,7 +23,7 @@ HELDOUT = {"heldout": SourceConfig(kind="heldout")}
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_nothing_but_the_text_of_the_book_is_there(file: Path) -> None:
-    ((_, text),) = books(file)
+    ((_, text),) = books(str(file))
     assert len(text) > 250_000 and clean(text) == text
     assert not NOT_THE_AUTHORS.search(text)
 

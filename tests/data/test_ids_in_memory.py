@@ -12,7 +12,6 @@ from vocabularies import vocabulary_of
 from distill.config.settings import SourceConfig
 from distill.data import new_tokenizer
 from distill.data.byte_bpe import corpus_tokenizer
-from distill.data.lines import InvalidRecord
 from distill.data.sequence_format import causal_format, masked_format
 from distill.data.sequence_store import ids_of
 from distill.data.sources import Source, _files
@@ -105,8 +104,8 @@ def test_a_mask_of_another_length_is_one_line(tmp_path: Path) -> None:
 def test_a_bad_row_is_named_by_its_number_in_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_files, "SHARD_ROWS", 3)
     source = source_of({"input_ids": [[A, B]] * 5, "attention_mask": [*[[1, 1]] * 4, [1]]})
-    found = [each for shard in source.shards() for each in source.documents(shard)]
-    assert len(found) == 5 and [each.name for each in found if isinstance(each, InvalidRecord)] == ["rows, row 5"]
+    with pytest.raises(SettingError, match=r"rows, row 5"):
+        [each for shard in source.shards() for each in source.documents(shard)]
 
 
 def test_no_tokenizer_is_trained_on_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

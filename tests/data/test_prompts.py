@@ -87,7 +87,7 @@ def test_prompt_and_completion_of_every_format(tmp_path: Path) -> None:
     parquet = SourceConfig(kind="parquet", path=f"{tmp_path}/x.parquet", **columns)
     assert [document.parts for document in documents_of(parquet)] == parts
     parquet = parquet.changed(prompt="nosuch")
-    with pytest.raises(SettingError, match=r"^corpus\.prompt=nosuch: x\.parquet has no such field; it has ask, answer"):
+    with pytest.raises(SettingError, match=r"^corpus\.prompt=nosuch: x\.parquet: no such field; it has ask, answer"):
         documents_of(parquet)
 
 

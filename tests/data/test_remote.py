@@ -20,10 +20,8 @@ from shards import assert_same_rows, prepare, source_of, start, write_text
 from distill.data import readers, remote
 from distill.data.contents import contents_of
 from distill.data.find_files import find_files
-from distill.data.lines import lines as lines_of
-from distill.data.lines import sound_lines
-from distill.data.remote import RemotePath, file_system, path_of, retried
-from distill.data.sources import InvalidFile, _files
+from distill.data.remote import file_system, retried
+from distill.data.sources import _files
 from distill.data.sources.gutenberg import books
 from distill.data.storage import Folder
 from distill.data.tables.table import Table
@@ -127,12 +125,12 @@ def test_every_kind_of_file_is_read(bucket: str, tmp_path: Path) -> None:
     put(f"{bucket}/kinds/c.zip", packed.getvalue())
     put(f"{bucket}/kinds/d.parquet", table.getvalue())
     put(f"{bucket}/kinds/e.csv", b"text\nfour\n")
-    assert list(lines_of(path_of(f"{bucket}/kinds/a.txt"))) == ["one\n", "two\n"]
-    assert list(lines_of(path_of(f"{bucket}/kinds/below/b.txt.gz"))) == ["three\n"]
-    ((name, text),) = books(path_of(f"{bucket}/kinds/c.zip"))
-    assert name == "c.zip/book.txt" and text.startswith("It was a book.")
-    columns = readers.columns(path_of(f"{bucket}/kinds/d.parquet"), {"corpus.field": "text"}, 3, 5)
-    assert [row["text"] for row in columns] == [f"row {n}" for n in range(30, 50)]
+    assert list(readers.lines(f"{bucket}/kinds/a.txt")) == [(1, "one\n"), (2, "two\n")]
+    assert list(readers.lines(f"{bucket}/kinds/below/b.txt.gz")) == [(1, "three\n")]
+    ((name, text),) = books(f"{bucket}/kinds/c.zip")
+    assert name == "c.zip/book.txt" and str(text).startswith("It was a book.")
+    rows = readers.parquet_rows(f"{bucket}/kinds/d.parquet", ["text"], 3, 5)
+    assert [(number, row["text"]) for number, row in rows] == [(n + 1, f"row {n}") for n in range(30, 50)]
     (shard,) = source_of(f"{bucket}/kinds", "csv").shards()
     assert [each.text for each in source_of(f"{bucket}/kinds", "csv").documents(shard)] == ["four"]
 
@@ -157,9 +155,9 @@ def test_a_url_is_a_file_a_folder_or_a_pattern(bucket: str) -> None:
         put(f"{bucket}/listed/{name}", b"x")
 
     def found(url: str) -> list[str]:
-        files = find_files(url, "corpus.path", lambda root: [f for f in root.rglob("*") if f.suffix != ".md"])
-        assert all(isinstance(file, RemotePath) and file.listed is not None and file.is_file() for file in files)
-        return [str(file).removeprefix(f"{bucket}/listed/") for file in files]
+        files = find_files(url, "corpus.path", (".txt",))
+        assert all(file.size == 1 for file in files)
+        return [file.place.removeprefix(f"{bucket}/listed/") for file in files]
 
     assert found(f"{bucket}/listed") == found(f"{bucket}/listed/") == ["a.txt", "b.txt.gz", "sub/c.txt"]
     assert found(f"{bucket}/listed/sub/d.md") == ["sub/d.md"]
@@ -171,7 +169,7 @@ def test_files_keep_the_protocol_of_their_folder(bucket: str) -> None:
     for name in ("train.jsonl", "test.jsonl"):
         put(f"{bucket}/other/{name}", json.dumps({"text": name}).encode())
     folder = f"{bucket.replace('s3://', 's3a://')}/other/"
-    assert [str(file) for file in source_of(folder).files] == [f"{folder}train.jsonl"]  # type: ignore[attr-defined]
+    assert [file.place for file in source_of(folder).files] == [f"{folder}train.jsonl"]  # type: ignore[attr-defined]
 
 
 def contents(url: str) -> list[Any]:
@@ -202,29 +200,24 @@ def test_http_reads_ranges_and_needs_no_listing(bucket: str, tmp_path: Path, mon
 
 
 def test_a_page_of_links_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Served without ranges, so that only files of one request can be read."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.txt").write_text("one\ntwo\n")
     (tmp_path / "large.txt").write_text("many\n" * 9)
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
-    monkeypatch.setattr(remote, "BUFFER", 16)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/"
-        large, small = source_of(url, "text").files  # type: ignore[attr-defined]
-        assert [large.name, small.name] == ["large.txt", "a.txt"] and small.listed.size == 8
-        assert list(lines_of(small)) == ["one\n", "two\n"]
-        with pytest.raises(InvalidFile, match="its server sends whole files only; download it and give the local file"):
-            list(lines_of(large))
+        large, small = source_of(f"http://127.0.0.1:{server.server_port}/", "text").files  # type: ignore[attr-defined]
+        assert [large.name, small.name] == ["large.txt", "a.txt"]
+        assert [line for _, line in readers.lines(small.place)] == ["one\n", "two\n"]
         server.shutdown()
 
 
 @pytest.mark.parametrize(
     ("url", "line"),
     [
-        ("s3://bucket/none", r"no such file or folder; correct the URL"),
-        ("s3://no-such-bucket/x", r"no such file or folder; correct the URL"),
+        ("s3://bucket/none", r"no such file or folder; correct the path"),
+        ("s3://no-such-bucket/x", r"no such file or folder; correct the path"),
         ("http://127.0.0.1:1/x.txt", r"cannot be reached \(.*check the name, the network, and the credentials"),
         ("nowhere://a/b", r"Protocol not known: nowhere: give a local path, or s3://"),
     ],
@@ -297,40 +290,19 @@ def test_what_keeps_failing_ends_the_run_and_what_is_not_there_is_not_asked_for_
     assert not no_pauses
 
 
-def test_half_a_reply_is_asked_for_again_and_a_whole_file_is_refused(
-    bucket: str, monkeypatch: pytest.MonkeyPatch, no_pauses: list[float]
-) -> None:
-    put(f"{bucket}/half/a.txt", b"0123456789" * 10)
-    path = path_of(f"{bucket}/half/a.txt")
-    system, _ = file_system(str(path), "corpus.path")
-    cat, asked = system.cat_file, []
-
-    def half(name: str, start: int, end: int) -> bytes:
-        asked.append((start, end))
-        return cat(name, start=start, end=end if len(asked) > 2 else (start + end) // 2)
-
-    monkeypatch.setattr(system, "cat_file", half)
-    with path.open("rb") as file:
-        file.seek(95)
-        assert file.read() == b"56789" and asked == [(95, 100)] * 3 and len(no_pauses) == 2
-    monkeypatch.setattr(system, "cat_file", lambda name, start, end: cat(name))
-    with pytest.raises(InvalidFile, match=r"a\.txt: NoRanges: its server sends whole files only"):
-        list(sound_lines(path, start=50))
-
-
 def test_storage_that_fails_in_the_middle_of_a_text_does_not_leave_text_out(
     bucket: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that cannot be read is left out and counted; a network that fails has to end the run instead."""
+    """It is no damage of the file, which somebody would have to mend."""
     upload(text, f"{bucket}/fails/text")
     source = source_of(f"{bucket}/fails/text")
     system, _ = file_system(bucket, "corpus.path")
 
-    def fail(name: str, start: int, end: int) -> bytes:
+    def fail(*_: Any, **more: Any) -> Any:
         raise OSError("503")
 
-    monkeypatch.setattr(system, "cat_file", fail)
-    with pytest.raises(StorageFailed, match=r"fails/text/.*storage has failed 12 times"):
+    monkeypatch.setattr(system, "open", fail)
+    with pytest.raises(StorageFailed, match=r"fails/text/.*could not be read further \(OSError: 503\)"):
         prepare(source, tmp_path / "place", tmp_path / "scratch")
 
 

@@ -125,7 +125,7 @@ def test_what_is_no_squad_is_one_clear_line(tmp_path: Path) -> None:
         "broken.json": "broken.json: not JSON",
         "other.json": "not in SQuAD's form, data > paragraphs > qas",
         "empty.json": "has not one question to use: it is empty",
-        "short.jsonl": r"answers=answers: short\.jsonl has no such field; it has id, context, question$",
+        "short.jsonl": r"answers=answers: short\.jsonl: no such field; it has id, context, question$",
         "none.json": "no such file or folder",
     }.items():
         with pytest.raises(SettingError, match=line) as caught:

@@ -142,12 +142,16 @@ def test_what_is_ambiguous_or_fails_is_one_line(tokenizer: Any, talk: list[Any],
     assert "\n" not in str(caught.value) and str(caught.value).startswith("corpus.template=null: the chat template of")
 
 
-def test_a_turn_that_is_ambiguous_costs_its_conversation_alone(tmp_path: Path) -> None:
+def test_a_turn_that_is_ambiguous_is_named_by_its_line(tmp_path: Path) -> None:
     """And reasoning in the last turn is no problem."""
-    talks = [[TALK[0], THOUGHT]] * 30 + [[TALK[0], THOUGHT, *TALK[2:]]]
-    tokens = tokens_of(config_of(tmp_path, [{"messages": talk} for talk in talks]), FAMILIES["qwen"])
-    assert tokens.documents == 30 and tokens.invalid.bad == 1
-    assert "record 31" in tokens.invalid.first_bad[0] and "turn 2" in tokens.invalid.first_bad[0]
+    talks = [[TALK[0], THOUGHT]] * 3 + [[TALK[0], THOUGHT, *TALK[2:]]]
+    for count in (3, 4):
+        config = config_of(tmp_path, [{"messages": talk} for talk in talks[:count]])
+        if count == 3:
+            assert tokens_of(config, FAMILIES["qwen"]).documents == 3
+        else:
+            with pytest.raises(SettingError, match=r"turn 2.*line 4"):
+                tokens_of(config, FAMILIES["qwen"])
 
 
 @pytest.mark.parametrize(("text", "words"), [(None, "cannot be read"), ("{role}", "has no loop over messages")])

@@ -13,7 +13,7 @@ from text import some_text, tokens_of
 from tiny import all_of, changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.settings import Config, Missing, SourceConfig
+from distill.config.settings import Config, SourceConfig
 from distill.data import build_tokens, contents
 from distill.data.document import Document
 from distill.data.heldout import fraction, held_out
@@ -72,7 +72,7 @@ def test_rows_are_those_of_a_naive_packer(reviews: Config, tokenizer: PreTrained
         np.testing.assert_array_equal(all_of(found.sequences), rows)
         np.testing.assert_array_equal(found.counts, np.bincount(rows.ravel(), minlength=len(tokenizer)))
         assert found.tokens == (rows != tokenizer.pad_token_id).sum()
-        assert found.documents == len(texts) and found.invalid.lines() == [] and found.tokens_per_second > 0
+        assert found.documents == len(texts) and found.left_out == {} and found.tokens_per_second > 0
 
 
 def test_all_takes_a_source_with_the_settings_of_the_corpus(
@@ -152,7 +152,7 @@ def test_another_text_of_the_same_size_is_prepared(
 
 
 def test_text_is_read_once_for_its_digest(reviews: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths, cache = sorted(Path(str(reviews.corpus.path)).iterdir()), str(tmp_path / "cache")
+    paths, cache = sorted(map(str, Path(str(reviews.corpus.path)).iterdir())), str(tmp_path / "cache")
     first = contents.contents_of(paths, cache)
     assert [name for name, *_ in first] == ["a.jsonl", "b.jsonl"]
     monkeypatch.setattr(contents, "READ_BYTES", "no file is read again")
@@ -177,8 +177,8 @@ def test_the_cache_is_asked_before_the_text_is_read(
 ) -> None:
     """One walk over the folder finds the files and names the cache; nothing is opened."""
     tokens_of(reviews, tokenizer)
-    walks, below = [], _files.FileSource.below
-    monkeypatch.setattr(_files.FileSource, "below", lambda self, root: walks.append(root) or below(self, root))
+    walks, chosen = [], _files.FileSource.chosen
+    monkeypatch.setattr(_files.FileSource, "chosen", lambda self, files: walks.append(files) or chosen(self, files))
     monkeypatch.setattr(_files.FileSource, "documents", None)
     monkeypatch.setattr(_files.FileSource, "shards", None)
     tokens_of(reviews, tokenizer)
@@ -194,24 +194,6 @@ def test_progress_is_shown(
 
 
 # --- what cannot be had
-
-
-def test_unreadable_files_are_counted_or_stop(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, lines: list[str]
-) -> None:
-    (tmp_path / "books").mkdir()
-    (tmp_path / "books/good.txt").write_text(some_text(1, 500))
-    (tmp_path / "books/bad.txt.gz").write_bytes(b"no gzip")
-    config = text_config(kind="gutenberg", path=f"{tmp_path}/books", cache=str(tmp_path), workers=1, heldout=0.0)
-    for _ in range(2):  # said when built, and when it comes from the cache
-        found = tokens_of(config, tokenizer)
-        (skipped,) = found.invalid.skipped
-        assert skipped.startswith("bad.txt.gz: not compressed")
-        assert lines[-2:] == [f"skipped {skipped}", "skipped 1 of the files: they could not be read"]
-    with pytest.raises(SettingError, match=r"^corpus\.path.*: bad\.txt\.gz: not compressed"):
-        tokens_of(changed(config, invalid_files=Missing.stop), tokenizer)
-    with pytest.raises(SettingError, match=r"^corpus\.path.*: bad\.txt\.gz: not compressed"):
-        tokens_of(changed(config, invalid_files=Missing.stop, cache=f"{tmp_path}/fresh"), tokenizer)
 
 
 def test_no_rows_no_run(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:

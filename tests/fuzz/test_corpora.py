@@ -53,8 +53,7 @@ def documents_of(kind: str, path: Path) -> list[Document]:
         .find(settings, "corpus", DataConfig(cache=str(path.parent / "cache")))
     )
     assert source is not None
-    invalid: list[Any] = []
-    return [document for shard in source.shards() for document in read(source, shard, invalid.append)]
+    return [document for shard in source.shards() for document in read(source, shard)]
 
 
 @pytest.mark.parametrize("kind", SUFFIXES)

@@ -9,7 +9,6 @@ from sample import objective
 
 from distill.config.settings import Config, PrecisionConfig, TeacherConfig
 from distill.data.batches import StepShape
-from distill.data.invalid import Invalid
 from distill.report import summary
 from distill.report.page import Code
 from distill.runs.banner import _sequences_of_a_step as sequences_of_step_in_banner
@@ -164,7 +163,7 @@ def test_where_it_started(results: dict[str, Any], start: dict[str, Any], teache
 
 
 def test_a_teacher_that_is_not_learned_from_ran_in_no_format() -> None:
-    data: Any = SimpleNamespace(tokens=SimpleNamespace(invalid=Invalid(), duplicates=None), left_out=[])
+    data: Any = SimpleNamespace(tokens=SimpleNamespace(left_out={}, duplicates=None), left_out=[])
     pair: Any = SimpleNamespace(comparable=True)
     config = Config(teacher=TeacherConfig(path="bundled_deep"), precision=PrecisionConfig(teacher="int8"))
     of_teacher, of_none = (

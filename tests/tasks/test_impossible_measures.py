@@ -9,7 +9,7 @@ from job import composed
 from labelled import mrpc
 from vocabularies import vocabulary_of
 
-from distill.data.separated import separated_rows
+from distill.data.readers import table_rows
 from distill.data.tables.table import Table
 from distill.distributed.single import Single
 from distill.runtime.errors import SettingError
@@ -90,7 +90,7 @@ def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"^data\.label=label: a\.csv has 2 columns of this name"):
         table.read("data", True)
     with pytest.raises(SettingError, match=r"^corpus\.field=label: a\.csv has 2 columns of this name"):
-        list(separated_rows(tmp_path / "a.csv", {"corpus.field": "label"}))
+        list(table_rows(str(tmp_path / "a.csv"), {"corpus.field": "label"}))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 import copy
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -12,11 +13,9 @@ from distill.config.settings import DataConfig, SourceConfig
 from distill.data.document import Document as Document
 from distill.data.document import Part as Part
 from distill.data.heldout import fraction
-from distill.data.lines import InvalidFile as InvalidFile
-from distill.data.lines import InvalidRecord as InvalidRecord
-from distill.data.lines import LeftOut as LeftOut
+from distill.data.readers import InvalidFile as InvalidFile
 from distill.data.readers import has_utf8
-from distill.data.remote import path_of
+from distill.data.remote import is_url
 from distill.runtime.errors import SettingError
 from distill.runtime.users_code import naming_mistakes
 
@@ -41,11 +40,12 @@ class Shard(NamedTuple):
     stop: int | None = None
     size: int = 0
 
-    def parts(self) -> "list[Shard]":
-        """The same work file by file: one that cannot be read does not take the others with it."""
-        if len(self.paths) <= 1:
-            return [self]
-        return [self._replace(paths=(path,)) for path in self.paths]
+
+class LeftOut(NamedTuple):
+    """A record, or a part of one, that can be read and is of no use; it is counted by the reason."""
+
+    name: str
+    reason: str
 
 
 class Source(ABC):
@@ -54,14 +54,12 @@ class Source(ABC):
     Attributes:
         fraction: seeded fraction of the documents that is used.
         prompts: whether its documents may have tokens that are no targets (`Document.of_parts`).
-        by_lines: whether what is left out as bad is lines of documents, not whole documents.
         made_from: import path, settings and code of a user's own source; built-in ones have all in `identity`.
         token_ids: whether its documents are token ids, of which no tokenizer can be trained.
     """
 
     fraction: float = 1.0
     prompts: bool = False
-    by_lines: bool = False
     made_from: Any = None
     token_ids: bool = False
 
@@ -84,13 +82,13 @@ class Source(ABC):
         """The units of work that the source falls into, in the order of its documents."""
 
     @abstractmethod
-    def documents(self, shard: Shard) -> Iterator[Document | InvalidRecord | LeftOut]:
-        """The documents of a shard, in order and in bounded memory; in place of one that is damaged, what is wrong.
+    def documents(self, shard: Shard) -> Iterator[Document | LeftOut]:
+        """The documents of a shard, in order and in bounded memory.
 
-        In place of one that is sound and of no use, such as a conversation without an answer, why that is so.
+        In place of one of no use, such as a conversation without an answer, why that is so.
 
         Raises:
-            InvalidFile: the file cannot be used; what came before stays.
+            InvalidFile: the file cannot be read.
         """
 
     def describe(self) -> str:
@@ -98,10 +96,10 @@ class Source(ABC):
         return type(self).__name__
 
     @property
-    def text_files(self) -> list[Path]:
+    def text_files(self) -> list[str]:
         """The files whose contents decide the text; tokens in the cache are identified by their digests and names."""
-        paths = dict.fromkeys(path_of(path) for shard in shards_of(self) for path in shard.paths)
-        return [path for path in paths if path.is_file()]
+        paths = dict.fromkeys(path for shard in shards_of(self) for path in shard.paths)
+        return [path for path in paths if is_url(path) or Path(path).expanduser().is_file()]
 
     @property
     def identity(self) -> Any:
@@ -115,32 +113,29 @@ def shards_of(source: Source) -> list[Shard]:
         return source.shards()
 
 
-def read(
-    source: Source, shard: Shard, invalid: Callable[[InvalidFile | InvalidRecord | LeftOut], None] = lambda error: None
-) -> Iterator[Document]:
+def read(source: Source, shard: Shard, left_out: Counter[str] | None = None) -> Iterator[Document]:
     """The documents of a shard, of them the seeded fraction `source.fraction`.
 
-    A file that cannot be read goes to `invalid`, and the next one is read; so does an invalid record, and a text with
-    half a surrogate pair, which has no UTF-8, and what is left out. Of these, too, only that fraction counts.
+    Args:
+        left_out: counts what is of no use, by the reason.
+
+    Raises:
+        SettingError: a file or a record cannot be read.
     """
-
-    def counts(text: str) -> bool:
-        return source.fraction >= 1 or fraction(text, "share") < source.fraction
-
-    for part in shard.parts():
+    with naming_mistakes(f"{type(source).__name__}, a source of yours,", source):
         try:
-            with naming_mistakes(f"{type(source).__name__}, a source of yours,", source):
-                for document in source.documents(part):
-                    if isinstance(document, InvalidRecord | LeftOut):
-                        if counts(f"{document.name}: {document.reason}"):
-                            invalid(document)
-                    elif counts(document.key):
-                        if has_utf8(document.text):
-                            yield document
-                        else:
-                            invalid(InvalidRecord(document.name, "half a surrogate pair in it"))
+            for document in source.documents(shard):
+                if isinstance(document, LeftOut):
+                    if left_out is not None:
+                        left_out[document.reason] += 1
+                elif source.fraction >= 1 or fraction(document.key, "share") < source.fraction:
+                    if not has_utf8(document.text):
+                        raise InvalidFile(document.name, "half a surrogate pair in it")
+                    yield document
         except InvalidFile as error:
-            invalid(error)
+            setting = getattr(source, "setting", "corpus")
+            cure = f"mend or remove it, or set {setting}.encoding or {setting}.kind"
+            raise SettingError(error, setting=f"{setting}.path", cure=cure) from error
 
 
 def find_source(settings: SourceConfig, setting: str, data: DataConfig) -> Source | None:

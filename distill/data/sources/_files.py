@@ -1,51 +1,41 @@
-"""What the sources of files and Hub data sets have in common: where they lie, their shards, and reading one of them."""
+"""What the sources of files and data sets have in common: where they lie, their shards, and reading one of them."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from pathlib import Path
+from itertools import chain, pairwise
 from typing import Any, ClassVar, Self
 
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
 from distill.data.chat_template import holds_messages
-from distill.data.encodings import check_encoding
-from distill.data.find_files import data_folder, files_below, find_files, without_other_splits
-from distill.data.lines import InvalidFile, InvalidRecord, LeftOut, Record, compression_of, plain_name
-from distill.data.remote import for_each, is_url, path_of, size_of
-from distill.data.separated import is_table, separated_rows
-from distill.data.sources import Document, Part, Shard, Source
+from distill.data.find_files import File, data_folder, file_name, find_files, plain_name, without_other_splits
+from distill.data.readers import Numbered, Record
+from distill.data.sources import Document, LeftOut, Part, Shard, Source
 from distill.runtime.errors import SettingError
 
 logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 1 << 20  # smaller files are put together up to this size
 RANGE_BYTES = 64 << 20  # larger plain files are read in ranges of this size, so that several processes can share one
-SHARD_ROWS = 20_000  # rows of a Hub data set in one shard
+SHARD_ROWS = 20_000  # rows of a data set in one shard
 
-# Names of files whose text stands between marks of a format that no kind reads.
+# Endings of files whose text stands between marks of a format that no kind reads.
 NO_TEXT = (".json", ".xml", ".html", ".htm", ".pdf", ".doc", ".docx", ".odt", ".rtf", ".epub", ".xls", ".xlsx")
 
-MAX_WRONG = 1000  # records without a field, before the first that has it
-
 Content = str | tuple[Part, ...] | Document  # a text, its parts where there are prompts, or token ids
-Found = Content | InvalidRecord | LeftOut  # in the place of a record
+Found = Content | LeftOut  # in the place of a record
 
 
-def is_jsonl(path: Path) -> bool:
-    """Whether the name of a file is that of a JSON Lines file."""
-    return ".jsonl" in [suffix.lower() for suffix in path.suffixes]
-
-
-def is_parquet(path: Path) -> bool:
-    return path.suffix.lower() == ".parquet"
-
-
-def is_records(path: Path) -> bool:
-    """Whether a file holds records by its name, of whatever kind it is called: one of Parquet, JSONL, CSV or TSV."""
-    return is_parquet(path) or is_jsonl(path) or is_table(path)
+def format_of(place: str) -> str:
+    """Whether a file holds records by its name, of whatever kind it is called: jsonl, parquet or csv; else nothing."""
+    name = plain_name(place)
+    if name.endswith(".parquet"):
+        return "parquet"
+    if ".jsonl" in name:
+        return "jsonl"
+    return "csv" if name.endswith((".csv", ".tsv")) else ""
 
 
 @dataclass(frozen=True)
@@ -60,7 +50,7 @@ class FileSource(Source):
 
     word: ClassVar[str]  # for the banner
     suffixes: ClassVar[tuple[str, ...]]  # of the files that are taken from a folder
-    text_only: ClassVar[bool] = False  # whether a file of another name than those below is read as it is
+    format: ClassVar[str] = ""  # how a file is read whose name does not tell: as `format_of` gives it; empty: as text
     by_split: ClassVar[bool] = False  # whether files of a folder that are called like another split are left out
     ranges: ClassVar[bool] = True  # whether a plain file can be entered in the middle
     takes: ClassVar[tuple[str, ...]] = ()  # which of the settings OPTIONAL it reads
@@ -74,10 +64,10 @@ class FileSource(Source):
         is_copy = settings.subset is None or not cls.hub_subsets or settings.subset in cls.hub_subsets
         copied = settings.hub is None or (settings.hub in cls.hub_names and is_copy)
         if settings.path is None and copied and (usual := cls._usual_path(settings.split)):
-            settings = settings.changed(path=str(usual))
+            settings = settings.changed(path=usual)
         if settings.path is not None and readers.is_saved(settings.path):
             settings = settings.changed(path=None, hub=settings.path, streaming=False)
-        check_encoding(settings.encoding, setting)
+        readers.check_encoding(settings.encoding, setting)
         source = cls(settings, setting)
         if settings.path is not None:
             _ = source.files  # refuses a path without any
@@ -87,27 +77,26 @@ class FileSource(Source):
     # What a kind may override.
 
     @classmethod
-    def usual_paths(cls, data: Path, split: str) -> list[Path]:
+    def usual_paths(cls, split: str) -> list[str]:
         """Where a split usually is below the folder $DISTILL_DATA."""
         return []
 
-    def below(self, root: Path) -> list[Path]:
-        """The files of a folder that belong to the source."""
-        files = files_below(root, self.suffixes)
-        return self.of_split(files, root) if self.by_split else files
+    def chosen(self, files: list[File]) -> list[File]:
+        """The files of the source, among those that end like its own."""
+        return self.of_split(files) if self.by_split else files
 
-    def of_split(self, files: list[Path], root: Path) -> list[Path]:
-        """Those of the files below `root` that are not called like another split than that of the settings."""
-        kept = without_other_splits(files, root, self.settings.split)
+    def of_split(self, files: list[File]) -> list[File]:
+        """Those of the files of a folder that are not called like another split than that of the settings."""
+        kept = without_other_splits(files, self.settings.split)
         if left_out := sorted({*files} - {*kept}):
             logger.info(
-                f"{self.setting}.path={root}: {len(left_out):,} files of other splits than {self.settings.split} are "
-                f"left out, such as {left_out[0]}"
+                f"{self.setting}.path={self.settings.path}: {len(left_out):,} files of other splits than "
+                f"{self.settings.split} are left out, such as {left_out[0].place}"
             )
         return kept
 
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[Found]:
-        """The texts of a file, or of the lines that begin in its bytes [start, stop)."""
+    def read(self, place: str, start: int, stop: int | None) -> Iterator[Found]:
+        """The texts of a plain file, or of the lines that begin in its bytes [start, stop)."""
         raise NotImplementedError
 
     def clean(self, text: str) -> str:
@@ -119,21 +108,21 @@ class FileSource(Source):
         for setting, field in (("field", self.field), ("prompt", self.settings.prompt)):
             if field is not None and holds_messages(record.get(field)):
                 raise SettingError(
-                    f"in {name} it holds conversations, not text",
-                    setting=f"{self.setting}.{setting}",
-                    value=field,
-                    cure=f"set {self.setting}.kind=chat",
-                )
-        text = self.clean(readers.value_of(record, self.field, name, f"{self.setting}.field", str))
+                    "it holds conversations, not text",
+                    setting=f"{self.setting}.{setting}", value=field, cure=f"set {self.setting}.kind=chat",
+                )  # fmt: skip
+        text = self.clean(readers.value_of(record, self.field, f"{self.setting}.field", str))
         if self.settings.prompt is None:
             return text
-        prompt = readers.value_of(record, self.settings.prompt, name, f"{self.setting}.prompt", str)
+        prompt = readers.value_of(record, self.settings.prompt, f"{self.setting}.prompt", str)
         return (Part(prompt, loss=False), Part(text)) if text else ()
 
-    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Found]]:
+    def named(self, place: str, start: int, stop: int | None) -> Iterator[tuple[str, Found]]:
         """Name and content of everything in a file or a range of it."""
-        for number, content in enumerate(self._from_file(path, start, stop)):
-            yield f"{path.name}#{number}", content
+        form = format_of(place) or self.format
+        found = self.contents(self._records(form, place, start, stop), place, start) if form else None
+        for number, content in enumerate(self.read(place, start, stop) if found is None else found):
+            yield f"{file_name(place)}#{number}", content
 
     # What all kinds have in common.
 
@@ -158,7 +147,7 @@ class FileSource(Source):
 
     @property
     def nothing(self) -> str:
-        """Why a file without a document is left out."""
+        """Why a record without a document is left out."""
         return "no text in it"
 
     @property
@@ -169,108 +158,86 @@ class FileSource(Source):
             columns[f"{self.setting}.prompt"] = self.settings.prompt
         return columns
 
-    def parquet_columns(self, path: Path) -> dict[str, str]:
-        """The columns that it reads of a Parquet file, by the setting that names each."""
+    def parquet_columns(self, names: list[str]) -> dict[str, str]:
+        """The columns that it reads of a Parquet file with these, by the setting that names each."""
         return self.columns
 
-    def of_columns(self, row: Record | InvalidRecord) -> Record | InvalidRecord:
+    def of_columns(self, row: Record) -> Record:
         """A row of a Parquet file or a data set of `datasets` as the record that it stands for."""
         return row
 
-    def from_jsonl(self, path: Path, start: int, stop: int | None) -> Iterator[Found]:
-        behind = f", after byte {start:,}" if start else ""
-        records = readers.records(path, start, stop, self.settings.encoding)
-        return self.contents(records, f"{path.name}{behind}, record", start)
+    def _records(self, form: str, place: str, start: int, stop: int | None) -> Numbered:
+        if form == "jsonl":
+            return readers.records(place, start, stop, self.settings.encoding)
+        if form == "csv":
+            return readers.table_rows(place, self.columns, self.settings.encoding)
+        names = readers.column_names(place)
+        columns = self.parquet_columns(names)
+        readers.check_columns(columns, names, file_name(place))
+        rows = readers.parquet_rows(place, [*columns.values()], start, stop)
+        return ((number, self.of_columns(row)) for number, row in rows)
 
-    def from_parquet(self, path: Path, start: int, stop: int | None) -> Iterator[Found]:
-        behind = f", from row group {start:,} on" if start else ""
-        rows = readers.columns(path, self.parquet_columns(path), start, stop, not self.several)
-        return self.contents(map(self.of_columns, rows), f"{path.name}{behind}, row", start)
-
-    def from_table(self, path: Path, start: int, stop: int | None) -> Iterator[Found]:
-        """The rows of a CSV or TSV file, which is always read as a whole."""
-        needed = {} if self.several else self.columns
-        return self.contents(separated_rows(path, needed, self.settings.encoding), f"{path.name}, row")
-
-    def contents(self, records: Iterable[Record | InvalidRecord], place: str, start: int = 0) -> Iterator[Found]:
-        """The texts of records, and in their places the invalid ones: damaged, without the field, or of another type.
-
-        Args:
-            place: what is before the number of a record in messages.
-            start: where they begin in the file or data set.
+    def contents(self, records: Numbered, place: str, start: int = 0) -> Iterator[Found]:
+        """The texts of the records in a file, from byte `start` on, or in a data set of this name.
 
         Raises:
-            SettingError: none of the records, or of the first thousand, has the field, so the setting is to blame. Of
-                one file among several, or a range inside of one, this is not sure: `Invalid.require_fields` looks at
-                all of them.
+            SettingError: a record has no text; with its place.
         """
-        wrong: SettingError | None = None
-        # Until the first fine record shows that the setting is right.
-        waiting: list[InvalidRecord] | None = None if self.several or start else []
-        for number, record in enumerate(records, 1 + (start if self.settings.path is None else 0)):
-            if isinstance(record, InvalidRecord):
-                yield record
-                continue
+        for number, record in records:
             try:
-                content = self.content(record, place.partition(",")[0])
+                yield self.content(record, place)
             except SettingError as error:
-                wrong = wrong or error
-                bad = InvalidRecord(f"{place} {number:,}", str(error), True)
-                if waiting is None:
-                    yield bad
-                    continue
-                waiting.append(bad)
-                if len(waiting) == MAX_WRONG:
-                    raise wrong from None
-                continue
-            yield from waiting or ()
-            waiting = None
-            yield content
-        if waiting and wrong is not None:
-            raise wrong
+                raise self._at(place, start, number, error) from error
+
+    def _at(self, place: str, start: int, number: int, error: SettingError) -> SettingError:
+        """The same error with the line or the row at which it stands."""
+        plain = self.settings.path is not None and (format_of(place) or self.format) != "parquet"
+        where = readers.line_name(place, start, number) if plain else f"{file_name(place)}, row {number:,}"
+        return readers.at(where, error)
 
     @property
     def fraction(self) -> float:  # type: ignore[override]
         return self.settings.fraction
 
     @classmethod
-    def _usual_path(cls, split: str) -> Path | None:
+    def _usual_path(cls, split: str) -> str | None:
         if (data := data_folder()) is None:
             return None
-        return next((path for path in cls.usual_paths(data, split) if path.exists()), None)
+        return next((str(path) for name in cls.usual_paths(split) if (path := data / name).exists()), None)
 
     @cached_property
-    def several(self) -> bool:
-        """Whether it has several files, so that one without the field proves nothing about the others."""
-        return len(self.files) > 1
-
-    @cached_property
-    def files(self) -> list[Path]:
+    def files(self) -> list[File]:
         """The files behind `path` (a file, a folder with all below it, or a glob, also at a URL), sorted by name.
 
         Raises:
             SettingError: there are none.
         """
-        if self.settings.path is None:
+        settings, setting = self.settings, self.setting
+        if settings.path is None:
             return []
-        if not (files := find_files(self.settings.path, f"{self.setting}.path", self.below)):
+        files = find_files(settings.path, f"{setting}.path", self.suffixes)
+        if not files or files[0].below:
+            files = self.chosen(files)
+        if not files:
             names = ", ".join(f"*{suffix}" for suffix in self.suffixes)
-            split = f" and split {self.settings.split}" if self.by_split else ""
-            cure = f", {self.setting}.split" if self.by_split else ""
+            split = f" and split {settings.split}" if self.by_split else ""
+            cure = f", {setting}.split" if self.by_split else ""
             raise SettingError(
-                f"{self.setting}.path={self.settings.path}: no file of kind {self.settings.kind}{split} in this folder "
-                f"({names}); give another folder{cure} or {self.setting}.kind"
-            )
-        if self.text_only and (other := [path for path in files if plain_name(path.name).endswith(NO_TEXT)]):
+                f"no file of kind {settings.kind}{split} in this folder ({names})",
+                setting=f"{setting}.path", value=settings.path, cure=f"give another folder{cure} or {setting}.kind",
+            )  # fmt: skip
+        other = next((file for file in files if plain_name(file.name).endswith(NO_TEXT)), None)
+        if not self.format and other is not None:
             raise SettingError(
-                f"{self.setting}.path={self.settings.path}: {other[0].name} is by its name no plain text, and its "
-                "marks would be trained on: write the text of it into a .txt, .jsonl, .csv or .parquet file"
-            )
+                f"{other.name} is by its name no plain text, and its marks would be trained on",
+                setting=f"{setting}.path", value=settings.path,
+                cure="write the text of it into a .txt, .jsonl, .csv or .parquet file",
+            )  # fmt: skip
         return files
 
     def __getstate__(self) -> dict[str, Any]:
         """Other processes get the shards they are to read, not the list of all files."""
-        return {name: value for name, value in self.__dict__.items() if name != "files"} | {"several": self.several}
+        return {name: value for name, value in self.__dict__.items() if name != "files"}
 
     def describe(self) -> str:
         """For example `146 Gutenberg files in PATH`."""
@@ -284,10 +251,10 @@ class FileSource(Source):
         return (single if count == 1 else f"{count:,} {self.word} files in {settings.path}") + more
 
     @property
-    def text_files(self) -> list[Path]:
-        if self.settings.path is not None or self.settings.hub is None:
-            return self.files
-        return [] if self.settings.streaming else [Path(file["filename"]) for file in self._hub_rows().cache_files]
+    def text_files(self) -> list[str]:
+        if self.settings.path is not None:
+            return [file.place for file in self.files]
+        return [] if self.settings.streaming else [file["filename"] for file in self.data_set.cache_files]
 
     @property
     def identity(self) -> Any:
@@ -314,85 +281,69 @@ class FileSource(Source):
         shards: list[Shard] = []
         group: list[str] = []
         size = 0
-        sizes = [size_of(path) for path in self.files]
-        large = [path for path, bytes_ in zip(self.files, sizes, strict=True) if bytes_ > SHARD_BYTES]
-        ranges_of = dict(zip(large, for_each(lambda path: self._ranges(path, size_of(path)), large), strict=True))
-        for path, bytes_ in zip(self.files, sizes, strict=True):
-            if size and size + bytes_ > SHARD_BYTES:
+        for file in self.files:
+            if size and size + file.size > SHARD_BYTES:
                 shards.append(Shard(tuple(group), size=size))
                 group, size = [], 0
-            if ranges := ranges_of.get(path):
+            if ranges := self._ranges(file) if file.size > SHARD_BYTES else []:
                 shards += ranges
             else:
-                group.append(str(path))
-                size += bytes_
+                group.append(file.place)
+                size += file.size
         # 0 stands for a size that is not known; that of empty files is known.
-        size = size or int(not any(map(is_url, group)))
+        size = size or int(not any("://" in place for place in group))
         return [*shards, Shard(tuple(group), size=size)] if group else shards
 
-    def _ranges(self, path: Path, size: int) -> list[Shard]:
+    def _ranges(self, file: File) -> list[Shard]:
         """Ranges of about RANGE_BYTES of a file that can be entered in the middle; none where it cannot."""
-        if is_parquet(path):
-            count = readers.num_row_groups(path)
-            step = max(1, count * RANGE_BYTES // size)
+        form = format_of(file.place) or self.format
+        if form == "parquet":
+            count = readers.num_row_groups(file.place)
+            step = max(1, count * RANGE_BYTES // file.size)
             cuts = [*range(0, count, step), count]
-            return [Shard((str(path),), a, b, size * (b - a) // count) for a, b in pairwise(cuts)]
-        if not self.ranges or is_table(path) or compression_of(path) is not None:
+            return [Shard((file.place,), a, b, file.size * (b - a) // count) for a, b in pairwise(cuts)]
+        if not (self.ranges or form == "jsonl") or form == "csv" or readers.is_compressed(file.place):
             return []
-        cuts = [*range(0, size, RANGE_BYTES), size]
-        return [Shard((str(path),), a, b, b - a) for a, b in pairwise(cuts)]
+        cuts = [*range(0, file.size, RANGE_BYTES), file.size]
+        return [Shard((file.place,), a, b, b - a) for a, b in pairwise(cuts)]
 
-    def _hub_shards(self) -> list[Shard]:
-        if self.settings.streaming:
-            return [Shard(())]
-        rows = len(self._hub_rows())
-        cuts = [*range(0, rows, SHARD_ROWS), rows]
-        return [Shard((), a, b, b - a) for a, b in pairwise(cuts)]
+    def documents(self, shard: Shard) -> Iterator[Document | LeftOut]:
+        found = (self.named(place, shard.start, shard.stop) for place in shard.paths)
+        for name, content in chain.from_iterable(found) if shard.paths else self._from_hub(shard):
+            if isinstance(content, LeftOut):
+                yield content
+            elif isinstance(content, str):
+                yield from [Document(name, content)] if content.strip() else []
+            elif isinstance(content, Document):
+                yield content._replace(name=name)
+            else:
+                yield Document.of_parts(name, content) if content else LeftOut(name, self.nothing)
 
-    def documents(self, shard: Shard) -> Iterator[Document | InvalidRecord | LeftOut]:
-        if not shard.paths:
-            for number, content in enumerate(self._from_hub(shard)):
-                yield from self._documents(f"{self.settings.hub}#{number}", content)
-            return
-        for name in shard.paths:
-            path, empty = path_of(name, f"{self.setting}.path"), True
-            for document_name, content in self.named(path, shard.start, shard.stop):
-                for document in self._documents(document_name, content):
-                    empty = empty and isinstance(document, LeftOut)
-                    yield document
-            if empty and shard.stop is None:
-                raise InvalidFile(path.name, self.nothing)
+    # Data sets of the Hub, on a disk, or in memory.
 
-    def _documents(self, name: str, content: Found) -> Iterator[Document | InvalidRecord | LeftOut]:
-        """The document of a content; none of a text of blanks alone."""
-        if isinstance(content, InvalidRecord | LeftOut):
-            yield content
-        elif isinstance(content, str):
-            yield from [Document(name, content)] if content.strip() else []
-        elif isinstance(content, Document):
-            yield content._replace(name=name)
-        else:
-            yield Document.of_parts(name, content) if content else LeftOut(name, self.nothing)
-
-    def _from_file(self, path: Path, start: int, stop: int | None) -> Iterator[Found]:
-        """Parquet, JSONL, CSV and TSV files are read as such, whatever the kind."""
-        if is_parquet(path):
-            return self.from_parquet(path, start, stop)
-        if is_jsonl(path):
-            return self.from_jsonl(path, start, stop)
-        if is_table(path):
-            return self.from_table(path, start, stop)
-        return self.read(path, start, stop)
-
-    def _from_hub(self, shard: Shard) -> Iterator[Found]:
-        rows = self._hub_rows()
-        if self.settings.streaming:
-            rows = readers.streamed_rows(rows, f"{self.setting}.hub={self.settings.hub}")
-        else:
-            rows = readers.sound_rows(rows, shard.start, len(rows) if shard.stop is None else shard.stop)
-        return self.contents(map(self.of_columns, rows), f"{self.settings.hub}, row", shard.start)
-
-    def _hub_rows(self) -> Any:
+    @cached_property
+    def data_set(self) -> Any:
+        """The data set that `settings.hub` names, as `datasets` has it."""
         settings = self.settings
         assert settings.hub is not None
         return readers.load_hub(settings.hub, settings.subset, settings.split, settings.streaming, self.setting)
+
+    def _hub_shards(self) -> list[Shard]:
+        """Ranges of rows; of a streamed data set the files that it has, by their numbers."""
+        if self.settings.streaming:
+            return [Shard((), number, number + 1) for number in range(self.data_set.num_shards)]
+        rows = len(self.data_set)
+        cuts = [*range(0, rows, SHARD_ROWS), rows]
+        return [Shard((), a, b, b - a) for a, b in pairwise(cuts)]
+
+    def _from_hub(self, shard: Shard) -> Iterator[tuple[str, Found]]:
+        name, rows, start = str(self.settings.hub), self.data_set, shard.start
+        if self.settings.streaming:
+            rows, start = rows.shard(rows.num_shards, shard.start), 0
+        elif shard.stop is not None:
+            rows = rows.select(range(shard.start, shard.stop))
+        records = (
+            (n, self.of_columns(row)) for n, row in readers.numbered_rows(rows, f"{self.setting}.hub={name}", start)
+        )
+        for number, content in enumerate(self.contents(records, name)):
+            yield f"{name}#{number}", content

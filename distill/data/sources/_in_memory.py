@@ -1,7 +1,6 @@
 """Rows of a `datasets.Dataset` that a program holds, as a source of texts, conversations or sequences of token ids."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from distill.config.component import Component
 from distill.config.settings import SourceConfig
 from distill.data.chat_template import COLUMNS, LIST, holds_messages
-from distill.data.lines import Record
+from distill.data.readers import Record
 from distill.data.sources import Document, Source
 from distill.data.sources._files import Content, FileSource
 from distill.data.sources.chat import Chat
@@ -37,7 +36,7 @@ class RowsInMemory(FileSource):
         return f"{self.settings.hub}{self.counted}"
 
     @property
-    def text_files(self) -> list[Path]:
+    def text_files(self) -> list[str]:
         return []
 
     @property
@@ -45,7 +44,8 @@ class RowsInMemory(FileSource):
         """Any column may have been used, so all of them count."""
         return [type(self).__name__, self.digest, self.field, self.settings.fraction, *self.written]
 
-    def _hub_rows(self) -> Any:
+    @property
+    def data_set(self) -> Any:
         return self.rows
 
 

@@ -28,5 +28,5 @@ class Bundled(Gutenberg):
 
     def describe(self) -> str:
         """For example `3 bundled books (austen_emma, ...)`."""
-        names = ", ".join(path.name.partition(".")[0] for path in self.files)
+        names = ", ".join(file.name.partition(".")[0] for file in self.files)
         return f"{len(self.files)} bundled book{'s' * (len(self.files) > 1)} ({names})"

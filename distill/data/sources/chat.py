@@ -18,7 +18,8 @@ from distill.data.chat_template import (
     without_nulls,
 )
 from distill.data.document import Part
-from distill.data.lines import InvalidRecord, LeftOut, Record
+from distill.data.readers import Numbered, Record
+from distill.data.sources import LeftOut
 from distill.data.sources._files import Content, FileSource, Found
 from distill.runtime.errors import SettingError
 
@@ -36,12 +37,12 @@ class Chat(FileSource):
     template: ChatTemplate | None = None  # until the tokenizer is known
 
     word = "conversation"
-    suffixes = (".jsonl", ".jsonl.gz", ".parquet")
+    suffixes = (".jsonl", ".parquet")
+    format = "jsonl"
     by_split = True
     takes = ("prompt", "template", "encoding")
     usual_field = COLUMNS[0]
     prompts = True
-    read = FileSource.from_jsonl
 
     @classmethod
     def find(cls, settings: SourceConfig, setting: str, data: DataConfig) -> Self | None:
@@ -73,23 +74,22 @@ class Chat(FileSource):
         named = {"field": self.settings.field, "prompt": self.settings.prompt}
         return {f"{self.setting}.{name}": column for name, column in named.items() if column is not None}
 
-    def parquet_columns(self, path: Path) -> dict[str, str]:
-        names = readers.column_names(path)
+    def parquet_columns(self, names: list[str]) -> dict[str, str]:
         columns = {f"{self.setting}.field": self._column(names), **self.columns}
         return columns | ({"column": TOOLS} if TOOLS in names else {})
 
-    def of_columns(self, row: Record | InvalidRecord) -> Record | InvalidRecord:
-        return row if isinstance(row, InvalidRecord) else {name: without_nulls(value) for name, value in row.items()}
+    def of_columns(self, row: Record) -> Record:
+        return {name: without_nulls(value) for name, value in row.items()}
 
-    def contents(self, records: Iterable[Record | InvalidRecord], place: str, start: int = 0) -> Iterator[Found]:
+    def contents(self, records: Numbered, place: str, start: int = 0) -> Iterator[Found]:
         """As of all sources; tools that the template has no place for are named as left out."""
         lost = 0
 
-        def watched() -> Iterator[Record | InvalidRecord]:
+        def watched() -> Numbered:
             nonlocal lost
-            for record in records:
-                lost += not isinstance(record, InvalidRecord) and bool(record.get(TOOLS))
-                yield record
+            for number, record in records:
+                lost += bool(record.get(TOOLS))
+                yield number, record
 
         is_lost = self.template is None or not self.template.writes_tools
         for content in super().contents(watched() if is_lost else records, place, start):
@@ -103,11 +103,11 @@ class Chat(FileSource):
         column, prompt = self._column(record), self.settings.prompt
         for setting, field in (("field", column), ("prompt", prompt)):
             if field is not None and field not in record:
-                raise readers.no_field(field, list(record), name, f"{self.setting}.{setting}")
+                raise readers.no_field(field, list(record), f"{self.setting}.{setting}")
         try:
             conversation = conversation_of(record, column, prompt)
         except ValueError as error:
-            raise SettingError(f"in {name}, column {error}", setting=f"{self.setting}.field", value=column) from error
+            raise SettingError(f"column {error}", setting=f"{self.setting}.field", value=column) from error
         if not any(message["role"] == ASSISTANT for message in conversation.messages[conversation.given :]):
             return ()
         if self.template is None:

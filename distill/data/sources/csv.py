@@ -1,13 +1,11 @@
-"""CSV and TSV files, plain or gzipped; a column is the text, another one may be a prompt before it."""
+"""CSV and TSV files, plain or compressed; a column is the text, another one may be a prompt before it."""
 
-from distill.data.separated import SUFFIXES
 from distill.data.sources._files import FileSource
 
 
 class Csv(FileSource):
     word = "CSV"
-    suffixes = SUFFIXES
+    suffixes = (".csv", ".tsv")
+    format = "csv"
     by_split = True
-    ranges = False
     takes = ("prompt", "encoding")
-    read = FileSource.from_table

@@ -4,12 +4,11 @@ import codecs
 import re
 import zipfile
 from collections.abc import Iterator
-from pathlib import Path
 
-from distill.data.find_files import is_hidden
-from distill.data.lines import LONGEST, UNREADABLE, InvalidFile, InvalidRecord, open_bytes
-from distill.data.sources._files import FileSource, Found, is_records
-from distill.runtime.errors import StorageFailed
+from distill.data.find_files import file_name, is_hidden
+from distill.data.readers import LONGEST, InvalidFile, opened
+from distill.data.sources import LeftOut
+from distill.data.sources._files import FileSource, Found, format_of
 
 _NAME = r"PROJECT\s+GUTENB[EU]RG"
 # `*** START OF THE PROJECT GUTENBERG EBOOK X ***`, at times indented, without blanks, or over two or three lines.
@@ -42,68 +41,51 @@ _WORD = re.compile(r"[^\W_]")
 
 class Gutenberg(FileSource):
     word = "Gutenberg"
-    suffixes = (".txt", ".txt.gz", ".zip")
+    suffixes = (".txt", ".zip")
     ranges = False
-    text_only = True
     hub_names = ("incredible45/Gutenberg-BookCorpus-Cleaned-Data-English",)
 
     @classmethod
-    def usual_paths(cls, data: Path, split: str) -> list[Path]:
-        return [data / "gutenberg" / split]
+    def usual_paths(cls, split: str) -> list[str]:
+        return [f"gutenberg/{split}"]
 
-    def named(self, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Found]]:
-        return super().named(path, start, stop) if is_records(path) else books(path)
+    def named(self, place: str, start: int, stop: int | None) -> Iterator[tuple[str, Found]]:
+        return super().named(place, start, stop) if format_of(place) else books(place)
 
     def clean(self, text: str) -> str:
         return clean(text)
 
 
-def books(path: Path) -> Iterator[tuple[str, str | InvalidRecord]]:
+def books(place: str) -> Iterator[tuple[str, Found]]:
     """Name and text of the book in a `.txt` or `.txt.gz` file, or of every `.txt` member of a `.zip`.
 
-    A member that is no book, in its place, is an invalid record.
-
     Raises:
-        InvalidFile: the file is damaged, holds no `.txt`, is not text, or has no text left without header and licence.
+        InvalidFile: the file is damaged, holds no `.txt`, or is not text.
     """
     try:
-        for name, data in _contents(path):
-            try:
-                yield name, _text_of(data, name)
-            except InvalidFile as error:
-                if name == path.name:
-                    raise
-                yield name, InvalidRecord(name, error.reason)
-    except StorageFailed:
-        raise
-    except (*UNREADABLE, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise InvalidFile(path.name, f"{type(error).__name__}: {error}") from error
+        for name, data in _contents(place):
+            if len(data) > LONGEST:
+                raise InvalidFile(name, f"more than {LONGEST >> 20} MiB, which is no book; read it as kind=text")
+            yield name, clean(decode(data, name)) or LeftOut(name, "no text between header and licence")
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise InvalidFile(file_name(place), f"{type(error).__name__}: {error}") from error
 
 
-def _text_of(data: bytes, name: str) -> str:
-    if len(data) > LONGEST:
-        raise InvalidFile(name, f"more than {LONGEST >> 20} MiB, which is no book; read it as kind=text")
-    if text := clean(decode(data, name)):
-        return text
-    raise InvalidFile(name, "no text between header and licence")
-
-
-def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
+def _contents(place: str) -> Iterator[tuple[str, bytes]]:
     """Names and bytes, of which at most one more than a book may have, since it is held in memory as a whole."""
-    name = path.name.lower()
-    if name.endswith(".zip"):
-        with path.open("rb") as packed, zipfile.ZipFile(packed) as archive:
+    with opened(place) as file:
+        if not file_name(place).lower().endswith(".zip"):
+            yield file_name(place), file.read(LONGEST + 1)
+            return
+        with zipfile.ZipFile(file) as archive:
             members = sorted(
                 name for name in archive.namelist() if name.lower().endswith(".txt") and not is_hidden(name)
             )
             if not members:
-                raise InvalidFile(path.name, "no .txt inside")
+                raise InvalidFile(file_name(place), "no .txt inside")
             for member in members:
-                with archive.open(member) as file:
-                    yield f"{path.name}/{member}", file.read(LONGEST + 1)
-    else:
-        with open_bytes(path) as file:
-            yield path.name, file.read(LONGEST + 1)
+                with archive.open(member) as packed:
+                    yield f"{file_name(place)}/{member}", packed.read(LONGEST + 1)
 
 
 def decode(data: bytes, name: str) -> str:

@@ -2,12 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from distill.data.find_files import files_below
-from distill.data.lines import InvalidRecord
+from distill.data.find_files import File
 from distill.data.readers import whole
-from distill.data.sources._files import FileSource
+from distill.data.sources._files import FileSource, format_of
 
 _BREAK = re.compile(r"\s*(?:<br\s*/?>\s*)+", re.I)
 _C1 = {code: bytes([code]).decode("cp1252", errors="ignore") for code in range(0x80, 0xA0)}
@@ -15,27 +13,28 @@ _C1 = {code: bytes([code]).decode("cp1252", errors="ignore") for code in range(0
 
 class Imdb(FileSource):
     word = "IMDB"
-    suffixes = (".txt", ".jsonl", ".jsonl.gz")
+    suffixes = (".txt", ".jsonl")
     takes = ("encoding",)
     by_split = True
     hub_names = ("stanfordnlp/imdb", "imdb")
 
     @classmethod
-    def usual_paths(cls, data: Path, split: str) -> list[Path]:
-        return [data / "imdb" / f"{split}.jsonl.gz", data / "imdb" / "aclImdb" / split, data / "aclImdb" / split]
+    def usual_paths(cls, split: str) -> list[str]:
+        return [f"imdb/{split}.jsonl.gz", f"imdb/aclImdb/{split}", f"aclImdb/{split}"]
 
-    def below(self, root: Path) -> list[Path]:
-        split = self.settings.split
-        if (root / split).is_dir():
-            root = root / split
-        if (root / "pos").is_dir() or (root / "neg").is_dir():  # `unsup` and the word lists beside them stay out
-            return [path for name in ("pos", "neg") for path in files_below(root / name, (".txt",))]
-        return self.of_split(files_below(root, (".jsonl", ".jsonl.gz")), root)
+    def chosen(self, files: list[File]) -> list[File]:
+        """The reviews of the original folders: `unsup` and the word lists beside them stay out."""
+        split = f"{self.settings.split}/"
+        if any(file.below.startswith(split) for file in files):
+            files = [
+                file._replace(below=file.below.removeprefix(split)) for file in files if file.below.startswith(split)
+            ]
+        reviews = [file for file in files if file.below.startswith(("pos/", "neg/")) and file.name.endswith(".txt")]
+        return reviews or self.of_split([file for file in files if format_of(file.place) == "jsonl"])
 
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | InvalidRecord]:
+    def read(self, place: str, start: int, stop: int | None) -> Iterator[str]:
         """The one review of a file of the original folders."""
-        for text in whole(path, self.settings.encoding):
-            yield text if isinstance(text, InvalidRecord) else review(text)
+        yield review(whole(place, self.settings.encoding))
 
     def clean(self, text: str) -> str:
         return review(text)

@@ -6,7 +6,6 @@ from distill.data.sources._files import FileSource
 class Parquet(FileSource):
     word = "Parquet"
     suffixes = (".parquet",)
+    format = "parquet"
     by_split = True
-    ranges = False
     takes = ("prompt",)
-    read = FileSource.from_parquet

@@ -1,44 +1,39 @@
 """Plain text files; a blank line ends a paragraph."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from distill.config.settings import DocumentUnit
 from distill.data import readers
-from distill.data.find_files import SPLITS, files_below, has_split
-from distill.data.lines import InvalidRecord, sound_lines
+from distill.data.find_files import SPLITS, File, has_split
 from distill.data.sources import Shard
-from distill.data.sources._files import FileSource, is_parquet
+from distill.data.sources._files import FileSource, format_of
 
 
 class Text(FileSource):
     """`document` defines what one document is; else a file is read in texts of about 1 MiB."""
 
     word = "text"
-    suffixes = (".txt", ".txt.gz")
+    suffixes = (".txt",)
     takes = ("document", "encoding")
     by_split = True
-    by_lines = True
-    text_only = True
 
-    def below(self, root: Path) -> list[Path]:
+    def chosen(self, files: list[File]) -> list[File]:
         """Those of the split only beside a file that is called like one: books may be called `test-pilot.txt`."""
-        files, split = files_below(root, self.suffixes), self.settings.split
+        split = self.settings.split
         splits = [split] if split == "train" else [split, *SPLITS]
-        return self.of_split(files, root) if any(has_split(files, name) for name in splits) else files
+        return self.of_split(files) if any(has_split(files, name) for name in splits) else files
 
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | InvalidRecord]:
+    def read(self, place: str, start: int, stop: int | None) -> Iterator[str]:
         encoding = self.settings.encoding
         match self.settings.document:
             case DocumentUnit.line:
-                lines = sound_lines(path, start, stop, encoding=encoding)
-                return (line if isinstance(line, InvalidRecord) else line.removesuffix("\n") for line in lines)
+                return (line.removesuffix("\n") for _, line in readers.lines(place, start, stop, encoding))
             case DocumentUnit.blank:
-                return readers.paragraphs(path, start, stop, encoding)
+                return readers.paragraphs(place, start, stop, encoding)
             case DocumentUnit.file:
-                return readers.whole(path, encoding)
-        return readers.pieces(path, start, stop, encoding)
+                return iter([readers.whole(place, encoding)])
+        return readers.pieces(place, start, stop, encoding)
 
-    def _ranges(self, path: Path, size: int) -> list[Shard]:
-        is_whole_file = self.settings.document is DocumentUnit.file
-        return [] if is_whole_file and not is_parquet(path) else super()._ranges(path, size)
+    def _ranges(self, file: File) -> list[Shard]:
+        is_whole_file = self.settings.document is DocumentUnit.file and not format_of(file.place)
+        return [] if is_whole_file else super()._ranges(file)

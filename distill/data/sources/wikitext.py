@@ -3,11 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from pathlib import Path
-from typing import Any
 
-from distill.data.lines import InvalidRecord, Record, sound_lines
-from distill.data.readers import PIECE
+from distill.data.readers import PIECE, Numbered, lines
 from distill.data.sources._files import FileSource, Found
 
 _FILES = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
@@ -17,47 +14,29 @@ _MARK = re.compile(r" ?@([-,.])@ ?")
 
 class Wikitext(FileSource):
     word = "WikiText"
-    suffixes = (".txt", ".txt.gz", ".raw", ".tokens")
+    suffixes = (".txt", ".raw", ".tokens")
     by_split = True
     takes = ("encoding",)
     hub_names = ("Salesforce/wikitext", "wikitext")
     hub_subsets = ("wikitext-2-raw-v1",)
-    by_lines = True
 
     @classmethod
-    def usual_paths(cls, data: Path, split: str) -> list[Path]:
-        return [data / "wikitext-2-raw" / _FILES.get(split, split)]
+    def usual_paths(cls, split: str) -> list[str]:
+        return [f"wikitext-2-raw/{_FILES.get(split, split)}"]
 
-    def read(self, path: Path, start: int, stop: int | None) -> Iterator[str | InvalidRecord]:
+    def read(self, place: str, start: int, stop: int | None) -> Iterator[str]:
         """The articles; one that crosses `stop` is cut there."""
-        return _sound_articles(sound_lines(path, start, stop, encoding=self.settings.encoding))
+        return articles(line for _, line in lines(place, start, stop, self.settings.encoding))
 
-    def contents(self, records: Iterable[Record | InvalidRecord], place: str, start: int = 0) -> Iterator[Found]:
+    def contents(self, records: Numbered, place: str, start: int = 0) -> Iterator[Found]:
         """The articles in the records of a file or data set, of which each is a line, or lines of its own."""
-        return _sound_articles(chain.from_iterable(map(_lines, super().contents(records, place, start))))
+        return articles(chain.from_iterable(map(_lines, super().contents(records, place, start))))
 
 
-def _lines(content: Any) -> list[str | InvalidRecord]:
+def _lines(content: Found) -> list[str]:
     """The lines of a record; where it has several, it is no part of what is before and after it."""
-    return ["", *content.split("\n"), ""] if isinstance(content, str) and "\n" in content.strip() else [content]
-
-
-def _sound_articles(lines: Iterable[str | InvalidRecord]) -> Iterator[str | InvalidRecord]:
-    """The articles in those lines that are sound; the others are before the article that ends after them."""
-    bad: list[InvalidRecord] = []
-
-    def sound() -> Iterator[str]:
-        for line in lines:
-            if isinstance(line, InvalidRecord):
-                bad.append(line)
-            else:
-                yield line
-
-    for article in articles(sound()):
-        yield from bad
-        bad.clear()
-        yield article
-    yield from bad
+    text = str(content)
+    return ["", *text.split("\n"), ""] if "\n" in text.strip() else [text]
 
 
 def articles(lines: Iterable[str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from distill.data.find_files import data_folder, files_of_split, find_files, names_of_split
+from distill.data.find_files import File, data_folder, find_files, of_split
 from distill.data.readers import load_hub
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
@@ -95,7 +95,7 @@ class Split(ABC):
 
     def files(
         self, setting: str, suffixes: tuple[str, ...], usual: Sequence[str] = (), within: Sequence[str] = ()
-    ) -> list[Path]:
+    ) -> list[File]:
         """The files of the split, sorted by name; none where it comes from the Hub. Raises SettingError as `read`.
 
         Args:
@@ -109,7 +109,7 @@ class Split(ABC):
             return find_tables(path, f"{setting}.path", self.split, suffixes)
         data = data_folder()
         for folder in [data / name for name in usual] if data is not None else []:
-            if folder.is_dir() and (files := files_of_split(folder, self.split, suffixes)):
+            if folder.is_dir() and (files := of_split(find_files(str(folder), setting, suffixes), self.split)):
                 return files
         if self.hub is None:
             cure = ", or set DISTILL_DATA to a folder that holds them" if usual else ""
@@ -124,25 +124,27 @@ class Split(ABC):
         assert self.hub is not None
         return load_hub(self.hub, self.subset, self.split, False, setting)
 
-    def place(self, files: Sequence[Path]) -> str:
+    def place(self, files: Sequence[File]) -> str:
         """Where the examples lie, for the banner: in these files, or on the Hub."""
         return name_of(files) if files else f"{self.hub} ({f'{self.subset}, ' if self.subset else ''}{self.split})"
 
 
-def name_of(files: Sequence[Path]) -> str:
+def name_of(files: Sequence[File]) -> str:
     """A few words for files."""
-    return files[0].name if len(files) == 1 else f"{len(files):,} files in {files[0].parent.name}"
+    if len(files) == 1:
+        return files[0].name
+    return f"{len(files):,} files in {Path(files[0].place).absolute().parent.name}"
 
 
-def find_tables(path: str, setting: str, split: str, suffixes: tuple[str, ...]) -> list[Path]:
+def find_tables(path: str, setting: str, split: str, suffixes: tuple[str, ...]) -> list[File]:
     """The files of a split, sorted by name. A folder without files of any split is taken whole.
 
     Raises:
         SettingError: there are none; `setting` names the path.
     """
-    files = find_files(path, setting, lambda folder: files_of_split(folder, split, suffixes))
+    files = of_split(find_files(path, setting, suffixes), split)
     if not files:
-        names = ", ".join(f"{name}*{suffix}" for name in names_of_split(split)[:1] for suffix in suffixes)
+        names = ", ".join(f"{split}*{suffix}" for suffix in suffixes)
         raise SettingError(
             f"{setting}={path}: no file of the split {split} in this folder ({names}); give a file, another folder, or "
             "another split"

@@ -1,24 +1,22 @@
-"""The rows of tables in CSV, TSV, JSONL, Parquet and text files or on the Hub, as `datasets` reads them."""
+"""The rows of tables in CSV, TSV, JSONL, Parquet and text files or on the Hub."""
 
-import csv
 import glob
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from distill.data import readers
-from distill.data.lines import LONGEST, InvalidFile, Record, lines, plain_name
+from distill.data.find_files import File, plain_name
+from distill.data.readers import Record
 from distill.data.tables import LabelledTexts, Split
-from distill.runtime.errors import SettingError, first_line
+from distill.runtime.errors import SettingError, StorageFailed, first_line
 
 PLAIN = (".csv", ".tsv", ".jsonl")
-SUFFIXES = (*PLAIN, *(f"{suffix}.gz" for suffix in PLAIN), ".parquet")
-TEXT_SUFFIXES = (*SUFFIXES, ".txt", ".txt.gz")  # of examples without labels, which may come as one text a line
+SUFFIXES = (*PLAIN, ".parquet")
+TEXT_SUFFIXES = (*SUFFIXES, ".txt")  # of examples without labels, which may come as one text a line
 KINDS = ("csv", "tsv", "jsonl", "json", "parquet", "txt")
 AT_ONCE = 1000  # rows that are decoded together
 
@@ -38,7 +36,7 @@ def hub_rows(split: Split, setting: str, fields: dict[str, str]) -> Rows:
 
 
 def file_rows(
-    path: Path, setting: str, fields: dict[str, str], header: Sequence[str] = (), quotes: bool | None = None
+    file: File, setting: str, fields: dict[str, str], header: Sequence[str] = (), quotes: bool | None = None
 ) -> Rows:
     """The rows of a file; of a plain text file each line that is not blank, as the first of the columns.
 
@@ -51,36 +49,43 @@ def file_rows(
     Raises:
         SettingError: it cannot be read, or lacks a column.
     """
-    kind = kind_of(path)
+    kind, columns = kind_of(file.place), [*fields.values()]
     if kind not in KINDS:
-        raise SettingError(f"{setting}={path}: its name ends in none of {', '.join(f'*.{each}' for each in KINDS)}")
+        raise SettingError(
+            f"{setting}={file.place}: its name ends in none of {', '.join(f'*.{each}' for each in KINDS)}"
+        )
     if kind == "txt" and len(fields) > 1:
         raise SettingError(
-            f"{setting}={path}: a plain text file has one text a line, and {' and '.join(fields.values())} are wanted: "
+            f"{setting}={file.place}: a plain text file has one text a line, and {' and '.join(columns)} are wanted: "
             "give them as *.csv, *.tsv, *.jsonl or *.parquet"
         )
-    with readable(f"{setting}={path}", path):
+    with readable(f"{setting}={file.place}"):
+        if kind in ("parquet", "json"):
+            return _rows(_streamed(kind, file.place), file.name, fields)
         if kind == "txt":
-            (column,) = fields.values()
-            texts = [row["text"] for row in _streamed("text", path)]
-            return Rows(path.name, [{column: text} for text in texts if text.strip()], {})
-        if kind in ("csv", "tsv"):
-            data = _separated(path, kind == "csv", quotes, fields, header)
+            texts = (line.rstrip("\n") for _, line in readers.lines(file.place))
+            return Rows(file.name, [{columns[0]: text} for text in texts if text.strip()], {})
+        if kind == "jsonl":
+            records = [record for _, record in readers.records(file.place)]
+            names = list(dict.fromkeys(name for record in records for name in record))
         else:
-            # In one piece, as the types of the columns of a first piece would have to hold for all others.
-            data = _streamed("parquet", path) if kind == "parquet" else _streamed("json", path, chunksize=1 << 30)
-        return _rows(data, path.name, fields)
+            found = readers.table_rows(file.place, fields, quotes=quotes, header=header, short=True)
+            records, names = [record for _, record in found], columns
+        if not records:
+            raise ValueError("it is empty")
+        readers.check_columns(fields, names, file.name)
+        return Rows(file.name, [{column: record.get(column) for column in columns} for record in records], {})
 
 
-def kind_of(path: Path) -> str:
+def kind_of(place: str) -> str:
     """The last suffix of a file's name, that of compression aside: `dev.tsv.gz` -> `tsv`."""
-    return plain_name(path.name).rpartition(".")[2]
+    return plain_name(place).rpartition(".")[2]
 
 
 def _rows(data: Any, name: str, fields: dict[str, str]) -> Rows:
     """Those of a data set, whose other columns are not decoded. Raises SettingError where a column is not there."""
     if data.column_names is not None:
-        _check(fields, data.column_names, name)
+        readers.check_columns(fields, data.column_names, name)
     data = data.select_columns([*fields.values()])
     kinds = {column: getattr(kind, "names", None) for column, kind in (data.features or {}).items()}
     classes = {column: tuple(names) for column, names in kinds.items() if names}
@@ -92,69 +97,27 @@ def _rows(data: Any, name: str, fields: dict[str, str]) -> Rows:
     return Rows(name, records, classes)
 
 
-def _check(fields: dict[str, str], names: list[str], name: str) -> None:
-    """Raises SettingError where a wanted column is not there, or there twice."""
-    for setting, column in fields.items():
-        if (error := readers.unfit_field(column, names, name, setting)) is not None:
-            raise error
-
-
-def _separated(path: Path, has_commas: bool, quotes: bool | None, fields: dict[str, str], header: Sequence[str]) -> Any:
-    """A CSV or TSV file, all of it text. Its header is read as a row: so a longer row is an error, and no index."""
-    import datasets
-
-    is_quoted = has_commas if quotes is None else quotes
-    options: dict[str, Any] = {
-        "sep": "," if has_commas else "\t",
-        "quoting": csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE,
-    }
-    options |= {"header": None, "keep_default_na": False}
-    names = [str(name).strip() for name in next(iter(_streamed("csv", path, nrows=1, **options))).values()]
-    has_header = {*fields.values()} <= {*names} or len(names) != len(header)
-    names = names if has_header else [*header]
-    _check(fields, names, path.name)
-    names = [name if names.count(name) == 1 else f"{name} {number}" for number, name in enumerate(names)]
-    features = datasets.Features({name: datasets.Value("string") for name in names})
-    rows = _streamed("csv", path, names=names, features=features, **options)
-    return rows.skip(1) if has_header else rows
-
-
-def _streamed(builder: str, path: Path, **options: Any) -> Any:
+def _streamed(builder: str, place: str) -> Any:
     """A file as `datasets` reads it, without a copy in its cache."""
     import datasets
 
     logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)  # what they log they raise, too
-    files = glob.escape(str(path))
-    return datasets.load_dataset(builder, data_files=files, split="train", streaming=True, **options)
+    # JSON in one piece, as the types of the columns of a first piece would have to hold for all others.
+    options = {"chunksize": 1 << 30} if builder == "json" else {}
+    return datasets.load_dataset(builder, data_files=glob.escape(place), split="train", streaming=True, **options)
 
 
 @contextmanager
-def readable(setting: str, path: Path | None = None) -> Iterator[None]:
-    """Turns whatever `datasets` raises for a file or data set into one line, which `setting` begins."""
+def readable(setting: str) -> Iterator[None]:
+    """Turns whatever is raised for a file or data set that cannot be read into one line, which `setting` begins."""
     try:
         yield
-    except SettingError:
+    except (SettingError, StorageFailed):
         raise
-    except StopIteration as error:
-        raise SettingError(f"{setting}: it is empty; mend or remove that") from error
-    except Exception as error:  # of pandas, of Arrow, of fsspec, and of `datasets` itself
-        reason = (path and _malformed_line(path)) or f"{type(error).__name__}: {first_line(error)}"
+    except Exception as error:  # of Arrow, of fsspec, of `datasets`, and of our own readers
+        own = isinstance(error, readers.InvalidFile) or type(error) is ValueError
+        reason = str(error) if own else f"{type(error).__name__}: {first_line(error)}"
         raise SettingError(f"{setting}: {reason}; mend or remove that") from error
-
-
-def _malformed_line(path: Path) -> str | None:
-    """The first line of a file that is not UTF-8, or no JSON: Arrow counts lines from the last 10 MiB on."""
-    number, kind = 0, kind_of(path)
-    try:
-        for line in lines(path, LONGEST, whole_lines=True) if kind != "parquet" else ():
-            number += 1
-            if kind == "jsonl" and line.strip():
-                json.dumps(json.loads(line), ensure_ascii=False).encode()
-    except InvalidFile as error:
-        return str(error)
-    except (ValueError, RecursionError) as error:
-        return f"{path.name}, line {number}: not JSON ({error})"
-    return None
 
 
 def fields_of(setting: str, texts: Sequence[str | None], label: str | None = None) -> dict[str, str]:
@@ -186,13 +149,15 @@ def labelled_texts(
     left_out, reason = 0, "it is empty"
     for place, record in ((f"{of.name}, row {n}", record) for of in sets for n, record in enumerate(of.records, 1)):
         of_texts = columns if parse is None else columns[:-1]
-        found = [readers.value_of(record, column, place, key, str) for key, column in of_texts]
         try:
+            found = [readers.value_of(record, column, key, str) for key, column in of_texts]
             if training and not all(text.strip() for text in found):
                 raise ValueError("no text")  # in evaluation a model has to answer all the same
             if parse is not None:
                 labels.append(parse(record[columns[-1][1]]))
             texts.append(found)
+        except SettingError as error:  # a column holds something else than text
+            raise readers.at(place, error) from error
         except ValueError as error:
             if not training:
                 raise SettingError(

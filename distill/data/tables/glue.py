@@ -7,11 +7,11 @@ compared without it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from distill.data.find_files import File
 from distill.data.tables import LabelledTexts, Split, find_tables, name_of
 from distill.data.tables._rows import SUFFIXES, TEXT_SUFFIXES, fields_of, file_rows, hub_rows, kind_of, labelled_texts
 from distill.data.tables.table import class_of, number
@@ -111,10 +111,10 @@ class Glue(Split):
         sets = (file_rows(file, setting, fields, header) for file in files)
         return labelled_texts(name_of(files), sets, fields, None, True, setting)[0]
 
-    def _columns(self, files: Sequence[Path], setting: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    def _columns(self, files: Sequence[File], setting: str) -> tuple[dict[str, str], tuple[str, ...]]:
         """The columns that count in these files, or on the Hub without any, and all of files without a header."""
         task = self.described
-        if not files or kind_of(files[0]) != "tsv":
+        if not files or kind_of(files[0].place) != "tsv":
             return fields_of(setting, task.texts, "label"), ()
         return fields_of(setting, task.tsv_texts or task.texts, task.tsv_label), task.tsv_header
 

@@ -9,20 +9,20 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from distill.data import readers
-from distill.data.lines import InvalidFile, Record
+from distill.data.find_files import File
+from distill.data.readers import InvalidFile, Record
 from distill.data.tables import Split, find_tables, name_of
 from distill.data.tables._rows import Rows, file_rows, hub_rows, kind_of
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
 
 HUB = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
-SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".parquet")
+SUFFIXES = (".json", ".jsonl", ".parquet")
 COLUMNS = ("id", "context", "question", "answers")
 
 
@@ -102,7 +102,7 @@ class Squad(Split):
         usual = ("squad",) if place.hub == HUB[self.version] else ()  # of another data set it is no copy
         others = [f"v{version}" for version in HUB if version != self.version]
         files = place.files(setting, SUFFIXES, usual)
-        files = [path for path in files if not any(other in path.name for other in others)]
+        files = [file for file in files if not any(other in file.name for other in others)]
         if self.path is not None and not files:
             raise SettingError(
                 f"{setting}.path={self.path}: only files of another version than {self.version} are there; give other "
@@ -128,10 +128,11 @@ class Squad(Split):
         return _collect(records, self.version, name_of(files), setting, training=True)
 
 
-def _of_files(files: Sequence[Path], setting: str, fields: dict[str, str]) -> Iterator[tuple[str, Record]]:
+def _of_files(files: Sequence[File], setting: str, fields: dict[str, str]) -> Iterator[tuple[str, Record]]:
     """Every question of these files, which `setting` names, as a flat record, and where it stands."""
-    for path in files:
-        yield from of_json(path, setting) if kind_of(path) == "json" else _flat(file_rows(path, setting, fields))
+    for file in files:
+        is_json = kind_of(file.place) == "json"
+        yield from of_json(file.place, setting) if is_json else _flat(file_rows(file, setting, fields))
 
 
 def _flat(rows: Rows) -> Iterator[tuple[str, Record]]:
@@ -170,10 +171,10 @@ def _with_answers(record: Record) -> Record:
     return {**record, "answers": pairs}
 
 
-def of_json(path: Path, setting: str) -> Iterator[tuple[str, Record]]:
+def of_json(path: str, setting: str) -> Iterator[tuple[str, Record]]:
     """The questions of one JSON document; `setting` names it."""
     try:
-        content = json.loads("".join(readers.lines(path)))
+        content = json.loads("".join(line for _, line in readers.lines(path)))
     except InvalidFile as error:
         raise SettingError(f"{setting}={path}: {error}; mend or remove that") from error
     except (ValueError, RecursionError) as error:
@@ -183,11 +184,11 @@ def of_json(path: Path, setting: str) -> Iterator[tuple[str, Record]]:
     try:
         for number, article in enumerate(content["data"], 1):
             if "paragraphs" not in article:
-                yield f"{path.name}, question {number}", _with_answers(dict.fromkeys(COLUMNS) | article)
+                yield f"{readers.file_name(path)}, question {number}", _with_answers(dict.fromkeys(COLUMNS) | article)
                 continue
             for paragraph in article["paragraphs"]:
                 for question in paragraph["qas"]:
-                    place = f"{path.name}, question {question.get('id')}"
+                    place = f"{readers.file_name(path)}, question {question.get('id')}"
                     yield place, dict.fromkeys(COLUMNS) | question | {"context": paragraph["context"]}
     except (KeyError, TypeError, AttributeError) as error:
         raise SettingError(
