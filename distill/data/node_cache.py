@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from distill.data.disk_cache import folder_of, once
+from distill.data.file_maps import forget_maps
 from distill.data.remote import ATTEMPTS, is_url, retried
 from distill.data.storage import fetch_file
 from distill.runtime.errors import Damaged, SettingError, StorageFailed, first_line
@@ -21,6 +22,7 @@ from distill.runtime.files import locked, sha256
 from distill.runtime.host import RESERVE, size
 
 LOCK = ".lock"
+NOTED = 10.0  # seconds between two notes that a file is in use
 OLD = 3600.0  # seconds without a change, after which a file is no longer on its way
 FULL = (errno.ENOSPC, errno.EDQUOT)
 OTHER = "give data.local=FOLDER on another disk"
@@ -44,6 +46,7 @@ class NodeCache:
         """
         self.folder = folder_of(cache, "shards", ".", setting)
         self.max_bytes, self.setting = max_bytes, f"{setting}={cache}"
+        self._noted: dict[str, float] = {}  # by digest: when the use of a file was noted, in monotonic seconds
 
     def get(self, name: str, setting: str, digest: str, num_bytes: int, attempts: int = ATTEMPTS) -> Path:
         """The file of this sha256, fetched unless it is here, while other processes of the machine wait.
@@ -69,9 +72,18 @@ class NodeCache:
                         os.replace(new, path)
                 finally:
                     new.unlink(missing_ok=True)
+        self._noted.pop(digest, None)
+        self.note_use(digest)
+        return path
+
+    def note_use(self, digest: str) -> None:
+        """Puts a file last in the order of eviction; called for each read, it does so now and then."""
+        if time.monotonic() - self._noted.get(digest, -NOTED) < NOTED:
+            return
+        self._noted[digest] = time.monotonic()
+        path = self.folder / digest
         with suppress(FileNotFoundError, PermissionError):  # it is evicted in this moment, or another user's
             os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # its file system may not keep when it is read
-        return path
 
     def discard(self, digest: str) -> None:
         """Removes a file that is not as it was written."""
@@ -128,4 +140,5 @@ class NodeCache:
                 return
             with suppress(FileNotFoundError):
                 os.unlink(path)
+            forget_maps()
             total, free = total - old_bytes, free + old_bytes

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from distill.config.settings import DataConfig
 from distill.data.disk_cache import num_processes
+from distill.data.file_maps import State, read_rows, state_of
 from distill.data.node_cache import NodeCache
 from distill.data.remote import ATTEMPTS
 from distill.data.sequence_store import token_dtype
@@ -196,11 +197,8 @@ def open_sequences(folder: Folder, part: PartName, index: Index, data: DataConfi
     return Shards(folder, part, index, cache, remade)
 
 
-State = tuple[int, int, int]  # of a file: size, time of change, inode
-
-
 class Shards:
-    """The sequences of a part by number. Any thread may read; no file stays open."""
+    """The sequences of a part by number. Any thread may read."""
 
     def __init__(
         self, folder: Folder, part: PartName, index: Index, cache: NodeCache | None = None, remade: bool = False
@@ -211,7 +209,7 @@ class Shards:
         self.shape = (index.part(part).sequences, index.sequence_length)
         counts = [file.sequences for file in self.files]
         self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])  # [K + 1], the last is N
-        self._width = index.sequence_bytes
+        self._row = np.dtype((self.dtype, index.sequence_length))
         # Where each file is on this machine, or is to be.
         self._paths = [
             folder.name(file.name) if cache is None else f"{cache.folder}/{file.sha256}" for file in self.files
@@ -236,35 +234,25 @@ class Shards:
         files = np.searchsorted(self.starts, numbers, side="right") - 1
         order = np.argsort(files, kind="stable")
         different, first = np.unique(files[order], return_index=True)
-        offsets = ((numbers - self.starts[files]) * self._width)[order].tolist()
-        bounds = [*first.tolist(), len(numbers)]
-        data = [
-            part
-            for number, begin, end in zip(different.tolist(), bounds, bounds[1:], strict=False)
-            for part in self._read(number, offsets[begin:end])
-        ]
         found = np.empty((len(numbers), self.shape[1]), self.dtype)
-        found[order] = np.frombuffer(b"".join(data), self.dtype).reshape(found.shape)
+        for number, places in zip(different.tolist(), np.split(order, first[1:]), strict=False):
+            found[places] = self._read(number, numbers[places] - self.starts[number])
         return found
 
-    def _read(self, number: int, offsets: list[int]) -> list[bytes]:
-        """The sequences of a file that begin there, once the file is known to be as it was written."""
+    def _read(self, number: int, indices: np.ndarray) -> np.ndarray:
+        """Sequences of a file, once the file is known to be as it was written."""
         path = self._paths[number]
         while True:
             self._ensure(number)
             try:
-                file = os.open(path, os.O_RDONLY)
-                try:
-                    data = [os.pread(file, self._width, offset) for offset in offsets]
-                    if _state(file) == self._checked.get(number):
-                        return data
-                finally:
-                    os.close(file)
-            except FileNotFoundError:  # evicted since, or removed
-                pass
+                found = read_rows(path, self._checked.get(number), self._row, indices)
             except OSError as error:
                 raise StorageFailed(f"{path} cannot be read ({error.strerror}): {CURE}") from error
-            self._checked.pop(number, None)  # written to, or replaced: it is checked again
+            if found is not None:
+                if self.cache is not None:
+                    self.cache.note_use(self.files[number].sha256)
+                return found
+            self._checked.pop(number, None)  # evicted, written to, or replaced: it is checked again
 
     def _ensure(self, number: int, attempts: int = ATTEMPTS) -> None:
         """Fetch the file of this number and check it, unless that was done."""
@@ -278,11 +266,11 @@ class Shards:
         file, path, wrong = self.files[number], Path(self._paths[number]), 0
         while True:
             if self.cache is not None:
-                name, num_bytes = self.folder.name(file.name), file.sequences * self._width
+                name, num_bytes = self.folder.name(file.name), file.sequences * self._row.itemsize
                 self.cache.get(name, self.folder.setting, file.sha256, num_bytes, attempts)
             try:
                 with path.open("rb", buffering=0) as content:
-                    state, digest = _state(content.fileno()), file_digest(content, "sha256").hexdigest()
+                    state, digest = state_of(content.fileno()), file_digest(content, "sha256").hexdigest()
             except FileNotFoundError:
                 if self.cache is not None:  # evicted in between
                     continue
@@ -323,8 +311,3 @@ class Shards:
                 if number not in self._checked and number not in self._coming:
                     self._pool = self._pool or ThreadPoolExecutor(AHEAD, thread_name_prefix="shards")
                     self._coming[number] = self._pool.submit(self._ensure, number, ATTEMPTS_AHEAD)
-
-
-def _state(file: int) -> State:
-    status = os.fstat(file)
-    return status.st_size, status.st_mtime_ns, status.st_ino

@@ -19,6 +19,7 @@ from stored import FAULTS, Faulty, folder_of_files, open_rows, write_shards
 
 from distill.config.settings import DataConfig
 from distill.data import node_cache, remote
+from distill.data.file_maps import MOST
 from distill.data.shards import Shards
 from distill.data.storage import fetch_file
 from distill.runtime.errors import SettingError, StorageFailed
@@ -75,11 +76,12 @@ def test_the_sequences_are_the_same_wherever_they_lie(rows: np.ndarray, place: P
     assert not (tmp_path / "shards").exists() and len(files(tmp_path / "node")) == 21
 
 
-def test_no_file_stays_open(rows: np.ndarray, place: Path, tmp_path: Path) -> None:
-    """Two stores of 21 files each, where a process may open ten more than it has."""
-    stores = [open_rows(place, DataConfig(cache=str(tmp_path))), cached(place, tmp_path)]
+def test_few_files_stay_open(rows: np.ndarray, tmp_path: Path) -> None:
+    """Of two stores of 251 files each, where a process may open little more than are mapped at once."""
+    write_shards(tmp_path / "many", rows, 4)
+    stores = [open_rows(tmp_path / "many", DataConfig(cache=str(tmp_path))), cached(tmp_path / "many", tmp_path)]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + MOST + 10, hard))
     try:
         for store in stores:
             np.testing.assert_array_equal(store[some()], rows[some()])
@@ -99,6 +101,17 @@ def test_the_cache_is_bounded_and_what_was_used_last_stays(rows: np.ndarray, pla
     last[np.array([0])]  # file 0 is used again
     last[np.array([3 * FILE])]
     assert {path.name for path in files(tmp_path / "other")} == {last.files[number].sha256 for number in (0, 2, 3)}
+
+
+def test_what_a_run_reads_all_along_is_evicted_last(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is fetched and checked once, at the beginning."""
+    monkeypatch.setattr(node_cache, "NOTED", 0.0)
+    store = cached(place, tmp_path, files=3)
+    for number in (0, 1, 2, 0, 3, 0, 4):
+        store[np.array([number * FILE])]
+    assert {path.name for path in files(tmp_path)} == {store.files[number].sha256 for number in (0, 3, 4)}
 
 
 def test_what_is_evicted_or_damaged_in_the_cache_is_fetched_again(
