@@ -230,7 +230,7 @@ def choose_caches(run: Run, digests: dict[str, str | None]) -> dict[str, Cache]:
         "temperature": objective.top_k_temperature,
         "vocabulary": run.pair.vocabulary,
     }
-    return find_caches(run.config, digests, key, data.batches, objective, run.ranks)
+    return find_caches(run.config, digests, key, data.batches, objective)
 
 
 def make_evaluator(run: Run) -> Evaluator:

@@ -44,10 +44,9 @@ from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.objective.build import bind_terms, build_objective, make_terms
 from distill.optim import updates as optim
 from distill.runs.setup import setup_student, setup_teacher
-from distill.teacher.cache import CachedTeacher
-from distill.teacher.layout import Layout
+from distill.teacher.cache import CachedTeacher, Layout
 from distill.teacher.live import LiveTeacher
-from distill.teacher.mean import MeanTeacher
+from distill.teacher.output import MeanTeacher
 
 pytestmark = [
     pytest.mark.cuda_build,
@@ -149,9 +148,9 @@ def test_a_cached_teacher(tokenizer: Any, rows: str, cutoff: float) -> None:
         positions = objective.positions(batch)
         assert positions is not None
         ids = torch.zeros(len(positions), 4, dtype=torch.int32)
-        window.append(batch.with_teacher_data(ids=ids, log_probs=torch.zeros(len(positions), 5)))
-    files: Any = SimpleNamespace(layout=Layout(top_k=4, sampled=0, vocabulary=VOCAB))
-    cached = CachedTeacher(files)  # what it reads is there already
+        window.append(batch.with_teacher_data(**{"key.ids": ids, "key.log_probs": torch.zeros(len(positions), 5)}))
+    files: Any = SimpleNamespace(layout=Layout(top_k=4, sampled=0, vocabulary=VOCAB), key="key", num_parts=1)
+    cached = CachedTeacher(files, ranks)  # what it reads is there already
     scales = objective.scales(objective.count(window), CUDA)
     sums = accumulate(model, cached, objective, on_gpu(window), scales, GradientSync(ranks, model))
     assert sums.device == CUDA

@@ -69,8 +69,8 @@ class Batch:
         return rows if self.valid_positions is None else rows.index_select(0, self.valid_positions)
 
     def with_teacher_data(self, **tensors: torch.Tensor) -> "Batch":
-        """A copy with this `teacher_data`."""
-        return replace(self, teacher_data=tensors)
+        """A copy with this, too, in its `teacher_data`."""
+        return replace(self, teacher_data=self.teacher_data | tensors)
 
     def to(self, device: torch.device) -> "Batch":
         """A copy with all tensors on a device."""

@@ -1,4 +1,4 @@
-"""Files that a run reads here and there, mapped into memory: the last ones in use, each in the state that was verified."""
+"""Files that a run reads here and there, mapped into memory: the last ones in use, each in the state once verified."""
 
 import os
 from functools import lru_cache

@@ -22,7 +22,7 @@ from distill.runs.pair import Pair
 from distill.runtime.progress import counted
 from distill.runtime.version import __version__
 from distill.tasks import Prepared
-from distill.teacher.members import settings_by_member, title_of
+from distill.teacher.members import settings_by_member, title_of, with_models
 
 OTHER_TOKENIZER = "The teacher has another tokenizer than the student, so it has no scores on the student's tokens."
 UNTRAINED_HEAD = (
@@ -107,7 +107,7 @@ def announce(
     config: Config, recipe: str, pair: Pair, data: Prepared, objective: Objective, notes: list[str], state: State
 ) -> None:
     """Log what is about to be trained, on what, and from where."""
-    shown = {" ".join(filter(None, ["teacher", member.name])): member.model for member in pair.teachers}
+    shown = {" ".join(filter(None, ["teacher", member.name])): member.model for member in with_models(pair.teachers)}
     shown["student"] = pair.student
     teacher = title_of(pair.teachers)
     if teacher and not objective.needs_teacher:

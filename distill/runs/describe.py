@@ -82,7 +82,7 @@ def describe(
 
 def model_facts(kind: type[AnyModel], name: str, model: Any) -> AnyModel:
     """A model without scores."""
-    parameters, num_bytes = size(model)
+    parameters, num_bytes = (0, 0) if model is None else size(model)
     return kind(name=name, parameters=parameters, bytes=num_bytes)
 
 
@@ -343,9 +343,9 @@ def cache_facts(cache: Cache) -> facts.TeacherCache:
         positions=cache.num_positions,
         bytes=cache.num_bytes,
         bytes_per_token=cache.num_bytes / cache.num_positions,
-        kept_mass=cache.meta["kept_mass"],
-        seconds=cache.meta["seconds"],
-        precision=cache.meta["precision"],
+        kept_mass=cache.meta.kept_mass,
+        seconds=cache.meta.seconds,
+        precision=cache.meta.precision,
         **draws,
     )
 

@@ -39,7 +39,7 @@ from distill.runs.tokenizers import (
 )
 from distill.runtime.errors import SettingError
 from distill.tasks import Task
-from distill.teacher.members import Member, load_members, settings_by_member
+from distill.teacher.members import Member, load_members, settings_by_member, with_models
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,9 @@ class Pair:
 
     @property
     def teacher(self) -> Any | None:
-        """The only teacher, or the mean of several; None for none."""
+        """The only teacher, or the mean of several; None for none, and where one of them has no model."""
+        if len(with_models(self.teachers)) < len(self.teachers):
+            return None
         if len(self.teachers) > 1:
             return MeanModel([member.model for member in self.teachers], [member.weight for member in self.teachers])
         return self.teachers[0].model if self.teachers else None
@@ -106,7 +108,7 @@ class Pair:
     @property
     def scored_teachers(self) -> list[Member]:
         """The teachers that have scores on the student's sequences."""
-        return self.teachers if self.comparable else []
+        return with_models(self.teachers) if self.comparable else []
 
     def whole_student(self, ranks: Ranks) -> Any | None:
         """The student as one model, on rank 0 alone where it is sharded over ranks; all ranks call it."""
@@ -131,7 +133,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
     own = tokenizer if shared is None or len(shared) == len(tokenizer) else shared
     if teacher_only_tokenizer is not None:
         check_across_tokenizers(terms, config, teacher_only_tokenizer, tokenizer)
-    for member in teachers:
+    for member in with_models(teachers):
         check_vocabulary(member.model, f"{member.setting} ({member.title})", teacher_only_tokenizer or own)
         set_padding(member.model, teacher_only_tokenizer or own)
         if teacher_only_tokenizer is None:  # else it reads other sequences, as long as it takes
@@ -155,7 +157,7 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
         else BuiltStudent(student, None, shard_run_models(config, teachers, student, task, ranks))
     )
     if task.kind.causal and config.corpus.cross_documents:
-        for member in teachers:
+        for member in with_models(teachers):
             check_packing(member.model, member.setting)
         check_packing(student, "student")
     if not task.kind.vocabulary and not any(term.student_reads.extra for term in terms.values()):
@@ -201,7 +203,7 @@ def new_student(
 
 def _check_sizes(teachers: list[Member], student: Any, vocabulary: int) -> None:
     """Raises SettingError where special tokens are beyond the vocabulary of one model and not of another one."""
-    models = {member.setting: member.model for member in teachers} | {"student": student}
+    models = {member.setting: member.model for member in with_models(teachers)} | {"student": student}
     heads = {name: getattr(model, "get_output_embeddings", lambda: None)() for name, model in models.items()}
     sizes = {name: min(len(head.weight), vocabulary) for name, head in heads.items() if head is not None}
     if len({*sizes.values()}) > 1:
@@ -297,7 +299,7 @@ def _digests(
     """The digests of the teachers, and of a student that starts from a model of the user's, before any is sharded."""
     digests: dict[str, str | None] = {"teacher": None, "student": None}
     settings = settings_by_member(config)
-    for member in teachers:
+    for member in with_models(teachers):
         teacher = settings[member.name].model
         digests[member.setting] = (
             _digest_of_custom(make, member.model, shared)

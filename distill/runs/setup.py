@@ -25,7 +25,7 @@ from distill.models.protocol import block_list, depth_of
 from distill.models.student import check_student
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
-from distill.teacher.members import Member
+from distill.teacher.members import Member, with_models
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def shard_models(
         return_large_tensors()
         ranks.barrier()  # hosts may be minutes apart in loading their models
     if ranks.shards_teacher:
-        for member in teachers:
+        for member in with_models(teachers):
             blocks, calls = blocks_of(member.model)
             ranks.shard(member.model, blocks, calls, trained=False)
             check_finite(member.model, member.setting, ranks)

@@ -14,13 +14,11 @@ from distill.models.kernels.precision import dtype_of
 from distill.models.language_model import LanguageModel
 from distill.objective.objective import Objective
 from distill.runs.setup import setup_teacher
-from distill.teacher import build_cache
-from distill.teacher.cache import Cache, CachedTeacher, check_together, find
-from distill.teacher.live import LiveTeacher
-from distill.teacher.mean import MeanTeacher
-from distill.teacher.members import Member, TeacherSettings, settings_by_member
-from distill.teacher.output import NoTeacher, Teacher
-from distill.teacher.retokenized import RetokenizedTeacher
+from distill.teacher.build_cache import Recorder, build
+from distill.teacher.cache import Cache, CachedTeacher, find
+from distill.teacher.live import LiveTeacher, RetokenizedTeacher
+from distill.teacher.members import Member, TeacherSettings, settings_by_member, with_models
+from distill.teacher.output import MeanTeacher, NoTeacher, Teacher
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +29,8 @@ def find_caches(
     content: dict[str, Any],
     batches: Batches,
     objective: Objective,
-    ranks: Ranks,
 ) -> dict[str, Cache]:
-    """The caches that the settings request, by the name of the teacher, each checked or still to be made.
+    """The caches that the settings request, by the name of the teacher, complete or still to be made.
 
     Args:
         digests: of the teachers, by their settings.
@@ -49,17 +46,16 @@ def find_caches(
             identity |= {"code": member.code} if member.code is not None else {}
             folder, setting = config.data.cache, f"{member.setting}.cache"
             caches[name] = find(member.cache, identity, batches, objective.positions, folder, setting)
-    check_together([cache for cache in caches.values() if cache.ready], ranks)
     return caches
 
 
 def setup_teachers(
     config: Config, members: list[Member], caches: dict[str, Cache], ranks: Ranks
 ) -> dict[str, LanguageModel]:
-    """The teachers as training runs them, by name; one that a cache stands for as the report scores it alone."""
+    """The teachers with a model as training runs them, by name; one that a cache stands for as it is scored."""
     settings = settings_by_member(config)
     teachers = {}
-    for member in members:
+    for member in with_models(members):
         precision, setting = settings[member.name].precision, settings[member.name].precision_setting
         cache = caches.get(member.name)
         if cache is not None and cache.ready and not is_sharded(member.model):
@@ -88,31 +84,32 @@ def make_teachers(
     if tokenizers is not None and frozen:
         (model,) = frozen.values()
         return RetokenizedTeacher(model, batches.sequences, *tokenizers, max_positions(model.model))
-    settings = [member for name, member in settings_by_member(config).items() if name in frozen]
+    members = [one for name, one in settings_by_member(config).items() if name in frozen or name in caches]
     made = [
-        _make_teacher(member, frozen[member.name], caches.get(member.name), batches, objective, ranks)
-        for member in settings
+        _make_teacher(one, frozen.get(one.name), caches.get(one.name), batches, objective, ranks) for one in members
     ]
     for name in caches:
         frozen.pop(name, None)  # with its second copy of the weights
     if not made:
         return NoTeacher()
-    return made[0] if len(made) == 1 else MeanTeacher(made, [member.weight for member in settings])
+    return made[0] if len(made) == 1 else MeanTeacher(made, [one.weight for one in members])
 
 
 def _make_teacher(
     settings: TeacherSettings,
-    model: LanguageModel,
+    model: LanguageModel | None,
     cache: Cache | None,
     batches: Batches,
     objective: Objective,
     ranks: Ranks,
 ) -> Teacher:
-    """One teacher: live, or from a cache that is made first where there is none; all ranks call this."""
+    """One teacher: live, or from a cache, what is missing of which is made first; all ranks call this."""
     if cache is None:
+        assert model is not None
         return LiveTeacher(model, settings.micro_batches)
-    temperature = objective.top_k_temperature
-    assert temperature is not None, "the rules refuse a cache that no term reads"
-    build_cache.build(cache, model, batches, objective.positions, temperature, ranks)
+    if model is not None:  # else it is complete
+        temperature = objective.top_k_temperature
+        assert temperature is not None, "the rules refuse a cache that no term reads"
+        build(Recorder(cache, model, batches, objective.positions, temperature, ranks.device), ranks)
     logger.info(f"  soft targets are read from the cache {cache.folder}, which other runs and machines can use")
-    return CachedTeacher(cache)
+    return CachedTeacher(cache, ranks)

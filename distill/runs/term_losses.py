@@ -19,9 +19,8 @@ from distill.objective.terms import Term
 from distill.runs.pair import Pair
 from distill.runs.run import Run
 from distill.runtime.errors import SettingError
-from distill.teacher.live import LiveTeacher
+from distill.teacher.live import LiveTeacher, RetokenizedTeacher
 from distill.teacher.output import Teacher
-from distill.teacher.retokenized import RetokenizedTeacher
 
 
 def loss_evaluator(run: Run) -> Evaluator:

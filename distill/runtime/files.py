@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from distill.runtime.errors import Damaged, SettingError, StorageFailed, first_line
+from distill.runtime.errors import Damaged, SettingError, first_line
 
 MANIFEST = "SHA256SUMS"
 MAX_YAML = 4 << 20  # bytes of a file: PyYAML takes seconds for one
@@ -207,32 +207,3 @@ def read_settings(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-class FileInUse:
-    """Bytes of a file that a run reads from its first step to its last, by their place in it.
-
-    They are read when they are needed. A memory map would show what is written over the file without a word, and where
-    the file is cut the system ends the process. What is renamed to its place, or removes it, leaves the open file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = path.open("rb", buffering=0)
-        self.state = self._now()
-
-    def read(self, start: int, size: int) -> bytes:
-        """The bytes [start, start + size), fewer at the end; valid once `require_unchanged` has returned."""
-        try:
-            return os.pread(self._file.fileno(), size, start)
-        except OSError as error:
-            raise StorageFailed(f"{self.path} cannot be read ({error.strerror}): {CURE}") from error
-
-    def require_unchanged(self) -> None:
-        """Raises StorageFailed where the file has been written to, or cut, since it was opened."""
-        if self._now() != self.state:
-            raise StorageFailed(f"{self.path} was changed while this run read it: {CURE}")
-
-    def _now(self) -> tuple[int, int, int]:
-        status = os.fstat(self._file.fileno())
-        return status.st_size, status.st_mtime_ns, status.st_ino

@@ -1,58 +1,112 @@
-"""What is kept of a teacher on disk: where a cache lies, what it was made from, whether it is whole, how it is read.
+"""What is kept of a teacher on disk: its layout, where it lies, what it was made from, and how training reads it.
 
 Shapes: R training sequences, N positions with soft targets in all of them, n in some, M entries kept exactly, K draws,
 V vocabulary.
 
 A cache is a folder `<data.cache>/teacher/<key>`:
 
-    ids          [N, M] uint16, or int32 for V > 65536: the teacher's largest entries, largest first
-    log_probs    [N, M + 1] float16, at the run's temperature; the last column is the joint mass of all other entries
-    draws        [N, K] as ids: tokens drawn from all others, as `sampling` describes
-    neg_entropy  [N, 1] float16: the sum of p log p, where there are draws
-    offsets.npy  [R + 1] int64: the positions of sequence r are at offsets[r] to offsets[r + 1], in their order
-    meta.json    what the cache was made from, and checksums; written last: without it the cache is unfinished
-    parts/       the records of the parts that are done, so that an interrupted `build_cache` resumes
+    part-00000.bin  records of some sequences, one for each position, behind a digest of them (`HEADER`)
+    offsets.npy     [R + 1] int64: the positions of sequence r are at offsets[r] to offsets[r + 1], in their order
+    meta.json       what the cache was made from; written last: without it the cache is unfinished
 
-Files of width 0 are left out. The key is a digest of contents: of the teacher's weights and tokenizer, of the sequences
-and masks, and of the settings that decide what is kept. No path, device or number format is part of it (but for int8,
-which gives other probabilities), so that the folder can be copied to another machine's `data.cache` and is found there.
+The key is a digest of contents: of the teacher's weights and tokenizer, of the sequences and masks, and of the settings
+that decide what is kept. No path, device or number format is part of it (but for int8, which gives other
+probabilities), so that the folder can be copied to another machine's `data.cache` and is found there.
 """
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import logging
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
+from mmap import mmap
 from pathlib import Path
-from typing import Any, TypedDict
+from struct import Struct
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel
 
 from distill.config.settings import TeacherCacheConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.data.disk_cache import folder_of
+from distill.data.file_maps import State, read_rows, state_of
+from distill.data.storage import array_in
 from distill.distributed import Ranks
 from distill.models.language_model import NO_OUTPUTS
-from distill.runtime.errors import SettingError
-from distill.runtime.files import FileInUse
+from distill.runtime.errors import SettingError, StorageFailed
+from distill.runtime.files import quarantine
 from distill.teacher.distributions import TopK
-from distill.teacher.layout import Layout, layout_of
 from distill.teacher.output import TeacherOutput, Wanted
 from distill.teacher.sampling import as_samples
 
-FORMAT = 2  # raise it when the same teacher, sequences and settings would give other files
-MAX_PARTS = 1000
+FORMAT = 2  # raise it when the same teacher, sequences and settings would give other records
+MEASURED = Struct("<dd")  # of a part: the sum of the probability that its exact entries hold, and seconds it took
+HEADER = 32 + MEASURED.size  # bytes of a part: the SHA-256 of all behind it, and `MEASURED`
+MOST_PARTS = 1000
 FEWEST_SEQUENCES = 128  # of a part
 COUNTED_SEQUENCES = 1024  # at once
+SMALL_VOCABULARY = 1 << 16  # ids of more tokens do not fit into 16 bits
+AGAIN = "the same command makes it again and resumes"
+
+logger = logging.getLogger(__name__)
+
+# Flat positions of a micro-batch that carry soft targets, [n] int64 in ascending order; None: all of them.
+Positions = Callable[[Batch], torch.Tensor | None]
 
 
-class CacheMeta(TypedDict):
+@dataclass(frozen=True)
+class Layout:
+    """What is kept of a position.
+
+    Attributes:
+        top_k: M, the largest entries that are kept exactly; 0: none.
+        sampled: K, the tokens that are drawn from all others; 0: none, and all others share one entry.
+        vocabulary: V.
+    """
+
+    top_k: int
+    sampled: int
+    vocabulary: int
+
+    @cached_property
+    def record(self) -> np.dtype:
+        """A position, without gaps between its fields.
+
+        ids [M]: the teacher's largest entries, largest first. log_probs [M + 1]: at the run's temperature, the last of
+        all other entries together. draws [K]: tokens drawn from all others, as `sampling` describes. neg_entropy [1]:
+        the sum of p log p, where there are draws.
+        """
+        ids, half = np.uint16 if self.vocabulary <= SMALL_VOCABULARY else np.int32, np.float16
+        exact = [("ids", ids, (self.top_k,)), ("log_probs", half, (self.top_k + 1,))]
+        drawn = [("draws", ids, (self.sampled,)), ("neg_entropy", half, (1,))]
+        return np.dtype(exact * bool(self.top_k) + drawn * bool(self.sampled))
+
+    @property
+    def title(self) -> str:
+        """The settings behind it, for messages."""
+        settings = {"top_k": self.top_k, "sampled": self.sampled}
+        return " with ".join(f"{name}={value}" for name, value in settings.items() if value)
+
+    @property
+    def largest(self) -> str:
+        """The setting of a cache that makes it smaller soonest."""
+        return "sampled" if self.sampled > 2 * self.top_k else "top_k"
+
+
+class CacheMeta(BaseModel):
     """The content of meta.json."""
 
     origin: dict[str, Any]  # what the cache is made from
-    sha256: list[str]  # of each part
+    offsets: str  # SHA-256 of offsets.npy
     kept_mass: float  # the mean fraction of the probability that the entries hold which are kept exactly
     seconds: float  # of all parts, on whatever machine
     precision: str  # the number format that the teacher ran in
@@ -66,13 +120,8 @@ class Cache:
     identity: dict[str, Any]  # what it is made from
     offsets: np.ndarray  # [R + 1] int64
     layout: Layout  # what is kept of a position
-    ready: bool  # complete; else still to be made
+    ready: bool  # complete; else some of it is still to be made
     setting: str = "teacher.cache"  # what error lines call its settings
-
-    @property
-    def smaller_by(self) -> str:
-        """The setting that makes it smaller soonest."""
-        return f"{self.setting}.{self.layout.largest}"
 
     @property
     def key(self) -> str:
@@ -89,57 +138,27 @@ class Cache:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of the files that are read in training."""
-        return self.offsets.nbytes + self.num_positions * self.layout.position_bytes
+        """The bytes that are read in training."""
+        return self.offsets.nbytes + self.num_positions * self.layout.record.itemsize
 
     @property
     def meta_path(self) -> Path:
         return self.folder / "meta.json"
 
-    def read(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """The columns by name at the positions of these sequences, sequence by sequence; token ids as int32."""
-        spans = [slice(int(self.offsets[row]), int(self.offsets[row + 1])) for row in numbers]
-        columns = {}
-        for name, column in self.layout.columns.items():
-            data = bytearray().join([self._bytes(name, span) for span in spans])
-            self._files[name].require_unchanged()
-            values = np.frombuffer(data, column.dtype).reshape(-1, column.width)
-            columns[name] = values if values.dtype == np.float16 else values.astype(np.int32)
-        return columns
+    @property
+    def offsets_path(self) -> Path:
+        return self.folder / "offsets.npy"
 
-    def open(self) -> None:
-        """Raises SettingError where a file is missing."""
-        try:
-            _ = self._files
-        except OSError as error:
-            raise self.refusal(f"damaged ({error})") from error
+    @cached_property
+    def meta(self) -> CacheMeta:
+        """What its meta.json has, once it is finished."""
+        return CacheMeta.model_validate_json(self.meta_path.read_bytes())
 
-    def check(self) -> None:
-        """Raises SettingError where the finished files do not match their checksums and `identity`."""
-        try:
-            if self.meta["origin"] != self.identity:
-                raise self.refusal("made from something else than its name stands for")
-            if lacking := CacheMeta.__required_keys__ - self.meta.keys():
-                raise self.refusal(f"damaged ({self.meta_path.name} has no {', '.join(sorted(lacking))})")
-            for name, column in self.layout.columns.items():
-                if (self.folder / name).stat().st_size != self.num_positions * column.stride:
-                    raise self.refusal(f"damaged ({name} has the wrong size)")
-            if self.meta["sha256"] != [self.digest(part) for part in range(self.num_parts)]:
-                raise self.refusal("damaged (its content has changed)")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise self.refusal(f"damaged ({error})") from error
-
-    def refusal(self, what: str) -> SettingError:
-        return SettingError(
-            f"{self.setting}.{self.layout.title}: the cache {self.folder} is {what}; delete that folder, and it is "
-            "made anew"
-        )
-
-    # The sequences are made and checked in parts.
+    # The sequences are made and verified in parts.
 
     @property
     def sequences_per_part(self) -> int:
-        return max(FEWEST_SEQUENCES, -(-self.num_sequences // MAX_PARTS))
+        return max(FEWEST_SEQUENCES, -(-self.num_sequences // MOST_PARTS))
 
     @property
     def num_parts(self) -> int:
@@ -149,57 +168,137 @@ class Cache:
         start = part * self.sequences_per_part
         return range(start, min(start + self.sequences_per_part, self.num_sequences))
 
-    def span_of(self, part: int) -> slice:
+    def span_of(self, part: int) -> range:
         """The positions of a part's sequences."""
         sequences = self.sequences_of(part)
-        return slice(int(self.offsets[sequences.start]), int(self.offsets[sequences.stop]))
+        return range(int(self.offsets[sequences.start]), int(self.offsets[sequences.stop]))
 
-    def digest(self, part: int) -> str:
-        """sha256 of what the files hold of a part."""
-        sequences, span = self.sequences_of(part), self.span_of(part)
-        digest = hashlib.sha256(self.offsets[sequences.start : sequences.stop + 1].tobytes())
-        for name in self.layout.columns:
-            digest.update(self._bytes(name, span))
-        return digest.hexdigest()
+    def path_of(self, part: int) -> Path:
+        return self.folder / f"part-{part:05d}.bin"
 
-    def _bytes(self, name: str, span: slice) -> bytes:
-        """What the file of a column holds of these positions."""
-        stride = self.layout.columns[name].stride
-        return self._files[name].read(span.start * stride, (span.stop - span.start) * stride)
+    def bytes_of(self, part: int) -> int:
+        """The size of a part's file."""
+        return HEADER + len(self.span_of(part)) * self.layout.record.itemsize
 
-    @cached_property
-    def _files(self) -> dict[str, FileInUse]:
-        """The columns. Opened when they are first read: then they are finished."""
-        return {name: FileInUse(self.folder / name) for name in self.layout.columns}
-
-    @cached_property
-    def meta(self) -> CacheMeta:
-        """What its meta.json has; of one that is ready."""
-        meta: CacheMeta = json.loads(self.meta_path.read_text(encoding="utf-8"))
-        return meta
+    def has(self, part: int) -> bool:
+        """Whether the file of a part is there, and as long as it should be."""
+        with suppress(FileNotFoundError):
+            return self.path_of(part).stat().st_size == self.bytes_of(part)
+        return False
 
 
-# Flat positions of a micro-batch that carry soft targets, [n] int64 in ascending order; None: all of them.
-Positions = Callable[[Batch], torch.Tensor | None]
+class VerifiedParts:
+    """The parts of a cache that were verified in this run, each when it is first read, by one process of a machine.
+
+    The ranks of a machine share a file of the state that each part was verified in. It has no name any more when all
+    of them have opened it, so that nothing of it is left behind.
+    """
+
+    def __init__(self, cache: Cache, ranks: Ranks) -> None:
+        """All ranks have to call it."""
+        self.cache = cache
+        self._states: dict[int, State] = {}
+        self._lock = Lock()  # a process's own locks of a file do not keep its threads apart
+        name = Path(tempfile.gettempdir()) / f"distill-{ranks.broadcast(secrets.token_hex(16))}"
+        self._file = name.open("w+b")
+        self._file.truncate(size := 24 * cache.num_parts)
+        ranks.barrier()
+        name.unlink(missing_ok=True)
+        self._shared = np.ndarray((cache.num_parts, 3), np.int64, mmap(self._file.fileno(), size))  # by part: its state
+
+    def state(self, part: int) -> State:
+        """The state of a part's file in which it is as it was written.
+
+        Raises:
+            StorageFailed: it is damaged, for which it is set aside, or gone, or cannot be read.
+        """
+        if (state := self._states.get(part)) is None:
+            with self._lock, self._alone(part):
+                state = self._states[part] = self._verified(part)
+        return state
+
+    def forget(self, part: int) -> None:
+        """It was written to, or replaced: it is to be verified again."""
+        self._states.pop(part, None)
+
+    def _verified(self, part: int) -> State:
+        path = self.cache.path_of(part)
+        try:
+            with path.open("rb", buffering=0) as file:
+                state = state_of(file.fileno())
+                if tuple(self._shared[part].tolist()) == state:  # by another process
+                    return state
+                digest = file.read(32)
+                is_whole = digest == hashlib.file_digest(file, "sha256").digest()
+        except FileNotFoundError:
+            raise StorageFailed(f"{path} is missing, or was damaged and set aside: {AGAIN}") from None
+        except OSError as error:
+            raise StorageFailed(f"{path} cannot be read ({error.strerror}): {AGAIN}") from error
+        if not is_whole or state[0] != self.cache.bytes_of(part):
+            with suppress(OSError):
+                quarantine(path)
+            raise StorageFailed(f"{path} is damaged (its SHA-256 differs), and set aside: {AGAIN}")
+        self._shared[part] = state
+        return state
+
+    @contextmanager
+    def _alone(self, part: int) -> Iterator[None]:
+        """While it is open no other process of the machine verifies this part; a killed one blocks nobody."""
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, part)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, part)
 
 
 class CachedTeacher:
-    """Reads the entries of a batch's sequences; they are at the positions that carry soft targets, in their order."""
+    """Reads the records of a batch's sequences; they are at the positions that carry soft targets, in their order."""
 
-    def __init__(self, cache: Cache) -> None:
-        self.cache = cache
+    def __init__(self, cache: Cache, ranks: Ranks) -> None:
+        """All ranks have to call it."""
+        self.cache, self._verified = cache, VerifiedParts(cache, ranks)
 
     def read_ahead(self, batch: Batch) -> Batch:
-        numbers = batch.row_ids[:0] if batch.is_dummy else batch.row_ids
-        columns = self.cache.read(numbers)
-        return batch.with_teacher_data(**{name: torch.from_numpy(values) for name, values in columns.items()})
+        records = self.read(batch.row_ids[:0] if batch.is_dummy else batch.row_ids)
+        names = records.dtype.names or ()
+        return batch.with_teacher_data(**{f"{self.cache.key}.{name}": _tensor(records[name]) for name in names})
 
     def outputs(self, window: list[Batch], spec_of: Wanted) -> Iterator[TeacherOutput]:
         layout = self.cache.layout
         for batch in window:
-            data = batch.teacher_data
-            source = as_samples(data, layout) if layout.sampled else TopK(data["ids"], data["log_probs"])
+            data = {name: batch.teacher_data[f"{self.cache.key}.{name}"] for name in layout.record.names or ()}
+            source = as_samples(data) if layout.sampled else TopK(data["ids"], data["log_probs"])
             yield TeacherOutput(source, NO_OUTPUTS)
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """The records [n] at the positions of these sequences, sequence by sequence.
+
+        Raises:
+            StorageFailed: a part is damaged, or cannot be read.
+        """
+        cache = self.cache
+        counts = cache.offsets[indices + 1] - cache.offsets[indices]
+        begins = cache.offsets[indices] - (counts.cumsum() - counts)
+        positions = np.repeat(begins, counts) + np.arange(counts.sum())
+        parts = np.repeat(indices // cache.sequences_per_part, counts)
+        records = np.empty(len(positions), cache.layout.record)
+        for part in np.unique(parts).tolist():
+            here = parts == part
+            records[here] = self._read_part(part, positions[here] - cache.span_of(part).start)
+        return records
+
+    def _read_part(self, part: int, positions: np.ndarray) -> np.ndarray:
+        path, record = str(self.cache.path_of(part)), self.cache.layout.record
+        while True:
+            found = read_rows(path, self._verified.state(part), record, positions, HEADER)
+            if found is not None:
+                return found
+            self._verified.forget(part)
+
+
+def _tensor(column: np.ndarray) -> torch.Tensor:
+    """A field of records [n, width]; token ids as int32."""
+    return torch.from_numpy(np.ascontiguousarray(column, np.float16 if column.dtype == np.float16 else np.int32))
 
 
 def find(
@@ -210,7 +309,7 @@ def find(
     folder: str,
     setting: str = "teacher.cache",
 ) -> Cache:
-    """The cache of these settings: `check_together` checks one that is there, `build_cache.build` makes it else.
+    """The cache of these settings; `build_cache.build` makes what is missing of it.
 
     Args:
         identity: everything that decides what the cache holds; what it is computed on, and how many at once, is no
@@ -220,10 +319,9 @@ def find(
         setting: what error lines call these settings.
 
     Raises:
-        SettingError: `top_k` does not fit the vocabulary, or the cache would be larger than `teacher.cache.gigabytes`,
-            or the offsets of the one that is there are damaged.
+        SettingError: `top_k` does not fit the vocabulary, or the cache would be larger than `teacher.cache.gigabytes`.
     """
-    layout = layout_of(settings, identity["vocabulary"])
+    layout = Layout(settings.top_k or 0, settings.sampled or 0, identity["vocabulary"])
     if layout.top_k >= layout.vocabulary:
         raise SettingError(f"{setting}.top_k={layout.top_k}: the vocabulary has {layout.vocabulary} tokens; give fewer")
     identity = {"format": FORMAT, **identity, "top_k": layout.top_k, "rows": len(batches.sequences)}
@@ -231,51 +329,33 @@ def find(
         identity |= {"sampled": layout.sampled, "sample_seed": settings.seed}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     path = folder_of(folder, "teacher", key)
-    if (path / "meta.json").exists():
-        return _opened(path, identity, layout, len(batches.sequences), setting)
+    if (finished := _finished(Cache(path, identity, np.zeros(1, np.int64), layout, True, setting))) is not None:
+        return finished
     cache = Cache(path, identity, _offsets(batches, positions), layout, False, setting)
-    _check_size(cache, settings.gigabytes)
+    if cache.num_bytes > settings.gigabytes * 1e9:
+        raise SettingError(
+            f"{setting}.gigabytes={settings.gigabytes}: {layout.title} at {cache.num_positions:,} positions takes "
+            f"{cache.num_bytes / 1e9:.3g} GB; allow that much, or lower {setting}.{layout.largest} or "
+            "corpus.max_sequences, or set objective.soft.positions=masked"
+        )
     return cache
 
 
-def check_together(caches: Sequence[Cache], ranks: Ranks) -> None:
-    """Check finished caches: one rank of each machine reads them, and all learn of damage. All ranks call this.
-
-    Raises:
-        SettingError: a file does not match its checksum or the settings.
-    """
-    damage = ""
+def _finished(cache: Cache) -> Cache | None:
+    """The cache with its offsets where all of it is there; None where it is not, or some of it is damaged."""
     try:
-        for cache in caches:
-            cache.open()  # before they are read: what is written to them from now on is noticed by all ranks
-            if ranks.local_rank == 0:
-                cache.check()
-    except SettingError as error:
-        damage = str(error)
-    ranks.barrier()  # reading may take longer than ranks wait in an exchange
-    if found := next(filter(None, ranks.gather(damage)), None):
-        raise SettingError(found)
-
-
-def _opened(path: Path, identity: dict[str, Any], layout: Layout, num_sequences: int, setting: str) -> Cache:
-    """The finished cache at `path`. Raises SettingError where its offsets are damaged."""
-    cache = Cache(path, identity, np.zeros(1, np.int64), layout, True, setting)
-    try:
-        offsets = np.load(path / "offsets.npy")
-    except (OSError, ValueError, EOFError) as error:
-        raise cache.refusal(f"damaged ({error})") from error
-    if offsets.shape != (num_sequences + 1,):
-        raise cache.refusal("damaged (offsets.npy has the wrong size)")
-    return Cache(path, identity, offsets, layout, True, setting)
-
-
-def _check_size(cache: Cache, gigabytes: float) -> None:
-    if cache.num_bytes > gigabytes * 1e9:
-        raise SettingError(
-            f"{cache.setting}.gigabytes={gigabytes}: {cache.layout.title} at {cache.num_positions:,} positions takes "
-            f"{cache.num_bytes / 1e9:.3g} GB; allow that much, or lower {cache.smaller_by} or "
-            "corpus.max_sequences, or set objective.soft.positions=masked"
-        )
+        meta, content = cache.meta, cache.offsets_path.read_bytes()
+        if hashlib.sha256(content).hexdigest() == meta.offsets:
+            whole = replace(cache, offsets=array_in(content, str(cache.offsets_path)))
+            if all(map(whole.has, range(whole.num_parts))):
+                return whole
+    except FileNotFoundError:
+        if not cache.meta_path.exists():
+            return None
+    except (OSError, ValueError):
+        pass
+    logger.warning(f"the cache {cache.folder} is damaged: what is not as it was written is made again")
+    return None
 
 
 def _offsets(batches: Batches, positions: Positions) -> np.ndarray:
@@ -284,10 +364,9 @@ def _offsets(batches: Batches, positions: Positions) -> np.ndarray:
     for start in range(0, len(batches.sequences), COUNTED_SEQUENCES):
         numbers = np.arange(start, min(start + COUNTED_SEQUENCES, len(batches.sequences)))
         flat = positions(batches.batch(numbers, 0))
-        of_row = (
+        counts.append(
             np.full(len(numbers), length)
             if flat is None
             else np.bincount(flat.numpy() // length, minlength=len(numbers))
         )
-        counts.append(of_row)
     return np.concatenate(counts).cumsum()

@@ -12,12 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.base import flatten
-from distill.config.settings import (
-    Config,
-    FrozenModelConfig,
-    PrecisionConfig,
-    TeacherCacheConfig,
-)
+from distill.config.settings import Config, FrozenModelConfig, PrecisionConfig, TeacherCacheConfig
 from distill.distributed.rank_identity import OF_A_HOST
 from distill.models.kernels import int8
 from distill.models.kind import ModelKind
@@ -65,17 +60,22 @@ class TeacherSettings:
 
 @dataclass(frozen=True)
 class Member:
-    """A teacher as it was loaded: frozen, in evaluation mode, in fp32."""
+    """A teacher of a run: a model that was loaded, or what stands for one."""
 
     name: str  # among `teacher.members`; ONLY for the only one
     weight: float  # its weight in the mean of all; they add up to 1
-    model: Any
+    model: Any  # frozen, in evaluation mode, in fp32; None: what it says comes from elsewhere, see `with_models`
     title: str  # what the report calls it
     has_head: bool = True  # over the vocabulary; an encoder alone, such as one of sentences, has none that was trained
 
     @property
     def setting(self) -> str:
         return setting_of(self.name)
+
+
+def with_models(members: list[Member]) -> list[Member]:
+    """Those whose model is here: it is checked, gives layers, is scored, runs live or makes a cache."""
+    return [member for member in members if member.model is not None]
 
 
 def setting_of(name: str) -> str:

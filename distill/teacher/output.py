@@ -1,13 +1,13 @@
 """What a teacher gives for a micro-batch, whether it runs live or is read from a cache."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from distill.data.batch import Batch
 from distill.models.language_model import NO_OUTPUTS, Head, Outputs, OutputSpec
-from distill.teacher.distributions import Distribution
+from distill.teacher.distributions import Distribution, Mixture
 
 CHECKED_ROWS = 64  # whose logits exist at once
 
@@ -67,5 +67,28 @@ class NoTeacher:
         return batch
 
     def outputs(self, window: list[Batch], spec_of: Wanted) -> Iterator[TeacherOutput]:
-        for _ in window:
-            yield TeacherOutput(None, NO_OUTPUTS)
+        return (TeacherOutput(None, NO_OUTPUTS) for _ in window)
+
+
+class MeanTeacher:
+    """Several teachers as one: the weighted mean of their distributions, and the hidden states of the first alone."""
+
+    def __init__(self, members: Sequence[Teacher], weights: Sequence[float]) -> None:
+        """`weights`: above 0, of any sum."""
+        self.members = members
+        self.weights = tuple(weight / sum(weights) for weight in weights)
+
+    def read_ahead(self, batch: Batch) -> Batch:
+        for member in self.members:
+            batch = member.read_ahead(batch)
+        return batch
+
+    def outputs(self, window: list[Batch], spec_of: Wanted) -> Iterator[TeacherOutput]:
+        def logits_alone(batch: Batch) -> OutputSpec:
+            return OutputSpec(spec_of(batch).head, spec_of(batch).positions)
+
+        first, *others = self.members
+        streams = [first.outputs(window, spec_of), *(member.outputs(window, logits_alone) for member in others)]
+        for outputs in zip(*streams, strict=True):
+            found = [output.distribution for output in outputs if output.distribution is not None]
+            yield TeacherOutput(Mixture(tuple(found), self.weights) if found else None, outputs[0].outputs)

@@ -29,7 +29,6 @@ from torch import Tensor
 from distill.models.kernels.precision import at_least_fp32
 from distill.runtime.seed import key, uniform
 from distill.teacher.distributions import Samples, top_k_log_probs
-from distill.teacher.layout import Layout
 
 LOWEST = -6e4  # log-probability: float16 ends at -65504
 
@@ -45,47 +44,46 @@ def offsets_of(sequences: np.ndarray, counts: np.ndarray, purpose: str) -> np.nd
     return uniform(key(0, purpose, np.repeat(sequences, counts), np.arange(counts.sum()) - starts))
 
 
-def kept_entries(logits: Tensor, layout: Layout, temperature: float, offsets: Tensor | None) -> dict[str, Tensor]:
-    """What a cache keeps of logits [n, V]: the columns of its layout by name, numbers in at least fp32.
+def kept_entries(logits: Tensor, top_k: int, sampled: int, temperature: float, offsets: Tensor) -> dict[str, Tensor]:
+    """What a cache keeps of logits [n, V]: the fields of its record by name, numbers in at least fp32.
 
     Args:
-        offsets: [n] float64 between 0 and 1, the u of each position; None where nothing is drawn.
+        top_k, sampled: M and K, one of which may be 0.
+        offsets: [n] float64 between 0 and 1, the u of each position.
     """
     columns: dict[str, Tensor] = {}
-    if layout.top_k:
-        columns["ids"], columns["log_probs"] = top_k_log_probs(logits, layout.top_k, temperature)
-    if not layout.sampled:
+    if top_k:
+        columns["ids"], columns["log_probs"] = top_k_log_probs(logits, top_k, temperature)
+    if not sampled:
         return columns
-    assert offsets is not None
     log_p = (at_least_fp32(logits) / temperature).log_softmax(-1)
     columns["neg_entropy"] = -torch.special.entr(log_p.exp()).sum(-1, keepdim=True)
-    rest = log_p.scatter(1, columns["ids"], -torch.inf) if layout.top_k else log_p
+    rest = log_p.scatter(1, columns["ids"], -torch.inf) if top_k else log_p
     # In float64, as a sum over the vocabulary in fp32 would lose tokens of small probability.
     cumulative = rest.exp().cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
-    points = (torch.arange(layout.sampled, device=logits.device) + offsets[:, None]) * (total / layout.sampled)
+    points = (torch.arange(sampled, device=logits.device) + offsets[:, None]) * (total / sampled)
     points = points.minimum(torch.nextafter(total, torch.zeros_like(total)))  # rounding up would leave the vocabulary
     draws = torch.searchsorted(cumulative, points, right=True)  # right: never a token of probability 0
     columns["draws"] = draws.clamp(max=logits.shape[1] - 1)  # of a rest that has none at all, and weighs nothing
     return columns
 
 
-def stored(entries: Mapping[str, Tensor], layout: Layout) -> dict[str, np.ndarray]:
-    """The columns in the formats that they have on disk, but ids as int64."""
-    columns = {}
-    for name in layout.columns:
-        values = entries[name]
-        columns[name] = (values.clamp(min=LOWEST).half() if values.is_floating_point() else values).cpu().numpy()
-    return columns
+def stored(entries: Mapping[str, Tensor], record: np.dtype) -> np.ndarray:
+    """The records [n] of these entries, rounded as they are on disk."""
+    records = np.empty(len(next(iter(entries.values()))), record)
+    for name, values in entries.items():
+        records[name] = (values.clamp(min=LOWEST).half() if values.is_floating_point() else values).cpu().numpy()
+    return records
 
 
-def as_samples(columns: Mapping[str, Tensor], layout: Layout) -> Samples:
-    """The columns of some positions, as they were stored, as weighted entries."""
+def as_samples(columns: Mapping[str, Tensor]) -> Samples:
+    """The fields of some records, as weighted entries."""
     draws = columns["draws"]
     rest = torch.ones(len(draws), 1, device=draws.device)
     ids, weights = [draws], []
-    if layout.top_k:
+    if "ids" in columns:
         exact = columns["log_probs"].float().softmax(-1)
         ids, weights, rest = [columns["ids"], draws], [exact[:, :-1]], exact[:, -1:]
-    weights.append((rest / layout.sampled).expand(-1, layout.sampled))
+    weights.append((rest / draws.shape[1]).expand(draws.shape))
     return Samples(torch.cat(ids, 1), torch.cat(weights, 1), columns["neg_entropy"].float())

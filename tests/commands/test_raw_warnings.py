@@ -13,7 +13,7 @@ from distill import score
 from distill.data.batch import Batch
 from distill.models.language_model import LanguageModel
 from distill.runtime.errors import SettingError
-from distill.teacher.retokenized import RetokenizedTeacher
+from distill.teacher.live import RetokenizedTeacher
 
 LONG = "the river house " * 300
 

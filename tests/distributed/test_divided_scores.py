@@ -51,9 +51,8 @@ from distill.models.kernels.precision import dtype_of
 from distill.models.language_model import LanguageModel
 from distill.runs.setup import blocks_of
 from distill.tasks import find_task
-from distill.teacher import build_cache
-from distill.teacher.cache import Cache
-from distill.teacher.layout import Layout
+from distill.teacher.build_cache import Recorder, build
+from distill.teacher.cache import HEADER, Cache, Layout
 
 NUM_ROWS = (16, 7, 2, 1)  # of the sets: 3 divides none of them, the last two have fewer rows than there are ranks
 PART = 5  # rows of a part of the cache: 23 rows are 5 parts, which neither 2 nor 3 ranks share evenly
@@ -117,7 +116,7 @@ def causal_scores(ranks: Ranks, samples: dict[str, list[list[int]]]) -> dict[str
 
 
 def cached(ranks: Ranks, folder: Path) -> dict[str, str]:
-    """What the files of a teacher cache hold."""
+    """What the parts of a teacher cache hold."""
     rows = make_rows(23, shortest=5)
     masks = make_masks(make_tokenizer(), rows, mlm_probability=0.3, static=True)
     batches = make_batches(rows, masks, 8, 1, 0, static=True)
@@ -125,15 +124,15 @@ def cached(ranks: Ranks, folder: Path) -> dict[str, str]:
     origin = {"vocabulary": VOCAB, "top_k": 6, "of": "a test"}
     folder.mkdir(parents=True, exist_ok=True)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    cache = SmallParts(folder, origin, offsets, Layout(6, 0, 1.0, VOCAB), False)
+    cache = SmallParts(folder, origin, offsets, Layout(6, 0, VOCAB), False)
     teacher = divided(ranks, without_dropout("bert").requires_grad_(False))
 
     def positions(batch: Any) -> torch.Tensor:
         return (batch.ids.reshape(-1) != PAD).nonzero()[:, 0]
 
-    build_cache.build(cache, LanguageModel(teacher), batches, positions, 2.0, ranks)
-    values = {name: np.fromfile(folder / name, np.uint8).tobytes() for name in ("ids", "log_probs")}
-    return {name: hashlib.sha256(each).hexdigest() for name, each in values.items()}
+    build(Recorder(cache, LanguageModel(teacher), batches, positions, 2.0, ranks.device), ranks)
+    parts = sorted(folder.glob("part-*.bin"))
+    return {part.name: hashlib.sha256(part.read_bytes()[HEADER:]).hexdigest() for part in parts}
 
 
 class SmallParts(Cache):

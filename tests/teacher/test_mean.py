@@ -19,12 +19,11 @@ from distill.models.identity import model_digest
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
-from distill.teacher import build_cache
+from distill.teacher.build_cache import Recorder, build
 from distill.teacher.cache import CachedTeacher, find
 from distill.teacher.distributions import Mixture
 from distill.teacher.live import LiveTeacher
-from distill.teacher.mean import MeanTeacher
-from distill.teacher.output import Teacher, TeacherOutput, Wanted
+from distill.teacher.output import MeanTeacher, Teacher, TeacherOutput, Wanted
 
 WEIGHTS = (1.0, 3.0)
 ROWS = make_rows(8, shortest=5)
@@ -136,16 +135,6 @@ def test_the_temperature_may_change_from_step_to_step(tokenizer: Any, teachers: 
     assert step(changing, mean, window)[0] == step(fixed, mean, window)[0]
 
 
-@pytest.mark.parametrize("kernel", ["plain", "fused"])
-def test_a_single_member_is_the_live_teacher_to_the_bit(tokenizer: Any, teachers: list[Any], kernel: str) -> None:
-    window, (alone, _) = batches(tokenizer).window(0), live(teachers)
-    own = objective(teachers[0], kernel=kernel)
-    loss, found = step(own, alone, window)
-    again, found_again = step(own, MeanTeacher([alone], [3.0]), window)
-    assert again == loss and found.keys() == found_again.keys()
-    assert all(torch.equal(found[name], found_again[name]) for name in found)
-
-
 class Watched:
     """A teacher that notes what is wanted of it."""
 
@@ -180,8 +169,8 @@ def cached(folder: Path, model: Any, source: Batches, own: Objective, top_k: int
     cache = find(conf.TeacherCacheConfig(top_k=top_k), origin, source, own.positions, str(folder))
     assert own.top_k_temperature is not None
     ranks = Single(conf.BackendConfig(device="cpu"))
-    build_cache.build(cache, LanguageModel(model), source, own.positions, own.top_k_temperature, ranks)
-    return CachedTeacher(cache)
+    build(Recorder(cache, LanguageModel(model), source, own.positions, own.top_k_temperature, ranks.device), ranks)
+    return CachedTeacher(cache, ranks)
 
 
 @pytest.mark.parametrize("kernel", ["plain", "fused"])

@@ -26,7 +26,7 @@ from distill.runs.pair import RunModels, load_models
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError
 from distill.tasks import find_task
-from distill.teacher.retokenized import RetokenizedTeacher
+from distill.teacher.live import RetokenizedTeacher
 
 SPEC = OutputSpec(pooled=("mean",))
 BPE = ["student=bert", "student.init=random", "student.layers=null"]

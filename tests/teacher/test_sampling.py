@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from distill.objective import losses
+from distill.teacher import cache
+from distill.teacher.cache import Layout
 from distill.teacher.distributions import Samples, top_k_log_probs
-from distill.teacher.layout import Layout
 from distill.teacher.sampling import as_samples, kept_entries, offsets_of, stored
 
 VOCAB, POSITIONS, TIMES, TEMPERATURE = 31, 3, 20_000, 2.0
@@ -26,13 +27,17 @@ def uniform(count: int, seed: int = 0) -> Tensor:
     return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def kept(teacher: Tensor, of: Layout, offsets: Tensor, temperature: float = TEMPERATURE) -> dict[str, Tensor]:
+    return kept_entries(teacher, of.top_k, of.sampled, temperature, offsets)
+
+
 def drawn(teacher: Tensor, of: Layout, offsets: Tensor) -> Samples:
     """Without the rounding of what is stored."""
-    return as_samples(kept_entries(teacher, of, TEMPERATURE, offsets), of)
+    return as_samples(kept(teacher, of, offsets))
 
 
-def read(columns: dict[str, np.ndarray], of: Layout) -> Samples:
-    return as_samples({name: torch.from_numpy(each) for name, each in columns.items()}, of)
+def read(records: np.ndarray) -> Samples:
+    return as_samples({name: cache._tensor(records[name]) for name in records.dtype.names or ()})
 
 
 def estimate(samples: Samples, vocabulary: int = VOCAB) -> Tensor:
@@ -85,7 +90,7 @@ def test_a_token_is_drawn_as_often_as_it_should_be_to_within_one() -> None:
     grid, (top_k, sampled) = 4000, (2, 9)
     teacher = logits(3, 1).repeat(grid, 1)
     offsets = (torch.arange(grid, dtype=torch.float64) + 0.5) / grid
-    found = kept_entries(teacher, layout(top_k, sampled), TEMPERATURE, offsets)
+    found = kept(teacher, layout(top_k, sampled), offsets)
     counts = torch.nn.functional.one_hot(found["draws"], VOCAB).sum(1).double()
     rest = (teacher[0] / TEMPERATURE).softmax(0)
     rest[found["ids"][0]] = 0
@@ -97,12 +102,12 @@ def test_a_token_is_drawn_as_often_as_it_should_be_to_within_one() -> None:
 
 def test_the_largest_entries_are_exact_and_the_entropy_is_that_of_all() -> None:
     teacher = logits(4)
-    found = kept_entries(teacher, layout(5, 8), TEMPERATURE, uniform(POSITIONS))
+    found = kept(teacher, layout(5, 8), uniform(POSITIONS))
     ids, log_probs = top_k_log_probs(teacher, 5, TEMPERATURE)
     assert torch.equal(found["ids"], ids) and torch.equal(found["log_probs"], log_probs)
     p = (teacher / TEMPERATURE).softmax(-1)
     torch.testing.assert_close(found["neg_entropy"][:, 0], (p * p.log()).sum(-1))
-    samples = as_samples(found, layout(5, 8))
+    samples = as_samples(found)
     torch.testing.assert_close(samples.weights[:, :5].double(), p.gather(1, ids), rtol=1e-6, atol=0)
     torch.testing.assert_close(samples.weights.sum(1), torch.ones(POSITIONS))
 
@@ -136,7 +141,7 @@ def test_extreme_teachers_give_finite_entries(top_k: int) -> None:
     teacher[0:2, 7], teacher[2:4, VOCAB - 2 :] = 3e4, 3e4
     offsets = torch.tensor([2.0**-53, 1 - 2.0**-53] * 3, dtype=torch.float64)
     of = layout(top_k, 5)
-    samples = read(stored(kept_entries(teacher, of, 1.0, offsets), of), of)
+    samples = read(stored(kept(teacher, of, offsets, 1.0), of.record))
     assert int(samples.ids.min()) >= 0 and int(samples.ids.max()) < VOCAB
     assert all(each.isfinite().all() for each in (samples.weights, samples.neg_entropy))
     wanted = teacher.double().softmax(-1)
@@ -147,10 +152,8 @@ def test_extreme_teachers_give_finite_entries(top_k: int) -> None:
 
 def test_what_is_stored_differs_by_the_rounding_alone() -> None:
     of = layout(3, 8)
-    entries = kept_entries(logits(8), of, TEMPERATURE, uniform(POSITIONS))
-    columns = stored(entries, of)
-    assert list(columns) == list(of.columns) and columns["neg_entropy"].dtype == np.float16
-    found, exact = read(columns, of), as_samples(entries, of)
+    entries = kept(logits(8), of, uniform(POSITIONS))
+    found, exact = read(stored(entries, of.record)), as_samples(entries)
     assert torch.equal(found.ids, exact.ids)
     torch.testing.assert_close(found.weights, exact.weights, rtol=3e-3, atol=0)
     torch.testing.assert_close(found.neg_entropy, exact.neg_entropy.float(), rtol=5e-4, atol=0)
@@ -199,4 +202,4 @@ def test_offsets_belong_to_the_row_and_the_place_in_it() -> None:
     ],
 )
 def test_bytes_of_a_position(of: Layout, num_bytes: int) -> None:
-    assert of.position_bytes == num_bytes
+    assert of.record.itemsize == num_bytes

@@ -43,9 +43,8 @@ from distill.runs.tokenizers import (
 from distill.runtime.errors import SettingError, raising_at_the_call
 from distill.runtime.files import make_folder
 from distill.runtime.seed import key
-from distill.teacher.live import LiveTeacher
+from distill.teacher.live import LiveTeacher, RetokenizedTeacher
 from distill.teacher.output import NoTeacher, Teacher
-from distill.teacher.retokenized import RetokenizedTeacher
 
 USUAL_LENGTH = 128  # tokens of a sequence
 
