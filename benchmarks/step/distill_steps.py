@@ -14,7 +14,7 @@ from benchmarks.step.turns import SEQUENCES, STUDENT, TEACHER, Job, Over, Turns
 from distill.config.settings import ObjectiveConfig, OptimizerConfig, PrecisionConfig
 from distill.data.batches import Batches, StepShape
 from distill.data.collate.clm import CausalLM
-from distill.data.order import At, FullShuffle
+from distill.data.order import FullShuffle
 from distill.data.sequence_format import SequenceFormat
 from distill.optim.schedules.constant import Constant
 
@@ -26,9 +26,6 @@ class InOrder(FullShuffle):
 
     def numbers(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         return positions
-
-    def upcoming(self, at: At, rank: int, size: int) -> np.ndarray:
-        return np.zeros(0, np.int64)
 
 
 def plan_of(job: Job) -> Plan:

@@ -13,7 +13,7 @@ import torch
 
 from distill.data.batch import Batch, as_dummy
 from distill.data.mixture import Fed, Mixture
-from distill.data.order import At, Order
+from distill.data.order import Order, of_rank
 from distill.data.prefetch import prefetch
 from distill.data.sequence_store import SequenceStore, expect
 from distill.runtime.seed import key
@@ -98,20 +98,31 @@ class Batches:
         equal.
         """
         shape = self.step_shape
-        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
-        first = step_of_epoch * self.sequences_per_step
-        positions = np.arange(first, min(first + self.sequences_per_step, len(self.order)))
-        numbers = self.order.numbers(epoch, positions)
-        passes = np.broadcast_to(self.order.passes(epoch, positions), numbers.shape)
-        dealt = self.order.of_rank(numbers, shape.rank, shape.size)
-        parts = [dealt[start : start + shape.batch_size] for start in range(0, len(dealt), shape.batch_size)]
-        window = [self.batch(numbers[part], passes[part]) for part in parts]
+        epoch, first = self._position(step)
+        numbers, passes = self._sequences(epoch, first, self.sequences_per_step)
+        own = of_rank(self.order, numbers, shape.rank, shape.size)
+        window = list(self._micro_batches(numbers[own], passes[own]))
         if shape.equal_windows:
-            on_rank_0 = -(-len(positions) // shape.size)
+            on_rank_0 = -(-len(numbers) // shape.size)
             missing = -(-on_rank_0 // shape.batch_size) - len(window)
-            near = dealt[:1] if len(dealt) else np.zeros(1, np.int64)  # a sequence that is being read in any case
-            window += [as_dummy(self.batch(numbers[near], passes[near]))] * missing if missing else []
+            one = own[:1] if len(own) else np.zeros(1, np.int64)  # a sequence that is being read in any case
+            window += [as_dummy(self.batch(numbers[one], passes[one]))] * missing if missing else []
         return window
+
+    def _position(self, step: int) -> tuple[int, int]:
+        """The epoch of a step, and the position in it at which the step begins."""
+        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
+        return epoch, step_of_epoch * self.sequences_per_step
+
+    def _sequences(self, epoch: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of so many sequences of an epoch, or those that are left of it, and the pass of each."""
+        positions = np.arange(first, min(first + count, len(self.order)))
+        return self.order.numbers(epoch, positions), self.order.passes(epoch, positions) + np.zeros_like(positions)
+
+    def _micro_batches(self, numbers: np.ndarray, passes: np.ndarray) -> Iterator[Batch]:
+        size = self.step_shape.batch_size
+        for start in range(0, len(numbers), size):
+            yield self.batch(numbers[start : start + size], passes[start : start + size])
 
     def batch(self, numbers: np.ndarray, passes: np.ndarray | int) -> Batch:
         """The sequences of these numbers with their masks of a pass (in plain orders an epoch), of each or of all."""
@@ -122,20 +133,13 @@ class Batches:
 
     def first(self, count: int) -> Iterator[Batch]:
         """The `count` sequences that training begins with, of all ranks, in micro-batches."""
-        positions = np.arange(min(count, len(self.order)))
-        numbers = self.order.numbers(0, positions)
-        passes = np.broadcast_to(self.order.passes(0, positions), numbers.shape)
-        batch_size = self.step_shape.batch_size
-        for start in range(0, len(numbers), batch_size):
-            part = slice(start, start + batch_size)
-            yield self.batch(numbers[part], passes[part])
+        return self._micro_batches(*self._sequences(0, 0, count))
 
     def sources_fed(self, step: int) -> dict[str, Fed]:
         """What has been fed of each source of a mixture, by all ranks, up to the end of a step; else nothing."""
         if not isinstance(self.order, Mixture):
             return {}
-        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
-        return self.order.fed(epoch, step_of_epoch * self.sequences_per_step)
+        return self.order.fed(*self._position(step))
 
     def stream(
         self,
@@ -150,7 +154,8 @@ class Batches:
         """
 
         def prepare(step: int) -> list[Batch]:
-            self._expect(step, stop)
+            (epoch, first), left = self._position(step), (stop - step) * self.sequences_per_step
+            expect(self.sequences, self.order.upcoming(epoch, first, left, self.step_shape.rank, self.step_shape.size))
             window = self.window(step)
             if read_ahead is not None:
                 window = [read_ahead(batch) for batch in window]
@@ -165,10 +170,3 @@ class Batches:
                 del window
         finally:
             expect(self.sequences, np.zeros(0, np.int64))  # a run that ends does not wait for what nobody will read
-
-    def _expect(self, step: int, stop: int) -> None:
-        """Tell the store of sequences what this rank reads in the steps from `step` on."""
-        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
-        left = (stop - step) * self.sequences_per_step
-        at = At(epoch, step_of_epoch * self.sequences_per_step, left)
-        expect(self.sequences, self.order.upcoming(at, self.step_shape.rank, self.step_shape.size))

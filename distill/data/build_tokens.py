@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
-from dataclasses import replace
 from hashlib import sha256 as sha256_of
 from itertools import groupby
 from pathlib import Path
@@ -43,7 +42,7 @@ from distill.data.shards import (
 )
 from distill.data.sources import Source, read
 from distill.data.storage import WORK, Folder, array_bytes, array_in
-from distill.data.work import Work, divide, work_of
+from distill.data.work import Work, divide, some_of, work_of
 from distill.runtime.errors import StorageFailed
 from distill.runtime.files import sha256
 from distill.runtime.progress import Progress
@@ -138,9 +137,9 @@ def build(
         SettingError: something of the text cannot be read, or a process was killed.
         StorageFailed: the folder cannot be written, or other hosts are gone.
     """
-    part, work = packing.part.units(work_of(sources))
-    logger.info(f"preparing tokens of {text}{_announced(packing)}")
-    packing, work = replace(packing, part=part), with_rules(packing.held_out.share, work)
+    of_some = "" if packing.fraction == 1 else f": of {packing.fraction:.2g} of it, as few sequences are needed"
+    logger.info(f"preparing tokens of {text}{of_some}")
+    work = with_rules(packing.held_out.share, some_of(work_of(sources), packing.fraction))
     with reachable("data.tokens", folder.place):  # the first file shows whether anything can be written there
         folder.write(f"{WORK}/host-{host.number}", b"")
     scratch = scratch if folder.path is None else folder.path / WORK
@@ -318,11 +317,6 @@ def _finish(tasks: Sequence[Task], text: str, duplicates: dict[str, int] | None)
     return index
 
 
-def _announced(packing: Packing) -> str:
-    """What of the text is used, where not all of it is."""
-    if packing.part.whole:
-        return ""
-    return f": of about 1/{round(1 / packing.part.share)} of it, as few sequences are needed"
 
 
 def _announce(index: Index, packing: Packing) -> None:

@@ -50,58 +50,46 @@ def prepare_mixture(
     sources = {
         name: prepare(text, tokenizer, corpus, data, "train", sequence_format, recheck) for name, text in texts.items()
     }
-    weights = [corpus.weights[name] for name in sources]
     stores = [
         subsample(tokens.sequences, texts[name].max_sequences, f"training rows of {name}", data.shuffle_bytes)
         for name, tokens in sources.items()
     ]
-    orders = [
-        order_of(store, data.shuffle_bytes, source_seed(seed, name))
-        for name, store in zip(sources, stores, strict=True)
-    ]
-    means = [tokens.tokens / len(tokens.sequences) for tokens in sources.values()]
-    order = Mixture(tuple(sources), tuple(weights), tuple(orders), tuple(means), seed)
-    return Mixed(mix_sources(sources, order), StackedSequences(stores), order)
-
-
-def source_seed(seed: int, name: str) -> int:
-    """What the order of a source's own sequences is drawn from, so that no two sources have the same."""
-    return int(key(seed, f"order of {name}") >> np.uint64(1))
-
-
-def mix_sources(sources: dict[str, Tokens], order: Mixture) -> Tokens:
-    """All sources as one corpus. Tokens and their counts are those of an epoch, a fraction from each source."""
-    factors = order.quotas / np.array([len(tokens.sequences) for tokens in sources.values()])
-    all_tokens = list(sources.values())
-    seconds = sum(tokens.seconds for tokens in all_tokens)
-    fractions = order.quotas / len(order)
-    digest = sha256(
-        repr(
-            [(name, source.digest, int(n)) for (name, source), n in zip(sources.items(), order.sizes, strict=True)]
-        ).encode()
+    # No two sources have the same seed.
+    seeds = [int(key(seed, f"order of {name}") >> np.uint64(1)) for name in sources]
+    order = Mixture(
+        names=tuple(sources),
+        weights=tuple(corpus.weights[name] for name in sources),
+        orders=tuple(order_of(store, data.shuffle_bytes, own) for store, own in zip(stores, seeds, strict=True)),
+        tokens_per_sequence=tuple(tokens.tokens / len(tokens.sequences) for tokens in sources.values()),
+        seed=seed,
     )
+    return Mixed(_together(sources, order), StackedSequences(stores), order)
+
+
+def _together(sources: dict[str, Tokens], order: Mixture) -> Tokens:
+    """All sources as one corpus. Tokens and their counts are those of an epoch, a fraction from each source."""
+    parts = list(sources.values())
+    factors = order.quotas / [len(part.sequences) for part in parts]
+    fractions, seconds = order.quotas / len(order), sum(part.seconds for part in parts)
+    identity = [(name, part.digest, int(size)) for (name, part), size in zip(sources.items(), order.sizes, strict=True)]
+    named = zip(fractions, sources.items(), strict=True)
     return replace(
-        all_tokens[0],
-        sequences=StackedSequences([tokens.sequences for tokens in all_tokens]),
-        counts=np.rint(sum(tokens.counts * factor for tokens, factor in zip(all_tokens, factors, strict=True))).astype(
-            np.int64
-        ),
-        digest=digest.hexdigest(),
-        name=" + ".join(
-            f"{fraction:.1%} {name} ({source.name})"
-            for fraction, (name, source) in zip(fractions, sources.items(), strict=True)
-        ),
-        documents=sum(tokens.documents for tokens in all_tokens),
-        tokens=round(sum(tokens.tokens * factor for tokens, factor in zip(all_tokens, factors, strict=True))),
+        parts[0],
+        sequences=StackedSequences([part.sequences for part in parts]),
+        counts=np.rint(factors @ np.stack([part.counts for part in parts])).astype(np.int64),
+        digest=sha256(repr(identity).encode()).hexdigest(),
+        name=" + ".join(f"{fraction:.1%} {name} ({part.name})" for fraction, (name, part) in named),
+        documents=sum(part.documents for part in parts),
+        tokens=round(float(factors @ [part.tokens for part in parts])),
         seconds=seconds,
-        tokens_per_second=sum(tokens.tokens for tokens in all_tokens) / max(seconds, 1e-9),
-        left_out=sum((Counter(tokens.left_out) for tokens in all_tokens), Counter()),
-        prompts=any(tokens.prompts for tokens in all_tokens),
-        duplicates=_sum([tokens.duplicates for tokens in all_tokens]),
+        tokens_per_second=sum(part.tokens for part in parts) / max(seconds, 1e-9),
+        left_out=sum((Counter(part.left_out) for part in parts), Counter()),
+        prompts=any(part.prompts for part in parts),
+        duplicates=_sum([part.duplicates for part in parts]),
         sources=sources,
         stored=None,  # each has its own
-        held_out=sum(tokens.held_out for tokens in all_tokens),
-        used=float(np.average([tokens.used for tokens in all_tokens], weights=fractions)),
+        held_out=sum(part.held_out for part in parts),
+        used=float(fractions @ [part.used for part in parts]),
     )
 
 

@@ -5,9 +5,9 @@ sequences. The source goes through its own sequences pass by pass, each pass in 
 continues where the last one ended: a small source of a large weight is seen several times in an epoch, a large one of a
 small weight not whole.
 
-The positions of an epoch are cut into strata of `STRATUM` sequences. Every stratum has as many sequences of each source
-as its fraction gives, to the sequence, and they are shuffled within it. So the mix is even from the first steps on, and
-the sequence at a position follows without what came before it.
+The positions of an epoch are cut into strata of about `STRATUM` sequences. Every stratum has as many sequences of each
+source as its fraction gives, to the sequence, and they are shuffled within it. So the mix is even from the first steps
+on, and the sequence at a position follows without what came before it.
 
 Lengths: n positions, K sources.
 """
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distill.data.order import At, Order
+from distill.data.order import Order
 from distill.data.sequence_store import SequenceStore, expect, recorded, token_dtype
 from distill.runtime.errors import SettingError
 from distill.runtime.seed import key, shuffled
@@ -76,48 +76,47 @@ class Mixture:
         return quotas(self.weights, len(self))
 
     @cached_property
-    def _offsets(self) -> np.ndarray:
+    def offsets(self) -> np.ndarray:
         """[K + 1] int64: the number of each source's first sequence."""
         return np.concatenate([[0], np.cumsum(self.sizes)])
 
     def numbers(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        source, index = self._draws(epoch, positions)
+        sources, drawn_before = self._draws(epoch, positions)
         numbers = np.empty(len(positions), np.int64)
-        for at, order in enumerate(self.orders):
-            here = source == at
-            passes, within = np.divmod(index[here], len(order))
-            picked = np.empty(len(within), np.int64)
-            for number in np.unique(passes):
-                picked[passes == number] = order.numbers(int(number), within[passes == number])
-            numbers[here] = self._offsets[at] + picked
+        for source, order in enumerate(self.orders):
+            passes, within = np.divmod(drawn_before, len(order))
+            for number in np.unique(passes[sources == source]):
+                here = (sources == source) & (passes == number)
+                numbers[here] = self.offsets[source] + order.numbers(int(number), within[here])
         return numbers
 
     def passes(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """[n] int64: the pass over its source that each sequence belongs to."""
-        source, index = self._draws(epoch, positions)
-        return index // self.sizes[source]
+        sources, drawn_before = self._draws(epoch, positions)
+        return drawn_before // self.sizes[sources]
 
-    def of_rank(self, numbers: np.ndarray, rank: int, size: int) -> np.ndarray:
-        """Every `size`-th sequence; of sources that are read block by block, also an equal part of the blocks."""
+    def places(self, numbers: np.ndarray) -> np.ndarray | None:
+        """How far along its source's sequences of the step each one stands: ranks have an equal part of each source."""
         if all(order.identity is None for order in self.orders):
-            return np.arange(rank, len(numbers), size)
+            return None
         by_number = np.argsort(numbers, kind="stable")
-        source = np.searchsorted(self._offsets, numbers[by_number], side="right") - 1
-        counts = np.bincount(source, minlength=len(self.orders))
-        index_in_source = np.arange(len(numbers)) - (np.cumsum(counts) - counts)[source]
-        along = np.argsort((index_in_source + 0.5) / counts[source], kind="stable")
-        return np.sort(by_number[np.array_split(along, size)[rank]])
+        sources = np.searchsorted(self.offsets, numbers[by_number], side="right") - 1
+        counts = np.bincount(sources, minlength=len(self.orders))
+        index_in_source = np.arange(len(numbers)) - (np.cumsum(counts) - counts)[sources]
+        places = np.empty(len(numbers))
+        places[by_number] = (index_in_source + 0.5) / counts[sources]
+        return places
 
-    def upcoming(self, at: At, rank: int, size: int) -> np.ndarray:
-        """The sequences that each source reads next, in turns by how far along they come there, [b] int64."""
-        before = self._before(int(self._strata(np.array([min(at.position, len(self) - 1)]))[0]))
-        fractions = self.quotas / len(self)
+    def upcoming(self, epoch: int, position: int, left: int, rank: int, size: int) -> np.ndarray:
+        """Those of all sources in turns, by how far along they come in theirs."""
+        before = self._before(int(self._strata(np.array([min(position, len(self) - 1)]))[0]))
         upcoming, along = [np.empty(0, np.int64)], [np.empty(0)]
         for source, order in enumerate(self.orders):
-            passed, position = divmod(int(at.epoch * self.quotas[source] + before[source]), len(order))
-            next_numbers = order.upcoming(At(passed, position, max(1, round(at.left * fractions[source]))), rank, size)
-            upcoming.append(self._offsets[source] + next_numbers)
-            along.append((np.arange(len(next_numbers)) + 0.5) / max(len(next_numbers), 1))
+            passed, own = divmod(int(epoch * self.quotas[source] + before[source]), len(order))
+            own_left = max(1, round(left * self.quotas[source] / len(self)))
+            numbers = order.upcoming(passed, own, own_left, rank, size)
+            upcoming.append(self.offsets[source] + numbers)
+            along.append((np.arange(len(numbers)) + 0.5) / max(len(numbers), 1))
         return np.concatenate(upcoming)[np.argsort(np.concatenate(along), kind="stable")]
 
     @property
@@ -131,36 +130,27 @@ class Mixture:
 
     def fed(self, epoch: int, positions: int) -> dict[str, Fed]:
         """What has been fed of each source after so many epochs and then so many positions of the next."""
-        counts = self._sequences_fed(epoch, positions)
-        sources = zip(self.names, counts, self.sizes, self.tokens_per_sequence, strict=True)
-        return {name: Fed(int(count), float(count / size), round(count * mean)) for name, count, size, mean in sources}
-
-    def _sequences_fed(self, epoch: int, positions: int) -> np.ndarray:
         counts: np.ndarray = epoch * self.quotas
-        if positions >= len(self):
-            counts = counts + self.quotas
-        elif positions:
-            stratum = int(self._strata(np.array([positions - 1]))[0])
-            begins = self._before(stratum)
-            rest = np.arange(int(begins.sum()), positions)
-            source, _ = self._draws(epoch, rest)
-            counts = counts + begins + np.bincount(source, minlength=len(self.orders))
-        return counts
+        if positions:
+            begins = self._before(int(self._strata(np.array([min(positions, len(self)) - 1]))[0]))
+            sources, _ = self._draws(epoch, np.arange(int(begins.sum()), min(positions, len(self))))
+            counts = counts + begins + np.bincount(sources, minlength=len(self.orders))
+        sizes = zip(self.names, counts, self.sizes, self.tokens_per_sequence, strict=True)
+        return {name: Fed(int(count), float(count / size), round(count * mean)) for name, count, size, mean in sizes}
 
     def _draws(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The source of each position [n], and the number of its sequences that were fed before, in all epochs, [n]."""
-        source, index = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+        """The source of each position [n], and how many of its sequences were fed before, in all epochs, [n]."""
+        sources, drawn_before = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
         strata = self._strata(positions)
         for stratum in np.unique(strata):
             inside = strata == stratum
-            before, after = self._before(int(stratum)), self._before(int(stratum) + 1)
-            ends = np.cumsum(after - before)
+            before = self._before(int(stratum))
+            ends = np.cumsum(self._before(int(stratum) + 1) - before)  # of each source's sequences in the stratum
             order = key(self.seed, "mixture", epoch, int(stratum))
             drawn = shuffled(positions[inside] - int(before.sum()), int(ends[-1]), order)
-            from_ = np.searchsorted(ends, drawn, side="right")
-            source[inside] = from_
-            index[inside] = before[from_] + drawn - (ends - (after - before))[from_]
-        return source, epoch * self.quotas[source] + index
+            sources[inside] = source = np.searchsorted(ends, drawn, side="right")
+            drawn_before[inside] = before[source] + drawn - np.concatenate([[0], ends])[source]
+        return sources, epoch * self.quotas[sources] + drawn_before
 
     def _before(self, stratum: int) -> np.ndarray:
         """[K] int64: the sequences of each source before a stratum.
@@ -175,11 +165,10 @@ class Mixture:
 
     def _strata(self, positions: np.ndarray) -> np.ndarray:
         """[n] int64: the stratum of each position."""
-        guess = positions // STRATUM
         if not len(positions):
-            return guess
-        low = max(int(guess.min()) - 1, 0)
-        starts = np.array([self._before(number).sum() for number in range(low, int(guess.max()) + 2)])
+            return positions
+        low, high = max(int(positions.min()) // STRATUM - 1, 0), int(positions.max()) // STRATUM + 2
+        starts = np.array([self._before(number).sum() for number in range(low, high)])
         return low + np.searchsorted(starts, positions, side="right") - 1
 
 
@@ -201,22 +190,27 @@ class StackedSequences:
         widest = np.result_type(*(type_["id"] if type_.names else type_ for type_ in types))
         return token_dtype(widest, any(type_.names for type_ in types))
 
-    def expect(self, numbers: np.ndarray) -> None:
-        """Announce to every store the sequences that will be read soon, [n] int64, perhaps none of its own."""
-        store_indices = np.searchsorted(self._offsets, numbers, side="right") - 1
-        for number, store in enumerate(self.stores):
-            expect(store, numbers[store_indices == number] - self._offsets[number])
-
     def __len__(self) -> int:
         return int(self._offsets[-1])
 
     def __getitem__(self, numbers: np.ndarray, /) -> np.ndarray:
         """[n, S]; where only some stores have records, all tokens of the others are targets."""
-        numbers = np.asarray(numbers)
-        store = np.searchsorted(self._offsets, numbers, side="right") - 1
         tokens = np.zeros((len(numbers), self.shape[1]), self.dtype)
-        for number in np.unique(store):
-            selected = np.flatnonzero(store == number)
-            found = self.stores[number][numbers[selected] - self._offsets[number]]
-            tokens[selected] = recorded(found) if tokens.dtype.names else found
+        for store, here, own in self._divided(numbers):
+            if len(here):
+                tokens[here] = recorded(store[own]) if tokens.dtype.names else store[own]
         return tokens
+
+    def expect(self, numbers: np.ndarray) -> None:
+        """Announce to every store the sequences that will be read soon, [n] int64, perhaps none of its own."""
+        for store, _, own in self._divided(numbers):
+            expect(store, own)
+
+    def _divided(self, numbers: np.ndarray) -> list[tuple[SequenceStore, np.ndarray, np.ndarray]]:
+        """Every store, which of these numbers are of it, and what they are there."""
+        of_store = np.searchsorted(self._offsets, numbers, side="right") - 1
+        here = [np.flatnonzero(of_store == store) for store in range(len(self.stores))]
+        return [
+            (store, own, numbers[own] - first)
+            for store, own, first in zip(self.stores, here, self._offsets, strict=False)
+        ]

@@ -15,7 +15,6 @@ import numpy as np
 from distill.config.data import Duplicates, NearConfig
 from distill.data.document import Document, Part
 from distill.data.heldout import HeldOut
-from distill.data.part_of_text import PartOfText
 from distill.data.readers import blocks
 from distill.data.segment_pairs import PairWriter
 from distill.data.sentences import sentences
@@ -43,12 +42,12 @@ class Packing:
     prompts: bool = False  # whether documents may have prompts, so that tokens are records with a loss mask
     duplicates: Duplicates = Duplicates.keep
     near: NearConfig = field(default_factory=NearConfig)
-    part: PartOfText = field(default_factory=PartOfText)  # what of the text that is not held out becomes sequences
+    fraction: float = 1.0  # of the units of work that are trained on
 
     @property
     def identity(self) -> dict[str, Any]:
         """Everything here that decides the sequences, by name; that duplicates are counted does not."""
-        return {**self.described, "prompts": self.prompts, "part": asdict(self.part)}
+        return {**self.described, "prompts": self.prompts, "fraction": self.fraction}
 
     @property
     def described(self) -> dict[str, Any]:
@@ -210,7 +209,7 @@ def pack(
                 f"{type(unit.source).__name__} gives documents of parts, such as {document.name}: set "
                 "`prompts = True` in its class"
             )
-        _pack_document(document, writers, packing)
+        _pack_document(document, writers, packing, unit.trains)
     for writer in writers:
         if isinstance(writer, SequenceWriter):
             writer.end()
@@ -224,16 +223,20 @@ def _writer(file: IO[bytes], packing: Packing) -> SequenceWriter | PairWriter:
     return SequenceWriter(file, packing)
 
 
-def _pack_document(document: Document, writers: Sequence[SequenceWriter | PairWriter], packing: Packing) -> None:
+def _pack_document(
+    document: Document, writers: Sequence[SequenceWriter | PairWriter], packing: Packing, trains: bool
+) -> None:
     met = set()
     for is_held_out, stretch in packing.held_out.parts(document):
+        if not is_held_out and not trains:
+            continue
         writer = writers[is_held_out]
-        for used in [stretch] if is_held_out else packing.part.of(stretch):
-            met.add(is_held_out)
-            if isinstance(writer, PairWriter):
-                writer.add(used.key, _sentences(used.text, packing) if used.ids is None else [used.ids.tolist()])
-            else:
-                writer.add(tokens_of(used, packing))
+        met.add(is_held_out)
+        if isinstance(writer, PairWriter):
+            ids = _sentences(stretch.text, packing) if stretch.ids is None else [stretch.ids.tolist()]
+            writer.add(stretch.key, ids)
+        else:
+            writer.add(tokens_of(stretch, packing))
     for is_held_out in met:
         writers[is_held_out].documents += 1
 

@@ -23,7 +23,6 @@ from distill.data.duplicates import describe_duplicates
 from distill.data.heldout import HeldOut
 from distill.data.mixture import quotas
 from distill.data.packing import Packing, plain_tokenizer
-from distill.data.part_of_text import PartOfText, larger, part_needed
 from distill.data.remote import reachable
 from distill.data.sequence_format import SequenceFormatOf, masked_format
 from distill.data.sequence_store import SequenceStore
@@ -32,7 +31,7 @@ from distill.data.sources import Source, find_source
 from distill.data.sources.bundled import Bundled
 from distill.data.sources.tokens import Tokens as StoredTokens
 from distill.data.storage import Folder
-from distill.data.work import work_of
+from distill.data.work import fraction_needed, work_of
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import locked, quarantine, remove
 from distill.runtime.progress import counted
@@ -265,19 +264,20 @@ def _folder_of(key: str, data: DataConfig) -> Folder:
 def _build_sequences(
     text: Text, packing: Packing, data: DataConfig, needed: int | None, recheck: bool
 ) -> tuple[Folder, Index, Packing]:
-    """The sequences of a part of the text that gives so many of training, if the text has them, and how it was packed.
+    """The sequences of as much of the text as gives so many of training, if it has them, and how it was packed.
 
     None: of all of it.
     """
-    part = PartOfText() if needed is None else part_needed(needed, packing.sequence_length, work_of(text.sources))
+    work = work_of(text.sources)
+    fraction = 1.0 if needed is None else fraction_needed(work, needed * packing.sequence_length)
     identity = text.identity(data.cache)
     while True:
-        packing = replace(packing, part=part)
+        packing = replace(packing, fraction=fraction)
         folder = _folder_of(_key_of(identity, packing.identity), data)
         index = _whole(folder, text, packing, data, recheck)
-        if needed is None or part.whole or index.train.sequences >= needed:
+        if needed is None or fraction == 1 or index.train.sequences >= needed:
             return folder, index, packing
-        part = larger(part)
+        fraction = min(1.0, 4 * fraction)
 
 
 def _whole(folder: Folder, text: Text, packing: Packing, data: DataConfig, recheck: bool) -> Index:
@@ -413,7 +413,7 @@ def _load(
         prompts=packing.prompts,
         duplicates=index.duplicates,
         held_out=index.heldout.sequences if part == "train" else 0,
-        used=packing.part.share,
+        used=packing.fraction,
         stored=Stored(folder.place, len(found.files), found.sequences * index.sequence_bytes),
     )
 

@@ -102,16 +102,21 @@ def _make_parts(recorder: Recorder, parts: range, ranks: Ranks) -> None:
 def _make_part(recorder: Recorder, part: int, progress: Progress) -> None:
     began, cache, sequences = time.monotonic(), recorder.cache, recorder.cache.sequences_of(part)
     at_once = max(1, FORWARD_TOKENS // recorder.batches.sequences.shape[1])
-    found = []
+    records, done = np.empty(len(cache.span_of(part)), cache.layout.record), 0
     for start in range(sequences.start, sequences.stop, at_once):
-        found.append(recorder.records(np.arange(start, min(start + at_once, sequences.stop))))
-        progress.update(progress.n + len(found[-1]))
-    records = np.concatenate(found)
+        found = recorder.records(np.arange(start, min(start + at_once, sequences.stop)))
+        records[done : done + len(found)] = found
+        done += len(found)
+        progress.update(progress.n + len(found))
     kept = float(-np.expm1(records["log_probs"][:, -1].astype(np.float64)).sum()) if cache.layout.top_k else 0.0
-    content = MEASURED.pack(kept, time.monotonic() - began) + records.tobytes()
+    measured = MEASURED.pack(kept, time.monotonic() - began)
+    digest = hashlib.sha256(measured)
+    digest.update(records.data)
     new = cache.folder / f".{part}-{token_hex(6)}.new"
     with _writing(cache):
-        new.write_bytes(hashlib.sha256(content).digest() + content)
+        with new.open("wb") as file:
+            file.write(digest.digest() + measured)
+            file.write(records.data)
         os.replace(new, cache.path_of(part))
 
 

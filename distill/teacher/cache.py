@@ -51,8 +51,8 @@ from distill.teacher.sampling import as_samples
 FORMAT = 2  # raise it when the same teacher, sequences and settings would give other records
 MEASURED = Struct("<dd")  # of a part: the sum of the probability that its exact entries hold, and seconds it took
 HEADER = 32 + MEASURED.size  # bytes of a part: the SHA-256 of all behind it, and `MEASURED`
-MOST_PARTS = 1000
-FEWEST_SEQUENCES = 128  # of a part
+PARTS, PART_BYTES = 128, 64 << 20  # so many parts, or more that are about so large ...
+FEWEST_SEQUENCES = 128  # ... of so many sequences at least
 COUNTED_SEQUENCES = 1024  # at once
 SMALL_VOCABULARY = 1 << 16  # ids of more tokens do not fit into 16 bits
 AGAIN = "the same command makes it again and resumes"
@@ -156,9 +156,10 @@ class Cache:
 
     # The sequences are made and verified in parts.
 
-    @property
+    @cached_property
     def sequences_per_part(self) -> int:
-        return max(FEWEST_SEQUENCES, -(-self.num_sequences // MOST_PARTS))
+        parts = max(PARTS, -(-self.num_bytes // PART_BYTES))
+        return max(FEWEST_SEQUENCES, -(-self.num_sequences // parts))
 
     @property
     def num_parts(self) -> int:
@@ -257,6 +258,8 @@ class CachedTeacher:
     def __init__(self, cache: Cache, ranks: Ranks) -> None:
         """All ranks have to call it."""
         self.cache, self._verified = cache, VerifiedParts(cache, ranks)
+        self._row = np.dtype((np.void, cache.layout.record.itemsize))  # numpy copies records field by field
+        self._paths = [str(cache.path_of(part)) for part in range(cache.num_parts)]
 
     def read_ahead(self, batch: Batch) -> Batch:
         records = self.read(batch.row_ids[:0] if batch.is_dummy else batch.row_ids)
@@ -280,17 +283,19 @@ class CachedTeacher:
         counts = cache.offsets[indices + 1] - cache.offsets[indices]
         begins = cache.offsets[indices] - (counts.cumsum() - counts)
         positions = np.repeat(begins, counts) + np.arange(counts.sum())
+        records = np.empty(len(positions), self._row)
         parts = np.repeat(indices // cache.sequences_per_part, counts)
-        records = np.empty(len(positions), cache.layout.record)
-        for part in np.unique(parts).tolist():
-            here = parts == part
-            records[here] = self._read_part(part, positions[here] - cache.span_of(part).start)
-        return records
+        order = np.argsort(parts, kind="stable")
+        different, first = np.unique(parts[order], return_index=True)
+        for part, here in zip(different.tolist(), np.split(order, first[1:]), strict=False):
+            begin = cache.offsets[part * cache.sequences_per_part]
+            records[here] = self._read_part(part, positions[here] - begin)
+        return records.view(cache.layout.record)
 
     def _read_part(self, part: int, positions: np.ndarray) -> np.ndarray:
-        path, record = str(self.cache.path_of(part)), self.cache.layout.record
         while True:
-            found = read_rows(path, self._verified.state(part), record, positions, HEADER)
+            state = self._verified.state(part)
+            found = read_rows(self._paths[part], state, self._row, positions, HEADER)
             if found is not None:
                 return found
             self._verified.forget(part)

@@ -15,7 +15,7 @@ from distill.data import mixture
 from distill.data.batches import Batches
 from distill.data.mixed_tokens import prepare_mixture
 from distill.data.mixture import Mixture, StackedSequences, quotas
-from distill.data.order import At, FullShuffle, WindowedShuffle
+from distill.data.order import FullShuffle, WindowedShuffle, of_rank
 from distill.data.sequence_format import masked_format
 from distill.data.tokens import corpus_texts, prepare
 from distill.runs.check import check
@@ -126,7 +126,7 @@ def windowed() -> Mixture:
 
 def test_rows_of_blocks_are_dealt_so_that_each_rank_has_a_part_of_each_source(windowed: Mixture) -> None:
     numbers = windowed.numbers(0, np.arange(400, 477))
-    shares = [windowed.of_rank(numbers, rank, 3) for rank in range(3)]
+    shares = [of_rank(windowed, numbers, rank, 3) for rank in range(3)]
     assert sorted(np.concatenate(shares)) == list(range(77))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     for source in range(2):
@@ -142,8 +142,8 @@ def test_the_blocks_that_come_next_are_known(windowed: Mixture, ranks: int) -> N
     for step in range(60):
         numbers = windowed.numbers(1, np.arange(100 * step, 100 * step + 100))
         for rank in range(ranks):
-            needed = set(numbers[windowed.of_rank(numbers, rank, ranks)] // 100)
-            expected = windowed.upcoming(At(1, 100 * step, 1 << 20), rank, ranks) // 100
+            needed = set(numbers[of_rank(windowed, numbers, rank, ranks)] // 100)
+            expected = windowed.upcoming(1, 100 * step, 1 << 20, rank, ranks) // 100
             known.append(len(needed & set(expected)) / len(needed))
             blocks.append(len(expected))
     # Of two windows of eight blocks of either source.

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import make_batches, make_masks, make_rows
 
-from distill.data.order import At, FullShuffle, Order, WindowedShuffle, order_of, window_bounds
+from distill.data.order import FullShuffle, Order, WindowedShuffle, of_rank, order_of, window_bounds
 from distill.runtime.seed import key, shuffled
 
 
@@ -64,7 +64,7 @@ def test_a_window_is_shuffled_whole_and_alone() -> None:
     numbers = whole(order, 1)
     assert len(plan.edges) == 5
     for (begin, end), (first, last) in zip(pairwise(plan.edges), pairwise(plan.bounds), strict=True):
-        rows = [np.arange(order.starts[b], order.starts[b + 1]) for b in plan.blocks[first:last]]
+        rows = [np.arange(order.starts[b], order.starts[b + 1]) for b in plan.files[first:last]]
         assert np.array_equal(np.sort(numbers[begin:end]), np.sort(np.concatenate(rows)))
         neighbours = np.abs(np.diff(numbers[begin:end])) == 1
         assert neighbours.mean() < 0.05
@@ -75,7 +75,7 @@ def test_the_full_shuffle_is_the_one_of_before() -> None:
     for epoch in (0, 3):
         expected = shuffled(np.arange(997), 997, key(5, "order", epoch))
         assert np.array_equal(whole(order, epoch), expected)
-        shares = [expected[:64][order.of_rank(expected[:64], rank, 3)] for rank in range(3)]
+        shares = [expected[:64][of_rank(order, expected[:64], rank, 3)] for rank in range(3)]
         assert all(np.array_equal(share, expected[:64][rank::3]) for rank, share in enumerate(shares))
     assert order.identity is None
 
@@ -103,7 +103,7 @@ def test_ranks_share_a_step_without_loss(order: Order) -> None:
     for count in (1, 5, 64, 97):
         numbers = order.numbers(1, np.arange(200, 200 + count))
         for size in (1, 2, 3, 8, 100):
-            shares = [order.of_rank(numbers, rank, size) for rank in range(size)]
+            shares = [of_rank(order, numbers, rank, size) for rank in range(size)]
             assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(count))
             assert all((np.diff(share) > 0).all() for share in shares)
             lengths = [len(share) for share in shares]
@@ -125,7 +125,7 @@ def test_a_run_resumes_on_other_numbers_of_ranks_without_losing_or_repeating_a_r
             positions = np.arange(step * step_rows, min((step + 1) * step_rows, len(order)))
             numbers = order.numbers(0, positions)
             for rank in range(size):
-                seen += numbers[order.of_rank(numbers, rank, size)].tolist()
+                seen += numbers[of_rank(order, numbers, rank, size)].tolist()
     assert sorted(seen) == list(range(len(order)))
 
 
@@ -138,29 +138,29 @@ def test_a_rank_reads_its_part_of_a_window(size: int) -> None:
     for begin in range(first, last, 4096):
         numbers = order.numbers(1, np.arange(begin, min(begin + 4096, last)))
         for rank in range(size):
-            read[rank] |= set((numbers[order.of_rank(numbers, rank, size)] // 512).tolist())
+            read[rank] |= set((numbers[of_rank(order, numbers, rank, size)] // 512).tolist())
     for rank, blocks in enumerate(read):
         assert len(blocks) <= 64 / size + 6
-        expected = order.upcoming(At(1, first, last - first), rank, size) // 512
+        expected = order.upcoming(1, first, last - first, rank, size) // 512
         assert len(blocks - set(expected.tolist())) <= 2 and len(expected) <= 64 / size + 6
 
 
 def test_what_comes_next_ends_with_the_run() -> None:
     order = windowed()
     plan = order.plan(2)
-    blocks = {*np.searchsorted(order.starts, order.upcoming(At(2, 0, 10**6), 0, 1)).tolist()}
-    assert blocks == set(plan.blocks[: plan.bounds[2]].tolist())
+    blocks = {*np.searchsorted(order.starts, order.upcoming(2, 0, 10**6, 0, 1)).tolist()}
+    assert blocks == set(plan.files[: plan.bounds[2]].tolist())
     last = int(plan.edges[-2])
-    following = order.upcoming(At(2, last, 10**6), 0, 1)
-    assert set(order.starts[order.plan(3).blocks[: order.plan(3).bounds[1]]].tolist()) <= set(following.tolist())
-    assert len(order.upcoming(At(2, last, 100), 0, 1)) == plan.bounds[-1] - plan.bounds[-2]
+    following = order.upcoming(2, last, 10**6, 0, 1)
+    assert set(order.starts[order.plan(3).files[: order.plan(3).bounds[1]]].tolist()) <= set(following.tolist())
+    assert len(order.upcoming(2, last, 100, 0, 1)) == plan.bounds[-1] - plan.bounds[-2]
 
 
 def test_a_full_shuffle_expects_every_block_from_each_rank_in_another_order() -> None:
     order = FullShuffle(80, 0, np.arange(0, 81, 10))
-    assert order.upcoming(At(0, 0, 80), 0, 2).tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
-    assert order.upcoming(At(0, 0, 80), 1, 2).tolist() == [40, 50, 60, 70, 0, 10, 20, 30]
-    assert len(FullShuffle(80, 0).upcoming(At(0, 0, 80), 0, 2)) == 0
+    assert order.upcoming(0, 0, 80, 0, 2).tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
+    assert order.upcoming(0, 0, 80, 1, 2).tolist() == [40, 50, 60, 70, 0, 10, 20, 30]
+    assert len(FullShuffle(80, 0).upcoming(0, 0, 80, 0, 2)) == 0
 
 
 def test_batches_of_all_ranks_are_those_of_one(tokenizer: Any) -> None:
