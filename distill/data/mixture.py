@@ -108,7 +108,7 @@ class Mixture:
         return places
 
     def upcoming(self, epoch: int, position: int, left: int, rank: int, size: int) -> np.ndarray:
-        """Those of all sources in turns, by how far along they come in theirs."""
+        """The files of all sources, by how far along they come in those of their source."""
         before = self._before(int(self._strata(np.array([min(position, len(self) - 1)]))[0]))
         upcoming, along = [np.empty(0, np.int64)], [np.empty(0)]
         for source, order in enumerate(self.orders):

@@ -268,8 +268,8 @@ def _build_sequences(
 
     None: of all of it.
     """
-    work = work_of(text.sources)
-    fraction = 1.0 if needed is None else fraction_needed(work, needed * packing.sequence_length)
+    tokens = None if needed is None else needed * packing.sequence_length
+    fraction = 1.0 if tokens is None else fraction_needed(work_of(text.sources), tokens)
     identity = text.identity(data.cache)
     while True:
         packing = replace(packing, fraction=fraction)

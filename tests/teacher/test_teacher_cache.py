@@ -41,6 +41,8 @@ from distill.models.language_model import LanguageModel
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.runs.describe import cache_facts
+from distill.runs.pair import Pair
+from distill.runs.teachers import make_teachers, setup_teachers
 from distill.runtime.errors import SettingError, StorageFailed
 from distill.teacher import build_cache
 from distill.teacher import cache as cache_module
@@ -48,6 +50,7 @@ from distill.teacher.build_cache import Recorder, build
 from distill.teacher.cache import Cache, CachedTeacher, VerifiedParts, find
 from distill.teacher.distributions import TopK
 from distill.teacher.live import LiveTeacher
+from distill.teacher.members import ONLY, Member
 from distill.teacher.output import Teacher
 
 ROWS = make_rows(40, shortest=5)
@@ -225,6 +228,20 @@ def test_it_is_made_once(desk: Desk, tokenizer: Any, monkeypatch: pytest.MonkeyP
     files = sum(file.stat().st_size for file in again.folder.glob("*[ny]") if file.suffix != ".json")
     assert facts.bytes == pytest.approx(files, abs=200)
     assert facts.bytes_per_token == pytest.approx(2 * 8 + 2 * 9 + 8 * 41 / facts.positions)
+
+
+def test_a_complete_cache_needs_no_model(desk: Desk) -> None:
+    """A teacher of a run may be without one: it is not scored, placed or asked for anything."""
+    member = Member(ONLY, 1.0, None, "elsewhere")
+    pair = Pair([member], Mock(), Mock(), None, VOCAB, Mock(), {})
+    assert pair.teacher is None and pair.scored_teachers == []
+    desk.build()
+    cache = desk.find()
+    frozen = setup_teachers(desk.config, [member], {ONLY: cache}, SINGLE)
+    teacher = make_teachers(desk.config, frozen, {ONLY: cache}, desk.batches(), desk.objective(), SINGLE)
+    assert frozen == {} and isinstance(teacher, CachedTeacher)
+    batch = desk.batches().window(0)[0]
+    assert torch.equal(entries(teacher, desk, batch).ids, entries(desk.built(), desk, batch).ids)
 
 
 CHANGES: dict[str, Callable[[Desk], object]] = {
