@@ -109,8 +109,9 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         folder.begin(state, resolved, found_layers(config, models, pair))
         page.describe(record)
         # Train.
-        checkpoints = folder.checkpoints.with_metadata(formats, best, folder.beginning())
-        training = Training(learner, teacher, data.batches, ranks, config.train, state, checkpoints, config.precision)
+        folder.checkpoints.begin(formats, best, folder.beginning())
+        learning = (learner, teacher, data.batches, ranks, config.train, state)
+        training = Training(*learning, folder.checkpoints, config.precision)
         log = stack.enter_context(RunLog(folder, tracker, state, training.limits))
         followers = make_followers(run, evaluator, record, state, steps, observers, log)
         record = train_profiled(run, training, followers, record)
@@ -313,7 +314,7 @@ def train_profiled(run: Run, training: Training, followers: Followers, record: R
 def load_best(run: Run, training: Training, followers: Followers) -> Best | None:
     """Put the student of the best evaluation into the place of the last one, where the settings require that."""
     learner, last = training.learner, training.state.step
-    best = run.folder.load_best(training.checkpoints, learner.model, learner.optimizer, last)
+    best = run.folder.load_best(learner.model, learner.optimizer, last)
     if best is not None and best.step not in (None, last):
         followers.history.examination.evaluator.forget("student")  # the last one's
         logger.info(f"the student after step {best.step:,} is published, the best by train.keep_best")

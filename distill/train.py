@@ -300,7 +300,7 @@ def save_and_report(training: Training, followers: tuple[Follower, ...]) -> bool
     ranks.barrier()
     saved = ranks.broadcast(saved)
     for follower in followers if saved else ():
-        follower.at_checkpoint(state, training.checkpoints.path_of(state))
+        follower.at_checkpoint(state, training.checkpoints.path_of(state.step))
     return saved
 
 

@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-import torch
 from job import Shelf, assert_same, results
-from safetensors.torch import load_file, save_file
 from tiny import Fit
 
 from distill.config.settings import BackendConfig, TrainConfig
 from distill.distributed.single import Single
 from distill.runs.checkpoint import State
-from distill.runs.checkpoint_record import read_record
 from distill.runs.run_folder import RunFolder
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.files import MANIFEST, check_manifest, write_manifest
+from distill.runtime.files import MANIFEST, check_digests, read_manifest, write_manifest
 
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", MANIFEST)
 
@@ -43,9 +40,6 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "a flipped bit": flip,
     "removed": lambda path: path.unlink(),
     "a folder": to_folder,
-    "JSON of another shape": lambda path: path.write_text("{}"),
-    "JSON that is a list": lambda path: path.write_text("[1, 2]"),
-    "100,000 brackets": lambda path: path.write_text("[" * 100_000),
 }
 
 
@@ -98,9 +92,9 @@ def assert_taken_back(fit: Fit, lines: list[str]) -> None:
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(fit: Fit, lines: list[str], name: str, damage: str) -> None:
     DAMAGES[damage](newest(fit) / name)
     with pytest.raises(SettingError, match=r"resume=strict.*step-00000003 is damaged"), opened(fit, "strict") as folder:
-        folder.start()
+        folder.start  # noqa: B018
     with pytest.raises(SettingError, match="is damaged"), opened(fit, str(newest(fit))) as folder:
-        folder.start()
+        folder.start  # noqa: B018
     assert newest(fit).exists()
     assert_taken_back(fit, lines)
 
@@ -131,70 +125,7 @@ def test_a_file_or_an_empty_folder_in_its_place(fit: Fit, lines: list[str]) -> N
     assert_taken_back(fit, lines)
     (fit.folder / "step-00000009").mkdir()
     (fit.folder / "step-x").mkdir()  # of somebody else
-    assert opened(fit).start() == fit.folder / "step-00000002"
-
-
-def change(path: Path, part: str, value: Any) -> None:
-    """One value of state.json, under digests that are right again."""
-    record = json.loads((path / "state.json").read_text())
-    *above, name = part.split(".")
-    inner = record
-    for each in above:
-        inner = inner[each]
-    inner[name] = value
-    (path / "state.json").write_text(json.dumps(record))
-    (path / MANIFEST).unlink()
-    write_manifest(path)
-
-
-@pytest.mark.parametrize(
-    ("part", "value"),
-    [
-        ("state", {}),
-        ("state", None),
-        ("state.step", 7),
-        ("state.step", -1),
-        ("state.step", 3.0),
-        ("state.step", True),
-        ("state.step", "3"),
-        ("state.tokens", 10**30),
-        ("state.seconds", float("nan")),
-        ("state.seconds", None),
-        ("state.tally", {}),
-        ("state.tally.sums", {"mlm": "x"}),
-        ("state.loss_scale.value", 1e30),
-        ("state.loss_scale", 3),
-        ("identity", 5),
-        ("optimizer", []),
-        ("optimizer", {"a//b": [1]}),
-        ("precision", "fp32"),
-        ("tensors", {}),
-        ("format", "5"),
-        ("format", None),
-    ],
-)
-def test_types_and_ranges_are_checked_although_the_digests_agree(
-    fit: Fit, lines: list[str], part: str, value: Any
-) -> None:
-    change(newest(fit), part, value)
-    assert_taken_back(fit, lines)
-
-
-@pytest.mark.parametrize("kind", ["half", "other shapes", "other numbers"])
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
-def test_other_tensors_are_found_although_the_digests_agree(fit: Fit, lines: list[str], name: str, kind: str) -> None:
-    path = newest(fit) / name
-    tensors = load_file(path)
-    if kind == "half":
-        tensors = dict(list(tensors.items())[::2])
-    elif kind == "other shapes":
-        tensors = {key: torch.zeros(3, *tensor.shape) for key, tensor in tensors.items()}
-    else:
-        tensors = {key: tensor.double() for key, tensor in tensors.items()}
-    save_file(tensors, path)
-    (newest(fit) / MANIFEST).unlink()
-    write_manifest(newest(fit))
-    assert_taken_back(fit, lines)
+    assert opened(fit).start == fit.folder / "step-00000002"
 
 
 def test_when_all_are_damaged_the_run_starts_anew_and_loses_nothing(fit: Fit, lines: list[str]) -> None:
@@ -242,9 +173,10 @@ def test_a_manifest_lists_what_sha256sum_would(trained: Path, tmp_path: Path) ->
     write_manifest(tmp_path)
     known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # of "abc", in FIPS 180-2
     assert (tmp_path / MANIFEST).read_text() == f"{known}  a\n"
-    check_manifest(tmp_path, ["a"])
-    with pytest.raises(Damaged):
-        check_manifest(tmp_path, ["a", "b"])
+    check_digests(tmp_path, read_manifest(tmp_path))
+    (tmp_path / "a").write_text("abd")
+    with pytest.raises(Damaged, match="a is not as it was written"):
+        check_digests(tmp_path, read_manifest(tmp_path))
 
 
 @pytest.mark.slow
@@ -297,8 +229,8 @@ def test_a_checkpoint_that_this_user_may_not_read_is_no_damage(fit: Fit, name: s
         folder.chmod(0o755)
     os.seteuid(65534)
     try:
-        with pytest.raises(SettingError, match=rf"^{closed}: this user may not read the checkpoint: take ownership"):
-            read_record(newest(fit))
+        with pytest.raises(SettingError, match=rf"^{closed}.*: this user may not read the checkpoint: take ownership"):
+            fit.checkpoints.check(newest(fit))
     finally:
         os.seteuid(0)
         for folder, mode in modes.items():

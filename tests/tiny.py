@@ -1,7 +1,6 @@
 """Small things that tests share: a tokenizer, models of every family, rows of token ids, and a whole training."""
 
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from distill.data.collate.mlm import MaskedLM, masked_lm
 from distill.data.order import FullShuffle
 from distill.data.sequence_store import recorded
 from distill.distributed import gradient_sync
-from distill.distributed.shard import is_sharded
 from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
@@ -38,7 +36,6 @@ from distill.optim.schedules.linear import Linear
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runs.history import Points
 from distill.runs.metrics import Metrics
-from distill.runs.sharded_checkpoint import ShardedCheckpoints
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
 from distill.teacher.output import NoTeacher
@@ -330,8 +327,7 @@ class Fit:
             optim.build(self.model, self.optimizer_settings) if self.optimizer is None else self.optimizer(self.model)
         )
         self.state = State()
-        make = partial(ShardedCheckpoints, self.ranks) if is_sharded(self.student) else Checkpoints
-        self.checkpoints = make(self.folder, self.settings.keep, self.identity)
+        self.checkpoints = Checkpoints(self.folder, self.settings.keep, self.identity, self.ranks)
         masks, steps, ranks = dict(self.objective.masking), self.settings, self.ranks
         shape = {"rank": ranks.rank, "size": ranks.size, "equal_windows": ranks.equal_windows}
         shape["sequences"] = steps.sequences(ranks.size)
@@ -341,6 +337,7 @@ class Fit:
     def resume(self, path: Path | None = None) -> "Fit":
         newest = path or self.checkpoints.newest()
         assert newest is not None
+        self.checkpoints.check(newest)
         self.state = self.checkpoints.load(newest, self.model, self.made)
         return self
 

@@ -279,8 +279,8 @@ def run(chaos: Chaos, most: int, minutes: float) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--engine", choices=["single", "ddp", "horovod"], default="single")
-    parser.add_argument("--processes", type=int, default=2, help="ranks of ddp and horovod")
+    parser.add_argument("--engine", choices=["single", "ddp", "fsdp", "horovod"], default="single")
+    parser.add_argument("--processes", type=int, default=2, help="ranks of ddp, fsdp and horovod")
     parser.add_argument("--events", default="kill", help=f"of {','.join(EVENTS)}")
     parser.add_argument("--number", type=int, default=100, help="of events")
     parser.add_argument("--minutes", type=float, default=60.0, help="at most")

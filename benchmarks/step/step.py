@@ -126,7 +126,7 @@ def train_by_plan(source: Batches, pair: tuple[Any, Any], plan: Plan, steps: int
     with tempfile.TemporaryDirectory() as folder:
         length = TrainConfig(epochs=None, steps=steps + 1, save_every=steps + 1)
         learner = Learner(trainable, sync, optimizer, plan.schedule, plan.optimizer)
-        checkpoints = Checkpoints(Path(folder), 1, {})
+        checkpoints = Checkpoints(Path(folder), 1, {}, ranks)
         run = Training(learner, LiveTeacher(frozen), source, ranks, length, State(), checkpoints)
         train(run, objective, (CallAfterStep(after_step),), NoHistory())
 

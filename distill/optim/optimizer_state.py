@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from distill.runtime.errors import SettingError
 
+SLOT = "//"  # between the name of a parameter or group and that of what is kept of it
 GROUPS = "groups."  # before the number of a group of parameters
 PART_OF = "part_of"  # of a group that is a further part of another one, whose numbers it has: that one's number
 
@@ -29,9 +29,9 @@ def optimizer_state(
     numbers: dict[str, float | str | None] = {}
     for name, slot, value in _slots(model, optimizer):
         if isinstance(value, torch.Tensor):
-            tensors[f"{name}//{slot}"] = _detached_storage(value.detach())
+            tensors[f"{name}{SLOT}{slot}"] = value.detach()
         elif value is None or isinstance(value, int | float | str):
-            numbers[f"{name}//{slot}"] = value
+            numbers[f"{name}{SLOT}{slot}"] = value
         else:
             raise SettingError(
                 f"the optimizer {type(optimizer).__name__} keeps a {type(value).__name__} as {slot!r} of a parameter, "
@@ -62,21 +62,13 @@ def _parts_of(optimizer: torch.optim.Optimizer, number: int) -> list[dict[str, A
     return [groups[number], *(group for group in groups if group.get(PART_OF) == number)]
 
 
-def _detached_storage(value: torch.Tensor) -> torch.Tensor:
-    """`value` as it can be saved: not a view of a larger tensor."""
-    if isinstance(value, DTensor):
-        return value
-    is_whole = value.is_contiguous() and value.untyped_storage().nbytes() == value.nbytes
-    return value if is_whole else value.clone(memory_format=torch.contiguous_format)
-
-
 def check_slots(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keys: Iterable[str]) -> None:
     """Raises SettingError where what a checkpoint holds for an optimizer is not of these parameters and groups."""
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     owners = {name for name, parameter in model.named_parameters() if parameter in trained}
     owners |= {f"{GROUPS}{number}" for number in range(len(optimizer.param_groups))}
     for key in keys:
-        name, _, slot = key.rpartition("//")
+        name, _, slot = key.rpartition(SLOT)
         if name not in owners or not slot:
             raise SettingError(
                 f"resume={path} holds {key} of an optimizer, which this run does not train: take the release and the "
@@ -93,7 +85,7 @@ def restore_optimizer(
         indices |= dict(zip(group["params"], saved["params"], strict=True))
     state: dict[int, dict[str, Any]] = {}
     for key, value in {**tensors, **numbers}.items():
-        name, slot = key.rsplit("//", 1)
+        name, slot = key.rsplit(SLOT, 1)
         if name.startswith(GROUPS):
             number = int(name.removeprefix(GROUPS))
             for group in _parts_of(optimizer, number):
@@ -106,7 +98,7 @@ def restore_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     # torch has moved each tensor to where it belongs, but also turned it into the number format of its parameter.
     for key, value in tensors.items():
-        name, slot = key.rsplit("//", 1)
+        name, slot = key.rsplit(SLOT, 1)
         if not name.startswith(GROUPS):
             slots = optimizer.state[parameters[name]]
             slots[slot] = value.to(slots[slot].device) if slots[slot].dtype != value.dtype else slots[slot]

@@ -272,7 +272,7 @@ def find_start(
     if not search and (layers := _known_start(config, settings)) is not None:
         logger.info(f"student.layers=auto: {layers}, known as the best of {models.teachers[0].title}")
         search = {"layers": layers}
-    if not search and folder.start() is not None:
+    if not search and folder.start is not None:
         logger.warning(
             "student.layers=auto: the run resumes, but the record of the layers that its student started from is lost, "
             "so the report will not name them"

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import time
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,12 @@ from torch import nn
 from distill.distributed import Ranks
 from distill.distributed.rank_identity import refuse_differing_ranks
 from distill.runs.checkpoint import Checkpoints, State
-from distill.runs.checkpoint_record import STEP, began_from, read_record
+from distill.runs.checkpoint_files import STEP, read_record
 from distill.runs.facts import Best
 from distill.runs.identity import refuse_other_settings
 from distill.runs.record import Record
 from distill.runs.results_file import check_student, is_continued, read_results, student_digests, write_results
 from distill.runs.run_files import FILES, FOLDERS, HISTORY, LAYERS, file_of_another
-from distill.runs.sharded_checkpoint import ShardedCheckpoints
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import atomic, make_folder, quarantine, remove, try_lock
 from distill.runtime.jsonl import JsonLines, read_lines
@@ -47,10 +46,8 @@ class RunFolder:
         self.history_path = path / HISTORY  # a line for each evaluation: the mean losses since the one before, scores
         self.curve_path = path / "curve.jsonl"  # a line for each score on a few sequences while the student trains
         self.snapshots_path = path / "snapshots"
-        make = partial(ShardedCheckpoints, ranks) if ranks.shards_student else Checkpoints
-        self.checkpoints = make(path / "checkpoints", keep, identity)
+        self.checkpoints = Checkpoints(path / "checkpoints", keep, identity, ranks)
         self._is_new = not path.exists()
-        self._start: list[Path | None] = []  # one entry, once it is chosen
 
     def __enter__(self) -> "RunFolder":
         """Keep others out while this run writes.
@@ -100,16 +97,54 @@ class RunFolder:
         logger.info(f"This run is finished and nothing was changed: {self.path / 'report.html'}")
         return record
 
+    @cached_property
     def start(self) -> Path | None:
-        """The checkpoint to resume from, if there is one; the same on all ranks.
+        """The whole checkpoint to resume from, if there is one; all ranks read it together.
+
+        That is the newest, or the one that `resume` names, unless the run has gone on from that one.
 
         Raises:
-            Damaged: the newest is, with `resume=strict`.
+            SettingError: the newest is damaged, with `resume=strict`, or the one that `resume` names is, or would
+                discard others.
         """
-        if not self._start:
-            chosen = self.ranks.decide(lambda: str(self._choose() or ""))
-            self._start.append(Path(chosen) if chosen else None)
-        return self._start[0]
+        if self.resume in CHOICES:
+            return self._newest("starting from the first step")
+        named = Path(self.resume).expanduser()
+        newest = self._newest(f"taking resume={self.resume}", besides=named)
+        if newest is not None and read_record(newest)["began_from"] == str(named.resolve()):
+            return newest
+        try:
+            self.checkpoints.check(named)
+        except Damaged as damage:
+            raise SettingError(
+                f"resume={damage}: name another checkpoint, such as runs/NAME/checkpoints/step-N, or take resume=auto"
+            ) from None
+        if newest is not None and named.resolve().parent != self.checkpoints.folder.resolve():
+            raise SettingError(
+                f"resume={self.resume} would discard what is in hydra.run.dir={self.path}, whose {newest.name} did "
+                "not begin from that checkpoint: take resume=auto to continue it, or choose another hydra.run.dir"
+            )
+        return named
+
+    def _newest(self, otherwise: str, besides: Path | None = None) -> Path | None:
+        """The newest whole checkpoint `besides` one. Sets damaged ones aside; `otherwise`: what is done without any."""
+
+        def saved() -> list[str]:
+            own = self.checkpoints.saved()
+            return [str(path) for path in own if besides is None or path.resolve() != besides.resolve()]
+
+        while found := self.ranks.decide(saved):
+            try:
+                self.checkpoints.check(newest := Path(found[-1]))
+                return newest
+            except Damaged as damage:
+                then = f"taking {Path(found[-2]).name}" if found[1:] else otherwise
+                self._give_up(damage, then)
+        return None
+
+    def _give_up(self, damage: Damaged, then: str) -> None:
+        """Let rank 0 set aside what all ranks have found damaged. Raises SettingError with `resume=strict`."""
+        self.ranks.decide(lambda: self._quarantine(damage, then))
 
     def recorded_precision(self) -> dict[str, Any]:
         """The number formats that the checkpoint to resume from was trained in; empty where there is none."""
@@ -118,19 +153,18 @@ class RunFolder:
 
     @cached_property
     def _record_of_start(self) -> dict[str, Any]:
-        start = self.start()
-        return read_record(start, checked=True) if start else {}
+        return read_record(self.start) if self.start else {}
 
     def beginning(self) -> str | None:
         """The checkpoint that this run has begun from, where `resume` names, or has named, one."""
-        start = self.start()
-        if start is not None and self.resume not in CHOICES and start == (named := Path(self.resume).expanduser()):
+        named = Path(self.resume).expanduser()
+        if self.resume not in CHOICES and self.start == named:
             return str(named.resolve())
         return self._record_of_start.get("began_from")
 
     def recorded_layers(self) -> dict[str, Any]:
         """The `layers` that `begin` was given when the run to resume began; empty where they are not recorded."""
-        start = self.start()  # on all ranks; its run may have another folder
+        start = self.start  # on all ranks; its run may have another folder
         recorded: dict[str, Any] = self.ranks.decide(lambda: self._layers(start.parent.parent) if start else {})
         return recorded
 
@@ -153,10 +187,9 @@ class RunFolder:
             SettingError: on all ranks: the checkpoint is missing, damaged or of other settings, or a log is damaged,
                 with `resume=strict`.
         """
-        start = self.start()
-        state: State = State() if start is None else self._load(start, model, optimizer)
+        state = State() if self.start is None else self._load(self.start, model, optimizer)
         state.begin_start()
-        if self.ranks.decide(lambda: state.step in self._evaluated_steps()) and start is not None:
+        if self.ranks.decide(lambda: state.step in self._evaluated_steps()) and self.start is not None:
             state.begin_interval()
         return state
 
@@ -169,7 +202,7 @@ class RunFolder:
             resolved: the settings, for config.yaml.
             layers: that the student starts from, where the run has chosen them, and how they were found.
         """
-        start = self.start()
+        start = self.start
         if not self.writes:
             return
         if start is None:
@@ -208,9 +241,7 @@ class RunFolder:
                     self._quarantine(damage, "keeping its good lines")
         return [line["step"] for line in read_lines(self.history_path, only_good=True)]
 
-    def load_best(
-        self, checkpoints: Checkpoints, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
-    ) -> Best | None:
+    def load_best(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Best | None:
         """Load the student of the best evaluation, from the best whole checkpoint of one; all ranks call it.
 
         Args:
@@ -222,31 +253,24 @@ class RunFolder:
         Raises:
             Damaged: the checkpoint is, with `resume=strict`.
         """
-        chosen = self.ranks.decide(lambda: (best := self._choose_best(checkpoints)) and best.model_dump())
-        best = None if chosen is None else Best.model_validate(chosen)
-        if best is not None and best.step not in (None, step):
-            self._load(checkpoints.path_of_step(best.step), model, optimizer)
-        return best
+        while True:
+            chosen = self.ranks.decide(lambda: (best := self.checkpoints.best()) and best.model_dump())
+            best = None if chosen is None else Best.model_validate(chosen)
+            if best is None or best.step is None or best.step == step:
+                return best
+            path = self.checkpoints.path_of(best.step)
+            try:
+                self.checkpoints.check(path)
+            except Damaged as damage:
+                self._give_up(damage, "taking the best of the other evaluations")
+            else:
+                self._load(path, model, optimizer)
+                return best
 
     def _load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-        """Load a checkpoint that rank 0 has checked; all ranks call it, and get the error of any.
-
-        One rank of each other machine compares the files with their digests again, as it may see them by another disk
-        or cache. Where ranks save together the storage is one, and parts of a rank's own are read.
-        """
-        ranks = self.ranks
-        is_first_here = ranks.local_rank == 0 and ranks.rank > 0 and not self.checkpoints.by_all_ranks
-        state: State = ranks.agree(lambda: self.checkpoints.load(path, model, optimizer, checked=not is_first_here))
+        """Load a checkpoint that was checked; all ranks call it, and get the error of any."""
+        state: State = self.ranks.agree(lambda: self.checkpoints.load(path, model, optimizer))
         return state
-
-    def _choose_best(self, checkpoints: Checkpoints) -> Best | None:
-        while (best := checkpoints.best()) is not None and best.step is not None:
-            try:
-                checkpoints.check(checkpoints.path_of_step(best.step))
-                return best
-            except Damaged as damage:
-                self._quarantine(damage, "taking the best of the other evaluations")
-        return best
 
     def write_results(self, record: Record) -> None:
         """Last of all and at once: a folder with results.json is a finished run."""
@@ -284,37 +308,6 @@ class RunFolder:
         remark = f"; it is kept as {quarantine(damage.path).name}" if os.path.lexists(damage.path) else ""
         logger.warning(f"{damage}{remark}; {then}")
 
-    def _choose(self) -> Path | None:
-        """The newest whole checkpoint, or the one that `resume` names, unless the run has gone on from that one."""
-        if self.resume not in CHOICES:
-            chosen = Path(self.resume).expanduser()
-            newest = self._newest(f"taking resume={self.resume}", chosen)
-            if newest is not None and began_from(newest) == str(chosen.resolve()):
-                return newest
-            try:
-                self.checkpoints.check(chosen)
-            except Damaged as damage:
-                raise SettingError(f"resume={damage}: name another checkpoint, or take resume=auto") from None
-            if newest is not None and chosen.resolve().parent != self.checkpoints.folder.resolve():
-                raise SettingError(
-                    f"resume={self.resume} would discard what is in hydra.run.dir={self.path}, whose {newest.name} did "
-                    "not begin from that checkpoint: take resume=auto to continue it, or choose another hydra.run.dir"
-                )
-            return chosen
-        return self._newest("starting from the first step")
-
-    def _newest(self, otherwise: str, besides: Path | None = None) -> Path | None:
-        """The newest whole checkpoint `besides` one. Sets damaged ones aside; `otherwise`: what is done without any."""
-        while saved := [
-            path for path in self.checkpoints.saved() if besides is None or path.resolve() != besides.resolve()
-        ]:
-            try:
-                self.checkpoints.check(saved[-1])
-                return saved[-1]
-            except Damaged as damage:
-                self._quarantine(damage, f"taking {saved[-2].name}" if saved[1:] else otherwise)
-        return None
-
     def _load_finished_record(self, total_steps: int, length: dict[str, Any]) -> Record | None:
         try:
             record = self._results()
@@ -331,7 +324,7 @@ class RunFolder:
             record.identity, self.identity, f"hydra.run.dir={self.path}", self.path if loads else None, resumes
         )
         if resumes:
-            if self._choose() is None:
+            if not self._may_resume():
                 raise SettingError(
                     f"hydra.run.dir={self.path} holds a finished run of {steps:,} steps, and there is no checkpoint to "
                     f"continue it from: go back to its length, or begin another run from its student, with "
@@ -344,13 +337,17 @@ class RunFolder:
             check_student(self.path, record)
             return record
         except Damaged as damage:
-            if self._choose() is None:
+            if not self._may_resume():
                 raise SettingError(
                     f"hydra.run.dir={self.path} holds a finished run, but {damage}, and there is no checkpoint to make "
                     "it from: remove results.json to train it again, or choose another folder"
                 ) from None
             self._quarantine(damage, "making the student again from the newest checkpoint")
             return None
+
+    def _may_resume(self) -> bool:
+        """Whether there is a checkpoint, which may be damaged."""
+        return self.resume not in CHOICES or self.checkpoints.newest() is not None
 
     def _results(self) -> Record | None:
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from distill.config.settings import TrainConfig
 from distill.runs.checkpoint import State
-from distill.runs.checkpoint_record import STEP
+from distill.runs.checkpoint_files import STEP
 from distill.runs.profile.phases import CHECKPOINT, phase
 from distill.runs.step import Follower, StepResult
 from distill.runtime.errors import SettingError

@@ -1,5 +1,6 @@
 """Files and folders that appear whole or not at all, locks, manifests of digests, and files that nobody may change."""
 
+import errno
 import fcntl
 import hashlib
 import itertools
@@ -14,6 +15,7 @@ from distill.runtime.errors import Damaged, SettingError, first_line
 
 MANIFEST = "SHA256SUMS"
 MAX_YAML = 4 << 20  # bytes of a file: PyYAML takes seconds for one
+NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}  # numbers of errors where there is no such file
 CURE = "the same command checks it, makes it again where that is possible, and resumes"
 
 
@@ -160,17 +162,15 @@ def write_manifest(folder: Path, ready: dict[str, str] | None = None) -> None:
     (folder / MANIFEST).write_text("".join(f"{digest}  {name}\n" for name, digest in by_name.items()), encoding="utf-8")
 
 
-def check_manifest(folder: Path, names: Iterable[str], compared: Iterable[str] | None = None) -> None:
-    """Raises Damaged unless the manifest lists just these files, and those that are `compared`, or all, are whole."""
-    names = sorted(names)
-    if not (folder / MANIFEST).is_file():
-        raise Damaged(folder, f"{MANIFEST} is missing")
-    lines = (folder / MANIFEST).read_text("utf-8", errors="replace").split("\n")
-    listed = [(name, digest) for digest, _, name in (line.partition("  ") for line in lines if line)]
-    if sorted(name for name, _ in listed) != names:
-        raise Damaged(folder, f"{MANIFEST} does not list {', '.join(names)}")
-    kept = set(names if compared is None else compared)
-    check_digests(folder, {name: digest for name, digest in listed if name in kept})
+def read_manifest(folder: Path) -> dict[str, str]:
+    """The digests that SHA256SUMS lists, by file. Raises Damaged where there is no such file."""
+    try:
+        lines = (folder / MANIFEST).read_text("utf-8", errors="replace").split("\n")
+    except OSError as error:
+        if error.errno not in NOT_THERE:
+            raise
+        raise Damaged(folder, f"{MANIFEST} is missing") from None
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines if line)}
 
 
 def check_digests(folder: Path, expected: dict[str, str]) -> None:

@@ -1,10 +1,11 @@
 """Checkpoints that ranks write in parts: whole or absent, read by any number of ranks and by torch, damage is found."""
 
+import itertools
 import os
 import resource
 import shutil
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,19 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 from distill.config.settings import BackendConfig
 from distill.distributed import join_ranks
 from distill.distributed.single import Single
-from distill.runs import sharded_checkpoint
+from distill.runs import checkpoint
 from distill.runs.checkpoint import Checkpoints, State
 from distill.runtime.errors import Damaged, StorageFailed
 
 ROUNDING = {"rtol": 1e-5, "atol": 1e-5}  # AdamW divides by what may be small
 STEPS = ["step-00000001", "step-00000002", "step-00000003", "step-00000004"]
-MOMENTS = ("first part", "second part", "manifest", "rename")
+# Where a save ends for each rank: what it calls then, for the how many-th time, and whether rank 0 alone is at work.
+MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
+    "first shard": (checkpoint, "write_shard", 1, False),
+    "second shard": (checkpoint, "write_shard", 2, False),
+    "manifest": (checkpoint, "write_manifest", 1, True),
+    "rename": (Path, "rename", 1, True),
+}
 
 
 def make(folder: Path, ranks: Any = None) -> Any:
@@ -43,28 +50,20 @@ class Killed(BaseException):
 
 
 @contextmanager
-def killed_at(moment: str) -> Any:
-    """Every rank stops where `save` comes to that moment."""
+def killed_at(owner: Any, name: str, number: int) -> Any:
+    """This rank stops where it calls a function for the `number`-th time."""
+    before, calls = getattr(owner, name), itertools.count(1)
 
-    def stop(*_: Any, **__: Any) -> None:
-        raise Killed
+    def call(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == number:
+            raise Killed
+        return before(*arguments, **named)
 
-    calls = 0
-
-    def second(*arguments: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            stop()
-        before(*arguments)
-
-    name = {"first part": "save_part", "second part": "save_part", "manifest": "write_manifest", "rename": "atomic"}
-    before: Callable[..., Any] = getattr(sharded_checkpoint, name[moment])
-    setattr(sharded_checkpoint, name[moment], second if moment == "second part" else stop)
+    setattr(owner, name, call)
     try:
         yield
     finally:
-        setattr(sharded_checkpoint, name[moment], before)
+        setattr(owner, name, before)
 
 
 def goes_on(fit: Any, start: Path, folder: Path) -> dict[str, torch.Tensor]:
@@ -78,37 +77,19 @@ def goes_on(fit: Any, start: Path, folder: Path) -> dict[str, torch.Tensor]:
 def save_killed(ranks: Any, fit: Any) -> dict[str, list[str]]:
     """What lies in the folder of checkpoints after the end of all ranks at each moment, and what is taken for one."""
     fit.state.step, found = 5, {}
-    for moment in MOMENTS:
-        try:
-            # Where rank 0 alone is at work the others wait for it, and would be killed by its end.
-            with killed_at(moment) if ranks.rank == 0 or "part" in moment else stops_with_rank_0():
-                fit.checkpoints.save(fit.state, fit.model, fit.made)
-        except Killed:
-            pass
+    for moment, (owner, name, number, by_rank_0) in MOMENTS.items():
+        # The others wait for rank 0 in the last of four calls, and would be killed by its end.
+        waits = by_rank_0 and ranks.rank > 0
+        with (
+            suppress(Killed),
+            killed_at(*((checkpoint.Checkpoints, "_on_each", 4) if waits else (owner, name, number))),
+        ):
+            fit.checkpoints.save(fit.state, fit.model, fit.made)
         ranks.barrier()
         found[moment] = [path.name for path in fit.checkpoints.saved()]
         found[f"left by {moment}"] = sorted(path.name for path in fit.folder.iterdir())
         ranks.barrier()
     return found
-
-
-@contextmanager
-def stops_with_rank_0() -> Any:
-    before = sharded_checkpoint.ShardedCheckpoints._on_rank_0
-    calls = 0
-
-    def work(self: Any, do: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise Killed
-        before(self, do)
-
-    sharded_checkpoint.ShardedCheckpoints._on_rank_0 = work  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        sharded_checkpoint.ShardedCheckpoints._on_rank_0 = before  # type: ignore[method-assign]
 
 
 def save_on_a_full_disk(ranks: Any, fit: Any) -> tuple[str, list[str]]:
@@ -244,16 +225,13 @@ def test_damage_to_any_file_is_found(damage: Callable[[Path, Path], None], saved
     whole = saved / "step-00000002"
     names = sorted(path.name for path in whole.iterdir())
     assert sum(name.endswith(".safetensors") for name in names) == 4 and len(names) == 6
-    checkpoints = Checkpoints(tmp_path, 9, {"run": "tiny"})
-    fit = make(tmp_path / "fit")
+    checkpoints = Checkpoints(tmp_path, 9, {}, Single(BackendConfig()))
     for name in names:
         copied = Path(shutil.copytree(whole, tmp_path / name / whole.name))
         checkpoints.check(copied)
         damage(copied / name, saved / "step-00000001" / name)
         with pytest.raises(Damaged, match="damaged"):
             checkpoints.check(copied)
-        with pytest.raises(Damaged, match="damaged"):
-            checkpoints.load(copied, fit.model, fit.made)
 
 
 def test_parts_hold_rows_of_the_whole(saved: Path, two_ranks: list[Any]) -> None:
@@ -275,6 +253,7 @@ def test_ranks_meet_after_each_has_written_its_share(tmp_path: Path, monkeypatch
     for name in ("barrier", "gather"):
         monkeypatch.setattr(ranks, name, partial(noted, name, getattr(ranks, name)))
     model = torch.nn.Linear(2, 2)
-    checkpoints = sharded_checkpoint.ShardedCheckpoints(ranks, tmp_path, 9, {})
+    ranks.shards_student = True
+    checkpoints = Checkpoints(tmp_path, 9, {}, ranks)
     assert checkpoints.save(State(step=1), model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert calls == ["barrier", "barrier", "gather", "barrier"]
+    assert calls == ["barrier", "gather"] * 4

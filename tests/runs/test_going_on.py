@@ -16,7 +16,7 @@ from distill.config.settings import BackendConfig, TrainConfig
 from distill.distributed.single import Single
 from distill.report.comparison.runs import find_runs
 from distill.runs.checkpoint import Checkpoints, State
-from distill.runs.checkpoint_record import read_record
+from distill.runs.checkpoint_files import read_record
 from distill.runs.results_file import read_run
 from distill.runs.run_folder import RunFolder
 from distill.runs.snapshots import Snapshots
@@ -114,7 +114,7 @@ def test_a_checkpoint_names_the_one_that_its_run_began_from(shelf: Shelf, finish
     assert shelf.run(folder, *CONSTANT, "train.steps=4") == 0, "with resume=auto, too"
     for step in (3, 4):
         assert read_record(folder / "checkpoints" / f"step-{step:08d}")["began_from"] == str(named.resolve())
-    assert "began_from" not in read_record(named)
+    assert read_record(named)["began_from"] is None
 
 
 def test_without_a_checkpoint_no_line_of_a_log_stays(shelf: Shelf, tmp_path: Path) -> None:
@@ -154,7 +154,8 @@ def test_the_steps_before_an_interruption_have_their_line(tmp_path: Path, tokeni
 def saved(run: Path, *steps: int, beginning: Path | None = None) -> list[Path]:
     """Checkpoints of a run, which has begun from another one where that is given."""
     model, named = torch.nn.Linear(2, 2), None if beginning is None else str(beginning.resolve())
-    checkpoints = Checkpoints(run / "checkpoints", 9, {}).with_metadata({"student": "fp32"}, beginning=named)
+    checkpoints = Checkpoints(run / "checkpoints", 9, {}, Single(BackendConfig(device="cpu", threads=1)))
+    checkpoints.begin({"student": "fp32"}, beginning=named)
     for step in steps:
         assert checkpoints.save(State(step=step), model, torch.optim.SGD(model.parameters(), lr=0.1))
     return checkpoints.saved()
@@ -168,40 +169,46 @@ def test_a_checkpoint_of_another_run_discards_no_training(tmp_path: Path) -> Non
     (other,), (first, _) = saved(tmp_path / "other", 1), saved(tmp_path / "own", 2, 3)
     words = r"^resume=.*step-00000001 would discard what is in hydra\.run\.dir=.*own, whose step-00000003 did not begin"
     with pytest.raises(SettingError, match=words):
-        run_folder_of(tmp_path / "own", other).start()
-    assert run_folder_of(tmp_path / "own", first).start() == first, "back to one of its own"
-    assert run_folder_of(tmp_path / "new", other).start() == other
+        run_folder_of(tmp_path / "own", other).start  # noqa: B018
+    assert run_folder_of(tmp_path / "own", first).start == first, "back to one of its own"
+    assert run_folder_of(tmp_path / "new", other).start == other
     (begun,) = saved(tmp_path / "begun", 2, beginning=other)
     shutil.rmtree(other)
-    assert run_folder_of(tmp_path / "begun", other).start() == begun, "it goes on"
+    assert run_folder_of(tmp_path / "begun", other).start == begun, "it goes on"
 
 
-@pytest.mark.parametrize("rank, local_rank, times", [(0, 0, 1), (1, 1, 0), (2, 0, 1)])
-def test_a_resume_compares_the_tensors_of_a_checkpoint_once_on_each_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, local_rank: int, times: int
-) -> None:
+def test_a_resume_compares_each_file_of_a_checkpoint_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 84 GB on eight machines each further pass reads another 672."""
     (newest,) = saved(tmp_path / "run", 2, beginning=tmp_path / "other")
     monkeypatch.chdir(tmp_path)
     read: list[str] = []
     monkeypatch.setattr(files, "sha256", lambda path, real=files.sha256: read.append(path.name) or real(path))
-    folder = run_folder_of(tmp_path / "run", "auto" if rank else tmp_path / "other")
-    if rank:
-        monkeypatch.setattr(folder, "start", lambda: newest)  # which rank 0 has checked
-        folder.ranks.rank, folder.ranks.local_rank = rank, local_rank
-    model = torch.nn.Linear(2, 2)
+    folder, model = run_folder_of(tmp_path / "run", tmp_path / "other"), torch.nn.Linear(2, 2)
     assert folder.recorded_precision() == {"student": "fp32"}
-    assert folder.beginning() == str(tmp_path / "other")
+    assert folder.beginning() == str(tmp_path / "other") and folder.start == newest
     assert folder.load(model, torch.optim.SGD(model.parameters(), lr=0.1)).step == 2
-    assert read.count("model.safetensors") == read.count("optimizer.safetensors") == times
+    assert sorted(read) == ["model.safetensors", "optimizer.safetensors", "state.json"]
 
 
-def test_a_checkpoint_that_another_machine_reads_otherwise_is_refused_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "files_read"),
+    [
+        ({"rank": 2, "size": 4, "local_rank": 0, "local_size": 2}, ["model.safetensors", "state.json"]),
+        ({"rank": 3, "size": 4, "local_rank": 1, "local_size": 2}, ["optimizer.safetensors"]),
+        ({"rank": 3, "size": 4, "local_rank": 1, "local_size": 2, "shards_student": True}, []),
+    ],
+)
+def test_each_rank_compares_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: dict[str, Any], files_read: list[str]
+) -> None:
+    """Those of one machine all files between them; those that share a student, which see one storage, all together."""
     (newest,) = saved(tmp_path / "run", 2)
-    folder, model = run_folder_of(tmp_path / "run", "auto"), torch.nn.Linear(2, 2)
-    assert folder.start() == newest
-    folder.ranks.rank = 2
-    weights = newest / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    with pytest.raises(SettingError, match=r"model\.safetensors is not as it was written"):
-        folder.load(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    read: list[str] = []
+    monkeypatch.setattr(files, "sha256", lambda path, real=files.sha256: read.append(path.name) or real(path))
+    folder = run_folder_of(tmp_path / "run", "auto")
+    for name, value in ranks.items():
+        setattr(folder.ranks, name, value)
+    monkeypatch.setattr(folder.ranks, "agree", lambda work: work())
+    monkeypatch.setattr(folder.ranks, "gather", lambda value: [value])
+    folder.checkpoints.check(newest)
+    assert read == files_read

@@ -33,7 +33,7 @@ class Recorder(distill.Observer):
 
     def at_checkpoint(self, checkpoint: distill.ObservedCheckpoint) -> None:
         assert checkpoint.folder.parent.parent == self.folder
-        Checkpoints(checkpoint.folder.parent, 1, {}).check(checkpoint.folder)  # it is whole
+        Checkpoints(checkpoint.folder.parent, 1, {}, Single(BackendConfig())).check(checkpoint.folder)  # it is whole
         self._see("at_checkpoint", checkpoint)
 
     def _see(self, method: str, observed: Any) -> None:
