@@ -51,7 +51,7 @@ QWEN |= {"head_dim": 128, "num_hidden_layers": 28, "vocab_size": 151_936, "max_p
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 SMALL |= {"head_dim": 16, "num_hidden_layers": 4, "vocab_size": 1000, "max_position_embeddings": 64}
 LESS = ("corpus.max_sequences=64", "train.steps=2", "train.epochs=null", "evaluate.max_sequences=8")
-LESS += ("evaluate.curve.points=0", "student.layers=[0,3,6]")
+LESS += ("student.layers=[0,3,6]",)
 SIZES = {
     "cuda": Sizes(
         20, 4, 8192, 4 * GIB, (8192, 151_936, 2048), QWEN, (8, 1024), (12, 6, 768, 30522, 32, 512), (), (60, 5)
@@ -59,7 +59,7 @@ SIZES = {
     "cpu": Sizes(3, 2, 128, GIB // 32, (128, 1000, 64), SMALL, (2, 32), (2, 1, 64, 500, 2, 16), LESS, (12, 4)),
 }
 # A quick run, for what it does and not for how fast; five steps.
-QUICK = ("+recipe=smoke", "train.steps=5", "train.epochs=null", "evaluate.curve.points=0", "evaluate.max_sequences=8")
+QUICK = ("+recipe=smoke", "train.steps=5", "train.epochs=null", "evaluate.max_sequences=8")
 QUICK += ("train.sequences_per_step=8", "report.every=0")
 
 

@@ -8,7 +8,7 @@ from distill.commands.api.run import open_run as open_run
 from distill.commands.api.run import run as run
 from distill.commands.evaluate import evaluate as evaluate
 from distill.commands.prediction import predict as predict
-from distill.config.evaluation import CurveConfig as CurveConfig
+from distill.config.evaluation import OnTheWayConfig as OnTheWayConfig
 from distill.config.models import LayersStudentConfig as LayersStudentConfig
 from distill.config.models import NewStudentConfig as NewStudentConfig
 from distill.config.models import SavedStudentConfig as SavedStudentConfig
@@ -42,10 +42,9 @@ from distill.objective.terms import VocabularyTerm as VocabularyTerm
 from distill.report.comparison.write import ComparedRuns as ComparedRuns
 from distill.report.comparison.write import compare as compare
 from distill.report.scores import Scores as Scores
-from distill.runs.observers import ObservedCheckpoint as ObservedCheckpoint
-from distill.runs.observers import ObservedEvaluation as ObservedEvaluation
-from distill.runs.observers import ObservedStep as ObservedStep
-from distill.runs.observers import Observer as Observer
+from distill.runs.callbacks import Observer as Observer
+from distill.runs.facts import HistoryPoint as HistoryPoint
+from distill.runs.step import StepResult as StepResult
 from distill.runtime.errors import Diverged as Diverged
 from distill.runtime.errors import Interrupted as Interrupted
 from distill.runtime.errors import RankLost as RankLost

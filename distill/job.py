@@ -28,23 +28,20 @@ from distill.report.publish import make_snapshots, write_outputs
 from distill.runs import profiling, trackers
 from distill.runs.banner import announce, notes_of
 from distill.runs.baseline import check_baseline_settings, find_baseline
+from distill.runs.callbacks import RunLog, UserObservers, check_snapshots, make_observers
 from distill.runs.check import check
-from distill.runs.checkpoint import State
-from distill.runs.curve import Curve
 from distill.runs.describe import describe
 from distill.runs.facts import Best
-from distill.runs.history import Examination, Points, StudentHistory, check_best
 from distill.runs.identity import Identity, run_identity, set_digests
-from distill.runs.metrics import Metrics, RunLog
-from distill.runs.observers import UserObservers, make_observers
 from distill.runs.outcome import complete_record
 from distill.runs.pair import Pair, RunModels, load_models, resolve_layers
-from distill.runs.profile.phases import EVALUATION, phase
+from distill.runs.periodic_evaluation import PeriodicEvaluation, check_best
 from distill.runs.record import Record
-from distill.runs.run import Followers, Run
+from distill.runs.run import Run
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import choose_precision, setup_student
-from distill.runs.snapshots import check_within
+from distill.runs.state import State
+from distill.runs.step import Callback
 from distill.runs.teachers import find_caches, make_teachers, setup_teachers
 from distill.runs.term_losses import loss_evaluator
 from distill.runs.tokenizers import refuse_tokens_beyond
@@ -112,12 +109,12 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         folder.checkpoints.begin(formats, best, folder.beginning())
         learning = (learner, teacher, data.batches, ranks, config.train, state)
         training = Training(*learning, folder.checkpoints, config.precision)
-        log = stack.enter_context(RunLog(folder, tracker, state, training.limits))
-        followers = make_followers(run, evaluator, record, state, steps, observers, log)
-        record = train_profiled(run, training, followers, record)
+        log = stack.enter_context(RunLog(run, state, training.limits, tracker))
+        evaluation = PeriodicEvaluation(run, evaluator, tracker)
+        record = train_profiled(run, training, log, observers, evaluation, record)
         if record.training.ended_by == TRIAL:
             return record
-        return publish(run, complete_record(record, run, state, followers, baseline), page, resolved)
+        return publish(run, complete_record(record, run, state, evaluation, baseline), page, resolved)
 
 
 def identity_of(config: Config, models: RunModels, data: Prepared, steps: int, ranks: Ranks) -> Identity:
@@ -156,7 +153,7 @@ def choose_task(config: Config, terms: dict[str, Term]) -> Task:
 def num_steps(config: Config, batches: Batches) -> int:
     """The steps of the run, wall-clock aside. Raises SettingError for snapshots or a choice of the best beyond them."""
     steps = total_steps(config.train, batches.steps_per_epoch)
-    check_within(config.train, steps)
+    check_snapshots(config.train, steps)
     check_best(config, steps, batches.steps_per_epoch)
     return steps
 
@@ -263,60 +260,53 @@ def describe_once(
     return Record.from_json(run.ranks.decide(describing))
 
 
-def make_followers(
-    run: Run,
-    evaluator: Evaluator,
-    record: Record,
-    state: State,
-    steps: int,
-    observers: dict[str, object],
-    log: RunLog,
-) -> Followers:
-    """Who follows the training, from its first step on.
+def make_callbacks(
+    run: Run, record: Record, state: State, observers: dict[str, object], log: RunLog
+) -> tuple[Callback, ...]:
+    """What is called during the training, in this order.
 
     Args:
         record: of the run as it begins.
         state: where the training begins.
-        steps: after which it ends.
         observers: the user's, by name, on rank 0.
     """
-    config, pair, data, folder = run.config, run.pair, run.data, run.folder
-    examination = Examination(evaluator, data.sets, by_sequence=config.evaluate.baseline is not None)
-    points = Points.of(config.evaluate)
-    teacher = pair.teacher if run.objective.needs_teacher and pair.comparable else None
-    snapshots = make_snapshots(run, record)
+    snapshots = make_snapshots(run, record, state)
     snapshots.warn_of_past(state.step)
-    return Followers(
-        log,
-        Metrics(run.objective, data.batches, config.train.log_every, log, state),
-        Curve(config.evaluate.curve, folder, evaluator, (pair.student, teacher), data.sets, steps, log.tracker),
-        snapshots,
-        UserObservers({*config.observers}, observers, run.objective, data.batches, run.ranks),
-        StudentHistory(points, examination, pair.student, steps, data.batches.steps_per_epoch, folder, log.tracker),
-    )
+    return log, snapshots, UserObservers({*run.config.observers}, observers, run.ranks)
 
 
-def train_profiled(run: Run, training: Training, followers: Followers, record: Record) -> Record:
-    """Train; gives the record with what has ended it, and with where the time went."""
+def train_profiled(
+    run: Run,
+    training: Training,
+    log: RunLog,
+    observers: dict[str, object],
+    evaluation: PeriodicEvaluation,
+    record: Record,
+) -> Record:
+    """Train; gives the record with what has ended it, and with where the time went.
+
+    Args:
+        observers: the user's, by name, on rank 0.
+        record: of the run as it begins.
+    """
     config, batches, ranks = run.config, run.data.batches, run.ranks
+    callbacks = make_callbacks(run, record, training.state, observers, log)
     recording = profiling.recorder(config, run.folder.path, batches, ranks)
     is_trial = config.profile.stop_after is not None
     with nullcontext() if is_trial else saved_when_a_rank_is_lost(training), recording as recorder:
-        with phase(EVALUATION):
-            followers.curve.begin(training.state)
-        ended_by = train(training, run.objective, followers.in_order, followers.history)
-    followers.log.end_training()
+        ended_by = train(training, run.objective, callbacks, evaluation)
+    log.end_training()
     profile = profiling.gather_profile(recorder, config, batches, ranks, record.identity)
     record = record.changed(training=record.training.changed(ended_by=ended_by), profile=profile)
-    return record if ended_by == TRIAL else record.changed(best=load_best(run, training, followers))
+    return record if ended_by == TRIAL else record.changed(best=load_best(run, training, evaluation))
 
 
-def load_best(run: Run, training: Training, followers: Followers) -> Best | None:
+def load_best(run: Run, training: Training, evaluation: PeriodicEvaluation) -> Best | None:
     """Put the student of the best evaluation into the place of the last one, where the settings require that."""
     learner, last = training.learner, training.state.step
     best = run.folder.load_best(learner.model, learner.optimizer, last)
     if best is not None and best.step not in (None, last):
-        followers.history.examination.evaluator.forget("student")  # the last one's
+        evaluation.evaluator.forget("student")  # the last one's
         logger.info(f"the student after step {best.step:,} is published, the best by train.keep_best")
     return best
 

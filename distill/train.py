@@ -1,12 +1,12 @@
-"""The loop: window, forward, backward, one exchange, update; then log, save, evaluate."""
+"""The loop: teacher, forward, backward, one exchange, update; then log, save, evaluate."""
 
 import logging
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -21,8 +21,9 @@ from distill.objective.running_mean import TOKENS
 from distill.objective.trainable import Trainable
 from distill.optim.schedule import Limits, Schedule, rate_fraction
 from distill.optim.updates import bound_of_rank, clip_gradients, peak_lr, set_learning_rate
-from distill.runs.checkpoint import Checkpoints, State
-from distill.runs.health import Health
+from distill.runs.checkpoint import Checkpoints
+from distill.runs.divergence import DivergenceCheck
+from distill.runs.periodic_evaluation import PeriodicEvaluation
 from distill.runs.profile.phases import (
     BACKWARD,
     CHECKPOINT,
@@ -35,7 +36,8 @@ from distill.runs.profile.phases import (
     phase,
 )
 from distill.runs.profile.phases import in_force as recorder_in_force
-from distill.runs.step import Follower, History, StepResult, StepStats, Window
+from distill.runs.state import State
+from distill.runs.step import Callback, StepResult, StepStats, Window
 from distill.runtime.errors import Interrupted, RankLost
 from distill.runtime.seed import key
 from distill.runtime.signals import ALL, SAVING, Signals, handled
@@ -60,7 +62,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class Training:
-    """Everything that `train` works with, besides the objective and those who look on."""
+    """Everything that `train` works with, besides the objective and the callbacks."""
 
     learner: Learner
     teacher: Teacher
@@ -94,70 +96,45 @@ class Training:
         return is_over
 
 
-def accumulate_gradients(
-    model: Trainable,
-    teacher: Teacher,
-    objective: Objective,
-    window: list[Batch],
-    scales: torch.Tensor,
-    sync: GradientSync,
-    overlap: bool = True,
-) -> torch.Tensor:
-    """Forward and backward of every micro-batch of a window; the gradients add up in the bucket of `sync`.
-
-    Args:
-        window: this rank's micro-batches of the step, M of them.
-        scales: what the sum of each of the T terms is multiplied by, as `Objective.scales` gives it, times the loss
-            scale: [T], on the device of the ranks.
-        overlap: let the exchange begin during the last backward.
+def begin_step(training: Training, objective: Objective, window: Window) -> torch.Tensor:
+    """Seed dropout and set the objective to the step's place in the run.
 
     Returns:
-        The sums of the terms in each micro-batch, without the scales, [M, T].
+        What the sum of each term is multiplied by, the loss scale included: [T].
     """
-    sync.zero()
-    sums = scales.new_zeros(len(window), len(scales))
-    with model.student.weight_cast_cache(), sync.ranks.computing():
-        teacher_outputs = teacher.outputs(window, objective.teacher_spec)
-        for number, batch in enumerate(window):
-            with phase(TEACHER):
-                teacher_output = next(teacher_outputs)
-            with sync.micro_batch(number == len(window) - 1, overlap), keyed_by_sequence(batch.dropout_keys):
-                with phase(FORWARD):
-                    loss, sums[number] = objective(model, teacher_output, batch, scales)
-                with phase(BACKWARD):
-                    loss.backward()
-    return sums
-
-
-def rank_gradient(training: Training, objective: Objective, window: Window) -> torch.Tensor:
-    """This rank's part of a step's gradient, times the loss scale, in the learner's bucket.
-
-    Returns:
-        The sums of the terms in each micro-batch of this rank, [M, T].
-    """
-    learner, ranks, state = training.learner, training.ranks, training.state
+    state, ranks = training.state, training.ranks
     # Where dropout is not keyed by sequence, one stream per step and rank: nothing to save, the same after a resume.
     torch.manual_seed(int(key(training.batches.seed, "dropout", state.step, ranks.rank) >> 1))
     objective.begin_step(training.limits.progress(state.step, window.clock))
     # Every term is linear in its scale, also where the objective writes the head's gradient by hand.
-    scales = objective.scales(window.counts, ranks.device) * state.loss_scale.factor
-    bound, model = bound_of_rank(learner.settings, ranks.size), learner.model
-    sums = accumulate_gradients(model, training.teacher, objective, window.batches, scales, learner.sync, bound is None)
-    if bound is not None:
-        clip_gradients(model, bound * state.loss_scale.factor)
-    return sums
+    return objective.scales(window.counts, ranks.device) * state.loss_scale.factor
 
 
 def step(
     training: Training, objective: Objective, window: Window, windows: Iterator[list[Batch]], signals: Signals
-) -> StepResult:
-    """One step: the gradient of a window, one exchange between the ranks, and one update of the weights.
+) -> tuple[StepResult, Window]:
+    """Teacher, forward and backward of a window, one exchange between the ranks, one update; gives the next window.
 
     The weights stay as they are where the loss or the gradient is not finite on any rank.
     """
-    learner, ranks, limits, state = training.learner, training.ranks, training.limits, training.state
-    began, num_syncs = time.monotonic(), ranks.traffic.num_syncs
-    rank_sums = rank_gradient(training, objective, window)
+    learner, ranks, state, began = training.learner, training.ranks, training.state, time.monotonic()
+    model, sync, bound = learner.model, learner.sync, bound_of_rank(learner.settings, ranks.size)
+    scales = begin_step(training, objective, window)
+    rank_sums = scales.new_zeros(len(window.batches), len(scales))
+    sync.zero()
+    with model.student.weight_cast_cache(), ranks.computing():
+        teacher_outputs = training.teacher.outputs(window.batches, objective.teacher_spec)
+        for number, batch in enumerate(window.batches):
+            with phase(TEACHER):
+                teacher_output = next(teacher_outputs)
+            last = number == len(window.batches) - 1
+            with sync.micro_batch(last, overlap=bound is None), keyed_by_sequence(batch.dropout_keys):
+                with phase(FORWARD):
+                    loss, rank_sums[number] = objective(model, teacher_output, batch, scales)
+                with phase(BACKWARD):
+                    loss.backward()
+    if bound is not None:
+        clip_gradients(model, bound * state.loss_scale.factor)
     with phase(DATA):
         wait_began = time.monotonic()
         upcoming = next(windows, [])
@@ -167,47 +144,41 @@ def step(
     clock = state.seconds + time.monotonic() - began if ranks.rank == 0 else 0.0
     packed = StepStats.pack(rank_sums.sum(0), objective.count(upcoming), signals.requests(), clock)
     with phase(EXCHANGE):
-        summed = learner.sync.all_reduce_gradients(packed)
+        summed = sync.all_reduce_gradients(packed)
     assert summed is not None
     with phase(OPTIMIZER):
         if state.loss_scale.factor != 1:
-            learner.sync.scale(1 / state.loss_scale.factor)
-        gradient_norm = clip_gradients(learner.model, learner.settings.clip)
+            sync.scale(1 / state.loss_scale.factor)
+        norm = clip_gradients(model, learner.settings.clip)
         # The step waits for a GPU here, and takes all numbers at once: whether all is finite is known from what is read
         # anyway. It waits elsewhere too: where numbers go to the GPU from memory that is not pinned, and where models
         # of transformers ask whether a mask has holes, once or twice a micro-batch (`benchmarks/gpu.py` counts them).
-        *values, norm = torch.cat([summed, gradient_norm.detach().to(summed).reshape(1)]).tolist()
+        *values, grad_norm = torch.cat([summed, norm.detach().to(summed).reshape(1)]).tolist()
         stats = StepStats.unpack(values, len(objective.names))
-        lr = training.peak_lr * rate_fraction(learner.schedule, limits.progress(state.step, stats.clock))
-        if math.isfinite(sum(stats.sums)) and math.isfinite(norm):
+        lr = training.peak_lr * rate_fraction(learner.schedule, training.limits.progress(state.step, stats.clock))
+        if math.isfinite(sum(stats.sums)) and math.isfinite(grad_norm):
             set_learning_rate(learner.optimizer, lr)
             learner.optimizer.step()
-
-    return StepResult(
-        sums=objective.by_name(stats.sums),
-        counts=objective.by_name(window.counts.tolist()),
-        weights=objective.weights,
-        rank_sums=rank_sums,
-        norm=norm,
-        lr=lr,
-        loss_scale=state.loss_scale.value,
-        seconds=time.monotonic() - began,
-        data_wait=data_wait,
-        exchanges=max(1, ranks.traffic.num_syncs - num_syncs),
-        upcoming=Window(upcoming, torch.tensor(stats.next_counts, dtype=torch.float64), stats.clock),
-        over=limits.reached(state.step + 1, stats.clock),
-        stop=signals.agreed_stop(stats.requests),
+    counts, done = objective.by_name(window.counts.tolist()), state.step + 1
+    result = StepResult(
+        step=done, epoch=done / training.batches.steps_per_epoch, tokens=state.tokens + int(counts[TOKENS]),
+        sums=objective.by_name(stats.sums), counts=counts, weights=objective.weights, rank_sums=rank_sums, lr=lr,
+        grad_norm=grad_norm, loss_scale=state.loss_scale.value, seconds=time.monotonic() - began, data_wait=data_wait,
+        over=training.limits.reached(done, stats.clock), stop=signals.agreed_stop(stats.requests),
         save_requested=stats.requests[ALL.index(SAVING)] > 0,
-    )
+    )  # fmt: skip
+    return result, Window(upcoming, torch.tensor(stats.next_counts, dtype=torch.float64), stats.clock)
 
 
-def train(training: Training, objective: Objective, followers: tuple[Follower, ...], history: History) -> str:
+def train(
+    training: Training, objective: Objective, callbacks: Sequence[Callback], evaluation: PeriodicEvaluation
+) -> str:
     """Train from `training.state` to the end of the run, and return what ended it.
 
     That is epochs, steps, minutes, patience or its profile. The state is updated in place. Rank 0 saves.
 
     Args:
-        followers: called in this order.
+        callbacks: called in this order.
 
     Raises:
         Diverged: `train.max_nonfinite` steps in a row had a loss or gradient that was not finite, `train.max_spike`
@@ -215,45 +186,44 @@ def train(training: Training, objective: Objective, followers: tuple[Follower, .
             states or without any step that was taken. The checkpoints that may have diverged are renamed.
         Interrupted: a signal came that stops, on this rank or another one; the message names what is saved.
     """
-    state, settings, limits = training.state, training.settings, training.limits
-    ranks, batches = training.ranks, training.batches
-    health = Health(settings, training.precision, ranks, training.checkpoints, training.teacher, objective)
+    state, settings, limits, ranks = training.state, training.settings, training.limits, training.ranks
+    divergence = DivergenceCheck(settings, training.precision, ranks, training.checkpoints, training.teacher, objective)
     recorder = recorder_in_force()
     is_trial = recorder is not None and recorder.is_trial
     over, save_due, out_of_patience = limits.reached(state.step, state.seconds), False, False
-    if state.step and (history.due(state.step) or over):
-        # Interrupted between this point's checkpoint and the end of its evaluation.
-        health.check(state, over)
-        out_of_patience = evaluate_if_due(training, objective, followers, history)
+    if state.step and (evaluation.due(state.step) or over):
+        # Interrupted between this step's checkpoint and the end of its evaluation.
+        divergence.check(state, over)
+        out_of_patience = evaluate(training, objective, callbacks, evaluation)
     state.loss_scale.begin(training.learner.model.student.precision == "fp16")
-    windows = batches.stream(state.step, limits.steps, ranks.device, training.teacher.read_ahead)
+    windows = training.batches.stream(state.step, limits.steps, ranks.device, training.teacher.read_ahead)
     window = first_window(windows, objective, training)
     with handled() as signals, signals.deferred():
         signals.raise_if_stopped()  # for one that came where Python drops errors, as in callbacks of its imports
         signals.on_usr1(settings.on_usr1 is OnUsr1.stop)
         while not (over or out_of_patience):
-            result = step(training, objective, window, windows, signals)
-            state.add(int(result.counts[TOKENS]), result.seconds, result.exchanges)
-            result = health.after_step(state, result, window.batches)
-            window, over = result.upcoming, result.over
-            for follower in followers:
-                follower.after_step(state, result)
+            batches = window.batches
+            result, window = step(training, objective, window, windows, signals)
+            state.add(int(result.counts[TOKENS]), result.seconds)
+            result, over = replace(result, diverged=divergence.after_step(state, result, batches)), result.over
+            for callback in callbacks:
+                callback.after_step(result)
 
-            at_point = (history.due(state.step) or over) and not is_trial
-            save_due |= state.step % settings.save_every == 0 or at_point or result.should_save
+            at_evaluation = (over or evaluation.due(state.step)) and not is_trial
+            save_due |= at_evaluation or state.step % settings.save_every == 0 or result.should_save
             saved = False
             # Else after the next good step; a trial leaves none.
             if save_due and not (is_trial or state.skipped_in_a_row or result.diverged):
-                save_due, saved = False, save_and_report(training, followers)
+                save_due, saved = False, save_and_report(training, callbacks)
             if result.save_requested:
                 logger.info(f"SIGUSR1 at step {state.step}, {saved_or_not(saved, is_trial)}")
-            health.check(state, over)
+            divergence.check(state, over)
             if result.stop is not None:
                 signals.received.clear()
                 raise interrupted(state, result.stop, saved, is_trial)
-            if at_point:
+            if at_evaluation:
                 with signals.deferred(False):  # an evaluation loses nothing
-                    out_of_patience = evaluate_if_due(training, objective, followers, history)
+                    out_of_patience = evaluate(training, objective, callbacks, evaluation)
             over |= recorder is not None and recorder.end_step()
     if is_trial:
         return TRIAL
@@ -266,22 +236,20 @@ def first_window(windows: Iterator[list[Batch]], objective: Objective, training:
     return Window(batches, training.ranks.sum(objective.count(batches)), training.state.seconds)
 
 
-def evaluate_if_due(
-    training: Training, objective: Objective, followers: tuple[Follower, ...], history: History
+def evaluate(
+    training: Training, objective: Objective, callbacks: Sequence[Callback], evaluation: PeriodicEvaluation
 ) -> bool:
-    """Score the student where the settings select this point of the history; the means of the losses begin anew.
+    """Score the student where the settings select this evaluation; the means of the losses begin anew.
 
     Returns:
         Whether the run ends here because it has waited long enough for a better evaluation.
     """
     state = training.state
-    epochs, losses = state.step / training.batches.steps_per_epoch, state.tally.means(objective.names)
     with phase(EVALUATION):
-        point = history.at_point(state, epochs, losses)
+        point = evaluation.evaluate(state, state.losses.means(objective.names))
     state.begin_interval()
-    if point is not None:
-        for follower in followers:
-            follower.at_evaluation(state, point)
+    for callback in callbacks:
+        callback.at_evaluation(point)
     return training.is_out_of_patience()
 
 
@@ -292,15 +260,14 @@ def save(training: Training) -> bool:
         return checkpoints.save(state, training.learner.model, training.learner.optimizer) if training.saves else True
 
 
-def save_and_report(training: Training, followers: tuple[Follower, ...]) -> bool:
-    """Save a checkpoint, wait for the rank that writes it, and call the followers; the same answer on all ranks."""
-    state, ranks = training.state, training.ranks
-    saved = save(training)
+def save_and_report(training: Training, callbacks: Sequence[Callback]) -> bool:
+    """Save a checkpoint, wait for the rank that writes it, and call the callbacks; the same answer on all ranks."""
+    ranks, saved = training.ranks, save(training)
     # Rank 0 may write for longer than the others wait in an exchange, and the end of one ends it too.
     ranks.barrier()
     saved = ranks.broadcast(saved)
-    for follower in followers if saved else ():
-        follower.at_checkpoint(state, training.checkpoints.path_of(state.step))
+    for callback in callbacks if saved else ():
+        callback.at_checkpoint(training.checkpoints.path_of(training.state.step))
     return saved
 
 

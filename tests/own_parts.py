@@ -1,6 +1,7 @@
 """Parts as a user would write them, for tests that name them by `_target_`."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -170,13 +171,13 @@ class Failing(distill.Observer):
     def __init__(self, method: str) -> None:
         self.method = method
 
-    def after_step(self, step: distill.ObservedStep) -> None:
+    def after_step(self, step: distill.StepResult) -> None:
         self._fail("step")
 
-    def at_evaluation(self, evaluation: distill.ObservedEvaluation) -> None:
+    def at_evaluation(self, evaluation: distill.HistoryPoint) -> None:
         self._fail("evaluation")
 
-    def at_checkpoint(self, checkpoint: distill.ObservedCheckpoint) -> None:
+    def at_checkpoint(self, folder: Path) -> None:
         self._fail("checkpoint")
 
     def _fail(self, method: str) -> None:

@@ -91,7 +91,6 @@ def sample_results() -> dict[str, Any]:
             "rings": {"asked": 1, "in_force": 1},
             "accumulate": 5,
             "batch_size": 16,
-            "syncs": 123,
         },
         "environment": {"python": "3.11.7", "torch": "2.13.0", "device": "cpu", "git_revision": "3f2c1d9"},
         "evaluation": {

@@ -160,13 +160,13 @@ def test_what_is_timed_is_the_loop_of_a_run(monkeypatch: pytest.MonkeyPatch) -> 
     """A benchmark with a loop of its own would go on to time what a run no longer does."""
     step, cpu = import_module("benchmarks.step.step"), torch.device("cpu")
     windows, ended = [], []
-    inner = loop.accumulate_gradients
+    inner = loop.step
 
-    def counted(model, teacher, objective, window, *rest):
-        windows.append(len(window))
-        return inner(model, teacher, objective, window, *rest)
+    def counted(training, objective, window, *rest):
+        windows.append(len(window.batches))
+        return inner(training, objective, window, *rest)
 
-    monkeypatch.setattr(loop, "accumulate_gradients", counted)
+    monkeypatch.setattr(loop, "step", counted)
     shape, variant = step.SHAPES["tiny"], step.Variant("distill, eager objective", "all", PrecisionConfig())
     pair = step.make_teacher(shape, cpu), step.make_student(shape, cpu)
     step.train_with_distill(step.batches(shape, 3, 2), pair, variant, 1, lambda: ended.append(True))

@@ -17,8 +17,9 @@ from distill.config.settings import BackendConfig, TrainConfig
 from distill.distributed.single import Single
 from distill.objective.running_mean import RunningMean
 from distill.runs import checkpoint
-from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.checkpoint import Checkpoints
 from distill.runs.identity import refuse_other_settings
+from distill.runs.state import State
 from distill.runtime import files
 from distill.runtime.errors import SettingError
 
@@ -80,7 +81,7 @@ def test_going_on_is_bitwise_the_same(
     assert first.losses() + second.losses() == whole.losses()
     done = {line[0]: line for line in first.epochs} | {line[0]: line for line in second.epochs}
     assert [done[number] for number in sorted(done)] == whole.epochs
-    for name in ("step", "tokens", "syncs", "skipped"):
+    for name in ("step", "tokens", "skipped"):
         assert getattr(second.state, name) == getattr(whole.state, name)
     assert weights_of(whole.student).keys() and not torch.equal(
         torch.cat([w.flatten() for w in weights_of(whole.student).values()]),
@@ -135,15 +136,11 @@ def test_going_on_with_another_split(tmp_path: Path, tokenizer: Any, rows: np.nd
 
 
 def test_all_that_a_state_holds_comes_back(saved: Fit, tmp_path: Path) -> None:
+    losses = RunningMean({"soft": 0.1, "mlm": 1 / 3}, {"soft": 5.0, "mlm": 2.0, "tokens": 5.0}, 9, {"soft": 0.5})
     state = State(
-        7,
-        1234,
-        5.4321,
-        7,
-        3,
-        2,
-        RunningMean({"soft": 0.1, "mlm": 1 / 3}, {"soft": 5.0, "mlm": 2.0, "tokens": 5.0}, 9, {"soft": 0.5}),
-    )
+        step=7, tokens=1234, seconds=5.4321, skipped=3, skipped_in_a_row=2, losses=losses, overflows=1,
+        first_losses={"soft": 3.5, "mlm": 0.25}, running_mean=1.125, spike_steps=4, last_good_step=3,
+    )  # fmt: skip
     saved.checkpoints.save(state, saved.model, saved.made)
     again = saved.checkpoints.load(saved.folder / "step-00000007", saved.model, saved.made)
     assert again == state

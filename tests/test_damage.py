@@ -15,8 +15,8 @@ from tiny import Fit
 
 from distill.config.settings import BackendConfig, TrainConfig
 from distill.distributed.single import Single
-from distill.runs.checkpoint import State
 from distill.runs.run_folder import RunFolder
+from distill.runs.state import State
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import MANIFEST, check_digests, read_manifest, write_manifest
 

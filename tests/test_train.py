@@ -32,6 +32,7 @@ from distill.config.settings import BackendConfig, TrainConfig
 from distill.data.batches import StepShape
 from distill.evaluation.sets import EvaluationSet
 from distill.optim.schedules.linear import Linear
+from distill.runs.facts import HistoryPoint
 
 SPLITS = [(8, 1), (4, 2), (2, 4), (1, 8)]
 MASKED = objective_config(rows="masked", masking={"mlm_probability": 0.3})
@@ -77,15 +78,8 @@ def test_same_weights_for_every_number_of_ranks(
     tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray, size: int
 ) -> None:
     """Each rank adds the gradient of its own micro-batches, divided by the counts of all; 24 // 8 rows at a time."""
-    single = Fit(
-        tmp_path,
-        tokenizer,
-        rows,
-        teacher,
-        new_student(),
-        settings=TrainConfig(batch_size=24, accumulate=1, epochs=3),
-        **plain_sgd(),
-    )
+    settings = TrainConfig(batch_size=24, accumulate=1, epochs=3)
+    single = Fit(tmp_path, tokenizer, rows, teacher, new_student(), settings=settings, **plain_sgd())
     single.run()
     student = new_student()
     optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
@@ -133,16 +127,8 @@ def rank_trains(folder: Path) -> dict[str, Any]:
     tokenizer, rows = tiny.make_tokenizer(), make_rows(20, shortest=5)
     teacher = make_model("bert", 4).requires_grad_(False)
     ranks = join_ranks(BackendConfig(name="ddp", device="cpu"))
-    fit = Fit(
-        folder / "steps",
-        tokenizer,
-        rows,
-        teacher,
-        new_student(),
-        settings=TrainConfig(batch_size=2, accumulate=2, epochs=1),
-        ranks=ranks,
-        **plain_sgd(),
-    )
+    settings = TrainConfig(batch_size=2, accumulate=2, epochs=1)
+    fit = Fit(folder / "steps", tokenizer, rows, teacher, new_student(), settings=settings, ranks=ranks, **plain_sgd())
     before, times = ranks.traffic.num_collectives, save_slowly(fit)
     fit.run()
     collectives = ranks.traffic.num_collectives - before
@@ -189,7 +175,7 @@ def save_slowly(fit: Fit) -> dict[str, float]:
         return saved
 
     fit.checkpoints.save = slow  # type: ignore[method-assign]
-    fit.at_point = lambda *_: times.update(point=time.monotonic())  # type: ignore[method-assign]
+    fit.evaluate = lambda *_: times.update(point=time.monotonic()) or HistoryPoint()  # type: ignore[method-assign]
     return times
 
 
@@ -209,15 +195,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 def test_two_processes_train_and_score_as_one(
     tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray, two_ranks: list[Any]
 ) -> None:
-    single = Fit(
-        tmp_path,
-        tokenizer,
-        rows,
-        teacher,
-        new_student(),
-        settings=TrainConfig(batch_size=8, accumulate=1, epochs=1),
-        **plain_sgd(),
-    )
+    settings = TrainConfig(batch_size=8, accumulate=1, epochs=1)
+    single = Fit(tmp_path, tokenizer, rows, teacher, new_student(), settings=settings, **plain_sgd())
     single.run()
     scores = score(single, batch_size=32)
     for rank in two_ranks:
@@ -268,24 +247,10 @@ def test_ranks_whose_clocks_differ_stay_together(two_ranks: list[Any]) -> None:
 
 def test_log_lines(tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray) -> None:
     """With `log_every` a line is the mean over its steps, weighted by positions; the last step always has one."""
-    every = Fit(
-        tmp_path / "1",
-        tokenizer,
-        rows,
-        teacher,
-        new_student(),
-        settings=TrainConfig(batch_size=4, accumulate=2, epochs=2),
-        seed=3,
-    )
-    third = Fit(
-        tmp_path / "4",
-        tokenizer,
-        rows,
-        teacher,
-        new_student(),
-        settings=TrainConfig(batch_size=4, accumulate=2, epochs=2, log_every=4),
-        seed=3,
-    )
+    settings = TrainConfig(batch_size=4, accumulate=2, epochs=2)
+    every = Fit(tmp_path / "1", tokenizer, rows, teacher, new_student(), settings=settings, seed=3)
+    settings = TrainConfig(batch_size=4, accumulate=2, epochs=2, log_every=4)
+    third = Fit(tmp_path / "4", tokenizer, rows, teacher, new_student(), settings=settings, seed=3)
     every.run(), third.run()
     assert [line["step"] for line in third.logs] == [4, 6]
     needed = {"step", "tokens", "seconds", "loss/total", "loss/soft", "loss/mlm", "loss/cosine", "lr", "grad_norm"}
@@ -300,15 +265,8 @@ def test_log_lines(tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarra
 
 def test_a_term_without_weight_is_not_logged(tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray) -> None:
     objective = only(mlm=1.0, cosine=1.0)
-    fit = Fit(
-        tmp_path,
-        tokenizer,
-        rows,
-        teacher,
-        new_student(),
-        objective,
-        TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=1),
-    )
+    settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=1)
+    fit = Fit(tmp_path, tokenizer, rows, teacher, new_student(), objective, settings)
     fit.run()
     assert {name for name in fit.logs[0] if name.startswith("loss/")} == {"loss/total", "loss/mlm", "loss/cosine"}
 

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,22 @@ from distill.optim.schedule import ENDLESS, total_steps
 from distill.optim.schedules.linear import Linear
 from distill.runtime.errors import Diverged, Interrupted
 from distill.runtime.signals import handled
+
+
+def words_alone(
+    folder: Path, tokenizer: Any, rows: np.ndarray, more: dict[str, Any] | None = None, **train: Any
+) -> Fit:
+    """Masked words alone, eight sequences a step unless `train` names others; `more`: of the fit."""
+    settings = TrainConfig(**{"batch_size": 4, "accumulate": 2, **train})
+    return Fit(folder, tokenizer, rows, objective=only(mlm=1.0), settings=settings, **(more or {}))
+
+
+def at_step(fit: Fit, step: int, number: int) -> None:
+    """Send this process a signal in the forward of the step after so many."""
+    fit.student.base_model.register_forward_pre_hook(
+        lambda *_: signal.raise_signal(number) if fit.state.step == step else None
+    )
+
 
 # --- steps that are not finite -------------------------------------------------------------------------------------
 
@@ -120,15 +137,8 @@ def test_a_run_that_diverges_saves_nothing_more_and_goes_on_from_the_good_checkp
         return
     assert f"The last good checkpoint is {fit.checkpoints.newest()}" in text
     word.copy_(good)
-    again = Fit(
-        tmp_path,
-        tokenizer,
-        rows,
-        fit.teacher,
-        new_student(),
-        settings=TrainConfig(batch_size=4, accumulate=2, steps=kept[-1] + 2),
-    )
-    again.resume()
+    settings = TrainConfig(batch_size=4, accumulate=2, steps=kept[-1] + 2)
+    again = Fit(tmp_path, tokenizer, rows, fit.teacher, new_student(), settings=settings).resume()
     assert torch.equal(torch.cat([w.flatten() for w in weights_of(again.student).values()]), seen[kept[-1] - 1])
     again.run()
     assert again.state.step == kept[-1] + 2 and again.state.skipped_in_a_row == 0
@@ -151,26 +161,26 @@ def test_the_first_limit_ends_the_run() -> None:
 @pytest.mark.parametrize(
     ("settings", "ended_by", "steps", "evaluated"),
     [
-        (TrainConfig(batch_size=4, accumulate=2, epochs=2), "epochs", 6, [3, 6]),
-        (TrainConfig(batch_size=4, accumulate=2, epochs=2, steps=4), "steps", 4, [3, 4]),
-        (TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=7), "steps", 7, [3, 6, 7]),
-        (TrainConfig(batch_size=4, accumulate=2, epochs=2, steps=6), "epochs", 6, [3, 6]),
-        (TrainConfig(batch_size=16, accumulate=50, epochs=2), "epochs", 2, [1, 2]),  # fewer rows than one step takes
+        ({"epochs": 2}, "epochs", 6, [3, 6]),
+        ({"epochs": 2, "steps": 4}, "steps", 4, [3, 4]),
+        ({"epochs": None, "steps": 7}, "steps", 7, [3, 6, 7]),
+        ({"epochs": 2, "steps": 6}, "epochs", 6, [3, 6]),
+        ({"batch_size": 16, "accumulate": 50, "epochs": 2}, "epochs", 2, [1, 2]),  # fewer rows than one step takes
     ],
 )
 def test_ends(
     tmp_path: Path,
     tokenizer: Any,
     rows: np.ndarray,
-    settings: TrainConfig,
+    settings: dict[str, Any],
     ended_by: str,
     steps: int,
     evaluated: list[int],
 ) -> None:
-    fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings)
+    fit = words_alone(tmp_path, tokenizer, rows, **settings)
     before = weights_of(fit.student)
     assert fit.run() == ended_by
-    assert fit.state.step == len(fit.logs) == steps and fit.state.syncs == steps
+    assert fit.state.step == len(fit.logs) == steps
     assert [step for step, _, _ in fit.epochs] == evaluated
     assert [epochs for _, epochs, _ in fit.epochs] == [step / fit.batches.steps_per_epoch for step in evaluated]
     assert newest_step(fit.checkpoints.newest() or Path("none")) == steps
@@ -180,9 +190,7 @@ def test_ends(
 
 
 def test_every_position_is_counted_once_an_epoch(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
-    fit = Fit(
-        tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(batch_size=3, accumulate=2, epochs=2)
-    )
+    fit = words_alone(tmp_path, tokenizer, rows, batch_size=3, epochs=2)
     fit.run()
     assert fit.state.tokens == 2 * int((rows != tiny.PAD).sum())
     assert [line["tokens"] for line in fit.logs][-1] == fit.state.tokens
@@ -203,8 +211,8 @@ class Clock:
 
 def test_ends_by_the_clock(tmp_path: Path, tokenizer: Any, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny.loop, "time", Clock())
-    settings, schedule = TrainConfig(batch_size=4, accumulate=2, epochs=None, minutes=0.25), Linear(warmup=0.0)
-    fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings, schedule=schedule)
+    make = partial(words_alone, tmp_path, tokenizer, rows, {"schedule": Linear(warmup=0.0)}, epochs=None, minutes=0.25)
+    fit = make()
     assert fit.run() == "minutes"
     seconds = [line["seconds"] for line in fit.logs]
     assert seconds[-1] == pytest.approx(15, abs=3) and fit.state.step > 3
@@ -213,7 +221,7 @@ def test_ends_by_the_clock(tmp_path: Path, tokenizer: Any, rows: np.ndarray, mon
     assert rates[0] > 0.7e-2 and rates[-1] < 0.2e-2
     assert fit.epochs[-1][0] == fit.state.step and fit.checkpoints.newest() is not None
     # A second start of the finished run adds no step, but gives what a kill before the last evaluation has cost.
-    again = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings, schedule=schedule).resume()
+    again = make().resume()
     assert again.run() == "minutes" and again.state.step == fit.state.step and not again.logs
     assert again.epochs == fit.epochs[-1:]
 
@@ -227,21 +235,15 @@ def test_ends_by_the_clock(tmp_path: Path, tokenizer: Any, rows: np.ndarray, mon
 def test_a_signal_stops_after_the_step_with_a_checkpoint(
     tmp_path: Path, tokenizer: Any, rows: np.ndarray, number: signal.Signals, status: int
 ) -> None:
-    fit = Fit(
-        tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(batch_size=4, accumulate=2, epochs=5)
-    )
+    fit = words_alone(tmp_path, tokenizer, rows, epochs=5)
     handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
-    fit.student.base_model.register_forward_pre_hook(
-        lambda *_: signal.raise_signal(number) if fit.state.step == 3 else None
-    )
+    at_step(fit, 3, number)
     with pytest.raises(Interrupted) as error:
         fit.run()
     assert error.value.status == status and fit.state.step == 4 and "step 4" in str(error.value)
     assert newest_step(fit.checkpoints.newest() or Path("none")) == 4
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
-    again = Fit(
-        tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(batch_size=4, accumulate=2, epochs=5)
-    ).resume()
+    again = words_alone(tmp_path, tokenizer, rows, epochs=5).resume()
     assert again.run() == "epochs" and again.state.step == 15 and again.logs[0]["step"] == 5
 
 
@@ -266,8 +268,7 @@ def test_a_signal_while_storage_is_out_of_order_keeps_all_steps(
     tmp_path: Path, tokenizer: Any, rows: np.ndarray, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote.random, "uniform", lambda low, high: 30.0)
-    settings = TrainConfig(batch_size=4, accumulate=2, epochs=1, save_every=100)
-    fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings)
+    fit = words_alone(tmp_path, tokenizer, rows, epochs=1, save_every=100)
     readable = fit.batches.order.numbers(0, np.arange(2 * fit.batches.sequences_per_step))
     fit.batches = replace(fit.batches, sequences=OutOfOrder(rows, readable), threads=threads)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
@@ -286,11 +287,8 @@ def test_a_signal_while_storage_is_out_of_order_keeps_all_steps(
 def test_usr1_writes_a_checkpoint_and_goes_on_or_stops(
     tmp_path: Path, tokenizer: Any, rows: np.ndarray, answer: OnUsr1
 ) -> None:
-    settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=3, save_every=100, on_usr1=answer)
-    fit = Fit(tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=settings)
-    fit.student.base_model.register_forward_pre_hook(
-        lambda *_: signal.raise_signal(signal.SIGUSR1) if fit.state.step == 0 else None
-    )
+    fit = words_alone(tmp_path, tokenizer, rows, epochs=None, steps=3, save_every=100, on_usr1=answer)
+    at_step(fit, 0, signal.SIGUSR1)
     if answer is OnUsr1.save:
         assert fit.run() == "steps" and fit.state.step == 3
     else:
@@ -303,21 +301,15 @@ def test_usr1_writes_a_checkpoint_and_goes_on_or_stops(
 @pytest.mark.parametrize("when", ["last step", "last evaluation"])
 def test_a_signal_at_the_end_is_not_lost(tmp_path: Path, tokenizer: Any, rows: np.ndarray, when: str) -> None:
     """The report that follows may take long; the same command goes on from the checkpoint with it."""
-    fit = Fit(
-        tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(batch_size=4, accumulate=2, epochs=1)
-    )
+    fit = words_alone(tmp_path, tokenizer, rows, epochs=1)
     if when == "last step":
-        fit.student.base_model.register_forward_pre_hook(
-            lambda *_: signal.raise_signal(signal.SIGTERM) if fit.state.step == 2 else None
-        )
+        at_step(fit, 2, signal.SIGTERM)
     else:
         fit.epochs = SignalOnAppend()
     with pytest.raises(Interrupted):
         fit.run()
     assert newest_step(fit.checkpoints.newest() or Path("none")) == 3
-    again = Fit(
-        tmp_path, tokenizer, rows, objective=only(mlm=1.0), settings=TrainConfig(batch_size=4, accumulate=2, epochs=1)
-    ).resume()
+    again = words_alone(tmp_path, tokenizer, rows, epochs=1).resume()
     assert again.run() == "epochs" and not again.logs and [step for step, _, _ in again.epochs] == [3]
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
 from distill.models.kernels.attention import use_batched_products
-from distill.models.kernels.dropout import replace_dropout
+from distill.models.kernels.dropout import keyed_by_sequence, replace_dropout
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.student import dropout_names
 from distill.objective.build import bind_terms, build_objective, make_terms
@@ -33,9 +34,12 @@ from distill.optim import updates as optim
 from distill.optim.schedule import Schedule
 from distill.optim.schedules.constant import Constant
 from distill.optim.schedules.linear import Linear
-from distill.runs.checkpoint import Checkpoints, State
-from distill.runs.history import Points
-from distill.runs.metrics import Metrics
+from distill.runs.callbacks import RunLog
+from distill.runs.checkpoint import Checkpoints
+from distill.runs.facts import HistoryPoint
+from distill.runs.periodic_evaluation import EvaluationSchedule
+from distill.runs.state import State
+from distill.runs.trackers import Tracker
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
 from distill.teacher.output import NoTeacher
@@ -252,8 +256,17 @@ def loss_of(
 def accumulate(
     model: Trainable, teacher: Any, objective: Objective, window: Any, scales: torch.Tensor, sync: Any
 ) -> torch.Tensor:
-    """As a training does it: the gradient of a window goes into `sync.gradients`; gives the sums of the terms."""
-    return loop.accumulate_gradients(model, teacher, objective, window, scales, sync)
+    """As `step` does it: the gradient of a window goes into `sync.gradients`; gives the sums of the terms, [M, T]."""
+    sync.zero()
+    sums = scales.new_zeros(len(window), len(scales))
+    with model.student.weight_cast_cache(), sync.ranks.computing():
+        teacher_outputs = teacher.outputs(window, objective.teacher_spec)
+        for number, batch in enumerate(window):
+            output = next(teacher_outputs)
+            with sync.micro_batch(number == len(window) - 1), keyed_by_sequence(batch.dropout_keys):
+                loss, sums[number] = objective(model, output, batch, scales)
+                loss.backward()
+    return sums
 
 
 def hidden_states(
@@ -289,7 +302,7 @@ def assert_close(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tens
 
 @dataclass
 class Fit:
-    """One training through `distill.train.train`; it is the log of its metrics and its history itself."""
+    """One training through `distill.train.train`; it keeps its metrics and is its own evaluation."""
 
     folder: Path
     tokenizer: Any
@@ -305,7 +318,7 @@ class Fit:
     identity: dict[str, Any] = field(default_factory=lambda: {"run": "tiny"})
     ranks: Any = None  # None: one process
     keyed_dropout: bool = False  # as on the CPU in a real run
-    points: Points = field(default_factory=Points)
+    evaluations: EvaluationSchedule = field(default_factory=EvaluationSchedule)
     snapshots: Any = None
     precision: str = "fp32"  # of both models
     checkpoints: bool = False  # student.gradient_checkpointing
@@ -352,9 +365,10 @@ class Fit:
             self.state,
             self.checkpoints,
         )
-        metrics = Metrics(self.terms, self.batches, self.settings.log_every, self, self.state)
-        observers = (metrics,) if self.snapshots is None else (metrics, self.snapshots)
-        return loop.train(training, self.terms, observers, self)
+        log = FitLog(self, training)
+        callbacks = (log,) if self.snapshots is None else (log, self.snapshots)
+        evaluation: Any = self
+        return loop.train(training, self.terms, callbacks, evaluation)
 
     def losses(self) -> list[dict[str, float]]:
         """The logs without what a clock measures."""
@@ -367,16 +381,28 @@ class Fit:
         values = [line["loss/mlm"] for line in self.logs if line["step"] in steps]
         return float(np.average(values, weights=counts))
 
-    def log_metrics(self, metrics: dict[str, float]) -> None:
-        self.logs.append(metrics)
-        if self.on_log is not None:
-            self.on_log(self, metrics)
-
     def due(self, step: int) -> bool:
-        return self.points.after(step, self.batches.steps_per_epoch)
+        return self.evaluations.due(step, self.batches.steps_per_epoch)
 
-    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
-        self.epochs.append((state.step, epochs, losses))
+    def evaluate(self, state: State, losses: dict[str, float]) -> HistoryPoint:
+        self.epochs.append((state.step, state.step / self.batches.steps_per_epoch, losses))
+        return HistoryPoint()
+
+
+class FitLog(RunLog):
+    """Keeps the lines of metrics with the training."""
+
+    def __init__(self, fit: Fit, training: loop.Training) -> None:
+        config, data = SimpleNamespace(train=fit.settings), SimpleNamespace(batches=fit.batches)
+        run: Any = SimpleNamespace(config=config, data=data, objective=fit.terms, folder=None)
+        super().__init__(run, fit.state, training.limits, Tracker())
+        self.progress.close()
+        self.fit = fit
+
+    def write(self, metrics: dict[str, float]) -> None:
+        self.fit.logs.append(metrics)
+        if self.fit.on_log is not None:
+            self.fit.on_log(self.fit, metrics)
 
 
 def plain_sgd(lr: float = 0.1) -> dict[str, Any]:

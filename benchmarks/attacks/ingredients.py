@@ -12,7 +12,7 @@ from benchmarks.attacks.ground import Ground, student_of
 # A run of a few steps on one thread in a format that every machine has.
 SHORT = [
     "corpus.sequence_length=32", "data.workers=1", "precision=fp32", "train.batch_size=4", "train.sequences_per_step=8",
-    "train.epochs=null", "train.steps=3", "train.save_every=1", "train.log_every=1", "evaluate.curve.points=0",
+    "train.epochs=null", "train.steps=3", "train.save_every=1", "train.log_every=1",
     "corpus.heldout=0.2", "evaluate.sets=[heldout]", "evaluate.max_sequences=4",
     "evaluate.pseudo_perplexity.fraction=0",
 ]  # fmt: skip

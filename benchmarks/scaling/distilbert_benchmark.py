@@ -89,23 +89,9 @@ def durations(rows: list[Row], results: list[dict[str, Any]]) -> str:
     seconds = [result["training"]["seconds"] for result in results]
     lines = []
     for row, result, taken in zip(rows, results, seconds, strict=True):
-        backend = result["backend"]
         speed = f"{result['training']['tokens_per_second']:.0f}"
-        exchange = f"{backend['syncs']:,}", f"{backend['bytes_sent'] / 1e6:.0f}"
-        lines.append(
-            [row.name, str(row.hosts), f"{taken:.0f}", f"{seconds[0] / taken:.2f}", speed, *exchange, row.published]
-        )
-    head = [
-        "row",
-        "hosts",
-        "training s",
-        "times as fast",
-        "tokens/s",
-        "exchanges",
-        "MB a rank sent",
-        "published min",
-    ]
-    return table(head, lines)
+        lines.append([row.name, str(row.hosts), f"{taken:.0f}", f"{seconds[0] / taken:.2f}", speed, row.published])
+    return table(["row", "hosts", "training s", "times as fast", "tokens/s", "published min"], lines)
 
 
 def by_epoch(rows: list[Row], results: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> str:

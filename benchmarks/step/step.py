@@ -40,9 +40,11 @@ from distill.objective.build import bind_terms, build_objective, make_terms
 from distill.optim import updates as optim
 from distill.optim.schedule import Schedule
 from distill.optim.schedules.constant import Constant
-from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.checkpoint import Checkpoints
+from distill.runs.facts import HistoryPoint
 from distill.runs.setup import setup_student, setup_teacher
-from distill.runs.step import Follower, StepResult
+from distill.runs.state import State
+from distill.runs.step import Callback, StepResult
 from distill.runtime.host import limit_spinning
 from distill.teacher.live import LiveTeacher
 from distill.train import Learner, Training, train
@@ -69,23 +71,23 @@ def variants(rows: str, device: torch.device, more: bool) -> list[Variant]:
 
 
 @dataclass
-class CallAfterStep(Follower):
-    """Follows `distill.train` and calls something after each step."""
+class CallAfterStep(Callback):
+    """Calls something after each step of `distill.train`."""
 
     call: AfterStep
 
-    def after_step(self, state: State, result: StepResult) -> None:
+    def after_step(self, step: StepResult) -> None:
         self.call()
 
 
-class NoHistory:
-    """A history of `distill.train` that keeps nothing."""
+class NoEvaluation:
+    """Stands for the evaluations of `distill.train`, and scores nothing."""
 
     def due(self, step: int) -> bool:
         return False
 
-    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> None:
-        return None
+    def evaluate(self, state: State, losses: dict[str, float]) -> HistoryPoint:
+        return HistoryPoint()
 
 
 def settings(rows: str, task: str = "mlm") -> ObjectiveConfig:
@@ -128,7 +130,7 @@ def train_by_plan(source: Batches, pair: tuple[Any, Any], plan: Plan, steps: int
         learner = Learner(trainable, sync, optimizer, plan.schedule, plan.optimizer)
         checkpoints = Checkpoints(Path(folder), 1, {}, ranks)
         run = Training(learner, LiveTeacher(frozen), source, ranks, length, State(), checkpoints)
-        train(run, objective, (CallAfterStep(after_step),), NoHistory())
+        train(run, objective, (CallAfterStep(after_step),), NoEvaluation())
 
 
 def matrix_rate(shape: Shape, dtype: torch.dtype, device: torch.device) -> float:

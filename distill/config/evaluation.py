@@ -31,11 +31,12 @@ class SetConfig(Settings):
     pseudo_perplexity: SetFraction = setting(SetFraction, "Pseudo-perplexity of this set.")
 
 
-class CurveConfig(Settings):
-    """Perplexity of the student while it trains, on a few sequences of the first set; not with labelled examples."""
+class OnTheWayConfig(Settings):
+    """The evaluations in the course of a training; the student that it ends with is scored on all of each set."""
 
-    points: int = setting(0, "Score at so many points of the run, and before it; 0 is none.", ge=0, le=1000)
-    sequences: int = setting(64, "Sequences that are scored at each point.", **IN_SEQUENCES)
+    sequences: int | None = setting(
+        None, "Score the first so many of each set during training; null: all.", **IN_SEQUENCES
+    )
 
 
 class EvaluateConfig(Settings):
@@ -50,7 +51,7 @@ class EvaluateConfig(Settings):
     batch_size: int = setting(32, "Sequences in one forward.", unit="sequences", ge=1, le=BATCH)
     every_steps: int | None = setting(None, "Score the student after every so many steps, and at the end.", **IN_STEPS)
     every_epoch: bool | None = setting(None, "Score the student after every epoch; null: where every_steps is null.")
-    curve: CurveConfig = setting(CurveConfig, "Perplexity while the student trains.")
+    on_the_way: OnTheWayConfig = setting(OnTheWayConfig, "How much is scored while the student trains.")
     stride: int | None = setting(
         None, "Tokens that the window of a causal model's perplexity moves on; null is half a sequence.", unit="tokens",
         ge=1, le=1_048_576,

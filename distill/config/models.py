@@ -136,7 +136,7 @@ class StudentConfig(Part):
     num_layers: int | None = setting(None, "Layers that a rule or auto takes; null is half.", ge=1, le=10_000)
     # With it the layers depend on how fast the machine is; the same settings find the same ones without.
     search_seconds: float | None = setting(
-        None, "The longest search of layers=auto; null: as long as it finds better ones.", unit="seconds", ge=1, le=1e6
+        None, "The longest search of layers=auto; null: no limit.", unit="seconds", ge=1, le=1e6
     )
     path: LocalPath | None = setting(None, "Folder of a model or run, or name on the Hub; weights for a callable.")
     trust_remote_code: bool = setting(False, "Let transformers run code of the model's repository.")

@@ -114,6 +114,8 @@ def _of_labels(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
     for name, null in {"heldout": "0", "cross_documents": "false", "fallback": "false"}.items():
         if value := getattr(config.corpus, name):
             yield f"corpus.{name}", value, problem, f"set it to {null}"
+    if (few := config.evaluate.on_the_way.sequences) is not None:
+        yield "evaluate.on_the_way.sequences", few, problem, "use evaluate.max_sequences"
 
 
 def _of_teachers(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:

@@ -317,8 +317,6 @@ def _finish(tasks: Sequence[Task], text: str, duplicates: dict[str, int] | None)
     return index
 
 
-
-
 def _announce(index: Index, packing: Packing) -> None:
     tokens, seconds = num_tokens(index), index.seconds
     logger.info(f"prepared {tokens:,} tokens in {seconds:.1f} s: {rate(index):,.0f} tokens a second")

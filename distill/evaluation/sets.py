@@ -1,8 +1,8 @@
 """Evaluation sets: sequences of token ids under the name by which the report calls them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypedDict
+from dataclasses import dataclass, replace
+from typing import Self, TypedDict
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -46,6 +46,12 @@ class EvaluationSet:
         text = self.sequences if self.text is None else self.text
         number = row if self.numbers is None else int(self.numbers[row])
         return None if number == 0 else text[np.array([number - 1])][0]
+
+    def first(self, count: int) -> Self:
+        """The first `count` sequences, or all where there are fewer; what comes before one in the text stays known."""
+        numbers = None if self.numbers is None else self.numbers[:count]
+        text = self.sequences if self.text is None else self.text
+        return replace(self, sequences=self.sequences[:count], numbers=numbers, text=text)
 
     @property
     def num_sequences(self) -> int:

@@ -12,11 +12,11 @@ from distill.models.pooling import SAVED_AS, SavedPooling
 from distill.report import report, summary
 from distill.report.model_card import model_card, use_of_run
 from distill.runs.baseline import advice
-from distill.runs.checkpoint import State
-from distill.runs.describe import backend_facts, training_facts
+from distill.runs.callbacks import Snapshots
+from distill.runs.describe import training_facts
 from distill.runs.record import Record
 from distill.runs.run import Run
-from distill.runs.snapshots import Snapshots
+from distill.runs.state import State
 from distill.runtime.errors import first_line
 from distill.runtime.host import storage_failure
 from distill.runtime.jsonl import read_lines
@@ -24,28 +24,28 @@ from distill.runtime.jsonl import read_lines
 logger = logging.getLogger(__name__)
 
 
-def make_snapshots(run: Run, so_far: Record) -> Snapshots:
+def make_snapshots(run: Run, so_far: Record, state: State) -> Snapshots:
     """What keeps the student after the steps that the settings name, with a model card of the run so far.
 
     Args:
         so_far: the record of the run as it begins.
+        state: of the training.
     """
 
     folder, ranks, settings = run.folder, run.ranks, run.config.train
 
-    def write(path: Path, state: State) -> None:
+    def write(path: Path) -> None:
         if ranks.broadcast(path.exists()):
             return
         full_student = run.pair.whole_student(ranks)
-        ranks.decide(lambda: write_on_rank_0(path, state, full_student))  # which the next exchange waits for
+        ranks.decide(lambda: write_on_rank_0(path, full_student))  # which the next exchange waits for
 
-    def write_on_rank_0(path: Path, state: State, full_student: Any) -> None:
+    def write_on_rank_0(path: Path, full_student: Any) -> None:
         note = f"This is the student after step {state.step}. The run continued; its report has the scores."
         record = so_far.changed(
             snapshot=state.step,
             notes=[note, *so_far.notes],
             training=training_facts(state, run.data.batches, []),
-            backend=backend_facts(ranks, run.config, run.data.batches, state.syncs),
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         _export(run, full_student, path, record.redacted(), durable=True)

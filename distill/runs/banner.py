@@ -16,9 +16,9 @@ from distill.models.load import model_folder, size
 from distill.objective.objective import Objective
 from distill.optim.schedule import ENDLESS, total_steps
 from distill.optim.updates import peak_lr
-from distill.runs.checkpoint import State
 from distill.runs.facts import TeacherCache
 from distill.runs.pair import Pair
+from distill.runs.state import State
 from distill.runtime.progress import counted
 from distill.runtime.version import __version__
 from distill.tasks import Prepared
@@ -50,6 +50,8 @@ def _notes(config: Config, tokens: Tokens, needs_teacher: bool) -> list[str]:
         needs_teacher: whether the student learns from the teacher, and does not only start from its layers.
     """
     lines = list(_note_on_objects(config))
+    if (few := config.evaluate.on_the_way.sequences) is not None:
+        lines.append(f"Scores during training are those of the first {counted(few, 'sequence')} of each set.")
     for name, member in settings_by_member(config).items() if needs_teacher else ():
         if member.precision.teacher == "int8":
             lines.append(f"In training {whose(name)} encoder ran in int8; its scores are without that rounding.")

@@ -78,7 +78,6 @@ class BaselineRun:
             folder=folder,
             steps=self.record.training.steps,
             history=self.record.history,
-            curve=self.record.curve,
             objective=self.record.objective,
             remarks=self.remarks,
             learning_rate=self.learning_rate,

@@ -14,7 +14,7 @@ from distill.objective.vocabulary import mixing_temperature
 from distill.optim import updates
 from distill.optim.optimizer_state import optimizer_state
 from distill.optim.schedule import ENDLESS, length_in_steps, make_schedule
-from distill.runs.observers import check_observers
+from distill.runs.callbacks import check_observers
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
 from distill.runtime.signals import ALL

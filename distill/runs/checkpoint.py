@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from distill.distributed import Ranks
-from distill.objective.running_mean import RunningMean
-from distill.optim.loss_scale import LossScale
+from distill.distributed.shard import local
 from distill.optim.optimizer_state import SLOT, check_slots, optimizer_state, restore_optimizer
 from distill.runs.checkpoint_files import (
     FORMAT,
@@ -28,58 +27,14 @@ from distill.runs.checkpoint_files import (
     stored_tensors,
     write_shard,
 )
-from distill.runs.divergence import LossLevel, weights_are_finite
 from distill.runs.facts import Best, HistoryPoint
 from distill.runs.identity import refuse_other_settings
 from distill.runs.run_files import HISTORY
+from distill.runs.state import State
 from distill.runtime.errors import Damaged, StorageFailed
 from distill.runtime.files import MANIFEST, digests, flush_to_disk, quarantine, remove, write_manifest
 from distill.runtime.host import require_room, storage_failure
 from distill.runtime.jsonl import read_lines
-
-
-@dataclass
-class State:
-    """What a run has done so far. Everything random is a function of seed and step, so no generator is kept."""
-
-    step: int = 0
-    tokens: int = 0  # positions seen, padding not counted, all ranks
-    seconds: float = 0.0  # of training; evaluation and saving not counted
-    syncs: int = 0  # exchanges of gradients
-    skipped: int = 0  # steps whose loss or gradient was not finite
-    skipped_in_a_row: int = 0
-    tally: RunningMean = field(default_factory=RunningMean)  # of the loss terms, since the last point of the history
-    overflows: int = 0  # further steps left out, whose gradient overflowed by the loss scale
-    loss_scale: LossScale = field(default_factory=LossScale)
-    level: LossLevel = field(default_factory=LossLevel)
-
-    @classmethod
-    def of(cls, stored: dict[str, Any]) -> "State":
-        """The state that a checkpoint holds, as `asdict` has given it."""
-        parts = {"tally": RunningMean, "loss_scale": LossScale, "level": LossLevel}
-        return cls(**stored | {name: make(**stored[name]) for name, make in parts.items()})
-
-    def add(self, tokens: int, seconds: float, exchanges: int) -> None:
-        """Take in a step, also one that is skipped."""
-        self.step += 1
-        self.tokens += tokens
-        self.seconds += seconds
-        self.syncs += exchanges
-
-    def begin_interval(self) -> None:
-        """Forget the losses up to a point of the history, which has reported them."""
-        self.tally = RunningMean()
-
-    def begin_start(self) -> None:
-        """Count skipped steps in a row anew: a run that has diverged gets as many tries again when it is resumed."""
-        self.skipped_in_a_row = 0
-
-    def count_outcome(self, finite: bool, overflow: bool) -> None:
-        """Count a step that was skipped; where the loss scale falls to its level that is no sign of divergence."""
-        self.overflows += overflow
-        if not overflow:
-            self.skipped += not finite
-            self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
 
 
 class Checkpoints:
@@ -221,19 +176,19 @@ class Checkpoints:
 
     def prune(self, state: State) -> None:
         """Remove the older ones, but for the newest that is known to be good, and that of the best evaluation."""
-        good = [path for path in self.saved() if _step_of(path) < state.level.sane_step]
+        good = [path for path in self.saved() if _step_of(path) < state.last_good_step]
         best = self.best()
         for old in self.saved()[: -self.keep]:
             if old not in good[-1:] and (best is None or _step_of(old) != best.step):
                 remove(old)
 
-    def rename_diverged(self, sane_step: int) -> None:
+    def rename_diverged(self, last_good_step: int) -> None:
         """Rename the checkpoints of a training that may have diverged by then to `diverged-step-N`.
 
         Args:
-            sane_step: the last step with a sane loss; the checkpoints before it are good.
+            last_good_step: as in `State`; the checkpoints before it are good.
         """
-        diverged = [path for path in self.saved() if _step_of(path) >= sane_step]
+        diverged = [path for path in self.saved() if _step_of(path) >= last_good_step]
         for earlier in self.folder.glob("diverged-step-*") if diverged else []:
             remove(earlier)
         for path in diverged:
@@ -279,6 +234,11 @@ class Checkpoints:
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
+
+
+def weights_are_finite(tensors: dict[str, torch.Tensor]) -> bool:
+    """Whether every weight is a number, of sharded ones this rank's part; integer buffers always are."""
+    return all(bool(local(tensor).isfinite().all()) for tensor in tensors.values() if tensor.is_floating_point())
 
 
 def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

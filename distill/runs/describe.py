@@ -37,10 +37,10 @@ from distill.objective.terms.pooled import Pooled
 from distill.optim.updates import peak_lr
 from distill.runs import facts
 from distill.runs.banner import cache_note, fraction_used
-from distill.runs.checkpoint import State
 from distill.runs.pair import Pair
 from distill.runs.record import Record
 from distill.runs.run import Run
+from distill.runs.state import State
 from distill.runtime.hub import is_hub_reached
 from distill.runtime.jsonl import LogLine
 from distill.runtime.redaction import FROM_ENVIRONMENT
@@ -320,7 +320,7 @@ def measure_facts(measures: list[Measure]) -> dict[str, facts.Measure]:
     return {each.name: facts.Measure.model_validate(each, from_attributes=True) for each in measures}
 
 
-def backend_facts(ranks: Ranks, config: Config, batches: Batches, syncs: int | None = None) -> facts.Backend:
+def backend_facts(ranks: Ranks, config: Config, batches: Batches) -> facts.Backend:
     return facts.Backend(
         name=ranks.name,
         ranks=ranks.size,
@@ -329,9 +329,6 @@ def backend_facts(ranks: Ranks, config: Config, batches: Batches, syncs: int | N
         accumulate=batches.step_shape.micro_batches,
         batch_size=batches.step_shape.batch_size,
         sequences_per_step=batches.sequences_per_step,
-        syncs=syncs,
-        collectives=ranks.traffic.num_collectives,
-        bytes_sent=ranks.traffic.bytes_sent,
     )
 
 

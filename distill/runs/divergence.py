@@ -1,102 +1,146 @@
-"""Finds out whether a training has diverged, by its losses, its weights and its scores."""
+"""Finds out whether a training has diverged: by steps that are not finite, spikes of the loss, weights and scores."""
 
+import logging
 import math
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from distill.config.settings import PrecisionConfig, TrainConfig
 from distill.data.batch import Batch
 from distill.distributed import Ranks
-from distill.distributed.shard import local
 from distill.objective.objective import Objective
+from distill.runs.checkpoint import Checkpoints, weights_are_finite
+from distill.runs.run import Run
+from distill.runs.state import State
+from distill.runs.step import StepResult
+from distill.runtime.errors import Diverged
 from distill.runtime.progress import counted
 from distill.teacher.output import Teacher, is_finite
 
-# What the first loss of a term counts as at least: some start where they lose next to nothing, as a student that is a
-# copy of its teacher does, and lose more than three times that ever after.
-LEAST_FIRST = 1.0
-MEMORY = 0.9  # how much of the mean of the losses stays in each step: it spans about ten of them
 PERPLEXITIES = ("perplexity", "pseudo_perplexity")
 NAMED_SEQUENCES = 8  # of each rank, where a loss is not finite
 
+logger = logging.getLogger(__name__)
 
-@dataclass
-class LossLevel:
-    """How the loss of late compares with that of the first step; one is part of a checkpoint.
 
-    Losses are compared as multiples of the first step's under the weights in force, so that a weight which rises along
-    the run is not taken for a loss that does. A mean of several steps stands for the loss, because a batch of few
-    sequences can lose several times the usual amount.
-    """
+class DivergenceCheck:
+    """Watches each step of a training, the same on all ranks. What it counts is part of the state."""
 
-    first: dict[str, float] = field(default_factory=dict)  # mean of each term in the first step that had any of it
-    ratio: float = 0.0  # the loss of late by that of the first step
-    high_in_a_row: int = 0  # steps since the ratio passed its limit
-    # The last step whose own loss was sane, too. A loss is that of the weights before its step, so that
-    # a checkpoint of an earlier step is known to be good, and that of this step is not.
-    sane_step: int = 0
-
-    def add(
+    def __init__(
         self,
-        step: int,
-        sums: dict[str, float],
-        counts: dict[str, float],
-        weights: dict[str, float],
-        limit: float | None,
-    ) -> str | None:
-        """Take in a step that was finite.
+        settings: TrainConfig,
+        precision: PrecisionConfig,
+        ranks: Ranks,
+        checkpoints: Checkpoints,
+        teacher: Teacher,
+        objective: Objective,
+    ) -> None:
+        """`precision`, `teacher` and `objective` are there to find out why a step is not finite."""
+        self.settings, self.precision, self.ranks, self.checkpoints = settings, precision, ranks, checkpoints
+        self.teacher, self.objective = teacher, objective
+        self.teacher_is_finite = True  # in the last step whose loss was not
+
+    def after_step(self, state: State, result: StepResult, batches: list[Batch]) -> str:
+        """Count a skipped step, follow the loss, adapt the loss scale; all ranks call it together.
 
         Args:
-            step: its number, from 1.
-            sums, counts: of each term over the step and all ranks.
-            weights: of the terms in this step.
-            limit: the largest ratio that counts as sane; None: any.
+            batches: this rank's micro-batches of the step.
 
         Returns:
-            A warning, in the step that passes the limit and in the one that comes back; else None.
+            Why the run has diverged; empty where it has not.
         """
-        means = {name: value / counts[name] for name, value in sums.items() if counts.get(name)}
-        for name, mean in means.items():
-            self.first.setdefault(name, mean)
-        usual = sum(abs(weights[name]) * max(abs(self.first[name]), LEAST_FIRST) for name in means)
-        ratio = 0.0
-        if usual:
-            ratio = max(0.0, sum(weights[name] * mean for name, mean in means.items()) / usual)
-            self.ratio = ratio if self.ratio == 0 else MEMORY * self.ratio + (1 - MEMORY) * ratio
-        before, self.high_in_a_row = self.high_in_a_row, 0 if _is_sane(self.ratio, limit) else self.high_in_a_row + 1
-        if not self.high_in_a_row and _is_sane(ratio, limit):
-            self.sane_step = step
-        if before == 0 and self.high_in_a_row:
+        overflow = state.loss_scale.update(result.loss_is_finite, math.isfinite(result.grad_norm))
+        if overflow:  # the loss scale falls to its level, which is no sign of divergence
+            state.overflows += 1
+        elif result.skipped:
+            state.skipped += 1
+            state.skipped_in_a_row += 1
+            self._warn_of_skipped(state, result, batches)
+        elif warning := state.take(result.sums, result.counts, result.weights, self.settings.max_loss_ratio):
+            logger.warning(f"step {state.step}: {warning}")
+        return self._reason(state, result.over)
+
+    def check(self, state: State, over: bool) -> None:
+        """Raise Diverged where the run has diverged; rank 0 renames the checkpoints that may have diverged.
+
+        Args:
+            over: this is the end of the run.
+        """
+        if not (reason := self._reason(state, over)):
+            return
+        if self.ranks.rank == 0:
+            self.checkpoints.rename_diverged(state.last_good_step)
+        self.ranks.barrier()
+        newest = self.checkpoints.newest()
+        raise Diverged(
+            f"{reason}; {self._cure(state)}. "
+            + (f"The last good checkpoint is {newest}" if newest else "There is no good checkpoint")
+            + "; checkpoints that may have diverged are renamed to diverged-step-N"
+        )
+
+    def _warn_of_skipped(self, state: State, result: StepResult, batches: list[Batch]) -> None:
+        which = "gradient" if result.loss_is_finite else "loss"
+        sequences = offending_sequences(result.rank_sums, batches, self.ranks)
+        self.teacher_is_finite = result.loss_is_finite or self._computes_finite_outputs(batches)
+        cause = "" if self.teacher_is_finite else ", as the teacher's own outputs are not"
+        logger.warning(f"step {state.step} is skipped: its {which} is not finite, in {sequences}{cause}")
+
+    @torch.no_grad()
+    def _computes_finite_outputs(self, batches: list[Batch]) -> bool:
+        """Whether the teacher's outputs for the micro-batches of all ranks are finite, which are computed once more."""
+        with self.ranks.computing():
+            finite = [is_finite(output) for output in self.teacher.outputs(batches, self.objective.teacher_spec)]
+        return not float(self.ranks.sum(torch.tensor(float(not all(finite)))))
+
+    def _reason(self, state: State, over: bool) -> str:
+        """Why the run ends as one that has diverged; empty where it continues or ends well."""
+        settings, skipped, spike = self.settings, state.skipped_in_a_row, state.spike_steps
+        if skipped and (over or skipped >= settings.max_nonfinite):
             return (
-                f"the loss is {self.ratio:.3g} times that of the first step (train.max_loss_ratio={limit}); until it "
-                "comes back, checkpoints do not count as good"
+                f"loss or gradient was not finite in {counted(skipped, 'step')} in a row up to step {state.step} "
+                f"(train.max_nonfinite={settings.max_nonfinite})"
             )
-        if before and not self.high_in_a_row:
-            times = f"{self.ratio:.3g} times that of the first step"
-            return f"the loss has come back to {times}, after {counted(before, 'step')}"
-        return None
+        if spike and (over or spike >= settings.max_spike):
+            return (
+                f"the loss has been more than {settings.max_loss_ratio} times that of the first step in "
+                f"{counted(spike, 'step')} in a row up to step {state.step} (train.max_loss_ratio, "
+                f"train.max_spike={settings.max_spike})"
+            )
+        return "no step was taken: each of them overflowed" if over and state.step == state.overflows > 0 else ""
+
+    def _cure(self, state: State) -> str:
+        """What helps, by what was found to be at fault."""
+        formats, another = self.precision, "in another folder (hydra.run.dir=DIR)"
+        if state.skipped_in_a_row and not self.teacher_is_finite:
+            at_fault = "the teacher's own logits or hidden states are not finite, and the student is not at fault"
+            if formats.teacher != "fp32":
+                return f"{at_fault}: resume here with precision.teacher=fp32"
+            return f"{at_fault}: take another teacher, or leave out the sequences that the warnings name, {another}"
+        resume = "resume here with precision=fp32"
+        if state.step == state.skipped:  # no update was made
+            cause = "this began before any update, so that the learning rate is not at fault"
+            cure = f"check where the student starts, its data and the losses, {another}"
+            return f"{cause}: " + (cure if formats.student == "fp32" else resume)
+        lower = f"lower optimizer.lr {another}"
+        return lower if formats.student == "fp32" else f"{lower}, or {resume}"
 
 
-def _is_sane(ratio: float, limit: float | None) -> bool:
-    return limit is None or ratio <= limit
-
-
-def offending_sequences(parts: torch.Tensor, window: list[Batch], ranks: Ranks) -> str:
+def offending_sequences(rank_sums: torch.Tensor, window: list[Batch], ranks: Ranks) -> str:
     """Name the sequences of the micro-batches whose loss is not finite; of all of them where every loss is.
 
     All ranks call it together, for a step that none of them takes.
 
     Args:
-        parts: sums of the terms in each micro-batch of this rank, [M, T].
+        rank_sums: sums of the terms in each micro-batch of this rank, [M, T].
     """
-    good = parts.isfinite().all(dim=1).tolist()
+    good = rank_sums.isfinite().all(dim=1).tolist()
     ranks_with = ranks.sum(torch.tensor([float(not all(good))]))
-    rows = [batch.row_ids for batch, is_good in zip(window, good, strict=True) if not is_good or not ranks_with]
-    numbers = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+    chosen = [batch.row_ids for batch, is_good in zip(window, good, strict=True) if not is_good or not ranks_with]
+    indices = np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
     table = torch.zeros(ranks.size, 1 + NAMED_SEQUENCES, dtype=torch.float64)
-    table[ranks.rank, 0] = len(numbers)
-    here = numbers[:NAMED_SEQUENCES]
+    table[ranks.rank, 0] = len(indices)
+    here = indices[:NAMED_SEQUENCES]
     table[ranks.rank, 1 : 1 + len(here)] = torch.from_numpy(here.astype(np.float64))
     descriptions = []
     for rank, line in enumerate(ranks.sum(table).tolist()):
@@ -108,20 +152,23 @@ def offending_sequences(parts: torch.Tensor, window: list[Batch], ranks: Ranks) 
     return "sequences " + "; ".join(descriptions) if descriptions else "no sequence"
 
 
-@torch.no_grad()
-def teacher_is_finite(teacher: Teacher, objective: Objective, window: list[Batch], ranks: Ranks) -> bool:
-    """Whether what the teacher gives for the micro-batches of all ranks is finite; it is computed once more for that.
+def refuse_diverged(run: Run, state: State, scores: dict[str, dict[str, float | None]]) -> None:
+    """Raises Diverged where the trained student's weights or scores have diverged, so that nothing is published.
 
-    All ranks call it together, for a step that none of them takes.
+    The checkpoints that may have diverged are renamed, so that the same command resumes from one before them.
     """
-    with ranks.computing():
-        finite = [is_finite(output) for output in teacher.outputs(window, objective.teacher_spec)]
-    return not float(ranks.sum(torch.tensor(float(not all(finite)))))
-
-
-def weights_are_finite(tensors: dict[str, torch.Tensor]) -> bool:
-    """Whether every weight is a number, of sharded ones this rank's part; integer buffers always are."""
-    return all(bool(local(tensor).isfinite().all()) for tensor in tensors.values() if tensor.is_floating_point())
+    reasons = diverged_scores(scores, len(run.pair.tokenizer), run.config.train.max_loss_ratio)
+    finite = weights_are_finite(dict(run.pair.student.named_parameters()))
+    if float(run.ranks.sum(torch.tensor(float(not finite)))):
+        reasons = ["weights that are not finite"]
+    if not reasons:
+        return
+    if run.folder.writes:
+        run.folder.checkpoints.rename_diverged(state.last_good_step)
+    raise Diverged(
+        f"the student has diverged ({', '.join(reasons)}), so it is not published; lower optimizer.lr, in another "
+        "folder (hydra.run.dir=DIR)"
+    )
 
 
 def diverged_scores(scores: dict[str, dict[str, float | None]], vocabulary: int, limit: float | None) -> list[str]:

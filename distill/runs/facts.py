@@ -310,23 +310,6 @@ class Best(Part):
         return self.changed(step=step, score=score, last_score=scored[-1][1] if scored else None, later=later)
 
 
-class CurvePoint(Part):
-    step: int | None = field(None, "The number of the step.")
-    tokens: int | None = field(None, "Seen by then.")
-    seconds: float | None = field(None, "Of training by then.")
-    score: float | None = field(None, "The value of the measure.")
-
-
-class LearningCurve(Part):
-    """Scores on a few sequences while the student trains."""
-
-    measure: str = field("", "Which measure.")
-    data: str = field("", "Of which evaluation set.", alias="set")
-    sequences: int | None = field(None, "How many sequences.")
-    teacher: float | None = field(None, "The teacher's score on the same sequences.")
-    student: list[CurvePoint] = field([], "The student's, by step.")
-
-
 class Resampled(Part):
     """The paired bootstrap of student and baseline (`distill.evaluation.significance`)."""
 
@@ -388,7 +371,6 @@ class Baseline(Model):
     folder: str | None = field(None, "The folder of its run.")
     steps: int | None = field(None, "Steps that it was trained for.")
     history: list[HistoryPoint] = field([], "The evaluations in the course of its training.")
-    curve: LearningCurve | None = field(None, "Its scores on a few sequences while it trained.")
     objective: Objective = field(Objective(), "Its loss.")
     remarks: list[str] = field([], "What else differs from the run of the student.")
     learning_rate: float | None = sparse(None, "The baseline's learning rate, where it is not the student's.")
@@ -436,7 +418,7 @@ class Rings(Part):
 
 
 class Backend(Part):
-    """The ranks that the run ended with, and what each of them did in a step."""
+    """The ranks that the run ended with, and what each of them does in a step."""
 
     name: str | None = field(None, "What the report calls it.")
     ranks: int | None = field(None, "How many.")
@@ -445,9 +427,6 @@ class Backend(Part):
     accumulate: int | None = field(None, "Micro-batches of a rank in a step.")
     batch_size: int | None = field(None, "Sequences of a micro-batch, at most.")
     sequences_per_step: int | None = field(None, "Of all ranks together.")
-    syncs: int | None = field(None, "Exchanges of gradients.")
-    collectives: int | None = field(None, "Calls of the communication library by a rank.")
-    bytes_sent: int | None = field(None, "Bytes handed to those calls by a rank.")
 
 
 class Environment(Part):

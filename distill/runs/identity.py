@@ -153,7 +153,9 @@ def _scores(config: Config, sets: Sequence[EvaluationSet]) -> Identity:
         return {}
     data, _, measure = config.train.keep_best.rpartition(".")
     name = next((one.name for one in sets if data in ("", one.name)), data)
-    digests = [digest_of(one) for one in sets if one.name == name] or [hashlib.sha256(name.encode()).hexdigest()]
+    few = config.evaluate.on_the_way.sequences
+    chosen = [one if few is None else one.first(few) for one in sets if one.name == name]
+    digests = [digest_of(one) for one in chosen] or [hashlib.sha256(name.encode()).hexdigest()]
     fraction = {"evaluate.pseudo_perplexity.fraction": config.evaluate.fraction_of(name)}
     settings = config.compared.get("evaluate", {}).get("measures", {})
     return {
@@ -240,7 +242,7 @@ def _difference(name: str, before: Any, now: Any) -> str:
     if name == "evaluate.digest":
         return (
             "the set by which train.keep_best chooses has other sequences now (evaluate.sets, evaluate.sources, "
-            "evaluate.max_sequences)"
+            "evaluate.max_sequences, evaluate.on_the_way.sequences)"
         )
     if name == "teacher.digest":
         return "the teacher has other weights or another tokenizer now"

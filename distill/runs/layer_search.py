@@ -1,70 +1,121 @@
 """student.layers=auto: the layers of the teacher from which an untrained student has the lowest loss in training.
 
-Only forward passes are needed. Where there are few choices all of them are scored; few sequences sort out what is then
-scored on more. Of a deep teacher layers are taken away one after another (`distill.runs.layer_removal`). What the rules
-of `distill.models.layer_choice` would have chosen is scored beside them. The best of all that was scored is taken;
-averages of layers are only compared.
+Only forward passes are needed, on the sequences that training begins with. Where there are few choices all of them are
+scored. Of a deep teacher layers are removed one after another: of those with the least influence (block influence, Men
+et al. 2024, "ShortGPT") the one without which the loss is lowest. What the rules of `distill.models.layer_choice` would
+have chosen is scored beside them. The best of all that was scored is taken; averages of layers are only compared.
 """
 
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 
 from distill.config.settings import StudentConfig
+from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.models.from_layers import block_prefix
-from distill.models.layer_choice import AUTO, RULES, choose_layers, number_of_layers
+from distill.models.kind import ModelKind
+from distill.models.language_model import LAST, NO_OUTPUTS, LanguageModel, OutputSpec
+from distill.models.layer_choice import AUTO, RULES, Layer, choose_layers, number_of_layers
+from distill.models.protocol import block_list
+from distill.models.student import from_layers
+from distill.objective.objective import Objective
+from distill.objective.terms import Term
+from distill.objective.terms.classes import Classes
+from distill.objective.terms.clm import Clm
+from distill.objective.terms.mlm import Mlm
+from distill.objective.terms.span import Span
+from distill.objective.trainable import Trainable
 from distill.runs.facts import ChosenLayers, LayerSearch
-from distill.runs.layer_losses import Losses, Prediction, first_batches
-from distill.runs.layer_removal import Removal
 from distill.runtime.errors import SettingError
-from distill.runtime.progress import counted
+from distill.runtime.progress import Progress, counted
+from distill.teacher.output import TeacherOutput
 
 MOST_SUBSETS = 70  # up to so many are all scored: those of four layers of eight
-ROUGH = 4  # one of so many sequences, for the first of two rounds
-SHORTLIST = 8  # choices that come into the second round, besides those of the rules
+SHORTLIST = 8  # removals that are scored; all 30 of SmolLM2 led to the same ten layers, in 2.5 times the time
+TOKENS = 32_768  # that the losses are taken over, padding and context included ...
+CAUSAL_TOKENS = 8_192  # ... where each of them is predicted, not a fraction of them
+LEAST_SEQUENCES = 64  # ... or so many sequences, where these are long
 # One of so many sequences scores the layers of a deep teacher. Half as many chose worse: on other text 20 layers of
 # SmolLM2 had a perplexity of 141 in place of 121.
 DEEP = 8
+WORDS: tuple[type[Term], ...] = (Mlm, Clm)  # whose loss is the logarithm of a perplexity
+TERMS: tuple[type[Term], ...] = (*WORDS, Classes, Span)
+
+Choice = tuple[int, ...]
 
 logger = logging.getLogger(__name__)
 
 
-def table_of(search: LayerSearch) -> list[str]:
-    """The outcome as lines of a table, the best choices first."""
-    count, tried, teacher = len(search.layers), search.tried, search.teacher
-    how = f"all {tried}" if search.all_subsets else f"{tried}, layers taken away one after another"
-    how += ", ended by student.search_seconds" if search.stopped else ""
-    what = "perplexity" if search.perplexity else "loss"
-    scored = counted(search.sequences or 0, "training sequence")
-    lines = [
-        f"student.layers=auto: {what} of the untrained student on {scored}, of choices of {counted(count, 'layer')} "
-        f"({how}; {search.seconds:.0f} s)",
-        f"  {_shown(search, teacher)}  the whole teacher",
-    ]
-    listed = {str(choice.layers): choice for choice in [*search.best, *search.by_rule]}
-    for choice in sorted(listed.values(), key=_loss_of):
-        names = f"  {', '.join(choice.rules)}" if choice.rules else ""
-        chosen = "  <- chosen" if choice.layers == search.layers else ""
-        lines.append(f"  {_shown(search, choice.loss)}  {choice.layers}{names}{chosen}")
-    return lines
+class Prediction(NamedTuple):
+    """What a student predicts, and how."""
+
+    kind: ModelKind
+    label: str  # by its name in `Batch.labels`
+    vocabulary: int  # its entries; an embedding may have more
+    precision: str  # of the student's forward
 
 
-def _loss_of(choice: ChosenLayers) -> float:
-    return math.inf if choice.loss is None else choice.loss
+class Losses:
+    """The mean loss of students that start from layers, on the same sequences with the same masks."""
 
+    def __init__(
+        self,
+        settings: StudentConfig,
+        teacher: Any,
+        prediction: Prediction,
+        batches: list[Batch],
+        device: torch.device,
+    ) -> None:
+        self.settings, self.batches = settings.changed(num_layers=None), batches
+        self.teacher, self.prediction, self.device = teacher, prediction, device
+        term = next(make for make in TERMS if make.task == prediction.label)
+        self.perplexity, self.refusal = term in WORDS, ""
+        self.objective = Objective({prediction.label: term()}, {prediction.label: 1.0}, prediction.vocabulary)
+        self.num_sequences = sum(len(batch.ids) for batch in batches)
+        self.counts = self.objective.count(batches)
 
-def _shown(search: LayerSearch, loss: float | None) -> str:
-    assert loss is not None  # of what was scored
-    return f"{math.exp(min(loss, 700.0)) if search.perplexity else loss:>10,.4g}"
+    @torch.no_grad()
+    def __call__(self, layers: Sequence[Layer]) -> float:
+        """The loss; infinite where these layers do not go into the student."""
+        try:
+            trainable = Trainable(self._model(layers))
+        except SettingError as error:
+            self.refusal = str(error)
+            return math.inf
+        scales, no_teacher = self.objective.scales(self.counts, self.device), TeacherOutput(None, NO_OUTPUTS)
+        losses = [self.objective(trainable, no_teacher, batch, scales)[0] for batch in self.batches]
+        mean = float(torch.stack(losses).sum())
+        return mean if math.isfinite(mean) else math.inf
+
+    @torch.no_grad()
+    def influence(self, layers: Choice) -> list[float]:
+        """Of each of these layers 1 - cos(its input, its output), a mean over positions; padding counts, too."""
+        model, found = self._model(layers), list[Tensor]()
+
+        def hook(_: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Tensor], output: Any) -> None:
+            before = inputs[0] if inputs else named["hidden_states"]
+            after = output if isinstance(output, Tensor) else output[0]
+            found.append(1 - cosine_similarity(before.float(), after.float(), dim=-1).mean())
+
+        for block in block_list(model.model.base_model, len(layers)):
+            block.register_forward_hook(hook, with_kwargs=True)
+        for batch in self.batches:
+            model(batch.inputs, batch.documents, OutputSpec(layers=(LAST,)))
+        return torch.stack(found).view(len(self.batches), len(layers)).mean(0).tolist()
+
+    def _model(self, layers: Sequence[Layer]) -> LanguageModel:
+        model = from_layers(self.settings, self.teacher, list(layers), self.prediction.kind, alias=True)
+        return LanguageModel(model.to(self.device).eval(), self.prediction.precision)
 
 
 def find_layers(
@@ -88,25 +139,24 @@ def find_layers(
 
     def search() -> dict[str, Any]:
         whole_teacher = on_device(teacher, ranks)
-        few_choices = math.comb(available, count) <= MOST_SUBSETS
-        scored = first_batches(batches, prediction, ranks.device, 1 if few_choices else DEEP)
-        score = Losses(settings, whole_teacher, prediction, scored, ranks.device)
-        if not score.num_targets:
+        tokens = CAUSAL_TOKENS if prediction.label == Clm.task else TOKENS
+        num_sequences = max(LEAST_SEQUENCES, tokens // batches.sequences.shape[1])
+        if math.comb(available, count) > MOST_SUBSETS:
+            num_sequences //= DEEP
+        first = [batch.to(ranks.device) for batch in batches.first(num_sequences)]
+        score = Losses(settings, whole_teacher, prediction, first, ranks.device)
+        if not score.counts[0]:
             raise SettingError(
                 f"student.layers=auto scores layers by what is to be predicted, and the first {score.num_sequences:,} "
                 "sequences have nothing of it, such as a label: name the layers, such as student.layers=even"
             )
-        seconds = settings.search_seconds
-        if few_choices:
-            searched = score_all(available, count, score, score.of_fewer_sequences(ROUGH), seconds)
-        else:
-            searched = remove_layers(available, count, score, seconds)
-        for line in table_of(searched):
+        found = search_layers(available, count, score, settings.search_seconds)
+        for line in table_of(found):
             logger.info(line)
-        return searched.model_dump()
+        return found.model_dump()
 
-    searched: dict[str, Any] = ranks.decide(search)
-    return searched
+    found: dict[str, Any] = ranks.decide(search)
+    return found
 
 
 def on_device(teacher: Any, ranks: Ranks) -> Any:
@@ -132,61 +182,88 @@ def on_device(teacher: Any, ranks: Ranks) -> Any:
         ) from None
 
 
-def score_all(
-    available: int, count: int, score: Losses, rough: Losses | None = None, seconds: float | None = None
-) -> LayerSearch:
-    """The best choice of `count` of `available` layers, each of which is scored, and what it was compared with.
+def search_layers(available: int, count: int, score: Losses, seconds: float | None = None) -> LayerSearch:
+    """The best choice of `count` of `available` layers, and what it was compared with.
 
     Args:
-        rough: the same loss on few of the sequences, for what is only to be sorted out; None: `score` does that, too.
-        seconds: after which no further choice is scored.
+        seconds: after which no further choice is scored; None: no limit.
 
     Raises:
         SettingError: there is none that goes into the student.
     """
-    began, losses, first = time.monotonic(), dict[tuple[int, ...], float](), dict[tuple[int, ...], float]()
-    subsets = list(combinations(range(available), count))
-    if rough is None or len(subsets) <= SHORTLIST:
-        rough, first = score, losses
+    began, losses = time.monotonic(), dict[Choice, float]()
+    deadline = began + (seconds or math.inf)
+    subsets = list(combinations(range(available), count)) if math.comb(available, count) <= MOST_SUBSETS else []
     for subset in subsets:
-        if first and time.monotonic() - began > (seconds or math.inf):
-            break
-        first[subset] = rough(subset)
-    for subset in sorted(first, key=first.__getitem__)[:SHORTLIST]:
-        if subset not in losses:
+        if not losses or time.monotonic() <= deadline:
             losses[subset] = score(subset)
-    by_rule = _score_rules(available, count, score, losses, began + (seconds or math.inf))
-    stopped = len(first) < len(subsets)
-    searched = _outcome(losses, by_rule, score, score(range(available)), time.monotonic() - began)
-    return searched.changed(tried=len({**first, **losses}), all_subsets=not stopped, stopped=stopped)
+    if not subsets:
+        remove_layers(available, count, score, losses, deadline)
+    stopped = len(losses) < len(subsets) if subsets else time.monotonic() > deadline
+    by_rule = _score_rules(available, count, score, losses, deadline)
+    ranked = sorted(
+        (choice for choice, loss in losses.items() if len(choice) == count and math.isfinite(loss)),
+        key=losses.__getitem__,
+    )
+    if not ranked:
+        raise _no_loss(score)
+    best = [ChosenLayers(layers=list(choice), loss=losses[choice]) for choice in ranked[:3]]
+    return LayerSearch(
+        layers=best[0].layers,
+        teacher=score(range(available)),
+        best=best,
+        by_rule=by_rule,
+        tried=len(losses),
+        all_subsets=bool(subsets) and not stopped,
+        sequences=score.num_sequences,
+        perplexity=score.perplexity,
+        seconds=time.monotonic() - began,
+        stopped=stopped,
+    )
 
 
-def remove_layers(available: int, count: int, score: Losses, seconds: float | None = None) -> LayerSearch:
-    """A good choice of `count` of the many choices of `available` layers, and what it was compared with.
+def remove_layers(available: int, count: int, score: Losses, losses: dict[Choice, float], deadline: float) -> None:
+    """Remove one layer after another until `count` are left; `losses` gets all choices that are scored on the way.
 
-    Args:
-        seconds: after which the search ends with the best that it has; None: it ends where no exchange helps.
+    After the deadline all that are too many go at once, those of the least influence.
 
     Raises:
-        SettingError: there is none that goes into the student.
+        SettingError: no removal goes into the student.
     """
-    began = time.monotonic()
-    removal = Removal(available, count, score, began + (seconds or math.inf))
-    whole = removal.begin()
-    limit = "" if seconds is None else f", ended after {seconds:g} s (student.search_seconds)"
-    logger.info(
-        f"student.layers=auto: choosing {count} of {counted(available, 'layer')} by forward passes over "
-        f"{counted(score.num_sequences, 'training sequence')}, about {removal.estimate():.0f} s{limit}"
-    )
-    removal.run()
-    stopped = removal.is_over
-    by_rule = _score_rules(available, count, score, removal.losses, began + (seconds or math.inf))
-    searched = _outcome(removal.losses, by_rule, score, whole, time.monotonic() - began)
-    return searched.changed(stopped=stopped)
+    layers = tuple(range(available))
+    with Progress("layers removed", available - count, "layers") as progress:
+        while (excess := len(layers) - count) > 0:
+            influence = dict(zip(layers, score.influence(layers), strict=True))
+            order = sorted(layers, key=influence.__getitem__)
+            if time.monotonic() > deadline:
+                layers = _without(layers, order[:excess])
+                losses[layers] = score(layers)
+                return
+            fitting = dict[Choice, float]()
+            for choice in (_without(layers, [layer]) for layer in order):
+                if len(fitting) == SHORTLIST or (fitting and time.monotonic() > deadline):
+                    break
+                if math.isfinite(loss := score(choice)):
+                    fitting[choice] = loss
+            if not fitting:
+                raise _no_loss(score)
+            losses.update(fitting)
+            layers = min(fitting, key=fitting.__getitem__)
+            progress.update(available - len(layers))
+
+
+def _without(layers: Choice, gone: Iterable[int]) -> Choice:
+    removed = set(gone)
+    return tuple(layer for layer in layers if layer not in removed)
+
+
+def _no_loss(score: Losses) -> SettingError:
+    no_loss = "no choice of layers has a finite loss: check the teacher, or set precision=fp32"
+    return SettingError(f"student.layers=auto: {score.refusal or no_loss}")
 
 
 def _score_rules(
-    available: int, count: int, score: Losses, losses: dict[tuple[int, ...], float], deadline: float
+    available: int, count: int, score: Losses, losses: dict[Choice, float], deadline: float
 ) -> list[ChosenLayers]:
     """The choices of the rules, as far as they go into the student; `losses` gets those that average nothing.
 
@@ -195,42 +272,37 @@ def _score_rules(
     by_choice: dict[str, ChosenLayers] = {}
     for name, rule in RULES.items():
         layers = rule(available, count)
+        averages = any(not isinstance(layer, int) for layer in layers)
         numbers = tuple(layer for layer in layers if isinstance(layer, int))
-        if numbers not in losses and time.monotonic() > deadline:
+        if (averages or numbers not in losses) and time.monotonic() > deadline:
             continue
-        if len(numbers) < count:
-            mean = score(layers)
-        else:
-            mean = losses[numbers] = losses[numbers] if numbers in losses else score(numbers)
-        if math.isfinite(mean):
-            scored = by_choice.get(str(layers), ChosenLayers(layers=layers, loss=mean))
+        loss = score(layers) if averages or numbers not in losses else losses[numbers]
+        if not averages:
+            losses[numbers] = loss
+        if math.isfinite(loss):
+            scored = by_choice.get(str(layers), ChosenLayers(layers=layers, loss=loss))
             by_choice[str(layers)] = scored.changed(rules=[*scored.rules, name])
     return list(by_choice.values())
 
 
-def _outcome(
-    losses: Mapping[tuple[int, ...], float], by_rule: list[ChosenLayers], score: Losses, teacher: float, seconds: float
-) -> LayerSearch:
-    """The best of the choices with the student's number of layers.
-
-    Raises:
-        SettingError: none of them has a finite loss.
-    """
-    count = min(map(len, losses))  # others are on the way to these
-    ranked = sorted(
-        (chosen for chosen in losses if len(chosen) == count and math.isfinite(losses[chosen])), key=losses.__getitem__
-    )
-    if not ranked:
-        no_loss = "no choice of layers has a finite loss: check the teacher, or set precision=fp32"
-        raise SettingError(f"student.layers=auto: {score.refusal or no_loss}")
-    best = [ChosenLayers(layers=list(chosen), loss=losses[chosen]) for chosen in ranked[:3]]
-    return LayerSearch(
-        layers=list(ranked[0]),
-        teacher=teacher,
-        best=best,
-        by_rule=by_rule,
-        tried=len(losses),
-        sequences=score.num_sequences,
-        perplexity=score.perplexity,
-        seconds=seconds,
-    )
+def table_of(search: LayerSearch) -> list[str]:
+    """What was found as lines of a table, the best choices first."""
+    how = f"all {search.tried}" if search.all_subsets else f"{search.tried}, layers removed one after another"
+    how += ", ended by student.search_seconds" if search.stopped else ""
+    lines = [
+        f"student.layers=auto: {'perplexity' if search.perplexity else 'loss'} of the untrained student on "
+        f"{counted(search.sequences or 0, 'training sequence')}, of choices of {counted(len(search.layers), 'layer')} "
+        f"({how}; {search.seconds:.0f} s)"
+    ]
+    listed = {str(choice.layers): choice for choice in [*search.best, *search.by_rule]}
+    for loss, layers, notes in [
+        (search.teacher or 0.0, "the whole teacher", ""),
+        *sorted(
+            (choice.loss or 0.0, str(choice.layers), "  " + ", ".join(choice.rules) if choice.rules else "")
+            for choice in listed.values()
+        ),
+    ]:
+        chosen = "  <- chosen" if layers == str(search.layers) else ""
+        value = math.exp(min(loss, 700.0)) if search.perplexity else loss
+        lines.append(f"  {value:>10,.4g}  {layers}{notes}{chosen}")
+    return lines

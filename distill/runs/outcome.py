@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from distill.data.sequence_format import causal_format
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.samples import TEMPERATURE, choose_prompts, continue_with_each, num_new_tokens, text_of
 from distill.evaluation.significance import ModelLosses, compare_gaps, compare_models
 from distill.evaluation.speed import tokens_per_second
 from distill.runs.baseline import BaselineRun
-from distill.runs.checkpoint import State
-from distill.runs.describe import backend_facts, data_wait, model_facts, training_facts
-from distill.runs.divergence import diverged_scores, weights_are_finite
+from distill.runs.callbacks import kept_snapshots
+from distill.runs.describe import data_wait, model_facts, training_facts
+from distill.runs.divergence import refuse_diverged
 from distill.runs.facts import (
     Agreement,
     EvaluationSet,
@@ -28,52 +26,65 @@ from distill.runs.facts import (
     Samples,
     fraction_closed,
 )
-from distill.runs.history import Examination, StudentHistory
 from distill.runs.identity import digest_of
 from distill.runs.pair import load_baseline
+from distill.runs.periodic_evaluation import PeriodicEvaluation
 from distill.runs.record import Record
-from distill.runs.run import Followers, Run
-from distill.runtime.errors import Diverged
+from distill.runs.run import Run
+from distill.runs.state import State
+from distill.runs.trackers import Tracker
 from distill.runtime.jsonl import read_lines
 
 logger = logging.getLogger(__name__)
 
 
 def complete_record(
-    begun: Record, run: Run, state: State, followers: Followers, baseline: BaselineRun | None
+    begun: Record, run: Run, state: State, evaluation: PeriodicEvaluation, baseline: BaselineRun | None
 ) -> Record:
     """The record of a training that has ended; all ranks score.
 
     Args:
         begun: the record of the run as it began, with its profile where it has one, and what has ended it.
     """
-    lines, batches = followers.history.lines(), run.data.batches
-    trained = training_facts(state, batches, lines)
-    scored = score_models(begun, run, state, followers.history, baseline)
-    followers.log.log_scores(scored, state.step)
+    lines = evaluation.lines()
+    trained = training_facts(state, run.data.batches, lines)
+    scored = score_models(begun, run, state, evaluation, baseline)
+    log_scores(scored, state.step, evaluation.tracker)
     return scored.changed(
         finished=True,
         training=trained.changed(
             data_wait=data_wait(read_lines(run.folder.metrics_path)),
             ended_by=begun.training.ended_by,
             length=run.config.train.length,
-            evaluation_seconds=followers.history.examination.evaluator.readers.seconds,
+            evaluation_seconds=evaluation.evaluator.readers.seconds,
         ),
-        backend=backend_facts(run.ranks, run.config, batches, state.syncs),
         history=[HistoryPoint.of(line) for line in lines],
-        curve=followers.curve.recorded(),
-        snapshots=followers.snapshots.kept(),
+        snapshots=kept_snapshots(run.folder.snapshots_path),
+    )
+
+
+def log_scores(record: Record, step: int, tracker: Tracker) -> None:
+    """Send the scores of teacher and baseline, which have none on the way, to stand beside the student's."""
+    tracker.log_metrics(
+        {
+            f"{name}/{measure}/{data}": value
+            for name, model in record.models().items()
+            if name != "student"
+            for measure, values in model.scores.items()
+            for data, value in values.items()
+        },
+        step,
     )
 
 
 def score_models(
-    begun: Record, run: Run, state: State, history: StudentHistory, baseline: BaselineRun | None
+    begun: Record, run: Run, state: State, evaluation: PeriodicEvaluation, baseline: BaselineRun | None
 ) -> Record:
     """The record with the scores of teacher, student and, where `evaluate.baseline` names one, the no-teacher baseline.
 
     Several teachers have one entry for their mean, with each of them in its `members`.
     """
-    pair, evaluator, sets = run.pair, history.examination.evaluator, history.examination.sets
+    pair, evaluator, sets = run.pair, evaluation.evaluator, run.data.sets
     # A baseline only starts from its teacher's layers, and is not compared with it; a teacher with another tokenizer
     # has no score on the student's tokens.
     scored = pair.scored_teachers if begun.teacher else []
@@ -87,7 +98,7 @@ def score_models(
         model = load_baseline(run.config, pair).to(run.ranks.device)
         entries["baseline"] = model_facts(Model, type(model).__name__, model), model
     best = begun.best
-    filled, losses = score_each(entries, history, state.step if best is None or best.step is None else best.step)
+    filled, losses = score_each(entries, evaluation, state.step if best is None or best.step is None else best.step)
     names = [measure.name for measure in evaluator.measures if measure.name not in run.config.evaluate.measures]
     scores = {name: filled["student"].scores.get(name, {}) for name in names}
     refuse_diverged(run, state, scores)
@@ -102,8 +113,8 @@ def score_models(
         scored_baseline = baseline.beside(
             filled["baseline"],
             run.config.evaluate.baseline,
-            compare_with_baseline(losses, history.examination),
-            gap_closed(filled, losses, history.examination),
+            compare_with_baseline(losses, evaluation),
+            gap_closed(filled, losses, evaluation),
         )
     return begun.changed(
         teacher=scored_teacher,
@@ -146,34 +157,37 @@ def draw_samples(run: Run, models: Mapping[str, Any], evaluator: Evaluator) -> S
 
 
 def score_each(
-    entries: dict[str, tuple[Any, Any]], history: StudentHistory, step: int
+    entries: dict[str, tuple[Any, Any]], evaluation: PeriodicEvaluation, step: int
 ) -> tuple[dict[str, Any], dict[str, ModelLosses]]:
     """Each model's part of the record with its scores and speed, and its losses by sequence where they are compared.
 
     Args:
         entries: by what the model is called, its part of the record without scores, and the model.
-        step: of the history, at which the student was what it is now.
+        step: after which the student was what it is now.
     """
-    examination, sets = history.examination, history.examination.sets
+    sets = evaluation.run.data.sets
     models = [model for _, model in entries.values()]
     speeds: Sequence[float | None] = [None] * len(models)
     if sets:
-        speeds = tokens_per_second(examination.evaluator, models, sets[0])
+        speeds = tokens_per_second(evaluation.evaluator, models, sets[0])
     filled: dict[str, Any] = {}
     losses: dict[str, ModelLosses] = {}
     for (label, (facts, model)), speed in zip(entries.items(), speeds, strict=True):
-        scores, by_sequence = history.scores_at(step) if label == "student" else (None, None)
         keep = label if label in ("teacher", "student") else None  # whose agreement is measured
-        if not scores:
-            scores, by_sequence = examination.score(model, label, keep)
+        known = evaluation.scores_at(step) if label == "student" else None
+        scores, by_sequence = known or evaluation.score(model, label, sets, keep)
         losses[label] = by_sequence or {}
         filled[label] = facts.changed(scores=scores, tokens_per_second=speed)
     return filled, losses
 
 
-def compare_with_baseline(losses: dict[str, ModelLosses], examination: Examination) -> dict[str, dict[str, Resampled]]:
+def compare_with_baseline(
+    losses: dict[str, ModelLosses], evaluation: PeriodicEvaluation
+) -> dict[str, dict[str, Resampled]]:
     """The paired bootstrap of student and baseline, by measure and set."""
-    by_measure = compare_models(losses["student"], losses["baseline"], examination.sets, examination.evaluator.scoring)
+    by_measure = compare_models(
+        losses["student"], losses["baseline"], evaluation.run.data.sets, evaluation.evaluator.scoring
+    )
     return {
         measure: {name: Resampled(**asdict(bootstrap)) for name, bootstrap in by_set.items()}
         for measure, by_set in by_measure.items()
@@ -181,7 +195,7 @@ def compare_with_baseline(losses: dict[str, ModelLosses], examination: Examinati
 
 
 def gap_closed(
-    models: dict[str, Model], losses: dict[str, ModelLosses], examination: Examination
+    models: dict[str, Model], losses: dict[str, ModelLosses], evaluation: PeriodicEvaluation
 ) -> dict[str, dict[str, GapClosed]]:
     """The fraction of the gap that the student closes, by every measure and set with a score of all three models.
 
@@ -194,7 +208,7 @@ def gap_closed(
     if "teacher" not in models:
         return {}
     three = {name: models[name] for name in ("teacher", "student", "baseline")}
-    evaluator, sets = examination.evaluator, examination.sets
+    evaluator, sets = evaluation.evaluator, evaluation.run.data.sets
     intervals = compare_gaps(losses["student"], losses["baseline"], losses["teacher"], sets, evaluator.scoring)
     closed: dict[str, dict[str, GapClosed]] = {}
     for measure in evaluator.measures:
@@ -208,22 +222,3 @@ def gap_closed(
             interval = GapClosed(fraction=fraction, **({} if drawn is None else asdict(drawn)))
             closed.setdefault(measure.name, {})[data.name] = interval
     return closed
-
-
-def refuse_diverged(run: Run, state: State, scores: dict[str, dict[str, float | None]]) -> None:
-    """Raises Diverged where the student's weights or scores have diverged, so that nothing is published.
-
-    The checkpoints that may have diverged are renamed, so that the same command resumes from one before them.
-    """
-    reasons = diverged_scores(scores, len(run.pair.tokenizer), run.config.train.max_loss_ratio)
-    finite = weights_are_finite(dict(run.pair.student.named_parameters()))
-    if float(run.ranks.sum(torch.tensor(float(not finite)))):
-        reasons = ["weights that are not finite"]
-    if not reasons:
-        return
-    if run.folder.writes:
-        run.folder.checkpoints.rename_diverged(state.level.sane_step)
-    raise Diverged(
-        f"the student has diverged ({', '.join(reasons)}), so it is not published; lower optimizer.lr, in another "
-        "folder (hydra.run.dir=DIR)"
-    )

@@ -26,8 +26,7 @@ from distill.models.student import make_student
 from distill.models.teacher import STARTS, is_encoder_alone, teacher_path
 from distill.objective.build import bind_terms
 from distill.objective.terms import Term, VocabularyTerm
-from distill.runs.layer_losses import Prediction
-from distill.runs.layer_search import find_layers
+from distill.runs.layer_search import Prediction, find_layers
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import shard_models, weights_on_disk
 from distill.runs.tokenizers import (

@@ -19,7 +19,6 @@ from distill.runs.facts import (
     Environment,
     EvaluationSet,
     HistoryPoint,
-    LearningCurve,
     Measure,
     Model,
     Objective,
@@ -78,7 +77,6 @@ class Record(Part):
     history_by: str = field("epoch", "What the history is shown by, `epoch` or `step`.")
     history: list[HistoryPoint] = field([], "The evaluations in the course of the training.")
     best: Best | None = sparse(None, "The evaluation whose student is published, with `train.keep_best`.")
-    curve: LearningCurve | None = field(None, "Scores on a few sequences while it trained.")
     snapshots: list[int] = field([], "The steps whose students are kept in `snapshots/`.")
     snapshot: int | None = sparse(None, "The step after which a student was kept that this describes.")
     profile: Profile | None = field(None, "Where the time went, with `profile=on`.")

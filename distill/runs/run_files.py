@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 HISTORY = "history.jsonl"  # a line for each evaluation
-LOGS = ("metrics.jsonl", HISTORY, "curve.jsonl")
+LOGS = ("metrics.jsonl", HISTORY)
 LAYERS = "layers.json"
 FILES = (".lock", "config.yaml", *LOGS, "results.json", LAYERS, "report.html", "report.md")
 FOLDERS = ("checkpoints", "snapshots", "plots", "profile", "tensorboard")

@@ -13,13 +13,14 @@ from torch import nn
 
 from distill.distributed import Ranks
 from distill.distributed.rank_identity import refuse_differing_ranks
-from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.checkpoint import Checkpoints
 from distill.runs.checkpoint_files import STEP, read_record
 from distill.runs.facts import Best
 from distill.runs.identity import refuse_other_settings
 from distill.runs.record import Record
 from distill.runs.results_file import check_student, is_continued, read_results, student_digests, write_results
 from distill.runs.run_files import FILES, FOLDERS, HISTORY, LAYERS, file_of_another
+from distill.runs.state import State
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import atomic, make_folder, quarantine, remove, try_lock
 from distill.runtime.jsonl import JsonLines, read_lines
@@ -44,7 +45,6 @@ class RunFolder:
         self.writes = ranks.rank == 0
         self.metrics_path, self.results_path = path / "metrics.jsonl", path / "results.json"
         self.history_path = path / HISTORY  # a line for each evaluation: the mean losses since the one before, scores
-        self.curve_path = path / "curve.jsonl"  # a line for each score on a few sequences while the student trains
         self.snapshots_path = path / "snapshots"
         self.checkpoints = Checkpoints(path / "checkpoints", keep, identity, ranks)
         self._is_new = not path.exists()
@@ -212,8 +212,8 @@ class RunFolder:
         if layers is not None:
             with atomic(self.path / LAYERS) as new:
                 new.write_text(json.dumps(layers, indent=1), encoding="utf-8")
-        self.metrics, self.history, self.curve = map(self._open_log, self._logs)
-        for log in (self.metrics, self.history, self.curve):
+        self.metrics, self.history = map(self._open_log, self._logs)
+        for log in (self.metrics, self.history):
             log.drop_after(-1 if start is None else state.step)  # a start that left no checkpoint may be another
         self.checkpoints.drop_after(state.step)
         if self.resume not in CHOICES and start != Path(self.resume).expanduser():
@@ -229,7 +229,7 @@ class RunFolder:
 
     @property
     def _logs(self) -> list[Path]:
-        return [self.metrics_path, self.history_path, self.curve_path]
+        return [self.metrics_path, self.history_path]
 
     def _evaluated_steps(self) -> list[Any]:
         """The steps of the good lines of history.jsonl. Raises SettingError for any bad log with `resume=strict`."""
@@ -374,7 +374,7 @@ class RunFolder:
     def _keep_what_a_lost_start_left(self) -> None:
         """Set logs and snapshots aside where checkpoints were, because the run that begins writes others."""
         if any(self.checkpoints.folder.glob("damaged-step-*")):
-            for path in (self.metrics_path, self.history_path, self.curve_path, self.snapshots_path):
+            for path in (self.metrics_path, self.history_path, self.snapshots_path):
                 if path.exists():
                     quarantine(path)
 

@@ -1,4 +1,4 @@
-"""What a step works on, what rides in its one exchange, what comes out of it, and who looks at that.
+"""What a step works on, what rides in its one exchange, what comes out of it, and what a callback may do with that.
 
 Shapes: M micro-batches of this rank, T terms of the objective.
 """
@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from distill.data.batch import Batch
-from distill.runs.checkpoint import State
+from distill.objective.running_mean import RunningMean
 from distill.runs.facts import HistoryPoint
 from distill.runtime.signals import ALL
 
@@ -52,26 +52,54 @@ class StepStats(NamedTuple):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step computed and exchanged. All ranks have the same, but for what is marked as this rank's."""
+    """What one step computed and exchanged. All ranks have the same, but for what is marked as this rank's.
 
-    sums: dict[str, float]  # of each term over the step
-    counts: dict[str, float]  # positions of each term, and tokens
-    weights: dict[str, float]  # of the terms, in force in this step
-    rank_sums: Tensor  # this rank's, by micro-batch, [M, T]
-    norm: float  # of the whole gradient, before it is clipped
+    Attributes:
+        step: its number, from 1, also over earlier starts of the run.
+        epoch: passes over the corpus by then.
+        tokens: seen by then, of all ranks, without padding.
+        sums: of each term over the step.
+        counts: positions of each term in the step, and tokens.
+        weights: of the terms, in force in this step.
+        rank_sums: this rank's sums, by micro-batch, [M, T].
+        lr: the learning rate of the step.
+        grad_norm: of the whole gradient, before it was clipped.
+        loss_scale: in force in this step; None: none is needed.
+        seconds: this rank's, of the whole step.
+        data_wait: seconds that this rank waited for the next window.
+        over: whether the run ends with this step.
+        stop: the signal that ends the run after this step.
+        save_requested: whether a signal has requested a checkpoint.
+        diverged: why the run ends as one that has diverged.
+    """
+
+    step: int
+    epoch: float
+    tokens: int
+    sums: dict[str, float]
+    counts: dict[str, float]
+    weights: dict[str, float]
+    rank_sums: Tensor
     lr: float
-    loss_scale: float | None  # in force in this step; None: none is needed
-    seconds: float  # this rank's, of the whole step
-    data_wait: float  # seconds that this rank waited for the next window
-    exchanges: int  # of gradients
-    upcoming: Window  # that of the next step; its batches are this rank's
-    over: bool  # whether the run ends with this step
-    stop: int | None  # the signal that ends the run after this step
-    save_requested: bool  # whether a signal has requested a checkpoint
-    diverged: str = ""  # why the run ends as one that has diverged, which `Health` decides
+    grad_norm: float
+    loss_scale: float | None
+    seconds: float
+    data_wait: float
+    over: bool
+    stop: int | None
+    save_requested: bool
+    diverged: str = ""
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """`total`, the weighted sum, and the mean of each term, without its weight; nan where it had no position."""
+        mean = RunningMean()
+        mean.add(self.sums, self.counts, self.weights)
+        return mean.means(self.sums)
 
     @property
     def loss_is_finite(self) -> bool:
+        """Whether the sums of all terms are."""
         return math.isfinite(sum(self.sums.values()))
 
     @property
@@ -80,39 +108,19 @@ class StepResult:
         return self.save_requested or self.stop is not None
 
     @property
-    def finite(self) -> bool:
-        """Whether loss and gradient are; else no weight was changed."""
-        return self.loss_is_finite and math.isfinite(self.norm)
+    def skipped(self) -> bool:
+        """Whether loss or gradient was not finite, so that no weight was changed."""
+        return not (self.loss_is_finite and math.isfinite(self.grad_norm))
 
 
-class Follower:
-    """Follows a training; the loop calls its followers in their order, and all ranks call each method."""
+class Callback:
+    """Looks on while a run trains. The loop calls its callbacks in their order, and all ranks call each method."""
 
-    def after_step(self, state: State, result: StepResult) -> None:
-        """After each step, before the step's checkpoint; `state` has the step already."""
+    def after_step(self, step: StepResult) -> None:
+        """Called after each step, before its checkpoint."""
 
-    def at_checkpoint(self, state: State, folder: Path) -> None:
-        """After a checkpoint was written into `folder`."""
+    def at_evaluation(self, evaluation: HistoryPoint) -> None:
+        """Called after the student was scored; once more for the same step after a resume from its checkpoint."""
 
-    def at_evaluation(self, state: State, point: HistoryPoint) -> None:
-        """After each point of the history; once more for the same step after a resume from its checkpoint."""
-
-
-class History(Protocol):
-    """Takes the losses, and scores the student, at the points of the history."""
-
-    def due(self, step: int) -> bool:
-        """Whether there is a point after so many steps; the end of a run is always one."""
-        ...
-
-    def at_point(self, state: State, epochs: float, losses: dict[str, float]) -> HistoryPoint | None:
-        """Called after the checkpoint of each point, and once more for the same step after a resume from there.
-
-        Args:
-            epochs: how many are done.
-            losses: `total` and the mean of each term since the point before.
-
-        Returns:
-            The point, the same on all ranks but for its seconds; None where the history keeps none.
-        """
-        ...
+    def at_checkpoint(self, folder: Path) -> None:
+        """Called after a checkpoint was written into `folder`; `train.keep` says how long it stays."""

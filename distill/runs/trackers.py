@@ -17,13 +17,39 @@ logger = logging.getLogger(__name__)
 
 
 class Tracker:
-    """Where numbers go besides metrics.jsonl: with this one nowhere."""
+    """Where numbers go besides metrics.jsonl; without a client nowhere.
+
+    A run can do without it: where it fails, that is logged once, and nothing is sent from then on.
+    """
+
+    def __init__(self, kind: str = "none", make: "Callable[[], Wandb | TensorBoard] | None" = None) -> None:
+        self.kind, self._client = kind, None
+        self._client = self._try(make) if make else None
 
     def log_metrics(self, metrics: LogLine, step: int) -> None:
-        pass
+        """Send what is a number."""
+        numbers = {key: value for key, value in metrics.items() if key != "step" and isinstance(value, int | float)}
+        if (client := self._client) is not None:
+            self._try(lambda: client.log(numbers, step))
 
     def close(self, failed: bool = False) -> None:
         """`failed`: whether an error has ended the run. A second call does nothing."""
+        client, self._client = self._client, None
+        if client is not None:
+            self._try(lambda: client.close(failed))
+
+    def _try(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except SettingError:
+            raise
+        except Exception as error:
+            self._client = None
+            logger.warning(
+                f"tracker.kind={self.kind} has failed ({type(error).__name__}: {first_line(error)}); the run continues "
+                "without it, and its numbers are in metrics.jsonl"
+            )
+            return None
 
 
 def check(settings: TrackerConfig) -> None:
@@ -56,12 +82,11 @@ def build(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: s
     `config` is the resolved configuration and `name` the run's name, both for display. Raises SettingError where wandb
     does not start, with nothing of it in `folder`.
     """
-    makers: dict[str, Callable[[], Tracker]] = {
-        "none": Tracker,
+    makers: dict[str, Callable[[], Wandb | TensorBoard]] = {
         "wandb": lambda: Wandb(settings, folder, config, name),
         "tensorboard": lambda: TensorBoard(folder, config),
     }
-    return Dispensable(settings.kind, makers[settings.kind])
+    return Tracker(settings.kind, makers.get(settings.kind))
 
 
 def open_on_rank_0(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: str, ranks: Ranks) -> Tracker:
@@ -71,35 +96,7 @@ def open_on_rank_0(settings: TrackerConfig, folder: Path, config: dict[str, Any]
     return made[0] if made else Tracker()
 
 
-class Dispensable(Tracker):
-    """A tracker that a run can do without: where it fails, that is logged once, and nothing is sent from then on."""
-
-    def __init__(self, kind: str, make: Callable[[], Tracker]) -> None:
-        self.kind, self._tracker = kind, Tracker()
-        self._tracker = self._try(make) or Tracker()
-
-    def log_metrics(self, metrics: LogLine, step: int) -> None:
-        self._try(lambda: self._tracker.log_metrics(metrics, step))
-
-    def close(self, failed: bool = False) -> None:
-        tracker, self._tracker = self._tracker, Tracker()
-        self._try(lambda: tracker.close(failed))
-
-    def _try(self, work: Callable[[], Any]) -> Any:
-        try:
-            return work()
-        except SettingError:
-            raise
-        except Exception as error:
-            self._tracker = Tracker()
-            logger.warning(
-                f"tracker.kind={self.kind} has failed ({type(error).__name__}: {first_line(error)}); the run continues "
-                "without it, and its numbers are in metrics.jsonl"
-            )
-            return None
-
-
-class Wandb(Tracker):
+class Wandb:
     """Weights & Biases; offline unless set otherwise, under `folder`/wandb. Never asks for a login.
 
     The run's id is kept in `folder`/wandb/id, so that a resumed run continues in the same chart. Offline, each process
@@ -148,14 +145,14 @@ class Wandb(Tracker):
         # Steps travel as a metric of their own: wandb's own counter refuses to go back to the checkpoint on resume.
         self.run.define_metric("*", step_metric="step")
 
-    def log_metrics(self, metrics: LogLine, step: int) -> None:
-        self.run.log({**_numbers(metrics), "step": step})
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        self.run.log({**numbers, "step": step})
 
-    def close(self, failed: bool = False) -> None:
+    def close(self, failed: bool) -> None:
         self.run.finish(exit_code=int(failed))
 
 
-class TensorBoard(Tracker):
+class TensorBoard:
     """Event files under `folder`/tensorboard."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
@@ -165,22 +162,18 @@ class TensorBoard(Tracker):
         self.writer: Any = None
         self.config = config
 
-    def log_metrics(self, metrics: LogLine, step: int) -> None:
+    def log(self, numbers: dict[str, float], step: int) -> None:
         if self.writer is None:
             # Only the first line shows where a run resumes; what the killed one wrote after that is hidden.
             self.writer = self.new_writer(step)
             text = json.dumps(self.config, indent=2, default=str)
             self.writer.add_text("config", "    " + text.replace("\n", "\n    "), step)
-        for key, value in _numbers(metrics).items():
+        for key, value in numbers.items():
             self.writer.add_scalar(key, value, step)
 
-    def close(self, failed: bool = False) -> None:
+    def close(self, failed: bool) -> None:
         if self.writer is not None:
             self.writer.close()
-
-
-def _numbers(metrics: LogLine) -> dict[str, float]:
-    return {key: value for key, value in metrics.items() if key != "step" and isinstance(value, int | float)}
 
 
 def _one_line(error: Exception) -> str:

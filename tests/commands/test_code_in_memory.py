@@ -114,7 +114,7 @@ def test_another_loss_of_the_same_line_or_other_frozen_parameters_are_refused(tm
             objective={"mine": loss},
             train={"steps": 1, "epochs": None, "batch_size": 8},
             precision="fp32",
-            evaluate={"max_sequences": 8, "curve": {"points": 0}},
+            evaluate={"max_sequences": 8},
             corpus={"sequence_length": 32},
             folder=tmp_path / "run",
             settings={"data.cache": str(tmp_path / "cache"), "data.workers": 1},

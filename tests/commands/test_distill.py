@@ -43,10 +43,10 @@ class Counted(distill.Observer):
     def __init__(self, file: Any = None) -> None:
         self.folders, self.file = list[str](), file
 
-    def at_checkpoint(self, checkpoint: distill.ObservedCheckpoint) -> None:
-        self.folders.append(checkpoint.folder.name)
+    def at_checkpoint(self, folder: Path) -> None:
+        self.folders.append(folder.name)
         if self.file is not None:
-            Path(self.file).write_text(checkpoint.folder.name)
+            Path(self.file).write_text(folder.name)
 
 
 class Stream(IterableDataset[Any]):
@@ -71,7 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Settings of a small run."""
     cache = {"data.cache": str(tmp_path_factory.mktemp("cache")), "data.workers": 1, "corpus.sequence_length": 32}
-    evaluate = {"max_sequences": 32, "curve": {"points": 0}}
+    evaluate = {"max_sequences": 32}
     return {"train": STEPS, "precision": "fp32", "evaluate": evaluate, "settings": cache}
 
 

@@ -23,7 +23,8 @@ from distill.config.settings import BackendConfig
 from distill.distributed import join_ranks
 from distill.distributed.single import Single
 from distill.runs import checkpoint
-from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.checkpoint import Checkpoints
+from distill.runs.state import State
 from distill.runtime.errors import Damaged, StorageFailed
 
 ROUNDING = {"rtol": 1e-5, "atol": 1e-5}  # AdamW divides by what may be small

@@ -14,8 +14,7 @@ from distill.data.collate.mlm import masked_lm
 from distill.distributed.single import Single
 from distill.models.kind import MASKED
 from distill.models.teacher import STARTS, TITLES, bundled_folder, load_teacher
-from distill.runs.layer_losses import Prediction
-from distill.runs.layer_search import find_layers
+from distill.runs.layer_search import Prediction, find_layers
 
 LAYERS = {"bundled_small": 4, "bundled_deep": 10}
 LARGEST = 12_000_000  # bytes of weights: what an installation carries

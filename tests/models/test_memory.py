@@ -188,7 +188,7 @@ def test_other_errors_stay_what_they_are() -> None:
 def test_memory_that_runs_out_in_training_has_one_line(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(loop, "accumulate_gradients", lambda *_, **__: gpu_error())
+    monkeypatch.setattr(loop, "step", lambda *_, **__: gpu_error())
     assert shelf.run(shelf.root / "too_large") == 2
     lines = capfd.readouterr().err.splitlines()
     assert any("distill: not enough memory (CUDA out of memory" in line for line in lines)

@@ -18,8 +18,8 @@ from distill.distributed import single
 from distill.report import live, report
 from distill.report.live import Ending, Renewer, Status, cleaned, ending_of, evenly_spaced, is_free, tails, title_of
 from distill.report.page import Renewal, html
+from distill.runs.callbacks import RunLog
 from distill.runs.check import check
-from distill.runs.metrics import RunLog
 from distill.runs.record import Record
 from distill.runtime.errors import Diverged, Interrupted, SettingError
 from distill.runtime.progress import log
@@ -118,14 +118,14 @@ def shown(page: Path) -> str:
 
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Any) -> None:
     """Let a run do something after it has logged that step."""
-    log_metrics = RunLog.log_metrics
+    write = RunLog.write
 
     def logged(self: RunLog, metrics: dict[str, float]) -> None:
-        log_metrics(self, metrics)
+        write(self, metrics)
         if metrics["step"] == step:
             act(self)
 
-    monkeypatch.setattr(RunLog, "log_metrics", logged)
+    monkeypatch.setattr(RunLog, "write", logged)
 
 
 def test_the_page_is_there_while_the_run_goes_on_and_the_report_after_it(

@@ -16,43 +16,53 @@ from distill.config.settings import OptimizerConfig, TrainConfig
 from distill.evaluation.evaluator import Evaluator
 from distill.objective.objective import Objective
 from distill.optim.schedules.constant import Constant
-from distill.runs.divergence import LossLevel, diverged_scores
+from distill.runs.divergence import diverged_scores
+from distill.runs.state import State
 from distill.runtime.errors import Diverged
 
-# --- the level of the loss -----------------------------------------------------------------------------------------
+# --- the running mean of the loss ----------------------------------------------------------------------------------
 
 
-def levels(
-    losses: list[float], limit: float | None = 3.0, weight: Any = lambda step: 1.0
-) -> tuple[LossLevel, list[str]]:
-    level = LossLevel()
+def follow(
+    state: State,
+    sums: dict[str, float],
+    counts: dict[str, float],
+    weights: dict[str, float],
+    limit: float | None = 3.0,
+) -> str | None:
+    state.step += 1
+    return state.take(sums, counts, weights, limit)
+
+
+def levels(losses: list[float], limit: float | None = 3.0, weight: Any = lambda step: 1.0) -> tuple[State, list[str]]:
+    state = State()
     said = [
-        level.add(step, {"mlm": 4 * loss}, {"mlm": 4.0}, {"mlm": weight(step)}, limit)
+        follow(state, {"mlm": 4 * loss}, {"mlm": 4.0}, {"mlm": weight(step)}, limit)
         for step, loss in enumerate(losses, 1)
     ]
-    return level, [each for each in said if each]
+    return state, [each for each in said if each]
 
 
 def test_the_loss_of_late_is_the_mean_of_multiples_of_the_first_step() -> None:
-    level, said = levels([8.0, 6.0, 4.0])
-    assert level.ratio == pytest.approx(0.9 * (0.9 * 1 + 0.1 * 6 / 8) + 0.1 * 4 / 8)
-    assert not said and level.sane_step == 3
+    state, said = levels([8.0, 6.0, 4.0])
+    assert state.running_mean == pytest.approx(0.9 * (0.9 * 1 + 0.1 * 6 / 8) + 0.1 * 4 / 8)
+    assert not said and state.last_good_step == 3
 
 
 def test_a_spike_that_comes_back_is_said_twice_and_forgotten() -> None:
-    level, said = levels([2.0] * 5 + [80.0] * 3 + [2.0] * 60)
+    state, said = levels([2.0] * 5 + [80.0] * 3 + [2.0] * 60)
     assert len(said) == 2 and "train.max_loss_ratio=3" in said[0] and "come back" in said[1]
-    assert level.high_in_a_row == 0 and level.sane_step == 68
+    assert state.spike_steps == 0 and state.last_good_step == 68
 
 
 def test_one_unlucky_batch_is_no_spike() -> None:
     assert levels([2.0] * 5 + [40.0] + [2.0] * 5)[1] == []
-    assert levels([2.0] * 5 + [40.0])[0].sane_step == 5, "but it does not speak for the weights"
+    assert levels([2.0] * 5 + [40.0])[0].last_good_step == 5, "but it does not speak for the weights"
 
 
 def test_a_destroyed_student_is_seen_in_the_first_step_after() -> None:
-    level, said = levels([8.0, 1e4])
-    assert len(said) == 1 and level.high_in_a_row == 1 and level.sane_step == 1
+    state, said = levels([8.0, 1e4])
+    assert len(said) == 1 and state.spike_steps == 1 and state.last_good_step == 1
 
 
 def test_a_start_without_loss_sets_no_level_that_nothing_reaches() -> None:
@@ -64,15 +74,15 @@ def test_a_weight_that_rises_is_no_loss_that_does() -> None:
 
 
 def test_without_a_limit_any_loss_is_sane() -> None:
-    level, said = levels([8.0, 1e9], limit=None)
-    assert not said and level.sane_step == 2
+    state, said = levels([8.0, 1e9], limit=None)
+    assert not said and state.last_good_step == 2
 
 
 def test_terms_that_come_later_have_a_first_step_of_their_own() -> None:
-    level = LossLevel()
-    level.add(1, {"mlm": 8.0, "order": 0.0}, {"mlm": 1.0, "order": 0.0}, {"mlm": 1.0, "order": 1.0}, 3.0)
-    level.add(2, {"mlm": 8.0, "order": 6.0}, {"mlm": 1.0, "order": 1.0}, {"mlm": 1.0, "order": 1.0}, 3.0)
-    assert level.first == {"mlm": 8.0, "order": 6.0} and level.ratio == pytest.approx(1.0)
+    state = State()
+    follow(state, {"mlm": 8.0, "order": 0.0}, {"mlm": 1.0, "order": 0.0}, {"mlm": 1.0, "order": 1.0})
+    follow(state, {"mlm": 8.0, "order": 6.0}, {"mlm": 1.0, "order": 1.0}, {"mlm": 1.0, "order": 1.0})
+    assert state.first_losses == {"mlm": 8.0, "order": 6.0} and state.running_mean == pytest.approx(1.0)
 
 
 # --- a training ----------------------------------------------------------------------------------------------------
@@ -268,15 +278,15 @@ def test_weights_that_are_not_finite_are_not_published(
 ) -> None:
     """Destroyed in the last step, where no later loss and, without evaluation sets, no score shows it."""
     folder = tmp_path / "run"
-    evaluate_if_due = loop.evaluate_if_due
+    evaluate = loop.evaluate
 
     def destroy(run: loop.Training, *others: Any) -> None:
-        evaluate_if_due(run, *others)
+        evaluate(run, *others)
         if run.state.step == 8:
             with torch.no_grad():
                 next(run.learner.model.parameters()).fill_(math.nan)
 
-    monkeypatch.setattr(loop, "evaluate_if_due", destroy)
+    monkeypatch.setattr(loop, "evaluate", destroy)
     assert shelf.run(folder, "evaluate.sets=[]") == 3
     assert "the student has diverged (weights that are not finite)" in capfd.readouterr().err
     assert not (folder / "student").exists() and not (folder / "results.json").exists()

@@ -1,6 +1,5 @@
 """Runs that go on: from a finished one, from a checkpoint that is named, and after an interruption of either."""
 
-import json
 import shutil
 import signal
 from pathlib import Path
@@ -15,11 +14,12 @@ from tiny import Fit, make_model, only
 from distill.config.settings import BackendConfig, TrainConfig
 from distill.distributed.single import Single
 from distill.report.comparison.runs import find_runs
-from distill.runs.checkpoint import Checkpoints, State
+from distill.runs.callbacks import Snapshots
+from distill.runs.checkpoint import Checkpoints
 from distill.runs.checkpoint_files import read_record
 from distill.runs.results_file import read_run
 from distill.runs.run_folder import RunFolder
-from distill.runs.snapshots import Snapshots
+from distill.runs.state import State
 from distill.runtime import files
 from distill.runtime.errors import Interrupted, SettingError
 
@@ -48,9 +48,9 @@ def killed_at(step: int, monkeypatch: pytest.MonkeyPatch, shelf: Shelf, folder: 
     """Run until the log of this step, which comes before its checkpoint."""
     after_step = Snapshots.after_step
 
-    def killing(self: Snapshots, state: Any, result: Any) -> None:
-        after_step(self, state, result)
-        if state.step == step:
+    def killing(self: Snapshots, result: Any) -> None:
+        after_step(self, result)
+        if result.step == step:
             raise Kill
 
     with monkeypatch.context() as patch, pytest.raises(Kill):
@@ -118,13 +118,13 @@ def test_a_checkpoint_names_the_one_that_its_run_began_from(shelf: Shelf, finish
 
 
 def test_without_a_checkpoint_no_line_of_a_log_stays(shelf: Shelf, tmp_path: Path) -> None:
-    """The score before the first step may be that of another start."""
+    """That of an evaluation may be of another start."""
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "curve.jsonl").write_text('{"step": 0, "tokens": 0, "seconds": 0.0, "score": 123456.0}\n')
+    (folder / "history.jsonl").write_text('{"step": 1, "loss": {}, "perplexity": {"heldout": 123456.0}}\n')
     assert shelf.run(folder, *EVALUATED, "train.steps=1") == 0
-    scores = [json.loads(line)["score"] for line in (folder / "curve.jsonl").read_text().splitlines()]
-    assert len(scores) == 2 and 123456.0 not in scores
+    (line,) = results(folder)["history"]
+    assert line["perplexity"]["heldout"] < 123456.0
 
 
 def test_snapshots_that_come_too_late_are_named(shelf: Shelf, finished: Path, capfd: pytest.CaptureFixture) -> None:

@@ -14,8 +14,8 @@ from torchmetrics import MeanMetric
 
 from distill.runs.checkpoint import Checkpoints
 from distill.runs.facts import Best, HistoryPoint
-from distill.runs.history import StudentHistory
 from distill.runs.identity import refuse_other_settings
+from distill.runs.periodic_evaluation import PeriodicEvaluation
 from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
 
@@ -178,11 +178,11 @@ def test_killed_at_every_point_around_an_evaluation(
         return lambda _, state, *rest: state.step == number
 
     places: list[tuple[Any, str, Callable[..., bool], bool]] = [
-        (StudentHistory, "_line", step(4), True),
-        (StudentHistory, "_line", step(4), False),
+        (PeriodicEvaluation, "_line", step(4), True),
+        (PeriodicEvaluation, "_line", step(4), False),
         (Checkpoints, "prune", step(6), True),
-        (StudentHistory, "_line", step(6), True),
-        (StudentHistory, "_line", step(6), False),
+        (PeriodicEvaluation, "_line", step(6), True),
+        (PeriodicEvaluation, "_line", step(6), False),
         (RunFolder, "load_best", lambda *_: True, True),
         (RunFolder, "load_best", lambda *_: True, False),
         (whole_run, "write_outputs", lambda *_: True, True),

@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from families import make_family
 from job import Shelf, assert_same, command, metrics, results
 from tiny import PAD, VOCAB, make_batches, make_model, make_rows, make_tokenizer
+from torch.nn.functional import cosine_similarity
 
 from distill.config.settings import BackendConfig, MaskingConfig, StudentConfig
 from distill.data.batch import Batch
@@ -27,9 +28,7 @@ from distill.distributed.single import Single
 from distill.models.kind import CAUSAL, CLASSES, MASKED
 from distill.models.layer_choice import RULES
 from distill.models.student import from_layers
-from distill.runs.layer_losses import Losses, Prediction
-from distill.runs.layer_removal import Removal
-from distill.runs.layer_search import find_layers, remove_layers, score_all, table_of
+from distill.runs.layer_search import Losses, Prediction, find_layers, search_layers, table_of
 from distill.runtime.errors import SettingError
 from distill.runtime.files import remove
 
@@ -49,103 +48,50 @@ class Costs:
         both = sum(cost for pair, cost in self.pairs.items() if set(pair) <= set(missing))
         return 1 + sum(self.costs[layer] for layer in missing) + both
 
-    def record(self, chosen: Sequence[int]) -> list[float]:
+    def influence(self, chosen: Sequence[int]) -> list[float]:
         """What each layer costs is what it does to its input."""
         return [self.costs[layer] for layer in chosen]
-
-    def influence_of_runs(self, length: int) -> list[float]:
-        return [sum(self.costs[start : start + length]) for start in range(1, len(self.costs) - length + 1)]
 
 
 def test_of_few_subsets_the_best_of_all_is_found() -> None:
     # Layer 1 costs least by itself, but a great deal together with any other one: greedy removal would lose it first.
     costs = Costs([0.3, 0.1, 0.2, 0.25], {(0, 1): 9.0, (1, 2): 9.0, (1, 3): 9.0})
-    found = score_all(4, 2, costs)  # type: ignore[arg-type]
+    found = search_layers(4, 2, costs)  # type: ignore[arg-type]
     assert found.layers == [0, 1]
     assert found.all_subsets and found.tried == 6 and found.best[0].layers == found.layers
     assert len(costs.asked) == len(set(costs.asked))  # none is scored twice
 
 
-def test_of_many_subsets_one_layer_after_another_is_taken_away() -> None:
+def test_of_many_subsets_one_layer_after_another_is_removed() -> None:
     costs = [5.0, 4.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 3.0]
     score = Costs(costs)
-    found = remove_layers(12, 3, score)  # type: ignore[arg-type]
+    found = search_layers(12, 3, score)  # type: ignore[arg-type]
     assert found.layers == [0, 1, 11] and not found.all_subsets and not found.stopped
-    assert found.tried < math.comb(12, 3) and len(score.asked) - 2 == found.tried  # whole model, means
+    removals, rules = 5 * 8 + 7 + 6 + 5 + 4, 4  # eight at a time, or all there are; what the rules add to them
+    assert found.tried == removals + rules and len(score.asked) == found.tried + 2  # the whole model, averages
     assert {rule for each in found.by_rule for rule in each.rules} == set(RULES)
     assert found.teacher == 1.0
 
 
 def test_a_layer_with_little_influence_that_costs_much_stays() -> None:
-    """Influence alone would take layer 2 away, scores keep it."""
+    """Influence alone would remove layer 2, scores keep it."""
 
     class Misleading(Costs):
-        def record(self, chosen: Sequence[int]) -> list[float]:
-            return [0.0 if layer == 2 else cost for layer, cost in zip(chosen, super().record(chosen), strict=True)]
+        def influence(self, chosen: Sequence[int]) -> list[float]:
+            return [0.0 if layer == 2 else self.costs[layer] for layer in chosen]
 
-    found = remove_layers(12, 6, Misleading([1.0, 1.0, 9.0, 1.0, 1.0, 1.0, *[0.1] * 6]))  # type: ignore[arg-type]
+    found = search_layers(12, 6, Misleading([1.0, 1.0, 9.0, 1.0, 1.0, 1.0, *[0.1] * 6]))  # type: ignore[arg-type]
     assert found.layers == [0, 1, 2, 3, 4, 5]
 
 
-def test_an_exchange_finds_what_removals_alone_miss() -> None:
-    """Layers 10 and 11 cost least each, and much when both are gone; by then the shortlist has taken one of them."""
-    costs, pairs = [4.0] * 5 + [1.0, 1.1, 1.2, 1.3, 1.4, 0.1, 0.2], {(10, number): 1.15 for number in range(5, 10)}
-    score = Costs(costs, pairs)
-    removal = Removal(12, 6, score)
-    removal.begin()
-    greedy = removal._reduce(tuple(range(12)))
-    removal.run()
-    best = min((choice for choice in removal.losses if len(choice) == 6), key=removal.losses.__getitem__)
-    assert removal.losses[best] < removal.losses[greedy]
-    assert best == min(combinations(range(12), 6), key=score)
-
-
-def test_when_the_time_is_up_the_layers_of_least_influence_go() -> None:
-    """A clock that goes on by a second with each look at it: of 24 layers few were scored."""
-    ticks, score = iter(range(10**6)), Costs([number / 10 for number in range(24)])
-    removal = Removal(24, 6, score, deadline=30, clock=lambda: next(ticks))
-    removal.begin()
-    removal.run()
-    assert tuple(range(18, 24)) in removal.losses and removal.is_over
-    assert len(score.asked) < 40
-
-
-def test_where_time_is_short_fewer_removals_are_scored() -> None:
-    """A score takes a second: of 18 removals with eight scores each about 140 s, with two about 50."""
-
-    class Slow(Costs):
-        now = 0.0
-
-        def __call__(self, chosen: Sequence[Any]) -> float:
-            self.now += 1.0
-            return super().__call__(chosen)
-
-    took = []
-    for deadline in (math.inf, 60.0):
-        score = Slow([number / 10 for number in range(24)])
-        removal = Removal(24, 6, score, deadline, clock=lambda score=score: score.now)  # type: ignore[misc]
-        removal.begin()
-        removal.run()
-        assert tuple(range(18, 24)) in removal.losses
-        took.append(score.now)
-    assert took[1] <= 61 < took[0]
-
-
-def test_a_search_that_its_seconds_end_says_so() -> None:
-    found = remove_layers(24, 12, Costs([1.0] * 24), seconds=1e-9)  # type: ignore[arg-type]
-    assert found.stopped and len(found.layers) == 12 and "student.search_seconds" in table_of(found)[0]
-    shallow = score_all(8, 4, Costs([1.0] * 8), seconds=1e-9)  # type: ignore[arg-type]
-    assert shallow.stopped and not shallow.all_subsets and len(shallow.layers) == 4
-
-
-def test_few_sequences_sort_out_what_all_decide() -> None:
-    """On few sequences layer 2 looks a little better than layer 1, which it is not."""
-    costs = [5.0, 1.0, 0.9] + [0.1 * number for number in range(5)]
-    score, rough = Costs(costs), Costs([*costs[:1], 0.9, 1.0, *costs[3:]])
-    found = score_all(8, 4, score, rough)  # type: ignore[arg-type]
-    assert found.layers == score_all(8, 4, Costs(costs)).layers  # type: ignore[arg-type]
-    assert len(score.asked) < 20 < len(rough.asked) and found.tried >= len(set(rough.asked))
-    assert found.best[0].loss == Costs(costs)(found.layers)
+@pytest.mark.parametrize(("available", "count"), [(24, 6), (8, 4)])
+def test_when_the_time_is_up_the_search_ends_with_what_it_has(available: int, count: int) -> None:
+    """Of a deep teacher all that are too many go at once by influence, which is right where they cost alike."""
+    score = Costs([number / 10 for number in range(available)])
+    found = search_layers(available, count, score, seconds=1e-9)  # type: ignore[arg-type]
+    assert found.stopped and not found.all_subsets and "student.search_seconds" in table_of(found)[0]
+    assert len(found.layers) == count and len(score.asked) == 2
+    assert found.layers == (list(range(18, 24)) if available == 24 else [0, 1, 2, 3])
 
 
 def test_a_rule_that_is_better_than_removals_is_taken() -> None:
@@ -156,66 +102,52 @@ def test_a_rule_that_is_better_than_removals_is_taken() -> None:
             numbers = {layer for layer in chosen if isinstance(layer, int)}
             return 0.5 if numbers == set(range(6)) else super().__call__(chosen)
 
-    found = remove_layers(12, 6, Traps([0.0] * 6 + [1.0] * 6))  # type: ignore[arg-type]
+    found = search_layers(12, 6, Traps([0.0] * 6 + [1.0] * 6))  # type: ignore[arg-type]
     assert found.layers == [0, 1, 2, 3, 4, 5] and found.best[0].loss == 0.5
 
 
-def test_what_does_not_go_into_the_student_is_left_out_and_nothing_at_all_is_refused() -> None:
+@pytest.mark.parametrize(("available", "count"), [(4, 2), (12, 4)])
+def test_what_does_not_go_into_the_student_is_left_out_and_nothing_at_all_is_refused(
+    available: int, count: int
+) -> None:
     class Refusing(Costs):
-        refusal = "keep layer 0 first"
+        refusal, needed = "keep layer 0 first", 0
 
         def __call__(self, chosen: Sequence[Any]) -> float:
             return super().__call__(chosen) if chosen[0] == self.needed else math.inf
 
-    refusing = Refusing([0.1, 0.5, 0.2, 0.3])
-    refusing.needed = 0  # type: ignore[attr-defined]
-    found = score_all(4, 2, refusing)  # type: ignore[arg-type]
-    assert found.layers == [0, 1]
-    deep = Refusing([0.0, *[1.0] * 11])
-    deep.needed = 0  # type: ignore[attr-defined]
-    removed = remove_layers(12, 4, deep)  # type: ignore[arg-type]
-    assert removed.layers[0] == 0
-    assert all(math.isfinite(each.loss) for each in [*found.best, *found.by_rule, *removed.best, *removed.by_rule])
-    for attempt in (refusing, deep):
-        attempt.needed = 99  # type: ignore[attr-defined]
+    refusing = Refusing([0.0, *[1.0] * (available - 1)])
+    found = search_layers(available, count, refusing)  # type: ignore[arg-type]
+    assert found.layers[0] == 0
+    assert all(each.loss is not None and math.isfinite(each.loss) for each in [*found.best, *found.by_rule])
+    refusing.needed = 99
     with pytest.raises(SettingError, match="keep layer 0 first"):
-        score_all(4, 2, refusing)  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match="keep layer 0 first"):
-        remove_layers(12, 4, deep)  # type: ignore[arg-type]
+        search_layers(available, count, refusing)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "family", ["bert", "distilbert", "roberta", "deberta-v2", "gpt2", "llama", "gemma2", "modernbert"]
-)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_losses_from_recorded_layers_are_those_without(family: str, precision: str) -> None:
-    """Bit for bit, whatever the two choices share; the influence of a layer is that of its hidden states."""
-    names = {"gpt2": "n_layer", "distilbert": "n_layers"}
-    depth: dict[str, Any] = {names.get(family, "num_hidden_layers"): 5}
-    if family == "gemma2":
-        depth["layer_types"] = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"] * 2
-        depth["layer_types"] = depth["layer_types"][:5]
-    model = make_family(family, **depth).eval()
-    causal = family in ("gpt2", "llama", "gemma2")
-    kind, label = (CAUSAL, "clm") if causal else (MASKED, "mlm")
-    ids = np.random.default_rng(0).integers(5, 40, (6, 16)).astype(np.uint16)
+@pytest.mark.parametrize("family", ["bert", "gpt2", "deberta-v2"])  # how blocks are given their input, and give it
+def test_the_influence_of_a_layer_is_how_far_it_turns_its_input(family: str) -> None:
+    model = make_family(family, **{"n_layer" if family == "gpt2" else "num_hidden_layers": 3}).eval()
+    kind, label = (CAUSAL, "clm") if family == "gpt2" else (MASKED, "mlm")
     tokenizer = make_tokenizer()
     tokenizer.eos_token = tokenizer.sep_token
     collator = (
-        CausalLM(causal_format(tokenizer), packed=False) if causal
+        CausalLM(causal_format(tokenizer), packed=False) if kind is CAUSAL
         else masked_lm(MaskingConfig(), tokenizer, np.ones(len(tokenizer), np.int64))
     )  # fmt: skip
-    settings, cpu = StudentConfig(layers="auto", dropout=0.0), torch.device("cpu")
-    batches = list(make_batches(ids, collator, batch_size=3).first(6))
-    prediction = Prediction(kind, label, 40, precision)
-    plain, fast = (Losses(settings, model, prediction, batches, cpu) for _ in range(2))
-    fast.record((0, 1, 2, 3, 4))
-    choices = [(0, 1, 2, 3, 4), (0, 1, 3, 4), (0, 2, 4), (0, 1, 2)]
-    assert [fast(choice) for choice in choices] == [plain(choice) for choice in choices]
-    influence = fast.record((0, 1, 3, 4))
-    assert influence == plain.record((0, 1, 3, 4)) and all(0 <= value <= 2 for value in influence)
-    assert fast((0, 1, 4)) == plain((0, 1, 4)) != plain((0, 1, 3, 4))
-    assert fast.influence_of_runs(1) == pytest.approx(influence[1:], abs=1e-6)
+    ids = np.random.default_rng(0).integers(5, 40, (6, 16)).astype(np.uint16)
+    settings, batches = (
+        StudentConfig(layers="auto", dropout=0.0),
+        list(make_batches(ids, collator, batch_size=6).first(6)),
+    )
+    score = Losses(settings, model, Prediction(kind, label, 40, "fp32"), batches, torch.device("cpu"))
+    made = from_layers(settings, model, [0, 2], kind, alias=True).eval()
+    with torch.no_grad():
+        states = made.base_model(**batches[0].inputs, output_hidden_states=True).hidden_states
+    turned = [float(1 - cosine_similarity(*pair, dim=-1).mean()) for pair in pairwise(states)]
+    found = score.influence((0, 2))
+    assert found[0] == pytest.approx(turned[0], abs=1e-5)
+    assert family == "gpt2" or found[1] == pytest.approx(turned[1], abs=1e-5)  # whose last state is normalised
 
 
 def test_a_list_in_place_of_a_layer_gives_the_mean_of_their_weights() -> None:
@@ -361,11 +293,3 @@ def test_where_nothing_that_is_scored_has_a_label_layers_are_to_be_named() -> No
     words = r"^student\.layers=auto scores layers by what is to be predicted, and the first 12 sequences .*=even$"
     with pytest.raises(SettingError, match=words):
         find_layers(settings, make_model("bert", 4), ON_CLASSES, batches, ranks)
-
-
-def test_few_sequences_without_a_label_sort_out_nothing() -> None:
-    settings, cpu = StudentConfig(layers="auto", num_layers=2), torch.device("cpu")
-    score = Losses(settings, None, ON_CLASSES, texts(16, 4), cpu)
-    assert score.num_targets == 4 and score.of_fewer_sequences(4) is None and score.of_fewer_sequences(5) is None
-    fewer = Losses(settings, None, ON_CLASSES, texts(16, 16), cpu).of_fewer_sequences(4)
-    assert fewer is not None and fewer.num_targets == fewer.num_sequences == 4

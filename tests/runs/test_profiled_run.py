@@ -102,7 +102,7 @@ def slow_second_rank(folder: Path, arguments: list[str]) -> dict[str, Any] | Non
     from job import distill
     from tiny import loop
 
-    quick = loop.accumulate_gradients
+    quick = loop.step
 
     def slow(*values: Any) -> Any:
         began = time.perf_counter()
@@ -111,7 +111,7 @@ def slow_second_rank(folder: Path, arguments: list[str]) -> dict[str, Any] | Non
             time.sleep(0.05 + 4 * (time.perf_counter() - began))
         return sums
 
-    loop.accumulate_gradients = slow
+    loop.step = slow
     from distill.commands import ending
 
     ending.end_rank = lambda status, error=None: None  # it would end the process before it gives anything back

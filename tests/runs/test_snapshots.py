@@ -9,8 +9,7 @@ from job import Shelf, command, distill, results
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from distill.config.settings import TrainConfig
-from distill.runs.checkpoint import State
-from distill.runs.snapshots import Snapshots, check_within
+from distill.runs.callbacks import Snapshots, check_snapshots
 from distill.runs.step import StepResult
 from distill.runtime.errors import SettingError
 
@@ -74,10 +73,10 @@ def test_after_a_kill_those_behind_the_checkpoint_are_made_anew(
     folder, more = shelf.root / "killed-snapshots", ("train.snapshot_every=2", "train.steps=5", "train.save_every=2")
     save, calls = Snapshots.after_step, []
 
-    def killing(self: Snapshots, state: State, result: StepResult) -> None:
-        save(self, state, result)
-        calls.append(state.step)
-        if state.step == 4:
+    def killing(self: Snapshots, step: StepResult) -> None:
+        save(self, step)
+        calls.append(step.step)
+        if step.step == 4:
             raise Kill
 
     with monkeypatch.context() as patch, pytest.raises(Kill):
@@ -150,8 +149,8 @@ def test_snapshots_beyond_the_end_are_refused(shelf: Shelf, setting: str, capfd:
     (line,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: "))
     assert setting.split("=")[0] in line and "9" in line and "step 8" in line
     with pytest.raises(SettingError, match="step 9, but the run ends after step 8"):
-        check_within(TrainConfig(snapshots=[3, 9]), 8)
-    check_within(TrainConfig(snapshots=[8], snapshot_every=8), 8)
+        check_snapshots(TrainConfig(snapshots=[3, 9]), 8)
+    check_snapshots(TrainConfig(snapshots=[8], snapshot_every=8), 8)
 
 
 def test_a_step_that_is_no_number_is_refused(shelf: Shelf, capfd: pytest.CaptureFixture) -> None:

@@ -6,21 +6,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from distill.runs.step import StepResult, StepStats, Window
+from distill.runs.step import StepResult, StepStats
 from distill.runtime.signals import ALL
 
 RESULT = StepResult(
+    step=3,
+    epoch=1.5,
+    tokens=60,
     sums={"soft": 3.0, "mlm": 4.0},
     counts={"soft": 2.0, "mlm": 1.0, "tokens": 20.0},
     weights={"soft": 5.0, "mlm": 2.0},
     rank_sums=torch.tensor([[1.0, 4.0], [2.0, 0.0]]),
-    norm=1.5,
     lr=1e-3,
+    grad_norm=1.5,
     loss_scale=None,
     seconds=0.5,
     data_wait=0.1,
-    exchanges=1,
-    upcoming=Window([], torch.zeros(3), 7.0),
     over=False,
     stop=None,
     save_requested=False,
@@ -48,15 +49,21 @@ def test_a_vector_of_another_length_is_no_exchange_of_a_step() -> None:
 
 
 def test_a_step_is_finite_where_its_loss_and_its_gradient_are() -> None:
-    assert RESULT.finite and RESULT.loss_is_finite
+    assert not RESULT.skipped and RESULT.loss_is_finite
     for norm in (math.nan, math.inf):
-        overflowed = replace(RESULT, norm=norm)
-        assert overflowed.loss_is_finite and not overflowed.finite
+        overflowed = replace(RESULT, grad_norm=norm)
+        assert overflowed.loss_is_finite and overflowed.skipped
     for value in (math.nan, math.inf, -math.inf):
         broken = replace(RESULT, sums={"soft": 3.0, "mlm": value})
-        assert not broken.loss_is_finite and not broken.finite
+        assert not broken.loss_is_finite and broken.skipped
 
 
 def test_a_signal_that_stops_asks_for_a_checkpoint_too() -> None:
     assert not RESULT.should_save
     assert replace(RESULT, stop=15).should_save and replace(RESULT, save_requested=True).should_save
+
+
+def test_losses_are_means_over_positions_and_their_weighted_sum() -> None:
+    assert RESULT.losses == {"total": 5 * 1.5 + 2 * 4.0, "soft": 1.5, "mlm": 4.0}
+    without = replace(RESULT, sums={"soft": 3.0, "mlm": 0.0}, counts={"soft": 2.0, "mlm": 0.0, "tokens": 20.0}).losses
+    assert without["total"] == 7.5 and math.isnan(without["mlm"])

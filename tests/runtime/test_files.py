@@ -18,7 +18,7 @@ from job import Shelf, assert_same, save_model
 from distill.data.new_tokenizer import TRAINING_TEXT, write_tokenizer
 from distill.models.kind import CAUSAL
 from distill.models.load import load_pretrained
-from distill.runs.metrics import Metrics
+from distill.runs.callbacks import RunLog
 from distill.runtime.errors import SettingError
 from distill.runtime.files import locked
 from distill.runtime.jsonl import JsonLines, read_lines
@@ -161,14 +161,14 @@ def test_a_run_ends_in_one_line_and_resumes_to_the_same_student(
     cache += ["objective.cosine.weight=0", "corpus.max_sequences=null", "train.epochs=null", "train.steps=20"]
     assert shelf.run(tmp_path / "undisturbed", *cache) == 0
     (path,) = (tmp_path / "cache").glob(name)
-    after_step = Metrics.after_step
+    after_step = RunLog.after_step
 
-    def zeroed(self: Metrics, state: object, result: object) -> None:
-        after_step(self, state, result)  # type: ignore[arg-type]
-        if state.step == 3:  # type: ignore[attr-defined]
+    def zeroed(self: RunLog, step: Any) -> None:
+        after_step(self, step)
+        if step.step == 3:
             DAMAGES["zeros"](path)
 
-    monkeypatch.setattr(Metrics, "after_step", zeroed)
+    monkeypatch.setattr(RunLog, "after_step", zeroed)
     capsys.readouterr()
     assert shelf.run(tmp_path / "run", *cache) == 74
     last = capsys.readouterr().err.splitlines()[-1]

@@ -11,7 +11,7 @@ from tiny import Fit, new_student, only, weights_of
 
 from distill.config.settings import EvaluateConfig, TrainConfig
 from distill.evaluation.evaluator import Evaluator
-from distill.runs.history import Points
+from distill.runs.periodic_evaluation import EvaluationSchedule
 from distill.runtime.jsonl import read_lines
 
 
@@ -31,18 +31,19 @@ class Kill(BaseException):
         (50, None, [], True),
     ],
 )
-def test_points_of_settings(
+def test_steps_of_settings(
     every_steps: int | None, every_epoch: bool | None, expected: list[int], scored: bool
 ) -> None:
-    points = Points.of(EvaluateConfig(every_steps=every_steps, every_epoch=every_epoch))
-    assert [step for step in range(1, 11) if points.after(step, 3)] == expected
-    assert points.scored == scored
+    schedule = EvaluationSchedule.of(EvaluateConfig(every_steps=every_steps, every_epoch=every_epoch))
+    assert [step for step in range(1, 11) if schedule.due(step, 3)] == expected
+    assert schedule.scored == scored
 
 
 def make_fit(folder: Path, tokenizer: Any, rows: np.ndarray, every_steps: int = 2) -> Fit:
     """Seven steps, three an epoch."""
     settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=7, save_every=100)
-    return Fit(folder, tokenizer, rows, None, new_student(), only(mlm=1.0), settings, points=Points(every_steps, False))
+    evaluations = EvaluationSchedule(every_steps, epochs=False)
+    return Fit(folder, tokenizer, rows, None, new_student(), only(mlm=1.0), settings, evaluations=evaluations)
 
 
 def test_losses_are_means_since_the_point_before(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
@@ -102,3 +103,19 @@ def test_a_job_scored_by_steps(shelf: Shelf, done: Path, monkeypatch: pytest.Mon
     table = re.search(r"\| Step \| Epochs .*?\n\n", (folder / "report.md").read_text(), re.DOTALL)
     assert table is not None
     assert [line.split("|")[1].strip() for line in table[0].strip().splitlines()[2:]] == ["3", "6", "8"]
+
+
+def test_a_few_sequences_are_scored_during_training_and_all_at_the_end(shelf: Shelf, done: Path) -> None:
+    """With `evaluate.on_the_way.sequences` all lines of the history are of the same few, and comparable."""
+    few, less = shelf.root / "few", shelf.root / "less"
+    assert shelf.run(few, "evaluate.every_steps=4", "evaluate.on_the_way.sequences=2") == 0
+    assert shelf.run(less, "evaluate.every_steps=4", "evaluate.max_sequences=2") == 0
+    assert_same(few, done)
+    lines, of_less = results(few)["history"], results(less)["history"]
+    assert [line["step"] for line in lines] == [4, 8]
+    whole = results(done)["student"]["perplexity"]["heldout"]
+    assert results(few)["student"]["perplexity"]["heldout"] == pytest.approx(whole, rel=1e-6)
+    assert lines[-1]["perplexity"]["heldout"] != pytest.approx(whole, rel=1e-3)
+    assert results(few)["agreement"] == results(done)["agreement"]
+    assert len({line["perplexity"]["heldout"] for line in (*lines, *of_less)}) > 1
+    assert "first 2 sequences" in (few / "report.md").read_text()

@@ -1,0 +1,267 @@
+"""The callbacks of a run: its log of metrics with the progress line, its snapshots, and observers of the user's own."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Self
+
+from distill.config.component import Component
+from distill.config.settings import TrainConfig
+from distill.distributed import Ranks
+from distill.objective.running_mean import TOKENS, RunningMean
+from distill.optim.schedule import ENDLESS, Limits
+from distill.runs.checkpoint_files import STEP
+from distill.runs.facts import HistoryPoint
+from distill.runs.profile.phases import CHECKPOINT, phase
+from distill.runs.run import Run
+from distill.runs.state import State
+from distill.runs.step import Callback, StepResult
+from distill.runs.trackers import Tracker
+from distill.runtime.errors import Interrupted, SettingError
+from distill.runtime.progress import Progress, duration
+from distill.runtime.users_code import mistake
+
+FIRST_MINUTE = 60.0  # seconds of typical steps, after which the time to the end is logged once
+UNTYPICAL_STEPS = 2  # at the start: they compile, or touch their memory for the first time
+MOST_NAMED = 5  # steps in a line
+METHODS = ("after_step", "at_evaluation", "at_checkpoint")
+CURE = f"name a class with one of the methods {', '.join(METHODS)}, such as a subclass of distill.Observer"
+
+logger = logging.getLogger(__name__)
+
+
+class RunLog(Callback):
+    """Writes the mean of every so many steps to metrics.jsonl and the tracker, and the progress line; rank 0 does.
+
+    The last step of a start of the run has a line, too, and one that is skipped.
+    """
+
+    def __init__(self, run: Run, state: State, limits: Limits, tracker: Tracker) -> None:
+        """`state`: of the training, from where it begins on; `limits`: what ends the run."""
+        self.objective, self.batches, self.every = run.objective, run.data.batches, run.config.train.log_every
+        self.folder, self.tracker, self.state, self.first_step = run.folder, tracker, state, state.step
+        self._begin_line()
+        total, self._seconds = 0 if limits.steps == ENDLESS else limits.steps, 60 * limits.minutes
+        self.progress = Progress("training", total, "steps", start=state.step, limit=self._seconds - state.seconds)
+        self._typical, self._typical_since = False, 0.0  # whether the last steps were as fast as those to come
+        self._has_logged_the_end = False
+
+    def after_step(self, step: StepResult) -> None:
+        self._losses.tokens += int(step.counts[TOKENS])  # also of a step that is skipped
+        self._waited += step.data_wait
+        if not step.skipped:
+            self._losses.add(step.sums, step.counts, step.weights)
+        if step.step % self.every == 0 or step.over or step.stop is not None or step.skipped:
+            self.write(self._line(step))
+            self._begin_line()
+
+    def _begin_line(self) -> None:
+        self._losses, self._waited, self._began = RunningMean(), 0.0, self.state.seconds
+
+    def _line(self, step: StepResult) -> dict[str, float]:
+        span = max(self.state.seconds - self._began, 1e-9)
+        line = {
+            "step": step.step,
+            "epoch": step.epoch,
+            "tokens": step.tokens,
+            "seconds": self.state.seconds,
+            **{f"loss/{name}": mean for name, mean in self._losses.means(self.objective.names).items()},
+            **self.objective.scheduled(),
+            "lr": step.lr,
+            "grad_norm": step.grad_norm,
+            "tokens_per_second": self._losses.tokens / span,
+            "data_wait": self._waited / span,
+            "skipped": self.state.skipped,
+            **{f"sequences/{name}": fed.sequences for name, fed in self.batches.sources_fed(step.step).items()},
+        }
+        if step.loss_scale is not None:
+            line |= {"loss_scale": step.loss_scale, "overflows": self.state.overflows}
+        return line
+
+    def write(self, metrics: dict[str, float]) -> None:
+        if not self.folder.writes:
+            return
+        self.folder.metrics.append(metrics)
+        self.tracker.log_metrics(metrics, int(metrics["step"]))
+        note = f"loss {metrics['loss/total']:.4f}, {metrics['tokens_per_second']:,.0f} tokens/s"
+        self.progress.end_in(self._seconds - metrics["seconds"])  # train.minutes leaves out evaluations
+        self.progress.update(metrics["step"], note)
+        if not self._typical:
+            self.progress.begin_rate()
+            self._typical = metrics["step"] - self.first_step > UNTYPICAL_STEPS
+            self._typical_since = metrics["seconds"]
+        elif not self._has_logged_the_end and metrics["seconds"] - self._typical_since >= FIRST_MINUTE:
+            self._log_the_end(metrics)
+
+    def _log_the_end(self, metrics: dict[str, float]) -> None:
+        """Log how long the training will take, by the rate of its first minute; compilation is none of it."""
+        self._has_logged_the_end = True
+        left = self.progress.seconds_left
+        if left:
+            rate, end = metrics["tokens_per_second"], time.strftime("%H:%M", time.localtime(time.time() + left))
+            logger.info(f"at {rate:,.0f} tokens a second the training ends in about {duration(left)}, at {end}")
+
+    def end_training(self) -> None:
+        """The training has ended, and scoring begins."""
+        self.progress.close()
+
+    def close(self, failed: bool = False) -> None:
+        """The run has ended; `failed`: by an error. A second call does nothing."""
+        self.progress.close()
+        self.tracker.close(failed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        # One that a signal ends has not failed: its command continues it.
+        self.close(error is not None and not isinstance(error, Interrupted))
+
+
+@dataclass(frozen=True)
+class Snapshots(Callback):
+    """The folders `step-N` in `folder`, for the steps `steps` and every multiple of `every`.
+
+    `write`, which all ranks call, makes one: it gets the folder, which has to appear whole or not at all. It leaves one
+    that is there as it is.
+    """
+
+    folder: Path
+    steps: frozenset[int]
+    every: int | None
+    write: Callable[[Path], None]
+
+    def after_step(self, step: StepResult) -> None:
+        """Write the student where there is a snapshot after this step, and none yet from before an interruption.
+
+        It comes before the step's checkpoint: a run that resumes from there has the snapshot, and one that was killed
+        in between comes to this step again.
+        """
+        due = step.step in self.steps or (self.every is not None and step.step % self.every == 0)
+        if due and not step.diverged:
+            with phase(CHECKPOINT):
+                self.write(self.folder / f"step-{step.step}")
+
+    def warn_of_past(self, step: int) -> None:
+        """Log the steps of snapshots that a run which goes on from this step will not keep any more."""
+        wanted = {*self.steps, *(range(self.every, step + 1, self.every) if self.every is not None else ())}
+        if past := sorted(one for one in wanted - {*kept_snapshots(self.folder)} if one <= step):
+            more = f" and {len(past) - MOST_NAMED} more" if len(past) > MOST_NAMED else ""
+            logger.warning(
+                f"train.{'snapshots' if past[0] in self.steps else 'snapshot_every'} asks for a snapshot of step "
+                f"{', '.join(map(str, past[:MOST_NAMED]))}{more}, but the run resumes after step {step}: to get it, "
+                "start another run (hydra.run.dir=DIR)"
+            )
+
+
+def kept_snapshots(folder: Path) -> list[int]:
+    """The steps of all snapshots that are there, in their order."""
+    matches = [STEP.fullmatch(path.name) for path in folder.glob("step-*") if path.is_dir()]
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def check_snapshots(settings: TrainConfig, steps: int) -> None:
+    """Refuse snapshots that a run of so many steps never reaches.
+
+    Raises:
+        SettingError: naming the first of them.
+    """
+    cure = f"but the run ends after step {steps}: leave it out, or make the run longer (train.epochs, train.steps)"
+    if late := [step for step in settings.snapshots or [] if step > steps]:
+        raise SettingError(f"train.snapshots={settings.snapshots} has step {late[0]}, {cure}")
+    if settings.snapshot_every is not None and settings.snapshot_every > steps:
+        raise SettingError(f"train.snapshot_every={settings.snapshot_every} is never reached, {cure}")
+
+
+class Observer(Callback):
+    """Looks on while a run trains: a subclass overrides what it wants to see, and `observers.NAME._target_` names it.
+
+    Rank 0 alone makes it and calls it, behind everything else that follows a step, and the other ranks wait for it;
+    what it reads is the same on all ranks. Its constructor gets `folder`, the folder of the run, where it takes it;
+    what a killed start left there after its last checkpoint is dropped later. It is to change nothing. What it
+    raises ends the run in one line with status 2, on all ranks; the checkpoints so far are kept. A run that resumes
+    makes a new one, and calls it again for the steps after the checkpoint, and for the evaluation at it.
+    """
+
+
+@dataclass(frozen=True)
+class UserObservers(Callback):
+    """Calls the user's observers, which rank 0 alone has; what they raise ends all ranks alike."""
+
+    names: Collection[str]  # of the observers, the same on all ranks
+    observers: Mapping[str, object]  # by name, on rank 0: objects with some of `METHODS`
+    ranks: Ranks
+
+    def after_step(self, step: StepResult) -> None:
+        if self.names:
+            self.ranks.decide(lambda: self._call("after_step", step), short=True)
+
+    def at_evaluation(self, evaluation: HistoryPoint) -> None:
+        if self.names and any(evaluation.scores.values()):
+            self.ranks.decide(lambda: self._call("at_evaluation", evaluation))
+
+    def at_checkpoint(self, folder: Path) -> None:
+        if self.names:
+            self.ranks.decide(lambda: self._call("at_checkpoint", folder))
+
+    def _call(self, method: str, observed: StepResult | HistoryPoint | Path) -> None:
+        """Raises SettingError, naming the observer, for whatever it raises."""
+        for name, observer in self.observers.items():
+            try:
+                if (call := getattr(observer, method, None)) is not None:
+                    call(observed)
+            except Exception as error:
+                raise SettingError(f"observers.{name}: {mistake(error)}") from error
+
+
+def check_observers(components: dict[str, Component]) -> None:
+    """Refuse a component that cannot be an observer, before there is a run to look at.
+
+    Raises:
+        SettingError: a name that is no identifier, a target that cannot be imported, or arguments that it does not
+            take.
+    """
+    for name, component in components.items():
+        if not name.isidentifier():
+            raise SettingError(
+                f"{component.setting}: the name of an observer has to be letters, digits and underscores"
+            )
+        target, _ = component.bind(folder=Path())
+        if isinstance(target, type) and not _observes(target):
+            raise SettingError(f"{component.setting}._target_={component.path} is no observer: {CURE}")
+
+
+def make_observers(components: dict[str, Component], folder: Path, ranks: Ranks) -> dict[str, object]:
+    """The observers by name, on rank 0; all ranks call it.
+
+    Args:
+        folder: of the run, which exists.
+
+    Raises:
+        SettingError: on all ranks, where one cannot be made.
+    """
+    made = dict[str, object]()
+    if components:
+        ranks.decide(lambda: made.update({name: _make(part, folder) for name, part in components.items()}))
+    return made
+
+
+def _make(component: Component, folder: Path) -> object:
+    made = component(folder=folder)
+    if _observes(made):
+        return made
+    if callable(made):
+        return SimpleNamespace(after_step=made)  # a plain function of a step
+    raise SettingError(f"{component.setting}._target_={component.path} gives no observer: {CURE}")
+
+
+def _observes(observer: object) -> bool:
+    """Whether it has one of the methods, other than those of the base class, which do nothing."""
+    methods = ((name, getattr(observer, name, None)) for name in METHODS)
+    return any(
+        callable(method) and getattr(method, "__func__", method) is not getattr(Callback, name)
+        for name, method in methods
+    )

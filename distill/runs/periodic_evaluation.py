@@ -1,0 +1,149 @@
+"""The evaluations in the course of a training: at which steps, on what, and what history.jsonl keeps of each."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from distill.config.settings import Config, EvaluateConfig
+from distill.evaluation.evaluator import Evaluator, Scores
+from distill.evaluation.measures import Measure
+from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.significance import ModelLosses
+from distill.optim.schedule import ENDLESS, total_steps
+from distill.runs.facts import HistoryPoint
+from distill.runs.run import Run
+from distill.runs.state import State
+from distill.runs.trackers import Tracker
+from distill.runtime.errors import SettingError
+from distill.runtime.jsonl import LogLine, read_lines, without_nan
+from distill.runtime.progress import in_a_sentence
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EvaluationSchedule:
+    """The steps after which there is an evaluation; the end of a run is always one, whatever ends it.
+
+    Attributes:
+        every_steps: one after every so many steps; None: none of these.
+        epochs: one after every epoch.
+        scored: whether the student is scored at them, or at the end of the run alone.
+    """
+
+    every_steps: int | None = None
+    epochs: bool = True
+    scored: bool = True
+
+    @classmethod
+    def of(cls, settings: EvaluateConfig) -> "EvaluationSchedule":
+        """With `every_steps` the epochs count only with `every_epoch`."""
+        if settings.every_steps is None:
+            return cls(None, True, settings.every_epoch is not False)
+        return cls(settings.every_steps, settings.every_epoch is True)
+
+    def due(self, step: int, steps_per_epoch: int) -> bool:
+        """Whether there is one when this many steps are done."""
+        by_steps = self.every_steps is not None and step % self.every_steps == 0
+        return by_steps or (self.epochs and step % steps_per_epoch == 0)
+
+
+def check_best(config: Config, steps: int, steps_per_epoch: int) -> None:
+    """Raises SettingError for `train.keep_best` in a run of so many steps that is scored at its end alone."""
+    schedule = EvaluationSchedule.of(config.evaluate)
+    first = min(schedule.every_steps or steps_per_epoch, steps_per_epoch if schedule.epochs else ENDLESS)
+    if config.train.keep_best is not None and (not schedule.scored or first >= steps):
+        below = "" if steps == ENDLESS else f" below the {steps:,} steps of the run"
+        raise SettingError(
+            f"train.keep_best={config.train.keep_best} chooses among evaluations during training, but this run is "
+            f"scored only at its end: set evaluate.every_steps=N{below}, or leave train.keep_best out"
+        )
+
+
+class PeriodicEvaluation:
+    """Scores the student in the course of a run, and writes a line for each time. Rank 0 writes; all ranks score.
+
+    Attributes:
+        sets: what is scored, the first `evaluate.on_the_way.sequences` of each set where that is given.
+    """
+
+    def __init__(self, run: Run, evaluator: Evaluator, tracker: Tracker) -> None:
+        settings, self.run, self.evaluator, self.tracker = run.config.evaluate, run, evaluator, tracker
+        self.schedule, self.steps_per_epoch = EvaluationSchedule.of(settings), run.data.batches.steps_per_epoch
+        self._steps = total_steps(run.config.train, self.steps_per_epoch)
+        few, whole = settings.on_the_way.sequences, run.data.sets
+        self.sets = [data.first(few) for data in whole] if few is not None and self.schedule.scored else whole
+        self._are_whole = [len(data.sequences) for data in self.sets] == [len(data.sequences) for data in whole]
+        self._by_sequence = settings.baseline is not None  # the difference from a baseline is tested by these losses
+        self._scores = dict[int, Scores]()  # of the student by step, as this process has scored it
+        self._losses = dict[int, ModelLosses]()  # the same by sequence, of the last step alone
+
+    def due(self, step: int) -> bool:
+        """Whether there is an evaluation after so many steps; the end of a run is always one."""
+        return self.schedule.due(step, self.steps_per_epoch)
+
+    def score(
+        self, model: Any, label: str, sets: list[EvaluationSet], keep: str | None
+    ) -> tuple[Scores, ModelLosses | None]:
+        """The scores of a model, and its losses by sequence where they are of use; all ranks call it."""
+        if self._by_sequence:
+            return self.evaluator.score_by_sequence(model, label, sets, keep)
+        return self.evaluator.score(model, label, sets, keep), None
+
+    def evaluate(self, state: State, losses: dict[str, float]) -> HistoryPoint:
+        """Score the student, unless that was done before an interruption.
+
+        It is called after the step's checkpoint, and once more for the same step after a resume from there.
+
+        Args:
+            losses: `total` and the mean of each term since the evaluation before.
+
+        Returns:
+            The evaluation, the same on all ranks but for its seconds.
+        """
+        self._losses = {}
+        earlier = self.run.ranks.broadcast([line for line in self.lines() if line["step"] == state.step])
+        return HistoryPoint.of(earlier[0] if earlier else self._line(state, losses))
+
+    def _line(self, state: State, losses: dict[str, float]) -> LogLine:
+        """The line of an evaluation, with the scores of the student where it has some; rank 0 writes it."""
+        scores, ends = Scores(), state.step >= self._steps
+        if self.schedule.scored or ends:
+            keep = "student" if ends and self._are_whole else None  # its agreement with the teacher comes next
+            scores, by_sequence = self.score(self.run.pair.student, "student", self.sets, keep)
+            self._losses = {} if by_sequence is None else {state.step: by_sequence}
+        epoch = state.step / self.steps_per_epoch
+        place = {"epoch": epoch, "step": state.step, "tokens": state.tokens, "seconds": state.seconds}
+        line: LogLine = without_nan({**place, "loss": losses, **scores})
+        if scores and self._are_whole:
+            self._scores[state.step] = {name: line[name] for name in scores}
+        if self.run.folder.writes:
+            self.run.folder.history.append(line)
+            logger.info(history_line({**place, "loss": losses, **scores}, self.evaluator.measures))
+            flat = {f"{measure}/{name}": value for measure, values in scores.items() for name, value in values.items()}
+            self.tracker.log_metrics(flat, state.step)
+        return line
+
+    def scores_at(self, step: int) -> tuple[Scores, ModelLosses | None] | None:
+        """The student's scores on the whole sets after a step, and its losses by sequence where they are of use.
+
+        None where this process has not scored it there, or does not know the losses any more.
+        """
+        if step not in self._scores or (self._by_sequence and step not in self._losses):
+            return None
+        return self._scores[step], self._losses.get(step)
+
+    def lines(self) -> list[LogLine]:
+        """Those of history.jsonl."""
+        return read_lines(self.run.folder.history_path)
+
+
+def history_line(line: LogLine, measures: list[Measure]) -> str:
+    """One line of history in words."""
+    losses = ", ".join(f"{name} {value:.4f}" for name, value in line["loss"].items())
+    scores = [
+        f"{in_a_sentence(measure.title)} {name} {value:.2f}"
+        for measure in measures
+        for name, value in line.get(measure.name, {}).items()
+    ]
+    return "; ".join([f"epoch {line['epoch']:g}, step {line['step']:,}: loss {losses}", *scores])
