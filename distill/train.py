@@ -11,18 +11,18 @@ from functools import cached_property
 
 import torch
 
-from distill.config.settings import OnUsr1, OptimizerConfig, PrecisionConfig, TrainConfig
+from distill.config.settings import OnUsr1, PrecisionConfig, TrainConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
-from distill.distributed import GradientSync, Ranks
+from distill.distributed import Ranks
 from distill.models.kernels.dropout import keyed_by_sequence
 from distill.objective.objective import Objective
 from distill.objective.running_mean import TOKENS
-from distill.objective.trainable import Trainable
-from distill.optim.schedule import Limits, Schedule, rate_fraction
+from distill.optim.schedule import Limits, rate_fraction
 from distill.optim.updates import bound_of_rank, clip_gradients, peak_lr, set_learning_rate
 from distill.runs.checkpoint import Checkpoints
 from distill.runs.divergence import DivergenceCheck
+from distill.runs.learning import Learner
 from distill.runs.periodic_evaluation import PeriodicEvaluation
 from distill.runs.profile.phases import (
     BACKWARD,
@@ -47,17 +47,6 @@ TRIAL = "profile.stop_after"  # what ends a run that is only to be profiled
 PATIENCE = "patience"  # what ends a run whose evaluations get no better
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Learner:
-    """The model that learns, and how its weights follow a gradient."""
-
-    model: Trainable
-    sync: GradientSync
-    optimizer: torch.optim.Optimizer
-    schedule: Schedule
-    settings: OptimizerConfig
 
 
 @dataclass(frozen=True)

@@ -70,12 +70,12 @@ def test_a_run_that_has_not_finished_is_no_model_yet(done: Path, tmp_path: Path)
 def test_a_run_that_cannot_be_continued_is_begun_from(
     shelf: Shelf, done: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    """What the refusal advises, word for word."""
+    """What the refusal advises."""
     assert shelf.run(done, "train.epochs=3") == 2
     line = capfd.readouterr().err.splitlines()[-1]
-    assert "train.epochs was 2 and is now 3" in line and "the linear schedule is made for one length" in line
-    assert line.endswith(f"hydra.run.dir=DIR (with student=pretrained student.path={done} it begins from this student)")
-    advised = line.partition("(with ")[2].split()[:2]
+    assert "train.epochs was 2 and is now 3" in line and "follows a schedule that is made for one length" in line
+    assert line.endswith("another run from its student with student=pretrained student.path=RUN hydra.run.dir=DIR")
+    advised = ["student=pretrained", f"student.path={done}"]
     lowest = "optimizer.lr=1e-12"  # so that the student stays where it begins
     assert shelf.run(tmp_path / "run", "student.layers=null", "train.epochs=1", *advised, lowest) == 0
     assert len(metrics(tmp_path / "run")) == 4

@@ -64,7 +64,9 @@ def fit(trained: Path, tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> Fit:
 
 
 def opened(fit: Fit, resume: str = "auto") -> RunFolder:
-    return RunFolder(fit.folder.parent, resume, {"run": "tiny"}, 3, Single(BackendConfig(device="cpu")))
+    folder = RunFolder(fit.folder.parent, resume, 3, Single(BackendConfig(device="cpu")))
+    folder.identify({"run": "tiny"})
+    return folder
 
 
 def begun(folder: RunFolder, fit: Fit) -> State:
@@ -92,9 +94,9 @@ def assert_taken_back(fit: Fit, lines: list[str]) -> None:
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(fit: Fit, lines: list[str], name: str, damage: str) -> None:
     DAMAGES[damage](newest(fit) / name)
     with pytest.raises(SettingError, match=r"resume=strict.*step-00000003 is damaged"), opened(fit, "strict") as folder:
-        folder.start  # noqa: B018
+        _ = folder.start
     with pytest.raises(SettingError, match="is damaged"), opened(fit, str(newest(fit))) as folder:
-        folder.start  # noqa: B018
+        _ = folder.start
     assert newest(fit).exists()
     assert_taken_back(fit, lines)
 
@@ -108,15 +110,6 @@ def test_a_link_that_leads_nowhere_in_its_place(fit: Fit, lines: list[str], targ
         assert begun(folder, fit).step == 2
     assert sum("step-00000003 is damaged" in line for line in lines) == 1
     assert (fit.folder / "damaged-step-00000003").is_symlink()
-
-
-def test_what_was_set_aside_stays_where_it_is(fit: Fit) -> None:
-    plots = fit.folder.parent / "plots"
-    (plots / "loss.png").mkdir(parents=True)
-    for _ in range(2):
-        with opened(fit):
-            pass
-    assert [path.name for path in plots.iterdir()] == ["damaged-loss.png"]
 
 
 def test_a_file_or_an_empty_folder_in_its_place(fit: Fit, lines: list[str]) -> None:
@@ -158,16 +151,6 @@ def test_a_damaged_line_of_the_metrics_is_set_aside(fit: Fit, lines: list[str], 
     assert any("metrics.jsonl is damaged (line 2" in line and "2 good lines" in line for line in lines)
 
 
-@pytest.mark.parametrize("name", [".lock", "config.yaml", "metrics.jsonl", "history.jsonl", "results.json"])
-def test_folders_in_the_place_of_files(fit: Fit, lines: list[str], name: str) -> None:
-    (fit.folder.parent / name).mkdir()
-    with pytest.raises(SettingError, match=r"resume=strict.*it is a folder"), opened(fit, "strict"):
-        pass
-    with opened(fit) as folder:
-        assert begun(folder, fit).step == 3
-    assert (fit.folder.parent / f"damaged-{name}").is_dir() and any(f"{name} is damaged" in line for line in lines)
-
-
 def test_a_manifest_lists_what_sha256sum_would(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("abc")
     write_manifest(tmp_path)
@@ -183,19 +166,17 @@ def test_a_manifest_lists_what_sha256sum_would(trained: Path, tmp_path: Path) ->
 def test_a_finished_run_with_damage_ends_with_the_same_student(
     shelf: Shelf, done: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    """Newest checkpoint, results, history and plots at once; then the student alone, and then all that made it."""
+    """Newest checkpoint, results and history at once; then the student alone, and then all that made it."""
     folder = Path(shutil.copytree(done, tmp_path / "run"))
     flip(folder / "checkpoints" / "step-00000008" / "optimizer.safetensors")
     flip(folder / "results.json")
     (folder / "history.jsonl").write_text("{}\n")
-    shutil.rmtree(folder / "plots")
-    (folder / "plots").touch()
     assert shelf.run(folder) == 0
     said = capfd.readouterr().err
-    assert all(name in said for name in ("step-00000008", "results.json", "history.jsonl", "plots", "damaged"))
+    assert all(name in said for name in ("step-00000008", "results.json", "history.jsonl", "damaged"))
     assert "other settings" not in said and "Traceback" not in said
     assert_same(folder, done)
-    assert (folder / "plots").is_dir() and results(folder)["training"]["steps"] == 8
+    assert results(folder)["training"]["steps"] == 8
 
     flip(folder / "student" / "model.safetensors")
     assert shelf.run(folder) == 0
@@ -206,12 +187,6 @@ def test_a_finished_run_with_damage_ends_with_the_same_student(
     shutil.rmtree(folder / "checkpoints")
     assert shelf.run(folder) == 2
     assert "there is no checkpoint to make it from" in capfd.readouterr().err
-
-
-def test_a_lock_that_is_a_link_to_nothing_is_set_aside(tmp_path: Path) -> None:
-    (tmp_path / ".lock").symlink_to("nowhere/at/all")
-    with RunFolder(tmp_path, "auto", {"run": "tiny"}, 3, Single(BackendConfig(device="cpu"))):
-        assert (tmp_path / ".lock").is_file() and not (tmp_path / ".lock").is_symlink()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make files another user's")

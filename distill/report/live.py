@@ -3,7 +3,6 @@
 The thread neither delays the run nor ends it.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -29,7 +28,6 @@ from distill.report.summary import reproduced_by
 from distill.report.words import NONE, is_number, number, percent, time_of
 from distill.runs.profile.sampler import Sampler
 from distill.runs.record import Record
-from distill.runs.run_files import file_of_another
 from distill.runtime.errors import SettingError, first_line, printable
 from distill.runtime.host import memory_failure, storage_failure
 from distill.runtime.jsonl import LogLine, read_lines
@@ -212,8 +210,8 @@ class Renewer:
 class Phase(IntEnum):
     """How far a run is, as its page sees it."""
 
-    preparing = 0  # the folder may be another's
-    begun = 1  # no other process is at work in it
+    preparing = 0  # the run in the folder may be finished
+    begun = 1  # it is not
     described = 2  # it is the run's
     published = 3  # the report is there, which no page of a run that ends badly replaces
 
@@ -221,8 +219,8 @@ class Phase(IntEnum):
 class RunPage:
     """The page of a run from its first minute on; a context manager that writes the error where the run fails.
 
-    Rank 0 alone writes, every `report.every` seconds. Nothing is written into a folder that holds a finished run, or
-    where another process is at work, before `begin`. A run that is refused before `describe` leaves what was there.
+    Rank 0 alone writes, every `report.every` seconds, into a folder in which no other process is at work. Nothing is
+    written over a finished run before `begin`. A run that is refused before `describe` leaves what was there.
     """
 
     def __init__(
@@ -245,17 +243,16 @@ class RunPage:
         self._held = ExitStack()
         self._may_write = self._wrote = False
         self._before: bytes | None = None  # what the page has replaced, until the run owns the folder
-        self._is_new = not path.exists()
 
     def __enter__(self) -> Self:
         if self.on:
             self._held.enter_context(keeping(self._logged))
-            self._may_write = is_free(self.path)
+            self._may_write = not (self.path / "results.json").exists()
             self._renewer.start()
         return self
 
     def begin(self, seconds: float, steps: int | None) -> None:
-        """Start to write into the folder, in which no other process is at work.
+        """Start to write into the folder, whose run has more to do.
 
         Args:
             seconds: the training time until here.
@@ -292,14 +289,11 @@ class RunPage:
             self._renewer.draw()
 
     def _restore(self) -> None:
-        """Leave the folder as it was before the page; one that was not there goes, where it holds nothing else."""
+        """Leave the folder as it was before the page."""
         if not self._wrote:
             return
         with suppress(OSError):
             (self.path / PAGE).unlink() if self._before is None else (self.path / PAGE).write_bytes(self._before)
-            if self._is_new:
-                (self.path / ".lock").unlink(missing_ok=True)
-                self.path.rmdir()
 
     def _is_live(self) -> bool:
         """Whether the page is still one of these, because no report has taken its place."""
@@ -346,20 +340,6 @@ class RunPage:
             num_logs=count,
             ending=self._ending,
         )
-
-
-def is_free(path: Path) -> bool:
-    """Whether a run that is about to begin may write into the folder: without results and without a live process."""
-    if not path.is_dir() or file_of_another(path) or (path / "results.json").exists() or (path / PAGE).is_dir():
-        return False
-    try:
-        with (path / ".lock").open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return True
-    except OSError:  # another process is at work there
-        return False
-    return True
 
 
 def ending_of(error: BaseException) -> Ending:

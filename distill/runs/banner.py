@@ -13,15 +13,13 @@ from distill.data.duplicates import describe_duplicates
 from distill.data.tokens import Tokens
 from distill.models.converted import origin_of
 from distill.models.load import model_folder, size
-from distill.objective.objective import Objective
 from distill.optim.schedule import ENDLESS, total_steps
 from distill.optim.updates import peak_lr
 from distill.runs.facts import TeacherCache
-from distill.runs.pair import Pair
+from distill.runs.run import Run
 from distill.runs.state import State
 from distill.runtime.progress import counted
 from distill.runtime.version import __version__
-from distill.tasks import Prepared
 from distill.teacher.members import settings_by_member, title_of, with_models
 
 OTHER_TOKENIZER = "The teacher has another tokenizer than the student, so it has no scores on the student's tokens."
@@ -33,14 +31,15 @@ WITHOUT_HEAD = "The teacher is an encoder without a head that predicts tokens, s
 logger = logging.getLogger(__name__)
 
 
-def notes_of(config: Config, pair: Pair, data: Prepared, objective: Objective) -> list[str]:
+def notes_of(run: Run) -> list[str]:
     """Notes for the report besides corpus and teacher, which it names itself."""
-    notes = [*_notes(config, data.tokens, objective.needs_teacher), *data.left_out]
-    if pair.comparable or not objective.needs_teacher:
-        return notes
-    if not pair.trained_head:
-        return [*notes, UNTRAINED_HEAD]
-    return [*notes, WITHOUT_HEAD if pair.teacher_tokenizer is None else OTHER_TOKENIZER]
+    pair, needs_teacher = run.pair, run.objective.needs_teacher
+    notes = [*_notes(run.config, run.data.tokens, needs_teacher), *run.data.left_out]
+    if needs_teacher and not pair.trained_head:
+        notes.append(UNTRAINED_HEAD)
+    elif needs_teacher and not pair.comparable:
+        notes.append(WITHOUT_HEAD if pair.teacher_tokenizer is None else OTHER_TOKENIZER)
+    return notes + (run.baseline.remarks if run.baseline else [])
 
 
 def _notes(config: Config, tokens: Tokens, needs_teacher: bool) -> list[str]:
@@ -105,10 +104,9 @@ def cache_note(cache: TeacherCache, name: str) -> str:
     )
 
 
-def announce(
-    config: Config, recipe: str, pair: Pair, data: Prepared, objective: Objective, notes: list[str], state: State
-) -> None:
+def announce(run: Run, recipe: str, notes: list[str], state: State) -> None:
     """Log what is about to be trained, on what, and from where."""
+    config, pair, data, objective = run.config, run.pair, run.data, run.objective
     shown = {" ".join(filter(None, ["teacher", member.name])): member.model for member in with_models(pair.teachers)}
     shown["student"] = pair.student
     teacher = title_of(pair.teachers)

@@ -7,7 +7,7 @@ identities that results.json keeps are compared for that (`distill/runs/identity
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,7 @@ def check_baseline(
     """Refuse a run that is no baseline of this one; give a sentence for the report on what else differs or is unknown.
 
     Args:
+        config: of this run, with a value in place of every `auto`.
         baseline: its record.
         identity: of this run.
         steps: of this run: one that ends by `train.minutes` or `train.patience` may take any number of them.
@@ -125,7 +126,7 @@ def check_baseline(
         for name, words in SHARED.items()
         if before.get(name) != identity.get(name)
     ]
-    differences += _other_start(before, identity)
+    differences += _other_start(before, identity) + _other_layers(config, baseline)
     taken = baseline.training.steps
     has_fixed_steps = config.train.minutes is None and config.train.patience is None
     if taken is not None and has_fixed_steps and taken != steps:
@@ -138,34 +139,14 @@ def check_baseline(
             f"{'; '.join(differences[:MOST_NAMED])}{more}; name "
             f"a run of these settings with objective={alone} in another folder, or leave evaluate.baseline out"
         )
-    return _remarks(before, identity, terms, baseline)
-
-
-def check_baseline_settings(baseline: BaselineRun | None, config: Config) -> BaselineRun | None:
-    """Compare a baseline with the number format and the layers of this run, which are resolved after it was found.
-
-    Args:
-        baseline: as `find_baseline` gives it; it gets a remark where it was trained in another number format.
-        config: with `precision.student` as it was chosen, and the layers that `student.layers=auto` has found.
-
-    Raises:
-        SettingError: its student started from other layers than this one.
-    """
-    if baseline is None:
-        return None
-    layers = baseline.record.student.start.layers if baseline.record.student else []
-    here = config.student.layers if config.student.from_layers else None
-    if isinstance(here, list) and layers and layers != here:
-        raise SettingError(
-            f"evaluate.baseline={config.evaluate.baseline} is no baseline of this run: its "
-            f"student started from layers {layers}, "
-            f"and this one starts from {here}; give both student.layers={here}, or leave evaluate.baseline out"
+    remarks = _remarks(before, identity, terms, baseline)
+    trained_in, student = baseline.precision.get("student"), config.precision.student
+    if trained_in not in (None, student):
+        remarks.append(
+            f"The baseline was trained in another number format: precision.student was {trained_in} and is {student} "
+            "here."
         )
-    before, student = baseline.record.precision.get("student"), config.precision.student
-    if before is None or before == student:
-        return baseline
-    remark = f"The baseline was trained in another number format: precision.student was {before} and is {student} here."
-    return replace(baseline, remarks=[*baseline.remarks, remark])
+    return remarks
 
 
 def advice(record: Record, folder: Path) -> str:
@@ -195,10 +176,7 @@ def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """In what the two students, or the weights that they start from, differ."""
     names = [name for name in sorted({*before, *now}) if name.startswith("student.")]
     names = [name for name in names if name not in ("student.digest", "student.config")]  # the latter stands for {}
-    if AUTO in (
-        before.get("student.layers"),
-        now.get("student.layers"),
-    ):  # `check_baseline_settings` compares what was found
+    if AUTO in (before.get("student.layers"), now.get("student.layers")):  # `_other_layers` compares what was found
         names = [name for name in names if name not in ("student.layers", "student.num_layers")]
     # A setting that one of two kinds of student does not have is not compared; fields of a configuration are.
     differing = [
@@ -216,6 +194,16 @@ def _other_start(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     if (start := _start_digest(before)) is not None and start != _start_digest(now):
         differences.append("its student started from other weights")
     return differences
+
+
+def _other_layers(config: Config, baseline: Record) -> list[str]:
+    """That the student of the baseline started from other layers, where `student.layers=auto` has chosen for a run."""
+    layers = baseline.student.start.layers
+    here = config.student.layers if config.student.from_layers else None
+    if AUTO not in (baseline.identity.get("student.layers"), config.compared.get("student", {}).get("layers")):
+        return []
+    differ = isinstance(here, list) and layers and layers != here
+    return [f"its student started from layers {layers}, and this one starts from {here}"] if differ else []
 
 
 def _start_digest(identity: dict[str, Any]) -> Any:

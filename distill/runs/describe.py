@@ -66,7 +66,7 @@ def describe(
         command=command,
         started_in=os.getcwd(),
         notes=notes + [cache_note(cache_facts(cache), name) for name, cache in caches.items()],
-        identity=run.folder.identity,
+        identity=run.identity,
         corpus=corpus_facts(config.corpus, data, pair),
         teacher=teacher_facts(config, pair, caches) if objective.needs_teacher and pair.teachers else None,
         student=student_facts(config, pair, objective),
@@ -189,7 +189,7 @@ def _start(config: Config, pair: Pair) -> facts.Start:
         source = None if settings.is_new else settings.path
         init = settings.init if settings.custom is None else "custom"
         return facts.Start(init=init, source=source, published=published(source))
-    first_teacher, search = pair.teachers[0], pair.built.search
+    first_teacher, search = pair.teachers[0], pair.layers or {}
     layers: list[Any] = []
     if settings.layers != AUTO:  # else they were not recorded
         layers = choose_layers(settings.layers, settings.num_layers, first_teacher.model.config.num_hidden_layers)
@@ -198,7 +198,7 @@ def _start(config: Config, pair: Pair) -> facts.Start:
         source=first_teacher.title,
         published=_published(next(iter(settings_by_member(config).values())).model),
         layers=layers,
-        search=facts.LayerSearch.model_validate(search) if search else None,
+        search=facts.LayerSearch.model_validate(search) if "teacher" in search else None,  # else nothing was searched
     )
 
 

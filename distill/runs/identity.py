@@ -3,7 +3,6 @@
 import hashlib
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,10 +58,16 @@ SETTINGS_IGNORED = {
 }
 CODE = "code."  # before the name of a setting: a digest of the user's code behind its `_target_`
 FROZEN = "student.frozen.digest"  # of the names of frozen parameters
-# What counts where both runs have it: what only code of the user's, frozen parameters or a best evaluation leave.
-SOMETIMES = (CODE, FROZEN, "evaluate.")
 CONSTANT = "distill.optim.schedules.constant.Constant"
 LENGTH = ("train.epochs", "train.steps", "train.minutes")
+CHANGED = {  # what digests cannot say by their values
+    "corpus.digest": "the corpus has another text now",
+    "teacher.digest": "the teacher has other weights or another tokenizer now",
+    "student.digest": "the student starts from other weights now",
+    FROZEN: "other parameters of the student are frozen now",
+    "evaluate.digest": "the set by which train.keep_best chooses has other sequences now",
+}
+MOST_NAMED = 3  # differences in one line
 
 
 def run_identity(
@@ -188,68 +193,37 @@ def _cached(cache: TeacherCacheConfig, name: str) -> Identity:
     return settings
 
 
-def refuse_other_settings(
-    before: Identity, now: Identity, earlier_run: str, finished: Path | None = None, resumes: bool = False
-) -> None:
+def refuse_other_settings(before: Identity, now: Identity, earlier_run: str, resumes: bool = False) -> None:
     """Raises SettingError when a run would be resumed with settings changed that its student depends on.
 
     Args:
         earlier_run: what error lines call the earlier run.
-        finished: its folder, where it has a student that another run may begin from.
         resumes: whether it trains on. Then edited code of the user's is logged: it may be the fix that the run needs.
     """
-    names = [
-        name
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-        if not name.startswith(SOMETIMES) or (name in before and name in now)
-    ]
+    names = [name for name in {*before, *now} if before.get(name) != now.get(name)]
+    names.sort(key=lambda name: (not (name in before and name in now), name))  # what only one has follows from others
     for name in [name for name in names if resumes and name.startswith(CODE)]:
         names.remove(name)
-        difference = _difference(name, before[name], now[name])
-        logger.warning(f"{earlier_run}: {difference}; the run resumes with the present code")
+        logger.warning(f"{earlier_run}: {_difference(name, before, now)}; the run resumes with the present code")
     if not names:
         return
-    differing = [_difference(name, before.get(name), now.get(name)) for name in names]
-    more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-    cure = "restore them"
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    differing = "; ".join(_difference(name, before, now) for name in names[:MOST_NAMED])
+    cure = "restore them, or start another run with hydra.run.dir=DIR"
     if set(names) <= set(LENGTH):
-        cure = f"{_made_for_one_length(now)}: restore the length"
-    again = f" (with student=pretrained student.path={finished} it begins from this student)" if finished else ""
-    raise SettingError(
-        f"{earlier_run} was made with other settings ({'; '.join(differing[:3])}{more}): {cure}, or start another "
-        f"run with hydra.run.dir=DIR{again}"
-    )
-
-
-def _made_for_one_length(identity: Identity) -> str:
-    """Why such a run cannot be continued."""
-    if (kind := identity.get("schedule._target_") or identity.get("schedule.kind")) != "constant":
-        return f"the {kind} schedule is made for one length, and only schedule=constant can be continued"
-    for name in identity:
-        if name.startswith("objective.") and name.endswith(".start"):
-            return f"{name.removesuffix('.start')} follows a schedule that is made for one length"
-    return "the rise of schedule.warmup is made for one length"
-
-
-def _difference(name: str, before: Any, now: Any) -> str:
-    if name.startswith(f"{CODE}teacher"):
-        return f"the code or the arguments of {str(now).partition(', sha256 ')[0]} have changed since then"
-    if name.startswith(CODE):
-        return f"the code of {str(now).partition(', sha256 ')[0]} has changed since then"
-    if name == FROZEN:
-        return "other parameters of the student are frozen now"
-    if name == "evaluate.digest":
-        return (
-            "the set by which train.keep_best chooses has other sequences now (evaluate.sets, evaluate.sources, "
-            "evaluate.max_sequences, evaluate.on_the_way.sequences)"
+        cure = (
+            "its rate or a weight follows a schedule that is made for one length (schedule=constant can be continued): "
+            "restore the length, or begin another run from its student with student=pretrained student.path=RUN "
+            "hydra.run.dir=DIR"
         )
-    if name == "teacher.digest":
-        return "the teacher has other weights or another tokenizer now"
-    if name.startswith("teacher.members.") and name.endswith(".digest"):
+    raise SettingError(f"{earlier_run} was made with other settings ({differing}{more}): {cure}")
+
+
+def _difference(name: str, before: Identity, now: Identity) -> str:
+    if name in CHANGED:
+        return CHANGED[name]
+    if name.startswith(CODE):
+        return f"the code or the arguments of {str(now.get(name)).partition(', sha256 ')[0]} have changed since then"
+    if name.endswith(".digest"):
         return f"{name.removesuffix('.digest')} has other weights or another tokenizer now"
-    if name == "student.digest":
-        return "the student starts from other weights now"
-    if name == "corpus.digest":
-        return "the corpus has another text now"
-    return f"{name} was {before} and is now {now}"
+    return f"{name} was {before.get(name)} and is now {now.get(name)}"

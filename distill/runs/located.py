@@ -10,6 +10,7 @@ from distill.config.rules import looks_local, refuse_missing
 from distill.models.kind import CAUSAL, CLASSES, ORDERED, SPANS, saved_class
 from distill.models.load import bundled_folder, model_folder, refuse_custom_class, saved_config
 from distill.models.loaded import SETTING
+from distill.runs.record import Record
 from distill.runs.results_file import read_results
 from distill.runtime.errors import SettingError, did_you_mean, first_line
 from distill.runtime.files import read_yaml
@@ -76,21 +77,13 @@ def _locate(name: str) -> Located:
             "the report of its run has its scores"
         ) from error
     run = _run_of(folder)
-    _refuse_untrained_head(name, run)
-    return Located(name, name, run, _class_of(name, name))
-
-
-def _refuse_untrained_head(name: str, run: Path | None) -> None:
-    """Raises SettingError for the student of a run that trained no head, whose scores would be those of chance."""
-    try:
-        student = None if run is None else read_results(run / "results.json").student
-    except (OSError, SettingError):
-        return
-    if student is not None and student.origin is not None and student.origin.encodes is not None:
+    origin = None if run is None else _record_of(run).student.origin
+    if origin is not None and origin.encodes is not None:
         raise SettingError(
             f"model={name}: no loss of its run trained the head that predicts tokens, and this command scores such "
             "predictions: see the losses in the report of the run"
         )
+    return Located(name, name, run, _class_of(name, name))
 
 
 def _run_of(folder: Path) -> Path | None:
@@ -130,10 +123,7 @@ def _absolute(settings: Any, run: Path) -> Any:
 
     Without a record of that they stay as they are. A cache that is not there any more is one of now, too.
     """
-    try:
-        started_in = read_results(run / "results.json").started_in
-    except (OSError, SettingError):
-        started_in = None
+    started_in = _record_of(run).started_in
 
     def absolute(name: str, value: Any) -> Any:
         if isinstance(value, dict):
@@ -150,7 +140,12 @@ def _absolute(settings: Any, run: Path) -> Any:
 
 def formats_of_run(folder: Path) -> dict[str, str]:
     """The number formats that a finished run has recorded, in which it was scored; none where there is no record."""
+    return _record_of(folder).precision
+
+
+def _record_of(run: Path) -> Record:
+    """The record of the run in a folder; an empty one where it has none."""
     try:
-        return read_results(folder / "results.json").precision
+        return read_results(run / "results.json")
     except (OSError, SettingError):
-        return {}
+        return Record()

@@ -11,7 +11,6 @@ from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.samples import TEMPERATURE, choose_prompts, continue_with_each, num_new_tokens, text_of
 from distill.evaluation.significance import ModelLosses, compare_gaps, compare_models
 from distill.evaluation.speed import tokens_per_second
-from distill.runs.baseline import BaselineRun
 from distill.runs.callbacks import kept_snapshots
 from distill.runs.describe import data_wait, model_facts, training_facts
 from distill.runs.divergence import refuse_diverged
@@ -38,9 +37,7 @@ from distill.runtime.jsonl import read_lines
 logger = logging.getLogger(__name__)
 
 
-def complete_record(
-    begun: Record, run: Run, state: State, evaluation: PeriodicEvaluation, baseline: BaselineRun | None
-) -> Record:
+def complete_record(begun: Record, run: Run, state: State, evaluation: PeriodicEvaluation) -> Record:
     """The record of a training that has ended; all ranks score.
 
     Args:
@@ -48,7 +45,7 @@ def complete_record(
     """
     lines = evaluation.lines()
     trained = training_facts(state, run.data.batches, lines)
-    scored = score_models(begun, run, state, evaluation, baseline)
+    scored = score_models(begun, run, state, evaluation)
     log_scores(scored, state.step, evaluation.tracker)
     return scored.changed(
         finished=True,
@@ -77,14 +74,13 @@ def log_scores(record: Record, step: int, tracker: Tracker) -> None:
     )
 
 
-def score_models(
-    begun: Record, run: Run, state: State, evaluation: PeriodicEvaluation, baseline: BaselineRun | None
-) -> Record:
+def score_models(begun: Record, run: Run, state: State, evaluation: PeriodicEvaluation) -> Record:
     """The record with the scores of teacher, student and, where `evaluate.baseline` names one, the no-teacher baseline.
 
     Several teachers have one entry for their mean, with each of them in its `members`.
     """
-    pair, evaluator, sets = run.pair, evaluation.evaluator, run.data.sets
+    pair, baseline = run.pair, run.baseline
+    evaluator, sets = evaluation.evaluator, run.data.sets
     # A baseline only starts from its teacher's layers, and is not compared with it; a teacher with another tokenizer
     # has no score on the student's tokens.
     scored = pair.scored_teachers if begun.teacher else []

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import Component
-from distill.config.settings import Config, StudentConfig
+from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.distributed.gather import empty_copy, put_together
@@ -20,15 +20,13 @@ from distill.models.custom import load_weights
 from distill.models.export_folder import try_export
 from distill.models.identity import model_digest, saved_digest
 from distill.models.kind import ModelKind
-from distill.models.layer_choice import AUTO
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.student import make_student
-from distill.models.teacher import STARTS, is_encoder_alone, teacher_path
+from distill.models.teacher import is_encoder_alone, teacher_path
 from distill.objective.build import bind_terms
 from distill.objective.terms import Term, VocabularyTerm
 from distill.runs.layer_search import Prediction, find_layers
-from distill.runs.run_folder import RunFolder
-from distill.runs.setup import shard_models, weights_on_disk
+from distill.runs.setup import layers_are_open, shard_models, weights_on_disk, with_layers
 from distill.runs.tokenizers import (
     add_ends_of_answers,
     check_across_tokenizers,
@@ -44,45 +42,45 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class BuiltStudent:
-    """A student as it starts, on this rank."""
+class Teachers:
+    """The frozen teachers of a run, mostly one, and the tokenizers that their student and they read text with.
 
-    model: Any
-    search: dict[str, Any] | None = None  # of student.layers=auto, as `find_layers` gives it
-    skeleton: Any | None = None  # the model without its weights, where these are sharded over ranks
+    Attributes:
+        members: empty without a teacher.
+        tokenizer: of the training sequences.
+        teacher_tokenizer: where the teacher reads with another one.
+        vocabulary: the tokens that teachers and student share, the first ones.
+        digests: of each teacher, by its setting.
+    """
 
-
-@dataclass(frozen=True)
-class RunModels:
-    """What is known of the models of a run before its sequences are read."""
-
-    teachers: list[Member]
+    members: list[Member]
     tokenizer: PreTrainedTokenizerBase
-    teacher_tokenizer: PreTrainedTokenizerBase | None  # where the teacher reads with another one
-    vocabulary: int  # the tokens that teachers and student share, the first ones
-    kind: ModelKind  # of the student
-    # Of each teacher, and of the student where it starts from a model of the user's.
+    teacher_tokenizer: PreTrainedTokenizerBase | None
+    vocabulary: int
     digests: dict[str, str | None]
-    student: BuiltStudent | None  # None: its layers are chosen by the sequences (student.layers=auto)
-    terms: dict[str, Term]  # of the loss, fitted to these models; where there is no student yet, to none
+
+    @property
+    def first(self) -> Any | None:
+        """The model whose layers a student may start from."""
+        return self.members[0].model if self.members else None
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The teachers of a run, mostly one, and its student, and what they read text with."""
+    """The teachers of a run, mostly one, and its student as it starts, on this rank, and what they read text with."""
 
     teachers: list[Member]
-    built: BuiltStudent
+    student: Any  # None while its layers are still to be chosen
     tokenizer: PreTrainedTokenizerBase
     teacher_tokenizer: PreTrainedTokenizerBase | None  # where the teacher reads with another one
     vocabulary: int  # the tokens that teachers and student share, the first ones
     kind: ModelKind  # of the student
     terms: dict[str, Term]  # of the loss, fitted to these models
+    # Of each teacher, and of the student where it starts from a model of the user's.
+    digests: dict[str, str | None]
+    layers: dict[str, Any] | None = None  # that student.layers=auto has chosen, and how; for layers.json
+    skeleton: Any | None = None  # the student without its weights, where these are sharded over ranks
     trained_head: bool = True  # whether the student's head was trained, by a loss or before the run
-
-    @property
-    def student(self) -> Any:
-        return self.built.model
 
     @property
     def teacher(self) -> Any | None:
@@ -111,52 +109,72 @@ class Pair:
 
     def whole_student(self, ranks: Ranks) -> Any | None:
         """The student as one model, on rank 0 alone where it is sharded over ranks; all ranks call it."""
-        if self.built.skeleton is None:
+        if self.skeleton is None:
             return self.student
-        return put_together(self.student, self.built.skeleton, ranks.rank == 0)
+        return put_together(self.student, self.skeleton, ranks.rank == 0)
 
 
-def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks) -> RunModels:
-    """The frozen teachers, the tokenizer (the teachers', the student's or a new one), and the student.
+def load_teachers(config: Config, task: Task, terms: dict[str, Term], ranks: Ranks) -> Teachers:
+    """The frozen teachers, and the tokenizer of the run: the student's own, the teachers' or a new one.
 
-    Also a student whose layers are still to be chosen is built once, to refuse what does not fit; none of it is kept.
+    Raises:
+        SettingError: one does not load, or does not fit the others, the tokenizer or the losses.
     """
-    teacher_kind = task.teacher_kind(config.student)
-    reads_head = _reads_head(config, terms, teacher_kind)
-    teachers, shared = load_members(config, teacher_kind, ranks.device, ranks.shards_teacher, reads_head)
-    first = teachers[0].model if teachers else None
+    kind = task.teacher_kind(config.student)
+    reads_head = _reads_head(config, terms, kind)
+    members, shared = load_members(config, kind, ranks.device, ranks.shards_teacher, reads_head)
     tokenizer = find_tokenizer(config, task, shared)
     reads_same = shared is None or reads_same_tokens(tokenizer, shared, task.kind)
-    teacher_only_tokenizer = None if reads_same else shared
     vocabulary = len(tokenizer) if shared is None or not reads_same else min(len(tokenizer), len(shared))
-    own = tokenizer if shared is None or len(shared) == len(tokenizer) else shared
-    if teacher_only_tokenizer is not None:
-        check_across_tokenizers(terms, config, teacher_only_tokenizer, tokenizer)
-    for member in with_models(teachers):
-        check_vocabulary(member.model, f"{member.setting} ({member.title})", teacher_only_tokenizer or own)
-        set_padding(member.model, teacher_only_tokenizer or own)
-        if teacher_only_tokenizer is None:  # else it reads other sequences, as long as it takes
+    if shared is not None and not reads_same:
+        check_across_tokenizers(terms, config, shared, tokenizer)
+    of_teachers = tokenizer if shared is None or (reads_same and len(shared) == len(tokenizer)) else shared
+    for member in with_models(members):
+        check_vocabulary(member.model, f"{member.setting} ({member.title})", of_teachers)
+        set_padding(member.model, of_teachers)
+        if reads_same:  # else it reads other sequences, as long as it takes
             check_positions(member.model, member.setting, config.corpus.sequence_length)
-    encodes = all(term.needs_teacher and term.across_tokenizers for term in terms.values())  # and no head is read
-    student = new_student(config, first, tokenizer, task, ranks, not encodes)
-    check_vocabulary(student, "student", tokenizer)
-    set_padding(student, tokenizer)
-    if first is not None and teacher_only_tokenizer is None and reads_conversations(config):
-        add_ends_of_answers(student, first)
-    _check_sizes(teachers if teacher_only_tokenizer is None else [], student, vocabulary)
+    if (path := config.evaluate.baseline) is not None:
+        check_tokenizers(tokenizer, load_tokenizer("evaluate.baseline", path, task.kind), f"evaluate.baseline={path}")
+    digests = _digests_of_teachers(config, members, shared)
+    return Teachers(members, tokenizer, None if reads_same else shared, vocabulary, digests)
+
+
+def make_pair(
+    config: Config,
+    task: Task,
+    terms: dict[str, Term],
+    teachers: Teachers,
+    layers: dict[str, Any] | None,
+    searches: bool,
+    ranks: Ranks,
+) -> Pair:
+    """The teachers with the student as it starts, and the losses fitted to them; sharded where the ranks shard them.
+
+    Args:
+        layers: as `Pair` has them.
+        searches: whether the student's layers are still to be chosen. Then all stays whole, and the pair only shows,
+            before the text is read, whether such a student fits.
+
+    Raises:
+        SettingError: it does not.
+    """
+    reads_head = not all(term.needs_teacher and term.across_tokenizers for term in terms.values())
+    student = new_student(config, teachers.first, teachers.tokenizer, task, ranks, reads_head)
+    check_vocabulary(student, "student", teachers.tokenizer)
+    set_padding(student, teachers.tokenizer)
+    if teachers.members and teachers.teacher_tokenizer is None and reads_conversations(config):
+        add_ends_of_answers(student, teachers.first)
     _check_export(config, student, ranks)
-    digests = _digests(config, teachers, shared, student)
-    layers_are_open = config.student.from_layers and config.student.layers == AUTO
-    if layers_are_open and ranks.shards_student:
+    digests, skeleton = teachers.digests | _digests_of_student(config, student), None
+    if not searches:
+        kinds = {"teacher": task.teacher_kind(config.student), "student": task.kind}
+        skeleton = shard_models(ranks, teachers.members, student, kinds, config.corpus.sequence_length)
+    elif ranks.shards_student:
         # It has the teacher's tensors in their format beside others in fp32; the passes below compute in one.
-        student.to(next(teachers[0].model.parameters()).dtype)
-    built = (
-        None
-        if layers_are_open
-        else BuiltStudent(student, None, shard_run_models(config, teachers, student, task, ranks))
-    )
+        student.to(next(teachers.members[0].model.parameters()).dtype)
     if task.kind.causal and config.corpus.cross_documents:
-        for member in with_models(teachers):
+        for member in with_models(teachers.members):
             check_packing(member.model, member.setting)
         check_packing(student, "student")
     if not task.kind.vocabulary and not any(term.student_reads.extra for term in terms.values()):
@@ -164,18 +182,36 @@ def load_models(config: Config, terms: dict[str, Term], task: Task, ranks: Ranks
             "no loss of this objective trains the student's head for its task: its scores are those of the head that "
             "it began with, which is random where student.path has none"
         )
-    fitted = bind_terms(terms, student, first)  # also where the student is not kept, to refuse what does not fit
-    if (path := config.evaluate.baseline) is not None:
-        check_tokenizers(tokenizer, load_tokenizer("evaluate.baseline", path, task.kind), f"evaluate.baseline={path}")
-    bound = terms if layers_are_open else fitted
-    return RunModels(teachers, tokenizer, teacher_only_tokenizer, vocabulary, task.kind, digests, built, bound)
+    fitted = bind_terms(terms, student, teachers.first)
+    return Pair(
+        teachers.members,
+        None if searches else student,
+        teachers.tokenizer,
+        teachers.teacher_tokenizer,
+        teachers.vocabulary,
+        task.kind,
+        fitted,
+        digests,
+        layers,
+        skeleton,
+        has_trained_head(config, task.kind, fitted, teachers.members),
+    )
+
+
+def search_layers(
+    config: Config, task: Task, teachers: Teachers, batches: Batches, ranks: Ranks
+) -> tuple[Config, dict[str, Any]]:
+    """The settings with the layers that `find_layers` finds, and these as `Pair` has them; all ranks call it."""
+    prediction = Prediction(task.kind, task.labels[0], teachers.vocabulary, config.precision.student)
+    layers = find_layers(config.student, teachers.first, prediction, batches, ranks)
+    return with_layers(config, layers), layers
 
 
 def _reads_head(config: Config, terms: dict[str, Term], kind: ModelKind) -> bool:
     """Whether the teacher's predictions are read. Raises SettingError where a search for layers alone needs them."""
     if any(isinstance(term, VocabularyTerm) for term in terms.values() if term.needs_teacher):
         return True
-    if not (config.student.from_layers and config.student.layers == AUTO):
+    if not layers_are_open(config.student):
         return False
     if any(is_encoder_alone(member.model, kind) for member in settings_by_member(config).values()):
         raise SettingError(
@@ -200,18 +236,6 @@ def new_student(
         return make_student(config.student, teacher, tokenizer, length, task.kind, ranks.shards_student, reads_head)
 
 
-def _check_sizes(teachers: list[Member], student: Any, vocabulary: int) -> None:
-    """Raises SettingError where special tokens are beyond the vocabulary of one model and not of another one."""
-    models = {member.setting: member.model for member in with_models(teachers)} | {"student": student}
-    heads = {name: getattr(model, "get_output_embeddings", lambda: None)() for name, model in models.items()}
-    sizes = {name: min(len(head.weight), vocabulary) for name, head in heads.items() if head is not None}
-    if len({*sizes.values()}) > 1:
-        raise SettingError(
-            f"the tokenizer has {vocabulary} tokens, and of these "
-            f"{' and '.join(f'{name} predicts {size}' for name, size in sizes.items())}: choose models that fit"
-        )
-
-
 def _check_export(config: Config, student: Any, ranks: Ranks) -> None:
     """Raises SettingError, on all ranks, for a student of the user's class that its folder will not give back."""
     if (make := config.student.custom) is None:
@@ -222,96 +246,41 @@ def _check_export(config: Config, student: Any, ranks: Ranks) -> None:
         raise SettingError(f"student._target_={make.path}: {error}") from None
 
 
-def shard_run_models(config: Config, teachers: list[Member], student: Any, task: Task, ranks: Ranks) -> Any | None:
-    """Shard what the ranks shard; gives the student's skeleton, where it is one of these models."""
-    kinds = {"teacher": task.teacher_kind(config.student), "student": task.kind}
-    return shard_models(ranks, teachers, student, kinds, config.corpus.sequence_length)
-
-
-def resolve_layers(
-    config: Config, models: RunModels, task: Task, batches: Batches, folder: RunFolder
-) -> tuple[Config, Pair]:
-    """The pair that trains, and the settings with the layers in place of `student.layers=auto`."""
-    built, terms = models.student, models.terms
-    if built is None:
-        config, search = find_start(config, models, task, batches, folder)
-        student = new_student(config, models.teachers[0].model, models.tokenizer, task, folder.ranks)
-        # Whole models are needed to choose layers: only now are they sharded.
-        built = BuiltStudent(student, search, shard_run_models(config, models.teachers, student, task, folder.ranks))
-        terms = bind_terms(terms, built.model, models.teachers[0].model)  # they count its layers
-    head = has_trained_head(config, models)
-    return config, Pair(
-        models.teachers, built, models.tokenizer, models.teacher_tokenizer, models.vocabulary, models.kind, terms, head
-    )
-
-
-def has_trained_head(config: Config, models: RunModels) -> bool:
+def has_trained_head(config: Config, kind: ModelKind, terms: dict[str, Term], teachers: list[Member]) -> bool:
     """Whether a head of the student predicts something that was trained, by a loss of the run or before it.
 
     A head that came with the student stays of use under losses that pair its hidden states with the teacher's; vectors
     of whole sequences leave it behind.
     """
-    terms = models.terms.values()
-    if models.kind.heads or any(isinstance(term, VocabularyTerm) or not term.needs_teacher for term in terms):
+    if kind.heads or any(isinstance(term, VocabularyTerm) or not term.needs_teacher for term in terms.values()):
         return True
-    is_new = config.student.is_new or not all(member.has_head for member in models.teachers)
-    return not is_new and not all(term.across_tokenizers for term in terms)
+    is_new = config.student.is_new or not all(member.has_head for member in teachers)
+    return not is_new and not all(term.across_tokenizers for term in terms.values())
 
 
-def find_start(
-    config: Config, models: RunModels, task: Task, batches: Batches, folder: RunFolder
-) -> tuple[Config, dict[str, Any] | None]:
-    """Of student.layers=auto: the settings with the layers, and the outcome of the search for them, if there was one.
-
-    A run that resumes has the layers that it began with, which its folder keeps. For a bundled teacher nothing is
-    searched unless a number of layers is given.
-    """
-    settings, teacher = config.student, models.teachers[0].model  # of several the first one
-    search = folder.recorded_layers()
-    if not search and (layers := _known_start(config, settings)) is not None:
-        logger.info(f"student.layers=auto: {layers}, known as the best of {models.teachers[0].title}")
-        search = {"layers": layers}
-    if not search and folder.start is not None:
-        logger.warning(
-            "student.layers=auto: the run resumes, but the record of the layers that its student started from is lost, "
-            "so the report will not name them"
-        )
-        return config, None
-    if not search:
-        prediction = Prediction(models.kind, task.labels[0], models.vocabulary, config.precision.student)
-        search = find_layers(settings, teacher, prediction, batches, folder.ranks)
-    config = config.changed(student=settings.changed(layers=search["layers"], num_layers=None))
-    return config, search if "teacher" in search else None
-
-
-def _known_start(config: Config, settings: StudentConfig) -> list[int] | None:
-    """The layers of a bundled teacher that are known to be the best; None where they are to be searched for."""
-    first = next(iter(settings_by_member(config).values())).model
-    if settings.num_layers is None and first.bundled and first.path is not None:
-        return list(STARTS[first.path])
-    return None
-
-
-def _digests(
-    config: Config, teachers: list[Member], shared: PreTrainedTokenizerBase | None, student: Any
+def _digests_of_teachers(
+    config: Config, members: list[Member], shared: PreTrainedTokenizerBase | None
 ) -> dict[str, str | None]:
-    """The digests of the teachers, and of a student that starts from a model of the user's, before any is sharded."""
-    digests: dict[str, str | None] = {"teacher": None, "student": None}
+    """Before any is sharded; `shared`: their tokenizer."""
+    digests: dict[str, str | None] = {"teacher": None}
     settings = settings_by_member(config)
-    for member in with_models(teachers):
+    for member in with_models(members):
         teacher = settings[member.name].model
         digests[member.setting] = (
             _digest_of_custom(make, member.model, shared)
             if (make := teacher.custom) is not None
             else saved_digest(teacher_path(teacher), member.model, shared, config.data.cache)
         )
-    if (of_student := config.student.custom) is not None:
-        digests["student"] = _digest_of_custom(of_student, student)
-        frozen = [name for name, weight in student.named_parameters() if not weight.requires_grad]
-        digests["student.frozen"] = hashlib.sha256(repr(frozen).encode()).hexdigest()
-    elif config.student.is_saved:
-        digests["student"] = model_digest(student)
     return digests
+
+
+def _digests_of_student(config: Config, student: Any) -> dict[str, str | None]:
+    """Of one that starts from a model of the user's, before it is sharded."""
+    if (make := config.student.custom) is not None:
+        frozen = [name for name, weight in student.named_parameters() if not weight.requires_grad]
+        digest_of_frozen = hashlib.sha256(repr(frozen).encode()).hexdigest()
+        return {"student": _digest_of_custom(make, student), "student.frozen": digest_of_frozen}
+    return {"student": model_digest(student) if config.student.is_saved else None}
 
 
 def _digest_of_custom(make: Component, model: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> str:
@@ -327,7 +296,6 @@ def load_baseline(config: Config, pair: Pair) -> Any:
         check_vocabulary(model, f"evaluate.baseline={path}", pair.tokenizer)
         set_padding(model, pair.tokenizer)
         return model
-    skeleton = pair.built.skeleton
-    baseline = copy.deepcopy(pair.student) if skeleton is None else empty_copy(skeleton)
+    baseline = copy.deepcopy(pair.student) if pair.skeleton is None else empty_copy(pair.skeleton)
     load_weights(baseline, "evaluate.baseline", path)
     return baseline

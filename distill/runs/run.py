@@ -1,10 +1,14 @@
 """What a run is made of once its folder is open."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from distill.config.settings import Config
 from distill.distributed import Ranks
 from distill.objective.objective import Objective
+from distill.optim.schedule import total_steps
+from distill.runs.baseline import BaselineRun
+from distill.runs.identity import Identity
 from distill.runs.pair import Pair
 from distill.runs.run_folder import RunFolder
 from distill.tasks import Prepared, Task
@@ -12,12 +16,29 @@ from distill.tasks import Prepared, Task
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is about to train; no setting of it is open any more."""
+    """A run that is about to train: all that the loop, those who follow it, and the evaluation at its end have.
+
+    Attributes:
+        config: with a value in place of every `auto`.
+        formats: number formats and threads in force, which checkpoints keep for a resume.
+        pair: teachers and student, on this rank.
+        data: what it trains on, and is scored on.
+        identity: what the trained student depends on.
+        baseline: that `evaluate.baseline` names.
+    """
 
     config: Config
+    formats: dict[str, Any]
     task: Task
     pair: Pair
     data: Prepared
     objective: Objective
+    identity: Identity
+    baseline: BaselineRun | None
     folder: RunFolder
     ranks: Ranks
+
+    @property
+    def steps(self) -> int:
+        """After which the run ends, wall-clock aside; `ENDLESS` where the clock alone ends it."""
+        return total_steps(self.config.train, self.data.batches.steps_per_epoch)

@@ -6,9 +6,8 @@ from pathlib import Path
 HISTORY = "history.jsonl"  # a line for each evaluation
 LOGS = ("metrics.jsonl", HISTORY)
 LAYERS = "layers.json"
-FILES = (".lock", "config.yaml", *LOGS, "results.json", LAYERS, "report.html", "report.md")
-FOLDERS = ("checkpoints", "snapshots", "plots", "profile", "tensorboard")
-WRITTEN = ("config.yaml", LAYERS, "report.html", "report.md", "student", *FOLDERS)  # over what stood there before
+FOLDERS = ("student", "checkpoints", "snapshots", "plots", "profile", "tensorboard")
+WRITTEN = ("config.yaml", LAYERS, "report.html", "report.md", *FOLDERS)  # over what stood there before
 
 
 def file_of_another(path: Path) -> Path | None:

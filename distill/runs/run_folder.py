@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import time
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from distill.distributed.rank_identity import refuse_differing_ranks
 from distill.runs.checkpoint import Checkpoints
 from distill.runs.checkpoint_files import STEP, read_record
 from distill.runs.facts import Best
-from distill.runs.identity import refuse_other_settings
+from distill.runs.identity import Identity, refuse_other_settings
 from distill.runs.record import Record
 from distill.runs.results_file import check_student, is_continued, read_results, student_digests, write_results
-from distill.runs.run_files import FILES, FOLDERS, HISTORY, LAYERS, file_of_another
+from distill.runs.run_files import HISTORY, LAYERS, file_of_another
 from distill.runs.state import State
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import atomic, make_folder, quarantine, remove, try_lock
@@ -35,28 +36,28 @@ logger = logging.getLogger(__name__)
 class RunFolder:
     """config.yaml, the logs, checkpoints/, snapshots/, student/, results.json, report.*, plots.
 
-    What is damaged in it is named and renamed to `damaged-NAME`, and what came before it stands in: the checkpoint
-    before, or the good lines of a log. With `resume=strict` it ends the run instead. Rank 0 decides for all.
+    What is damaged in it is named, and what came before it stands in: the checkpoint before, or the good lines of a
+    log. Once the run begins to train, it is renamed to `damaged-NAME`; until then nothing in the folder changes but
+    its lock. With `resume=strict` damage ends the run instead. Rank 0 decides for all.
     """
 
-    def __init__(self, path: Path, resume: str, identity: dict[str, Any], keep: int, ranks: Ranks) -> None:
-        """`identity`: what the trained student depends on."""
-        self.path, self.resume, self.identity, self.ranks = path, resume, identity, ranks
+    def __init__(self, path: Path, resume: str, keep: int, ranks: Ranks) -> None:
+        self.path, self.resume, self.keep, self.ranks = path, resume, keep, ranks
         self.writes = ranks.rank == 0
         self.metrics_path, self.results_path = path / "metrics.jsonl", path / "results.json"
         self.history_path = path / HISTORY  # a line for each evaluation: the mean losses since the one before, scores
         self.snapshots_path = path / "snapshots"
-        self.checkpoints = Checkpoints(path / "checkpoints", keep, identity, ranks)
+        self.identify({})
         self._is_new = not path.exists()
+        self._damaged: list[Path] = []  # what is renamed once the run begins
 
     def __enter__(self) -> "RunFolder":
         """Keep others out while this run writes.
 
         Raises:
-            SettingError: the ranks are about to train different things, another process is at work here, or the
-                folder holds a run although `resume` is never.
+            SettingError: another process is at work here, or the folder holds a run although `resume` is never, or
+                files of somebody else's.
         """
-        refuse_differing_ranks(self.identity, self.ranks)
         self.ranks.decide(self._enter)
         return self
 
@@ -68,22 +69,50 @@ class RunFolder:
             remove(self.path)
         self._lock_file.close()
 
-    def load_finished_record(self, total_steps: int, length: dict[str, Any]) -> Record | None:
+    def identify(self, identity: Identity) -> None:
+        """Take in what the trained student depends on, which checkpoints and results must have alike."""
+        self.identity = identity
+        self.checkpoints = Checkpoints(self.path / "checkpoints", self.keep, identity, self.ranks)
+
+    @cached_property
+    def recorded(self) -> dict[str, Any]:
+        """What the run in the folder began with: `formats`, with threads, and `layers` that it has chosen.
+
+        Empty where there is none to resume, nor a finished one.
+
+        Raises:
+            SettingError: as `start`.
+        """
+        start = self.start
+
+        def read() -> dict[str, Any]:
+            if start is None:
+                return {"layers": self._layers(self.path)} if self._results is not None else {}
+            formats = read_record(start)["precision"]
+            return {"formats": formats, "layers": self._layers(start.parent.parent)}  # perhaps of another folder
+
+        recorded: dict[str, Any] = self.ranks.decide(read)
+        return recorded
+
+    def finished(self, identity: Identity, total_steps: int, length: dict[str, Any]) -> Record | None:
         """The record, when results.json is there of this run and as long; None when there is more to do.
 
         There is also where the student is no longer as the run left it, and a checkpoint can make it again.
 
         Args:
+            identity: of this run, as `identify` takes it.
             total_steps: after which this run ends.
             length: its limits in epochs, steps and minutes.
 
         Raises:
-            SettingError: the folder holds the finished run of other settings, or one that has lost its student and its
-                checkpoints.
+            SettingError: the ranks would train different things, or the folder holds the finished run of other
+                settings, or one that has lost its student and its checkpoints.
         """
+        refuse_differing_ranks(identity, self.ranks)
+        self.identify(identity)
 
         def stored() -> Any:
-            record = self._load_finished_record(total_steps, length)
+            record = self._finished(total_steps, length)
             return None if record is None else record.to_json()
 
         content = self.ranks.decide(stored)  # other ranks get it as JSON
@@ -130,7 +159,7 @@ class RunFolder:
         """The newest whole checkpoint `besides` one. Sets damaged ones aside; `otherwise`: what is done without any."""
 
         def saved() -> list[str]:
-            own = self.checkpoints.saved()
+            own = [path for path in self.checkpoints.saved() if path not in self._damaged]
             return [str(path) for path in own if besides is None or path.resolve() != besides.resolve()]
 
         while found := self.ranks.decide(saved):
@@ -138,46 +167,28 @@ class RunFolder:
                 self.checkpoints.check(newest := Path(found[-1]))
                 return newest
             except Damaged as damage:
-                then = f"taking {Path(found[-2]).name}" if found[1:] else otherwise
-                self._give_up(damage, then)
+                self._give_up(damage, f"taking {Path(found[-2]).name}" if found[1:] else otherwise)
         return None
 
-    def _give_up(self, damage: Damaged, then: str) -> None:
+    def _give_up(self, damage: Damaged, then: str, begun: bool = False) -> None:
         """Let rank 0 set aside what all ranks have found damaged. Raises SettingError with `resume=strict`."""
-        self.ranks.decide(lambda: self._quarantine(damage, then))
-
-    def recorded_precision(self) -> dict[str, Any]:
-        """The number formats that the checkpoint to resume from was trained in; empty where there is none."""
-        recorded: dict[str, Any] = self._record_of_start.get("precision", {})
-        return recorded
-
-    @cached_property
-    def _record_of_start(self) -> dict[str, Any]:
-        return read_record(self.start) if self.start else {}
+        self.ranks.decide(lambda: self._set_aside(damage, then, begun))
 
     def beginning(self) -> str | None:
         """The checkpoint that this run has begun from, where `resume` names, or has named, one."""
-        named = Path(self.resume).expanduser()
-        if self.resume not in CHOICES and self.start == named:
+        if self.start is None:
+            return None
+        if self.resume not in CHOICES and self.start == (named := Path(self.resume).expanduser()):
             return str(named.resolve())
-        return self._record_of_start.get("began_from")
+        began: str | None = read_record(self.start)["began_from"]
+        return began
 
-    def recorded_layers(self) -> dict[str, Any]:
-        """The `layers` that `begin` was given when the run to resume began; empty where they are not recorded."""
-        start = self.start  # on all ranks; its run may have another folder
-        recorded: dict[str, Any] = self.ranks.decide(lambda: self._layers(start.parent.parent) if start else {})
-        return recorded
-
-    def _layers(self, folder: Path) -> dict[str, Any]:
-        try:
-            layers = json.loads((folder / LAYERS).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except ValueError:
-            layers = None
-        if isinstance(layers, dict) and isinstance(layers.get("layers"), list):
-            return layers
-        self._quarantine(Damaged(folder / LAYERS, "it does not list the student's layers"), "ignoring it")
+    def _layers(self, run: Path) -> dict[str, Any]:
+        """The `layers` that `begin` was given when the run in this folder began; empty where they are not recorded."""
+        with suppress(FileNotFoundError, ValueError):
+            layers = json.loads((run / LAYERS).read_text(encoding="utf-8"))
+            if isinstance(layers, dict) and isinstance(layers.get("layers"), list):
+                return layers
         return {}
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
@@ -205,6 +216,8 @@ class RunFolder:
         start = self.start
         if not self.writes:
             return
+        for damaged in filter(os.path.lexists, self._damaged):
+            quarantine(damaged)
         if start is None:
             self._keep_what_a_lost_start_left()
         with atomic(self.path / "config.yaml") as new:
@@ -238,7 +251,7 @@ class RunFolder:
                 try:
                     read_lines(path)
                 except Damaged as damage:
-                    self._quarantine(damage, "keeping its good lines")
+                    self._set_aside(damage, "keeping its good lines")
         return [line["step"] for line in read_lines(self.history_path, only_good=True)]
 
     def load_best(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Best | None:
@@ -262,7 +275,7 @@ class RunFolder:
             try:
                 self.checkpoints.check(path)
             except Damaged as damage:
-                self._give_up(damage, "taking the best of the other evaluations")
+                self._give_up(damage, "taking the best of the other evaluations", begun=True)
             else:
                 self._load(path, model, optimizer)
                 return best
@@ -288,75 +301,56 @@ class RunFolder:
                 f"resume=never, but hydra.run.dir={self.path} holds a run: choose another, or resume=auto to resume it"
             )
         make_folder(self.path, f"hydra.run.dir={self.path}")
-        self._check_kinds([".lock"])
         self._lock()
-        self._check_kinds([*FILES, *FOLDERS])
 
-    def _check_kinds(self, names: list[str]) -> None:
-        """Set aside folders where files belong, and files where folders do, in the folder of the run and in plots/."""
-        plots = [path for path in (self.path / "plots").glob("*.png") if not path.name.startswith("damaged-")]
-        for path in [*(self.path / name for name in names), *plots]:
-            if path.exists() and path.is_dir() != (path.name in FOLDERS):
-                self._quarantine(
-                    Damaged(path, "it is a file" if path.name in FOLDERS else "it is a folder"), "making it anew"
-                )
+    def _set_aside(self, damage: Damaged, then: str, begun: bool = False) -> None:
+        """Log what is damaged, and rename it, or leave that to `begin`. Raises the damage itself with `resume=strict`.
 
-    def _quarantine(self, damage: Damaged, then: str) -> None:
-        """Rename what is damaged and log it. Raises the damage itself with `resume=strict`."""
+        Args:
+            begun: whether the folder is the run's already.
+        """
         if self.resume == "strict":
             raise SettingError(f"resume=strict: {damage}: set resume=auto to quarantine it and continue by {then}")
-        remark = f"; it is kept as {quarantine(damage.path).name}" if os.path.lexists(damage.path) else ""
-        logger.warning(f"{damage}{remark}; {then}")
+        logger.warning(f"{damage}; it will be kept as damaged-{damage.path.name}; {then}")
+        if begun:
+            quarantine(damage.path)
+        else:
+            self._damaged.append(damage.path)
 
-    def _load_finished_record(self, total_steps: int, length: dict[str, Any]) -> Record | None:
-        try:
-            record = self._results()
-        except Damaged as damage:
-            self._quarantine(damage, "making it again from the newest checkpoint")
+    def _finished(self, total_steps: int, length: dict[str, Any]) -> Record | None:
+        if (record := self._results) is None:
             return None
-        if record is None:
-            return None
-        loads = (self.path / "student" / "config.json").is_file()  # without it, it is no model that a path names
-        steps = record.training.steps
-        assert steps is not None
-        resumes = record.training.length != length and steps < total_steps
-        refuse_other_settings(
-            record.identity, self.identity, f"hydra.run.dir={self.path}", self.path if loads else None, resumes
-        )
-        if resumes:
-            if not self._may_resume():
-                raise SettingError(
-                    f"hydra.run.dir={self.path} holds a finished run of {steps:,} steps, and there is no checkpoint to "
-                    f"continue it from: go back to its length, or begin another run from its student, with "
-                    f"student=pretrained student.path={self.path} hydra.run.dir=DIR"
-                )
-            return None
-        try:
-            if not (self.path / "student").is_dir():
-                raise Damaged(self.path / "student", "there is no such folder")
-            check_student(self.path, record)
-            return record
-        except Damaged as damage:
-            if not self._may_resume():
-                raise SettingError(
-                    f"hydra.run.dir={self.path} holds a finished run, but {damage}, and there is no checkpoint to make "
-                    "it from: remove results.json to train it again, or choose another folder"
-                ) from None
-            self._quarantine(damage, "making the student again from the newest checkpoint")
-            return None
+        steps, damage, here = record.training.steps or 0, None, f"hydra.run.dir={self.path}"
+        is_longer = record.training.length != length and steps < total_steps
+        refuse_other_settings(record.identity, self.identity, here, is_longer)
+        cure = "go back to its length, or begin another run from its student, with "
+        cure += f"student=pretrained student.path={self.path} hydra.run.dir=DIR"
+        if not is_longer:
+            try:
+                check_student(self.path, record)
+                return record
+            except Damaged as found:
+                damage, cure = found, "remove results.json to train it again, or choose another folder"
+        if self.resume in CHOICES and self.checkpoints.newest() is None:
+            what = f"a finished run of {steps:,} steps" + (f", but {damage}" if damage else "")
+            raise SettingError(f"{here} holds {what}, and there is no checkpoint to continue it from: {cure}")
+        if damage is not None:
+            self._set_aside(damage, "making the student again from the newest checkpoint")
+        return None
 
-    def _may_resume(self) -> bool:
-        """Whether there is a checkpoint, which may be damaged."""
-        return self.resume not in CHOICES or self.checkpoints.newest() is not None
-
+    @cached_property
     def _results(self) -> Record | None:
+        """The record in results.json; None where there is none that is whole."""
         try:
             record = read_results(self.results_path)
+            if not record.identity or record.training.steps is None:
+                raise Damaged(self.results_path, "it has no identity, or no number of steps")
+            return record
         except FileNotFoundError:
             return None
-        if not record.identity or record.training.steps is None:
-            raise Damaged(self.results_path, "it has no identity, or no number of steps")
-        return record
+        except Damaged as damage:
+            self._set_aside(damage, "making it again from the newest checkpoint")
+            return None
 
     def _open_log(self, path: Path) -> JsonLines:
         """A log with its good lines alone; the log as it was is renamed where it has others."""
@@ -364,7 +358,7 @@ class RunFolder:
             read_lines(path)
         except Damaged as damage:
             good = read_lines(path, only_good=True)
-            self._quarantine(damage, f"keeping its {len(good)} good lines")
+            self._set_aside(damage, f"keeping its {len(good)} good lines", begun=True)
             log = JsonLines(path)
             for line in good:
                 log.append(line)
@@ -379,10 +373,7 @@ class RunFolder:
                     quarantine(path)
 
     def _lock(self) -> None:
-        lock = self.path / ".lock"
-        if lock.is_symlink() and not lock.exists():
-            self._quarantine(Damaged(lock, "it is a link to nothing"), "making it anew")
-        self._lock_file = lock.open("w")
+        self._lock_file = (self.path / ".lock").open("w")
         # torchrun may have started this rank again, while former ones are still ending on other hosts.
         until = time.monotonic() + (FORMER_RANK if BY_TORCHRUN in os.environ else 0)
         while not try_lock(self._lock_file):

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from distill.config.settings import PrecisionConfig, StudentConfig
+from distill.config.settings import Config, PrecisionConfig, StudentConfig
 from distill.distributed import Ranks
 from distill.distributed.gather import skeleton_of
 from distill.distributed.shard import is_root
+from distill.distributed.thread_choice import keep_threads
 from distill.distributed.weights_file import parameters_in_file
 from distill.models.check import check_finite, check_model
 from distill.models.kernels.activations import use_one_gelu
@@ -21,24 +22,68 @@ from distill.models.kernels.packed_linear import pack_teacher
 from distill.models.kernels.precision import MIN_SPEEDUP, MODELS, bf16_speedup, dtype_of, resolve
 from distill.models.kind import ModelKind
 from distill.models.language_model import LanguageModel
+from distill.models.layer_choice import AUTO
 from distill.models.protocol import block_list, depth_of
 from distill.models.student import check_student
+from distill.models.teacher import STARTS, TITLES
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
-from distill.teacher.members import Member, with_models
+from distill.runs.run_folder import RunFolder
+from distill.teacher.members import Member, settings_by_member, with_models
 
 logger = logging.getLogger(__name__)
+
+
+def resolve_auto(config: Config, folder: RunFolder) -> tuple[Config, dict[str, Any], dict[str, Any] | None]:
+    """The settings without any `auto`: there stands what the run began with, or else what suits these ranks.
+
+    Left open are the layers of a new student that are to be searched for, as that needs the text.
+
+    Returns:
+        The settings, the number formats and threads in force, for checkpoints, and the layers as `Pair` has them.
+    """
+    began, layers = folder.recorded.get("formats", {}), None
+    precision = choose_precision(config.precision, began, folder.ranks)
+    threads = keep_threads(config.backend, began, folder.ranks)
+    if layers_are_open(config.student):
+        layers = folder.recorded.get("layers") or _known_layers(config)
+        if layers is None and folder.recorded:
+            logger.warning(
+                "student.layers=auto: the run resumes, but the record of the layers that its student started from is "
+                "lost, so the report will not name them"
+            )
+    config = config if layers is None else with_layers(config, layers)
+    return config.changed(precision=precision), dict(precision) | threads, layers
+
+
+def layers_are_open(student: StudentConfig) -> bool:
+    """Whether the layers that it starts from are still to be chosen."""
+    return student.from_layers and student.layers == AUTO
+
+
+def with_layers(config: Config, layers: dict[str, Any]) -> Config:
+    """The settings with layers that were chosen, `layers["layers"]`, in place of student.layers=auto."""
+    return config.changed(student=config.student.changed(layers=layers["layers"], num_layers=None))
+
+
+def _known_layers(config: Config) -> dict[str, Any] | None:
+    """The layers of a bundled teacher that are known to be the best; None where they are to be searched for."""
+    first = next(iter(settings_by_member(config).values()), None)
+    path = None if first is None or not first.model.bundled else first.model.path
+    if path is None or config.student.num_layers is not None:
+        return None
+    logger.info(f"student.layers=auto: {STARTS[path]}, known as the best of {TITLES[path]}")
+    return {"layers": list(STARTS[path])}
 
 
 def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], ranks: Ranks) -> PrecisionConfig:
     """The number formats in force, the same on all ranks: `auto` is what the run began with, else what all ranks have.
 
     Args:
-        recorded: the formats of the checkpoint to resume from; empty where there is none.
+        recorded: the formats of the checkpoint to resume from, on all ranks; empty where there is none.
     """
     if all(getattr(settings, name) != "auto" for name in MODELS):
         return settings
-    recorded = ranks.broadcast(recorded)
     if recorded:
         chosen = resolve(settings, "", recorded)
         logger.info(f"precision=auto: {chosen.student}, as this run began")

@@ -24,8 +24,6 @@ from distill.runtime.errors import SettingError
 from distill.tasks import Task
 from distill.teacher.members import settings_by_member
 
-NEARLY = 0.01  # the fraction of tokens by which vocabularies that are one but for special tokens may differ
-
 logger = logging.getLogger(__name__)
 
 
@@ -139,27 +137,13 @@ def check_across_tokenizers(
         student_setting = f"student, {make.title},"
     differ = how_they_differ(student_setting, student_tokenizer, teacher_tokenizer)
     refuse_layers(config.student, differ)
-    refuse_pairs_of_tokens(terms, differ, _nearly_one(config, student_tokenizer, teacher_tokenizer))
+    refuse_pairs_of_tokens(terms, differ)
     if (count := config.teacher.micro_batches) > 1:
         raise SettingError(
             f"teacher.micro_batches={count} is for a teacher that reads the same tokens, but {differ}: leave it out"
         )
     if config.teacher.members:
         raise SettingError(f"teacher.members averages over tokens, but {differ}: choose one teacher")
-
-
-def _nearly_one(config: Config, student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase) -> str:
-    """A further cure where few tokens differ, such as the reserved ones of Llama 3 and 3.2; else empty."""
-    path = config.student.tokenizer or config.student.path
-    number_of = student.get_vocab()
-    others = [token for token, number in teacher.get_vocab().items() if number_of.get(token) != number]
-    several = bool(config.teacher.members)  # whose members share a tokenizer
-    if several or path in (None, "corpus") or not 0 < len(others) <= NEARLY * len(number_of):
-        return ""
-    return (
-        f"; only {len(others)} of the teacher's tokens differ, such as {others[0]}: where none of them is in your "
-        f"text, teacher.tokenizer={path} lets both models read it with one tokenizer"
-    )
 
 
 def how_they_differ(student: str, one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> str:
@@ -175,23 +159,22 @@ def refuse_layers(student: StudentConfig, differ: str) -> None:
         )
 
 
-def refuse_pairs_of_tokens(terms: dict[str, Term], differ: str, cure: str = "") -> None:
+def refuse_pairs_of_tokens(terms: dict[str, Term], differ: str) -> None:
     """Raises SettingError for terms that compare single tokens of two models that read other ones.
 
     Args:
         differ: how their tokenizers differ.
-        cure: the end of the message, behind the cures that any two tokenizers have.
     """
     pairing = [name for name, term in terms.items() if term.needs_teacher and not term.across_tokenizers]
     if of_tasks := [name for name in pairing if terms[name].teacher_reads.extra]:
         raise SettingError(
             f"objective.{of_tasks[0]} compares what both models predict for the same tokens, but {differ}: choose a "
-            f"student with the teacher's tokenizer, as DistilRoBERTa has that of RoBERTa{cure}"
+            f"student with the teacher's tokenizer, as DistilRoBERTa has that of RoBERTa"
         )
     if pairing:
         weights = [f"objective.{name}.weight=0" for name in pairing]
         raise SettingError(
             f"objective.{' and objective.'.join(pairing)} pair{'s' * (len(pairing) == 1)} tokens, but {differ}: give "
             f"{' '.join(weights)} objective.pooled.weight=1, which learns from one vector for each sequence, or choose "
-            f"models with one tokenizer{cure}"
+            f"models with one tokenizer"
         )

@@ -99,7 +99,9 @@ def test_objects_give_the_student_of_the_command(
     assert results(first.folder)["student"]["perplexity"] == results(named.folder)["student"]["perplexity"]
     written = first.settings["teacher"]["_target_"]
     assert written.startswith("in memory: BertForMaskedLM, digest ") and "Dataset of 60 rows" in str(first.record.notes)
-    line = refused_line(capsys, "teacher=custom", f"teacher._target_='{written}'", "teacher.tokenizer=half")
+    line = refused_line(
+        capsys, "teacher=custom", f"teacher._target_='{written}'", "teacher.tokenizer=half", "precision=fp32"
+    )
     assert "was an object of the program that started the run; call distill.distill() with it again" in line
 
 

@@ -84,7 +84,7 @@ def test_a_refused_run_leaves_no_folder(
     def refuse(*_: object) -> None:
         raise SettingError("student.layers=[9]: too many")
 
-    monkeypatch.setattr(whole_run, "find_caches", refuse)  # the folder is entered before
+    monkeypatch.setattr(whole_run, "FrozenTeachers", refuse)  # the folder is entered before
     (tmp_path / "before").mkdir()
     for name in ("new", "before"):
         assert shelf.run(tmp_path / name) == 2

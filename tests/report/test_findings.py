@@ -164,10 +164,11 @@ def test_where_it_started(results: dict[str, Any], start: dict[str, Any], teache
 
 def test_a_teacher_that_is_not_learned_from_ran_in_no_format() -> None:
     data: Any = SimpleNamespace(tokens=SimpleNamespace(left_out={}, duplicates=None), left_out=[])
-    pair: Any = SimpleNamespace(comparable=True)
+    pair: Any = SimpleNamespace(comparable=True, trained_head=True)
     config = Config(teacher=TeacherConfig(path="bundled_deep"), precision=PrecisionConfig(teacher="int8"))
+    run: Any = SimpleNamespace(config=config, pair=pair, data=data, baseline=None)
     of_teacher, of_none = (
-        notes_of(config, pair, data, SimpleNamespace(needs_teacher=needs))  # type: ignore[arg-type]
+        notes_of(SimpleNamespace(**vars(run), objective=SimpleNamespace(needs_teacher=needs)))  # type: ignore[arg-type]
         for needs in (True, False)
     )
     assert "int8" in of_teacher[0] and of_none == []

@@ -9,6 +9,7 @@ import pytest
 from job import whole_run
 from made_runs import results_of
 
+from distill.config.settings import TrainConfig
 from distill.report.comparison.columns import Goal
 from distill.runs.facts import Profile
 from distill.runs.record import Record
@@ -95,7 +96,7 @@ def test_a_run_has_a_gap_where_its_teacher_and_a_baseline_are_scored(monkeypatch
         evaluate = SimpleNamespace(baseline=baseline)
         pair = {"scored_teachers": teachers, "student": None, "tokenizer": None, "trained_head": True}
         return SimpleNamespace(
-            config=SimpleNamespace(optimize="heldout.gap_closed", evaluate=evaluate),
+            config=SimpleNamespace(optimize="heldout.gap_closed", evaluate=evaluate, train=TrainConfig()),
             pair=SimpleNamespace(**pair, comparable=False),
             data=SimpleNamespace(sets=[SimpleNamespace(name="heldout")]),
             objective=SimpleNamespace(needs_teacher=True, terms={}),
@@ -103,7 +104,7 @@ def test_a_run_has_a_gap_where_its_teacher_and_a_baseline_are_scored(monkeypatch
             ranks=None,
         )
 
-    assert whole_run.make_evaluator(run("runs/baseline", [teacher])) is evaluator
+    assert whole_run.make_evaluator(run("runs/baseline", [teacher])) == (evaluator, None)
     for other in (run(None, [teacher]), run("runs/baseline", [])):
         with pytest.raises(SettingError, match=r"^optimize=heldout\.gap_closed is not a number of this run"):
             whole_run.make_evaluator(other)

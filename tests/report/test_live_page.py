@@ -1,7 +1,6 @@
 """The page of a run under way: what it shows, how it ends, and that it is never in the run's way."""
 
 import errno
-import fcntl
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ from pages import LOGS, under_way
 
 from distill.distributed import single
 from distill.report import live, report
-from distill.report.live import Ending, Renewer, Status, cleaned, ending_of, evenly_spaced, is_free, tails, title_of
+from distill.report.live import Ending, Renewer, Status, cleaned, ending_of, evenly_spaced, tails, title_of
 from distill.report.page import Renewal, html
 from distill.runs.callbacks import RunLog
 from distill.runs.check import check
@@ -228,18 +227,13 @@ def test_a_negative_number_of_seconds_is_refused() -> None:
         check(composed("+recipe=smoke", "report.every=-1"))
 
 
-def test_nothing_is_written_where_work_may_be_lost(tmp_path: Path) -> None:
-    assert is_free(tmp_path) and not is_free(tmp_path / "none")
-    with (tmp_path / ".lock").open("w") as lock:
-        assert is_free(tmp_path)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert not is_free(tmp_path)  # another run is at work
-    assert is_free(tmp_path)
-    (tmp_path / "report.html").mkdir()
-    assert not is_free(tmp_path)  # somebody's folder, which the run would set aside
-    (tmp_path / "report.html").rmdir()
+def test_a_report_stays_until_it_is_known_that_there_is_more_to_do(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}")
-    assert not is_free(tmp_path)  # a finished run, whose report stays until it is known that there is more to do
+    with page_of(tmp_path, OFTEN) as page:
+        page._renewer.draw()
+        assert not (tmp_path / "report.html").exists()
+        page.begin(0.0, 8)
+        wait_for((tmp_path / "report.html").exists)
 
 
 @pytest.mark.parametrize("earlier", [None, "the page of an earlier start"])

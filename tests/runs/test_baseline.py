@@ -16,10 +16,8 @@ from distill.config.settings import Config
 from distill.objective.build import make_terms
 from distill.report.summary import against_baseline, setting
 from distill.runs.baseline import (
-    BaselineRun,
     advice,
     check_baseline,
-    check_baseline_settings,
     find_baseline,
 )
 from distill.runs.check import check
@@ -197,16 +195,11 @@ def test_a_choice_of_the_best_is_no_teacher() -> None:
 
 
 def test_another_number_format_is_said() -> None:
-    """So that no verdict is given; the formats are known only after the baseline has been found."""
-    baseline = BaselineRun(Record(precision={"student": "fp32", "teacher": "bf16"}), ["before"])
-    fp32, bf16 = (composed(MAIN, f"precision={name}") for name in ("fp32", "bf16"))
-    assert check_baseline_settings(baseline, fp32) == baseline and check_baseline_settings(None, bf16) is None
-    unknown = BaselineRun(Record(), [])
-    assert check_baseline_settings(unknown, bf16) == unknown
-    found = check_baseline_settings(baseline, bf16)
-    assert found is not None and found.remarks == [
-        "before",
-        "The baseline was trained in another number format: precision.student was fp32 and is bf16 here.",
+    """So that no verdict is given."""
+    baseline = finished(identity(BASELINE)).changed(precision={"student": "fp32", "teacher": "bf16"})
+    assert checked(baseline, "precision=fp32") == [] and checked(finished(identity(BASELINE)), "precision=bf16") == []
+    assert checked(baseline, "precision=bf16") == [
+        "The baseline was trained in another number format: precision.student was fp32 and is bf16 here."
     ]
 
 
@@ -216,13 +209,15 @@ def test_layers_that_were_found_are_compared_once_they_are_known() -> None:
         assert checked(finished(identity(BASELINE, f"student.layers={layers}"))) == []
     given = finished(identity(BASELINE, "student.layers=[0,2]"))
     assert "student.layers was [0, 2] and is [0, 1] here" in refused(given, "student.layers=[0,1]")
-    config = composed(MAIN, "student.layers=[0,1]", "precision=fp32", "evaluate.baseline=runs/x")
-    student = Student(start=Start(layers=[0, 1]))
-    baseline = BaselineRun(Record(student=student), [])
-    assert check_baseline_settings(baseline, config) == baseline
-    other = BaselineRun(Record(student=Student(start=Start(layers=[0, 2]))), [])
-    with pytest.raises(SettingError, match=r"evaluate.baseline=runs/x .*layers \[0, 2\].* from \[0, 1\]"):
-        check_baseline_settings(other, config)
+    searched = identity(BASELINE, "student.layers=auto", "student.num_layers=2")
+    for layers, fits in (([0, 1], True), ([0, 2], False)):
+        record = finished(searched).changed(student=Student(start=Start(layers=layers)))
+        if fits:
+            assert checked(record, "student.layers=[0,1]") == []
+        else:
+            assert "student started from layers [0, 2], and this one starts from [0, 1]" in refused(
+                record, "student.layers=[0,1]"
+            )
 
 
 def test_other_code_is_remarked_and_other_frozen_parameters_are_refused(

@@ -162,14 +162,14 @@ def saved(run: Path, *steps: int, beginning: Path | None = None) -> list[Path]:
 
 
 def run_folder_of(path: Path, resume: Path | str) -> RunFolder:
-    return RunFolder(path, str(resume), {}, 9, Single(BackendConfig(device="cpu", threads=1)))
+    return RunFolder(path, str(resume), 9, Single(BackendConfig(device="cpu", threads=1)))
 
 
 def test_a_checkpoint_of_another_run_discards_no_training(tmp_path: Path) -> None:
     (other,), (first, _) = saved(tmp_path / "other", 1), saved(tmp_path / "own", 2, 3)
     words = r"^resume=.*step-00000001 would discard what is in hydra\.run\.dir=.*own, whose step-00000003 did not begin"
     with pytest.raises(SettingError, match=words):
-        run_folder_of(tmp_path / "own", other).start  # noqa: B018
+        _ = run_folder_of(tmp_path / "own", other).start
     assert run_folder_of(tmp_path / "own", first).start == first, "back to one of its own"
     assert run_folder_of(tmp_path / "new", other).start == other
     (begun,) = saved(tmp_path / "begun", 2, beginning=other)
@@ -184,7 +184,7 @@ def test_a_resume_compares_each_file_of_a_checkpoint_once(tmp_path: Path, monkey
     read: list[str] = []
     monkeypatch.setattr(files, "sha256", lambda path, real=files.sha256: read.append(path.name) or real(path))
     folder, model = run_folder_of(tmp_path / "run", tmp_path / "other"), torch.nn.Linear(2, 2)
-    assert folder.recorded_precision() == {"student": "fp32"}
+    assert folder.recorded["formats"] == {"student": "fp32"}
     assert folder.beginning() == str(tmp_path / "other") and folder.start == newest
     assert folder.load(model, torch.optim.SGD(model.parameters(), lr=0.1)).step == 2
     assert sorted(read) == ["model.safetensors", "optimizer.safetensors", "state.json"]

@@ -14,7 +14,6 @@ from torchmetrics import MeanMetric
 
 from distill.runs.checkpoint import Checkpoints
 from distill.runs.facts import Best, HistoryPoint
-from distill.runs.identity import refuse_other_settings
 from distill.runs.periodic_evaluation import PeriodicEvaluation
 from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
@@ -290,10 +289,3 @@ def test_on_two_ranks(backend: str, shelf: Shelf, kept: Path, center: float, tmp
         assert content["training"]["steps"] == 8
         assert_alike(folder, kept)
         (folder / "results.json").unlink()  # as a kill before the last line of the run
-
-
-def test_a_run_that_began_before_this_was_kept_resumes(kept: Path) -> None:
-    now = results(kept)["identity"]
-    assert {"evaluate.digest", "evaluate.stride", "evaluate.measures.near"} <= now.keys()
-    before = {name: value for name, value in now.items() if not name.startswith(("evaluate.", "code."))}
-    refuse_other_settings(before, now, "hydra.run.dir=x")

@@ -60,7 +60,7 @@ def four(shelf: Shelf) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("begun", ["new", "named"])
+@pytest.mark.parametrize("begun", ["new", "named", "damaged"])
 @pytest.mark.parametrize("case", LATE)
 def test_a_refused_run_leaves_its_folder_byte_for_byte(
     shelf: Shelf,
@@ -71,12 +71,16 @@ def test_a_refused_run_leaves_its_folder_byte_for_byte(
     case: str,
     begun: str,
 ) -> None:
-    """Also one that would resume from an earlier checkpoint, whose later ones it would drop."""
+    """Also one that would drop the checkpoints after a named one, or set aside what is damaged."""
     setting, overrides, patches = LATE[case]
     folder = tmp_path / "run"
     if begun != "new":
         shutil.copytree(four, folder)
         (folder / "results.json").unlink()
+    if begun == "damaged":
+        (folder / "results.json").write_text("{}")
+        for file in ("checkpoints/step-00000004/model.safetensors", "metrics.jsonl", "history.jsonl"):
+            (folder / file).write_bytes(b"{}\n" + (folder / file).read_bytes()[1:])
     from_named = [f"resume={folder / 'checkpoints' / 'step-00000002'}"] if begun == "named" else []
     before = digest(folder)
     monkeypatch.setenv("HOME", str(tmp_path))  # where no key of wandb is
@@ -89,8 +93,8 @@ def test_a_refused_run_leaves_its_folder_byte_for_byte(
     assert digest(folder) == before and folder.exists() == (begun != "new")
 
 
-@pytest.mark.parametrize("case", ["tracker", "observer", "step", "evaluation", "checkpoint"])
-def test_what_rank_0_alone_refuses_ends_all_ranks_alike(
+@pytest.mark.parametrize("case", ["tracker", "goal", "best", "observer", "step", "evaluation", "checkpoint"])
+def test_what_is_refused_late_ends_all_ranks_alike(
     shelf: Shelf, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks that only lost rank 0 end with 4, which Slurm takes for a lost machine and starts again."""

@@ -103,10 +103,8 @@ def test_ranks_share_the_work_and_make_as_many_forwards(monkeypatch: pytest.Monk
 def test_which_runs_train_no_head(
     terms: dict[str, Any], student: Any, has_head: bool, kind: Any, trained: bool
 ) -> None:
-    models: Any = SimpleNamespace(
-        kind=kind, terms=make_terms(only(**terms)), teachers=[SimpleNamespace(has_head=has_head)]
-    )
-    assert has_trained_head(Config(student=student), models) is trained
+    teachers: list[Any] = [SimpleNamespace(has_head=has_head)]
+    assert has_trained_head(Config(student=student), kind, make_terms(only(**terms)), teachers) is trained
 
 
 def test_a_run_scores_its_sets_with_the_masks_of_its_training() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from distill.models.pooling import saved_pooling
 from distill.objective.build import make_terms
 from distill.report.comparison.columns import columns_of
 from distill.report.summary import findings, tiles
-from distill.runs.pair import RunModels, load_models
+from distill.runs.pair import Teachers, load_teachers
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError
 from distill.tasks import find_task
@@ -169,24 +168,7 @@ def test_what_needs_pairs_of_tokens_is_refused(
         )
 
 
-def test_vocabularies_that_are_nearly_one(shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As of Llama 3 and 3.2: the message says how both models read the text with the student's tokenizer."""
-    student = tmp_path / "student"
-    shutil.copytree(shelf.teacher / "student", student)
-    file = student / "tokenizer.json"
-    content = json.loads(file.read_text())
-    vocabulary = content["model"]["vocab"]
-    vocabulary["renamed"] = vocabulary.pop(max(vocabulary, key=vocabulary.get))
-    file.write_text(json.dumps(content))
-    pair = ["student=pretrained", f"student.path={student}", "student.layers=null", "objective.cosine.weight=0"]
-    assert shelf.run(tmp_path / "run", *pair) == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "only 1 of the teacher's tokens differ" in line
-    (cure,) = re.findall(r"teacher\.tokenizer=\S+", line)
-    assert shelf.run(tmp_path / "run", *pair, cure) == 0
-
-
-def models_of(folder: Path, other_tokenizer: bool, **teacher: Any) -> RunModels:
+def models_of(folder: Path, other_tokenizer: bool, **teacher: Any) -> Teachers:
     """Those of a run on sequences of 24 tokens, whose teacher takes 16."""
     make_model("bert", 1, max_position_embeddings=16).save_pretrained(folder / "teacher")
     make_tokenizer().save_pretrained(folder / "teacher")
@@ -199,7 +181,7 @@ def models_of(folder: Path, other_tokenizer: bool, **teacher: Any) -> RunModels:
         objective=only(pooled={"weight": 1.0}),
     )
     terms = make_terms(config.objective)
-    return load_models(config, terms, find_task("mlm", terms.values()), Single(BackendConfig(device="cpu")))
+    return load_teachers(config, find_task("mlm", terms.values()), terms, Single(BackendConfig(device="cpu")))
 
 
 def test_a_teacher_limits_the_length_where_it_reads_the_same_tokens(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from distill.runs.teachers import make_teachers, setup_teachers
 from distributed import run_ranks
 from job import Shelf, assert_same, command, metrics, results
 from naive import attention_of, kl
@@ -42,7 +43,6 @@ from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.runs.describe import cache_facts
 from distill.runs.pair import Pair
-from distill.runs.teachers import make_teachers, setup_teachers
 from distill.runtime.errors import SettingError, StorageFailed
 from distill.teacher import build_cache
 from distill.teacher import cache as cache_module

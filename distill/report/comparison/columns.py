@@ -8,7 +8,7 @@ from distill.config.settings import TrainConfig
 from distill.report import gap
 from distill.report.summary import AGREEMENT
 from distill.report.words import is_number, number, percent
-from distill.runs.facts import Agreement, Baseline, Best, GapClosed, Measure, Student, Training
+from distill.runs.facts import Best
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError, did_you_mean
 from distill.runtime.progress import in_a_sentence
@@ -69,47 +69,47 @@ def scores_of(record: Record) -> list[Column]:
     """
     first, first_measure = record.first_measure
     columns = [
-        _column(record, name, data, measure.title, measure.lower_is_better, _score(name, data))
+        _score(name, measure, data, record.label_of(data))
         for name, measure in record.measures.items()
         for data in record.sets_of(name)
     ]
     columns += [
-        _column(record, key, data, title, key == "kl", _agreement(key, data), form)
-        for key, (title, form) in AGREEMENT.items()
+        _agreement(key, data, record.label_of(data))
+        for key in AGREEMENT
         for data, agreement in (record.agreement or {}).items()
         if getattr(agreement, key) is not None
     ]
-    title = f"{gap.TITLE}, {in_a_sentence(first_measure.title)}"
     return columns + [
-        _column(record, GAP_CLOSED, data, title, False, _closed(data), percent)
+        _closed(first_measure, data, record.label_of(data))
         for data in (record.sets_of(first) if gap.has_gap(record) else ())
     ]
 
 
-def _column(record: Record, key: str, data: str, title: str, lower: bool, read: Any, form: Any = number) -> Column:
-    return Column(f"{data}.{key}", title, record.label_of(data), lower, read, form, key, data)
+def _score(key: str, measure: Any, data: str, label: str) -> Column:
+    """`measure`: with its title and direction."""
+    read = lambda record: record.student.score(key, data)  # noqa: E731
+    return Column(f"{data}.{key}", measure.title, label, measure.lower_is_better, read, number, key, data)
 
 
-def _score(measure: str, data: str) -> Callable[[Record], Any]:
-    return lambda record: record.student.score(measure, data)
+def _agreement(key: str, data: str, label: str) -> Column:
+    title, form = AGREEMENT[key]
+    read = lambda record: getattr((record.agreement or {}).get(data), key, None)  # noqa: E731
+    return Column(f"{data}.{key}", title, label, key == "kl", read, form, key, data)
 
 
-def _agreement(key: str, data: str) -> Callable[[Record], Any]:
-    return lambda record: getattr((record.agreement or {}).get(data), key, None)
+def _closed(first: Any, data: str, label: str) -> Column:
+    title = f"{gap.TITLE}, {in_a_sentence(first.title)}"
+    read = lambda record: getattr(gap.closed_of(record, record.first_measure[0], data), "fraction", None)  # noqa: E731
+    return Column(f"{data}.{GAP_CLOSED}", title, label, False, read, percent, GAP_CLOSED, data)
 
 
-def _closed(data: str) -> Callable[[Record], Any]:
-    return lambda record: getattr(gap.closed_of(record, record.first_measure[0], data), "fraction", None)
-
-
-def _loss(term: str) -> Callable[[Record], Any]:
-    return lambda record: record.training.final_loss.get(term)
+def _loss(term: str) -> Column:
+    return Column(f"loss.{term}", f"Loss {term}", "", True, lambda record: record.training.final_loss.get(term))
 
 
 def columns_of(record: Record) -> list[Column]:
     """All columns of a run: scores, costs and final losses."""
-    losses = [Column(f"loss.{term}", f"Loss {term}", "", True, _loss(term)) for term in record.training.final_loss]
-    return [*scores_of(record), *COSTS, *losses]
+    return [*scores_of(record), *COSTS, *map(_loss, record.training.final_loss)]
 
 
 def column_named(name: str, columns: list[Column], setting: str) -> Column:
@@ -172,14 +172,10 @@ class Goal:
             SettingError: no number has that name, or the search goes the wrong way.
         """
         measures, sets = list(measures), list(sets)
-        closed = {measure.name: {name: GapClosed(fraction=0.0) for name in sets} for measure in measures[:1]}
-        self._column(
-            _scored(measures, sets).changed(
-                baseline=Baseline(gap_closed=closed) if has_gap else None,
-                agreement={name: Agreement(top1=0.0, kl=0.0) for name in sets} if compares else None,
-                training=Training(final_loss=dict.fromkeys(["total", *terms], 0.0)),
-            )
-        )
+        columns = [_score(measure.name, measure, data, data) for measure in measures for data in sets]
+        columns += [_agreement(key, data, data) for key in AGREEMENT for data in sets if compares]
+        columns += [_closed(measure, data, data) for measure in measures[:1] for data in sets if has_gap]
+        self._among([*columns, *COSTS, *map(_loss, ["total", *terms])])
 
     def value(self, record: Record) -> float | None:
         """The number in a record; None where this run has none, as of a perplexity that is infinite.
@@ -189,10 +185,10 @@ class Goal:
         Raises:
             SettingError: no number has that name, or the search goes the wrong way.
         """
-        return self._column(record).value(record) if record.finished else None
+        return self._among(columns_of(record)).value(record) if record.finished else None
 
-    def _column(self, record: Record) -> Column:
-        column = column_named(self.name, columns_of(record), "optimize")
+    def _among(self, columns: list[Column]) -> Column:
+        column = column_named(self.name, columns, "optimize")
         better = "minimize" if column.lower_is_better else "maximize"
         if self.direction not in (None, better):
             raise SettingError(
@@ -213,19 +209,12 @@ def choose_best(settings: TrainConfig, measures: Iterable[Any], sets: Iterable[s
     """
     if settings.keep_best is None:
         return None
-    column = column_named(settings.keep_best, scores_of(_scored(measures, sets)), "train.keep_best")
+    sets = list(sets)
+    columns = [_score(measure.name, measure, data, data) for measure in measures for data in sets]
+    column = column_named(settings.keep_best, columns, "train.keep_best")
     return Best(
         measure=column.measure,
         data=column.data,
         lower_is_better=column.lower_is_better,
         patience=settings.patience,
-    )
-
-
-def _scored(measures: Iterable[Any], sets: Iterable[str]) -> Record:
-    """A record with scores of these measures on these sets."""
-    measures, sets = list(measures), list(sets)
-    return Record(
-        measures={each.name: Measure(title=each.title, lower_is_better=each.lower_is_better) for each in measures},
-        student=Student(scores={measure.name: dict.fromkeys(sets, 0.0) for measure in measures}),
     )

@@ -1,0 +1,136 @@
+"""What learns in a run, and what it learns from, on this rank's device: student and optimizer, teachers and caches."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from distill.config.settings import OptimizerConfig
+from distill.distributed import GradientSync, gradient_sync
+from distill.distributed.shard import is_sharded
+from distill.models.check import max_positions
+from distill.models.kernels.precision import dtype_of
+from distill.models.language_model import LanguageModel
+from distill.models.memory import require_memory_for_step
+from distill.objective.build import check_losses
+from distill.objective.trainable import Trainable
+from distill.optim import updates as optim
+from distill.optim.schedule import Schedule, length_in_steps, make_schedule
+from distill.runs.run import Run
+from distill.runs.setup import setup_student, setup_teacher
+from distill.teacher.build_cache import Recorder, build
+from distill.teacher.cache import Cache, CachedTeacher, find
+from distill.teacher.live import LiveTeacher, RetokenizedTeacher
+from distill.teacher.members import Member, settings_by_member, with_models
+from distill.teacher.output import MeanTeacher, NoTeacher, Teacher
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Learner:
+    """The model that learns, and how its weights follow a gradient."""
+
+    model: Trainable
+    sync: GradientSync
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    settings: OptimizerConfig
+
+
+def make_learner(run: Run) -> Learner:
+    """What is trained, on this rank's device, with its gradients' exchange and its optimizer.
+
+    Raises:
+        SettingError: the schedule does not fit the length of the run, memory is sure not to hold a micro-batch, or a
+            loss of the user's does not work.
+    """
+    config, batches, student, ranks = run.config, run.data.batches, run.pair.student, run.ranks
+    settings, precision, checkpoints = config.optimizer, config.precision, config.student.gradient_checkpointing
+    length = length_in_steps(config.train, batches.steps_per_epoch)
+    schedule = make_schedule(config.schedule.make, length, optim.peak_lr(settings, batches.sequences_per_step))
+    require_memory_for_step(student, precision.student, *batches.shape, ranks, checkpoints)
+    trainable = setup_student(student, run.objective, precision, ranks, checkpoints)
+    check_losses(run.objective, config.objective, ranks.device)  # with the terms' modules on their device
+    sync = gradient_sync(ranks, trainable)
+    return Learner(trainable, sync, optim.build(trainable, settings), schedule, settings)
+
+
+class FrozenTeachers:
+    """The teachers that the student learns from, on this rank's device, and the caches that stand for some of them.
+
+    Attributes:
+        caches: that the settings request, by the name of the teacher, each checked or still to be made.
+    """
+
+    def __init__(self, run: Run) -> None:
+        """Find the caches and place the models. Raises SettingError for a cache that does not fit."""
+        self.run, self.caches = run, find_caches(run)
+        members = run.pair.teachers if run.objective.needs_teacher else []
+        self._settings = settings_by_member(run.config)
+        self._models = {member.name: self._placed(member) for member in with_models(members)}
+
+    def _placed(self, member: Member) -> LanguageModel:
+        """The teacher as training runs it; one that a cache stands for as the report scores it alone."""
+        settings, ranks, cache = self._settings[member.name], self.run.ranks, self.caches.get(member.name)
+        if cache is None or not cache.ready or is_sharded(member.model):
+            return setup_teacher(member.model, settings.precision, ranks, settings.precision_setting)
+        placed = ranks.place(member.model, dtype_of(settings.precision.teacher))
+        return LanguageModel(placed, settings.precision.teacher, settings.precision.kernels == "plain")
+
+    def open(self) -> Teacher:
+        """What the loop reads from: the only teacher, the mean of several, or none; all ranks call it.
+
+        Caches that are missing are made, which may take hours; models that one stands for are let go.
+        """
+        pair, batches = self.run.pair, self.run.data.batches
+        if pair.tokenizers is not None and self._models:
+            (model,) = self._models.values()
+            return RetokenizedTeacher(model, batches.sequences, *pair.tokenizers, max_positions(model.model))
+        known = self._models.keys() | self.caches.keys()
+        settings = [member for name, member in self._settings.items() if name in known]
+        made = [self._open(member.name, member.micro_batches) for member in settings]
+        for name in self.caches:
+            self._models.pop(name, None)  # with its second copy of the weights
+        if not made:
+            return NoTeacher()
+        return made[0] if len(made) == 1 else MeanTeacher(made, [member.weight for member in settings])
+
+    def _open(self, name: str, micro_batches: int) -> Teacher:
+        """One teacher: live, or from a cache that is made first where there is none."""
+        cache, model, run = self.caches.get(name), self._models.get(name), self.run
+        if cache is None:
+            assert model is not None
+            return LiveTeacher(model, micro_batches)
+        if model is not None:  # else the cache is complete
+            positions, temperature = run.objective.positions, run.objective.top_k_temperature
+            assert temperature is not None, "the rules refuse a cache that no term reads"
+            build(Recorder(cache, model, run.data.batches, positions, temperature, run.ranks.device), run.ranks)
+        logger.info(f"  soft targets are read from the cache {cache.folder}, which other runs and machines can use")
+        return CachedTeacher(cache, run.ranks)
+
+
+def find_caches(run: Run) -> dict[str, Cache]:
+    """The caches of teachers that the settings request, by the name of the teacher.
+
+    A cache serves any device and number format, as these differ by rounding alone and machines choose among them: the
+    key names neither, but for int8, which changes probabilities.
+    """
+    config, pair, data, objective = run.config, run.pair, run.data, run.objective
+    content = {
+        "tokens": data.tokens.digest,
+        "masks": data.batches.collator.identity,
+        "seed": None if pair.kind.causal else config.seed,  # it draws masks
+        "soft_positions": "all" if objective.visits_all_rows else "masked",
+        "temperature": objective.top_k_temperature,
+        "vocabulary": pair.vocabulary,
+    }
+    caches = {}
+    for name, member in settings_by_member(config).items():
+        if member.cache.wanted:
+            int8 = member.precision.teacher == "int8"
+            identity = {**content, "teacher": pair.digests[member.setting], "int8": int8}
+            identity |= {"code": member.code} if member.code is not None else {}
+            folder, setting = config.data.cache, f"{member.setting}.cache"
+            caches[name] = find(member.cache, identity, data.batches, objective.positions, folder, setting)
+    return caches
