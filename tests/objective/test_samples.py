@@ -17,8 +17,8 @@ from distill.objective.terms._distributions import SoftPositions
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
 from distill.objective.vocabulary import ChunkedLosses, PlainLosses
+from distill.teacher.cache import Layout
 from distill.teacher.distributions import Mixture, Samples, Sparse, top_k_log_probs
-from distill.teacher.layout import Layout
 from distill.teacher.sampling import as_samples, kept_entries
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,7 +15,6 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from distill.runs.teachers import make_teachers, setup_teachers
 from distributed import run_ranks
 from job import Shelf, assert_same, command, metrics, results
 from naive import attention_of, kl
@@ -38,10 +38,12 @@ from distill.distributed import join_ranks
 from distill.distributed.single import Single
 from distill.models.identity import model_digest
 from distill.models.kernels.packed_linear import pack_teacher
+from distill.models.kind import MASKED
 from distill.models.language_model import LanguageModel
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.runs.describe import cache_facts
+from distill.runs.learning import FrozenTeachers
 from distill.runs.pair import Pair
 from distill.runtime.errors import SettingError, StorageFailed
 from distill.teacher import build_cache
@@ -83,12 +85,16 @@ class Desk:
         masks = make_masks(self.tokenizer, self.rows, **dict(self.masking))
         return tiny.make_batches(self.rows, masks, 8, 2, self.seed, static=True)
 
+    @property
+    def tokens(self) -> str:
+        return hashlib.sha256(self.rows.tobytes()).hexdigest()
+
     def find(self) -> Cache:
         batches, objective = self.batches(), self.objective()
         origin = {
             "teacher": model_digest(self.teacher),
             "int8": self.config.precision.teacher == "int8",
-            "tokens": hashlib.sha256(self.rows.tobytes()).hexdigest(),
+            "tokens": self.tokens,
             "masks": batches.collator.identity,  # type: ignore[attr-defined]
             "seed": self.seed,
             "soft_positions": self.soft_positions,
@@ -233,13 +239,13 @@ def test_it_is_made_once(desk: Desk, tokenizer: Any, monkeypatch: pytest.MonkeyP
 def test_a_complete_cache_needs_no_model(desk: Desk) -> None:
     """A teacher of a run may be without one: it is not scored, placed or asked for anything."""
     member = Member(ONLY, 1.0, None, "elsewhere")
-    pair = Pair([member], Mock(), Mock(), None, VOCAB, Mock(), {})
+    pair = Pair([member], Mock(), Mock(), None, VOCAB, MASKED, {}, {"teacher": model_digest(desk.teacher)})
     assert pair.teacher is None and pair.scored_teachers == []
     desk.build()
-    cache = desk.find()
-    frozen = setup_teachers(desk.config, [member], {ONLY: cache}, SINGLE)
-    teacher = make_teachers(desk.config, frozen, {ONLY: cache}, desk.batches(), desk.objective(), SINGLE)
-    assert frozen == {} and isinstance(teacher, CachedTeacher)
+    data = SimpleNamespace(tokens=SimpleNamespace(digest=desk.tokens), batches=desk.batches())
+    run: Any = SimpleNamespace(config=desk.config, pair=pair, data=data, objective=desk.objective(), ranks=SINGLE)
+    teacher = FrozenTeachers(run).open()
+    assert isinstance(teacher, CachedTeacher)
     batch = desk.batches().window(0)[0]
     assert torch.equal(entries(teacher, desk, batch).ids, entries(desk.built(), desk, batch).ids)
 
