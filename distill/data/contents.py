@@ -42,10 +42,13 @@ def contents_of(places: Sequence[str], cache: str) -> list[Any]:
         places: paths and URLs.
         cache: the folder that has the record (`data.cache`).
     """
-    local = [Path(place) for place in places if not is_url(place)]
+    local = [Path(place).expanduser() for place in places if not is_url(place)]
     digests = dict(zip(map(str, local), _recorded(local, cache), strict=True))
     named = zip(places, names_below_all(places), strict=True)
-    return [_reported(place, name) if is_url(place) else (name, *digests[str(Path(place))]) for place, name in named]
+    return [
+        _reported(place, name) if is_url(place) else (name, *digests[str(Path(place).expanduser())])
+        for place, name in named
+    ]
 
 
 def names_below_all(places: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ State = tuple[int, int, int]  # of a file: size, time of change, inode
 def state_of(path: str | int) -> State:
     """The state of a file, or of an open one by its descriptor."""
     status = os.stat(path)
-    return status.st_size, status.st_mtime_ns, status.st_ino
+    return status.st_size, status.st_mtime_ns, status.st_ino & (1 << 63) - 1  # some file systems take all 64 bits
 
 
 def read_rows(path: str, state: State | None, row: np.dtype, indices: np.ndarray, start: int = 0) -> np.ndarray | None:

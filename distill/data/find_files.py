@@ -9,8 +9,8 @@ from typing import NamedTuple
 from distill.data.remote import file_system, is_url, is_web, reachable, retried
 from distill.runtime.errors import SettingError
 
-# Endings of files that are unpacked as they are read.
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
+# Endings of files that are unpacked as they are read, and what fsspec calls their compression.
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd", ".lz4": "lz4"}
 # What the files of a split are usually called, before a dot, a dash or an underscore.
 SPLITS = {
     "train": ("train",),

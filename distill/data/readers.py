@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from distill.data.find_files import file_name, plain_name
-from distill.data.remote import file_system, is_url
+from distill.data.find_files import COMPRESSED, file_name, plain_name
+from distill.data.remote import file_system, is_url, is_web, may_pass
 from distill.runtime.errors import SettingError, StorageFailed, did_you_mean, first_line
 from distill.runtime.hub import how_to_do_without, is_hub_reached, is_unreachable
 
@@ -31,6 +31,7 @@ LONGEST = 16 << 20  # bytes of one document that are held in memory
 ROWS = 64  # of a Parquet file, at once
 BUFFER = 1 << 20  # bytes of a Parquet column that are read at once
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what reading raises of a file that is damaged, or cut
+WHOLE = re.compile("range requests|seek streaming")  # in what fsspec raises for web servers that send no parts
 
 
 class InvalidFile(Exception):
@@ -64,23 +65,30 @@ def opened(place: str, unpack: bool = True) -> Iterator[IO[bytes]]:
 
     _unpack_by_arrow()
     system, path = file_system(place, "corpus.path")
+    compression = COMPRESSED.get(Path(file_name(place).lower()).suffix) if unpack else None
     try:
-        with OpenFile(system, path, "rb", "infer" if unpack and is_compressed(place) else None) as file:
-            yield file
-    except UNREADABLE as error:
+        with OpenFile(system, path, "rb", compression) as file:
+            # A file of fsspec takes each line out of a block of megabytes.
+            yield io.BufferedReader(file, BUFFER) if unpack and is_url(place) and compression is None else file
+    except (InvalidFile, SettingError, StorageFailed):
+        raise
+    except Exception as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
-        if is_url(place):
+        if is_web(place) and isinstance(error, ValueError) and WHOLE.search(str(error)):
+            raise InvalidFile(file_name(place), f"its server sends whole files only ({reason})") from error
+        if is_url(place) and may_pass(error):
             raise StorageFailed(f"{place} could not be read further ({reason})") from error
-        raise InvalidFile(file_name(place), reason) from error
+        if isinstance(error, UNREADABLE):
+            raise InvalidFile(file_name(place), reason) from error
+        raise
 
 
 def _unpack_by_arrow() -> None:
-    """Let fsspec unpack zstd and lz4 by Arrow, which is there, where their own packages are not."""
-    from fsspec.compression import available_compressions, register_compression
+    """Let fsspec unpack zstd and lz4 by Arrow: what their own packages give, where these are there, has no lines."""
+    from fsspec.compression import register_compression
 
     for name, ending in (("zstd", "zst"), ("lz4", "lz4")):
-        if name not in available_compressions():
-            register_compression(name, partial(_unpacked, name), ending)
+        register_compression(name, partial(_unpacked, name), ending, force=True)
 
 
 def _unpacked(compression: str, file: IO[bytes], mode: str = "rb", **_: Any) -> Any:

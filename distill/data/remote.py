@@ -118,7 +118,7 @@ def retried(
         try:
             return call()
         except Exception as error:
-            if not _may_pass(error):
+            if not may_pass(error):
                 raise
             signals.raise_if_stopped()
             reason = f"{type(error).__name__}: {first_line(error)}"
@@ -134,7 +134,7 @@ def retried(
     raise AssertionError("no attempt was made")
 
 
-def _may_pass(error: Exception) -> bool:
+def may_pass(error: Exception) -> bool:
     """Whether another attempt may succeed: an error of the system or of a library, that is none of a permanent kind.
 
     Python's own errors, such as a TypeError, are mistakes in a program.

@@ -21,7 +21,7 @@ PACKED = (*COMPRESSED, ".zip", ".parquet")
 BYTES_PER_ROW = 2000  # of text, of a row of a Hub data set
 UNKNOWN = 64 << 20  # bytes of text that a unit of a user's own source is taken to have where its size is unknown
 SPARE = 1.5  # sequences made for each one needed, as the sizes of files are a rough measure
-FEWEST = 8  # units that are trained on where not all are needed: about as many MiB of text
+FEWEST = 8  # units that are trained on where not all are needed, so that they come from all over the text
 LARGE = 1 << 30  # stored bytes up to which all of a text is read for what is held out of it
 MANY_SHARDS = 64  # that a small text is divided into, so that all processes have some ...
 SMALLEST = 1 << 20  # ... bytes of sequences that a shard has all the same
@@ -58,7 +58,8 @@ def some_of(work: Sequence[Work], fraction: float) -> list[Work]:
     count = round(fraction * len(work))
     chosen = {*shuffled(np.arange(count), len(work), key(0, "units of work")).tolist()} if fraction < 1 else None
     marked = [unit._replace(trains=chosen is None or number in chosen) for number, unit in enumerate(work)]
-    is_large = sum(unit.shard.size for unit in work) > LARGE
+    # The size of a Hub data set is in rows.
+    is_large = sum(unit.shard.size * (1 if unit.shard.paths else BYTES_PER_ROW) for unit in work) > LARGE
     return [unit for unit in marked if unit.trains or not is_large]
 
 

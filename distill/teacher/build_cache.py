@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from secrets import token_hex
 
 import numpy as np
@@ -21,7 +22,6 @@ from distill.data.storage import array_bytes
 from distill.distributed import Ranks
 from distill.models.language_model import LanguageModel, OutputSpec, idle_forward
 from distill.runtime.errors import SettingError
-from distill.runtime.files import atomic
 from distill.runtime.progress import Progress
 from distill.teacher.cache import HEADER, MEASURED, Cache, CacheMeta, Positions
 from distill.teacher.sampling import kept_entries, offsets_of, stored
@@ -112,12 +112,8 @@ def _make_part(recorder: Recorder, part: int, progress: Progress) -> None:
     measured = MEASURED.pack(kept, time.monotonic() - began)
     digest = hashlib.sha256(measured)
     digest.update(records.data)
-    new = cache.folder / f".{part}-{token_hex(6)}.new"
     with _writing(cache):
-        with new.open("wb") as file:
-            file.write(digest.digest() + measured)
-            file.write(records.data)
-        os.replace(new, cache.path_of(part))
+        _put(cache.path_of(part), digest.digest() + measured, records.data)
 
 
 def _finish(cache: Cache, precision: str) -> None:
@@ -136,15 +132,23 @@ def _finish(cache: Cache, precision: str) -> None:
             precision=precision,
         )
         for path, data in ((cache.offsets_path, content), (cache.meta_path, meta.model_dump_json().encode())):
-            with atomic(path) as new:
-                new.write_bytes(data)
+            _put(path, data)
+
+
+def _put(path: Path, *contents: bytes | memoryview) -> None:
+    """Write a file at once, though other processes put the same one there."""
+    new = path.with_name(f".{path.name}-{token_hex(6)}.new")
+    with new.open("wb") as file:
+        for content in contents:
+            file.write(content)
+    os.replace(new, path)
 
 
 def _make_room(cache: Cache) -> None:
     """Raises SettingError where the disk has no room for what is still to be written."""
     with _writing(cache):
         cache.folder.mkdir(exist_ok=True)
-        for left in cache.folder.glob(".*.new"):
+        for left in (*cache.folder.glob(".*.new"), *cache.folder.glob("damaged-*")):
             with suppress(FileNotFoundError):
                 if time.time() - left.stat().st_mtime > OLD:
                     left.unlink()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientPayloadError
 from job import wait_for
 from object_store import serving
 from shards import assert_same_rows, prepare, source_of, start, write_text
@@ -290,8 +291,9 @@ def test_what_keeps_failing_ends_the_run_and_what_is_not_there_is_not_asked_for_
     assert not no_pauses
 
 
+@pytest.mark.parametrize("error", [OSError("503"), ClientPayloadError("503")])
 def test_storage_that_fails_in_the_middle_of_a_text_does_not_leave_text_out(
-    bucket: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """It is no damage of the file, which somebody would have to mend."""
     upload(text, f"{bucket}/fails/text")
@@ -299,10 +301,10 @@ def test_storage_that_fails_in_the_middle_of_a_text_does_not_leave_text_out(
     system, _ = file_system(bucket, "corpus.path")
 
     def fail(*_: Any, **more: Any) -> Any:
-        raise OSError("503")
+        raise error
 
-    monkeypatch.setattr(system, "open", fail)
-    with pytest.raises(StorageFailed, match=r"fails/text/.*could not be read further \(OSError: 503\)"):
+    monkeypatch.setattr(type(system.open(system.find(bucket)[0])), "_fetch_range", fail)
+    with pytest.raises(StorageFailed, match=r"fails/text/.*could not be read further \(\w+: 503\)"):
         prepare(source, tmp_path / "place", tmp_path / "scratch")
 
 

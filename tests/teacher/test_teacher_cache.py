@@ -236,6 +236,14 @@ def test_it_is_made_once(desk: Desk, tokenizer: Any, monkeypatch: pytest.MonkeyP
     assert facts.bytes_per_token == pytest.approx(2 * 8 + 2 * 9 + 8 * 41 / facts.positions)
 
 
+def test_several_may_finish_a_cache_at_once(desk: Desk) -> None:
+    cache = desk.build()
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(build_cache._finish, cache, "fp32") for _ in range(200)]:
+            done.result()
+    assert desk.find().ready and not [*cache.folder.glob(".*.new")]
+
+
 def test_a_complete_cache_needs_no_model(desk: Desk) -> None:
     """A teacher of a run may be without one: it is not scored, placed or asked for anything."""
     member = Member(ONLY, 1.0, None, "elsewhere")

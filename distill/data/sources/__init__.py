@@ -133,9 +133,10 @@ def read(source: Source, shard: Shard, left_out: Counter[str] | None = None) -> 
                         raise InvalidFile(document.name, "half a surrogate pair in it")
                     yield document
         except InvalidFile as error:
-            setting = getattr(source, "setting", "corpus")
-            cure = f"mend or remove it, or set {setting}.encoding or {setting}.kind"
-            raise SettingError(error, setting=f"{setting}.path", cure=cure) from error
+            setting = getattr(source, "setting", None)  # a source of the user's has none
+            is_encoded = isinstance(error.__cause__, UnicodeDecodeError) and "encoding" in getattr(source, "takes", ())
+            cure = f"mend or remove it{f', or set {setting}.encoding' * is_encoded}"
+            raise SettingError(error, setting="" if setting is None else f"{setting}.path", cure=cure) from error
 
 
 def find_source(settings: SourceConfig, setting: str, data: DataConfig) -> Source | None:

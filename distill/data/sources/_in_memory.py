@@ -87,22 +87,25 @@ class IdsInMemory(RowsInMemory, Hub):
         """Raises SettingError where ids are beyond the vocabulary, or `labels` other than the tokens themselves."""
         import pyarrow.compute
 
-        columns = self.rows.with_format("arrow").select_columns({self.field, LABELS} & {*self.rows.column_names})[:]
-        ends = pyarrow.compute.min_max(pyarrow.compute.list_flatten(columns[self.field])).as_py()
-        if ends["max"] is not None and (ends["min"] < 0 or ends["max"] >= len(tokenizer)):
-            raise SettingError(
-                f"{self.setting}.field={self.field}: {self.settings.hub} has ids from {ends['min']} to {ends['max']}, "
-                f"but the tokenizer has {len(tokenizer):,} tokens: give ids of this tokenizer, or texts"
-            )
+        columns, are_ids = {self.field, LABELS} & {*self.rows.column_names}, True
+        for part in self.rows.with_format("arrow").select_columns(columns).iter(10_000):
+            ends = pyarrow.compute.min_max(pyarrow.compute.list_flatten(part[self.field])).as_py()
+            if ends["max"] is not None and (ends["min"] < 0 or ends["max"] >= len(tokenizer)):
+                raise SettingError(
+                    f"{self.setting}.field={self.field}: {self.settings.hub} has ids from {ends['min']} to "
+                    f"{ends['max']}, but the tokenizer has {len(tokenizer):,} tokens: give ids of this tokenizer, or "
+                    "texts"
+                )
+            are_ids = are_ids and (LABELS not in columns or part[self.field].equals(part[LABELS]))
         pad = tokenizer.pad_token_id
         others = {getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "bos", "eos")}
         around = frozenset(number for number in {pad, *others} if number is not None)
         source = replace(self, around=around, padding=None if pad in others else pad)
-        if LABELS not in self.rows.column_names or columns[self.field].equals(columns[LABELS]):  # the usual copy
+        if are_ids:  # the usual copy
             return source
         rows = self.rows.select_columns([name for name in (self.field, MASK, LABELS) if name in self.rows.column_names])
-        masks = [source._tokens(row)[1] for row in rows]  # of all rows, which are checked so
-        return replace(source, has_prompts=not all(mask.all() for mask in masks))
+        are_whole = [bool(source._tokens(row)[1].all()) for row in rows]  # of all rows, which are checked so
+        return replace(source, has_prompts=not all(are_whole))
 
     def content(self, record: Record, name: str) -> Content:
         """The ids and their loss mask; nothing where none is a target, or there is none."""
