@@ -207,6 +207,8 @@ class Shelf:
         fixed = [*self.corpus, *teacher, *train, "evaluate.pseudo_perplexity.fraction=0.1", "precision=fp32"]
         # tests/runs/test_layer_search.py finds layers by scores; DistilBERT's weights show each term in the loss.
         fixed += ["student.layers=[0,1]", "objective=masked"]
+        if not any(setting.startswith("evaluate.every_steps=") for setting in more):
+            fixed.append("evaluate.every_steps=null")  # by epoch
         return ["+recipe=distilbert_gutenberg", *fixed, f"hydra.run.dir={folder}", *more]
 
     def run(self, folder: Path, *more: str) -> int:

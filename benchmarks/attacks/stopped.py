@@ -50,15 +50,15 @@ def stopped(ground: Ground) -> Path:
 
 def slow_steps(seconds: float = 0.15) -> None:
     """In a run: each step takes so long at least, and things can happen to it."""
-    from distill.runs import metrics
+    from distill.runs.callbacks import RunLog
 
-    log = metrics.RunLog.log_metrics
+    log = RunLog.write
 
     def later(*arguments: Any, **named: Any) -> Any:
         time.sleep(seconds)
         return log(*arguments, **named)
 
-    metrics.RunLog.log_metrics = later  # type: ignore[method-assign]
+    RunLog.write = later  # type: ignore[method-assign]
 
 
 def wait_for_step(process: Any, folder: Path, step: int, longest: float = 60.0) -> None:

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import re
 import shlex
+import socket
 import sys
 import time
 from contextlib import suppress
@@ -111,7 +112,14 @@ def torchrun_commands(hosts: list[tuple[str, int]], command: list[str]) -> list[
 
 
 def _become_horovodrun(hosts: list[tuple[str, int]], command: list[str]) -> NoReturn:
-    """Let Horovod's launcher take the place of this process."""
+    """Let Horovod's launcher take the place of this process. Raises SettingError for a host without an address."""
+    for host, _ in hosts:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:  # that launcher would end with a traceback, after a minute
+            raise SettingError(
+                f"backend.hosts: {host} has no address here ({error.strerror}); give names that this machine can reach"
+            ) from None
     secrets = sorted(name for name in os.environ if SECRET.search(name))
     if secrets:
         write_to(

@@ -71,16 +71,6 @@ class Evaluator:
         losses: dict[tuple[str, str], SequenceLosses] = {}
         return self._score(model, label, sets, keep, losses), losses
 
-    def score_one(self, model: Any, measure: Measure, data: EvaluationSet) -> float | None:
-        """One measure of a model on one set."""
-        (scoring_pass,) = (
-            scoring_pass
-            for scoring_pass in self.passes
-            if measure in (*scoring_pass.measures, *scoring_pass.user_measures)
-        )
-        with self.readers.timed(), self.readers.opened(model) as reader:
-            return scoring_pass.score(reader, data, lambda count: None).get(measure.name)
-
     def forget(self, label: str) -> None:
         """Drop what `score` has kept of a model under this label, as it is about to change."""
         self.kept.pop(label, None)

@@ -369,7 +369,8 @@ def _score_panels(record: Record, keys: Sequence[tuple[str, str]], axis: str, co
             x, y = _points(points, measure, key, axis)
             if len(x):
                 curve(area, x, y, MODELS[name], name, marker)
-        level = record.teacher.score(measure, key) if record.teacher else None
+        is_whole = record.training.scored_sequences is None  # as the teacher's score is
+        level = record.teacher.score(measure, key) if record.teacher and is_whole else None
         if is_number(level):
             area.axhline(level, color=MODELS["teacher"], linestyle="--", linewidth=1.2, label="teacher")
         marks(area, [place for point in kept if (place := _place(point, axis)) is not None])

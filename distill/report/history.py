@@ -94,7 +94,9 @@ def _measure(record: Record, measure: str, student: Points, baseline: Points) ->
     rows = [row for row in rows if set(row[1:]) - {NONE}]
     kept = record.best.step if record.best else None
     rows = [[f"{at}, kept" if at in student and student[at].step == kept else at, *cells] for at, *cells in rows]
-    if rows and record.teacher and record.teacher.scores.get(measure):
+    # Its score is that of all sequences.
+    is_whole = record.training.scored_sequences is None
+    if rows and is_whole and record.teacher and record.teacher.scores.get(measure):
         # Once for each set: the first of its columns.
         keys = [key for key, _, _ in columns]
         cells = [number(record.teacher.score(measure, key)) for key in keys]

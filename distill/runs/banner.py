@@ -35,6 +35,8 @@ def notes_of(run: Run) -> list[str]:
     """Notes for the report besides corpus and teacher, which it names itself."""
     pair, needs_teacher = run.pair, run.objective.needs_teacher
     notes = [*_notes(run.config, run.data.tokens, needs_teacher), *run.data.left_out]
+    if (few := run.scored_on_the_way) is not None:
+        notes.append(f"Scores during training are those of the first {counted(few, 'sequence')} of each set.")
     if needs_teacher and not pair.trained_head:
         notes.append(UNTRAINED_HEAD)
     elif needs_teacher and not pair.comparable:
@@ -49,8 +51,6 @@ def _notes(config: Config, tokens: Tokens, needs_teacher: bool) -> list[str]:
         needs_teacher: whether the student learns from the teacher, and does not only start from its layers.
     """
     lines = list(_note_on_objects(config))
-    if (few := config.evaluate.on_the_way.sequences) is not None:
-        lines.append(f"Scores during training are those of the first {counted(few, 'sequence')} of each set.")
     for name, member in settings_by_member(config).items() if needs_teacher else ():
         if member.precision.teacher == "int8":
             lines.append(f"In training {whose(name)} encoder ran in int8; its scores are without that rounding.")

@@ -409,10 +409,11 @@ class Training(Part):
     ended_by: str | None = field(None, "The limit that ended it, or a signal.")
     length: dict[str, int | float | None] | None = field(None, "The limits in epochs, steps and minutes.")
     evaluation_seconds: float | None = field(None, "Of evaluation.")
+    scored_sequences: int | None = sparse(None, "How many sequences of each set `history` is about, if not all.")
 
 
 class Rings(Part):
-    asked: int | str | None = field(None, "A number, or `auto`.")
+    asked: int | None = field(None, "As `backend.rings` asks for.")
     in_force: int | None = field(None, "Connections that were used.")
     engine: str | None = field(None, "The library that made them.")
 

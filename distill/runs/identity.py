@@ -65,7 +65,8 @@ CHANGED = {  # what digests cannot say by their values
     "teacher.digest": "the teacher has other weights or another tokenizer now",
     "student.digest": "the student starts from other weights now",
     FROZEN: "other parameters of the student are frozen now",
-    "evaluate.digest": "the set by which train.keep_best chooses has other sequences now",
+    "evaluate.digest": "the set by which train.keep_best chooses has other sequences now (its text, "
+    "evaluate.max_sequences, evaluate.on_the_way.sequences)",
 }
 MOST_NAMED = 3  # differences in one line
 

@@ -54,6 +54,7 @@ def complete_record(begun: Record, run: Run, state: State, evaluation: PeriodicE
             ended_by=begun.training.ended_by,
             length=run.config.train.length,
             evaluation_seconds=evaluation.evaluator.readers.seconds,
+            scored_sequences=run.scored_on_the_way,
         ),
         history=[HistoryPoint.of(line) for line in lines],
         snapshots=kept_snapshots(run.folder.snapshots_path),
@@ -61,12 +62,11 @@ def complete_record(begun: Record, run: Run, state: State, evaluation: PeriodicE
 
 
 def log_scores(record: Record, step: int, tracker: Tracker) -> None:
-    """Send the scores of teacher and baseline, which have none on the way, to stand beside the student's."""
+    """Send the scores of all models: in the course of the training the student alone has some, perhaps of a part."""
     tracker.log_metrics(
         {
             f"{name}/{measure}/{data}": value
             for name, model in record.models().items()
-            if name != "student"
             for measure, values in model.scores.items()
             for data, value in values.items()
         },

@@ -162,6 +162,7 @@ def make_pair(
     reads_head = not all(term.needs_teacher and term.across_tokenizers for term in terms.values())
     student = new_student(config, teachers.first, teachers.tokenizer, task, ranks, reads_head)
     check_vocabulary(student, "student", teachers.tokenizer)
+    _check_sizes(teachers, student)
     set_padding(student, teachers.tokenizer)
     if teachers.members and teachers.teacher_tokenizer is None and reads_conversations(config):
         add_ends_of_answers(student, teachers.first)
@@ -234,6 +235,20 @@ def new_student(
     length = config.corpus.sequence_length
     with weights_on_disk(ranks, config.student):
         return make_student(config.student, teacher, tokenizer, length, task.kind, ranks.shards_student, reads_head)
+
+
+def _check_sizes(teachers: Teachers, student: Any) -> None:
+    """Raises SettingError where special tokens are beyond the vocabulary of one model and not of another one."""
+    if teachers.teacher_tokenizer is not None:
+        return
+    models = {one.setting: one.model for one in with_models(teachers.members)} | {"student": student}
+    heads = {name: getattr(model, "get_output_embeddings", lambda: None)() for name, model in models.items()}
+    sizes = {name: min(len(head.weight), teachers.vocabulary) for name, head in heads.items() if head is not None}
+    if len({*sizes.values()}) > 1:
+        raise SettingError(
+            f"the tokenizer has {teachers.vocabulary} tokens, and of these "
+            f"{' and '.join(f'{name} predicts {size}' for name, size in sizes.items())}: choose models that fit"
+        )
 
 
 def _check_export(config: Config, student: Any, ranks: Ranks) -> None:

@@ -71,9 +71,8 @@ class PeriodicEvaluation:
         settings, self.run, self.evaluator, self.tracker = run.config.evaluate, run, evaluator, tracker
         self.schedule, self.steps_per_epoch = EvaluationSchedule.of(settings), run.data.batches.steps_per_epoch
         self._steps = total_steps(run.config.train, self.steps_per_epoch)
-        few, whole = settings.on_the_way.sequences, run.data.sets
-        self.sets = [data.first(few) for data in whole] if few is not None and self.schedule.scored else whole
-        self._are_whole = [len(data.sequences) for data in self.sets] == [len(data.sequences) for data in whole]
+        few, whole = run.scored_on_the_way, run.data.sets
+        self.sets, self._are_whole = whole if few is None else [data.first(few) for data in whole], few is None
         self._by_sequence = settings.baseline is not None  # the difference from a baseline is tested by these losses
         self._scores = dict[int, Scores]()  # of the student by step, as this process has scored it
         self._losses = dict[int, ModelLosses]()  # the same by sequence, of the last step alone

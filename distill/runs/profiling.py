@@ -44,7 +44,8 @@ def gather_profile(
     settings = RunSettings(
         batches.step_shape.batch_size,
         batches.step_shape.micro_batches,
-        config.train.save_every,
+        {"train.save_every": config.train.save_every}
+        | ({} if config.evaluate.every_steps is None else {"evaluate.every_steps": config.evaluate.every_steps}),
         config.backend.sync,
         config.backend.compression,
         batches.threads,

@@ -28,6 +28,8 @@ def read_results(path: Path) -> Record:
         FileNotFoundError: there is none.
         Damaged: it is not as it was written.
     """
+    if path.exists() and not path.is_file():  # a pipe would keep its reader waiting
+        raise Damaged(path, "it is no file")
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:

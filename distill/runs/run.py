@@ -39,6 +39,13 @@ class Run:
     ranks: Ranks
 
     @property
+    def scored_on_the_way(self) -> int | None:
+        """How many sequences of each set are scored in the course of the training, where these are not all."""
+        settings, longest = self.config.evaluate, max((len(one.sequences) for one in self.data.sets), default=0)
+        few, scores = settings.on_the_way.sequences, (settings.every_steps, settings.every_epoch) != (None, False)
+        return few if few is not None and few < longest and scores else None
+
+    @property
     def steps(self) -> int:
         """After which the run ends, wall-clock aside; `ENDLESS` where the clock alone ends it."""
         return total_steps(self.config.train, self.data.batches.steps_per_epoch)

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -15,16 +16,16 @@ from torch import nn
 from distill.distributed import Ranks
 from distill.distributed.rank_identity import refuse_differing_ranks
 from distill.runs.checkpoint import Checkpoints
-from distill.runs.checkpoint_files import STEP, read_record
-from distill.runs.facts import Best
+from distill.runs.checkpoint_files import RECORD, STEP, read_record
+from distill.runs.facts import Best, HistoryPoint
 from distill.runs.identity import Identity, refuse_other_settings
 from distill.runs.record import Record
 from distill.runs.results_file import check_student, is_continued, read_results, student_digests, write_results
 from distill.runs.run_files import HISTORY, LAYERS, file_of_another
 from distill.runs.state import State
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.files import atomic, make_folder, quarantine, remove, try_lock
-from distill.runtime.jsonl import JsonLines, read_lines
+from distill.runtime.files import MANIFEST, atomic, make_folder, quarantine, remove, try_lock
+from distill.runtime.jsonl import JsonLines, LogLine, read_lines
 from distill.runtime.rank import BY_TORCHRUN
 
 FORMER_RANK = 60.0  # seconds for the rank 0 of an earlier start by torchrun, on a host that was cut off, to end
@@ -83,11 +84,23 @@ class RunFolder:
         Raises:
             SettingError: as `start`.
         """
+
+        def of_finished() -> dict[str, Any] | None:
+            """Without a look at all of a checkpoint, which nobody may need again."""
+            if self.resume not in CHOICES or self._results is None:
+                return None
+            formats, newest = self._results.precision, self.checkpoints.newest()
+            with suppress(SettingError):
+                formats = formats if newest is None else read_record(newest)["precision"]
+            return {"formats": formats, "layers": self._layers(self.path)}
+
+        if (found := self.ranks.decide(of_finished)) is not None:
+            return dict(found)
         start = self.start
 
         def read() -> dict[str, Any]:
             if start is None:
-                return {"layers": self._layers(self.path)} if self._results is not None else {}
+                return {}
             formats = read_record(start)["precision"]
             return {"formats": formats, "layers": self._layers(start.parent.parent)}  # perhaps of another folder
 
@@ -142,6 +155,10 @@ class RunFolder:
         newest = self._newest(f"taking resume={self.resume}", besides=named)
         if newest is not None and read_record(newest)["began_from"] == str(named.resolve()):
             return newest
+        if not self.ranks.decide(lambda: any((named / name).exists() for name in (RECORD, MANIFEST))):
+            raise SettingError(
+                f"resume={self.resume} holds no checkpoint: name one, such as runs/NAME/checkpoints/step-N"
+            )
         try:
             self.checkpoints.check(named)
         except Damaged as damage:
@@ -241,15 +258,16 @@ class RunFolder:
             remove(self.snapshots_path)
 
     @property
-    def _logs(self) -> list[Path]:
-        return [self.metrics_path, self.history_path]
+    def _logs(self) -> dict[Path, Callable[[LogLine], object] | None]:
+        """The logs, each with what checks its lines."""
+        return {self.metrics_path: None, self.history_path: HistoryPoint.of}
 
     def _evaluated_steps(self) -> list[Any]:
         """The steps of the good lines of history.jsonl. Raises SettingError for any bad log with `resume=strict`."""
         if self.resume == "strict":
-            for path in self._logs:
+            for path, check in self._logs.items():
                 try:
-                    read_lines(path)
+                    read_lines(path, check=check)
                 except Damaged as damage:
                     self._set_aside(damage, "keeping its good lines")
         return [line["step"] for line in read_lines(self.history_path, only_good=True)]
@@ -354,10 +372,11 @@ class RunFolder:
 
     def _open_log(self, path: Path) -> JsonLines:
         """A log with its good lines alone; the log as it was is renamed where it has others."""
+        check = self._logs[path]
         try:
-            read_lines(path)
+            read_lines(path, check=check)
         except Damaged as damage:
-            good = read_lines(path, only_good=True)
+            good = read_lines(path, only_good=True, check=check)
             self._set_aside(damage, f"keeping its {len(good)} good lines", begun=True)
             log = JsonLines(path)
             for line in good:

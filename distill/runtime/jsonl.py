@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from distill.runtime.files import atomic
 LogLine = dict[str, Any]  # of a log of JSON lines: what it holds, by name
 
 
-def read_lines(path: Path, only_good: bool = False) -> list[LogLine]:
+def read_lines(path: Path, only_good: bool = False, check: Callable[[LogLine], object] | None = None) -> list[LogLine]:
     """The objects of a log, oldest first, without a torn last line of a killed process; none of a missing file.
+
+    Args:
+        check: raises ValueError for a line that holds something else than the log does.
 
     Raises:
         Damaged: a line is no JSON object whose `step` comes after that of the line before, unless `only_good`.
@@ -28,7 +32,10 @@ def read_lines(path: Path, only_good: bool = False) -> list[LogLine]:
     for number, text in enumerate(whole_lines, start=1):
         line: Any = None
         with suppress(ValueError, RecursionError):
-            line = json.loads(text)
+            read = json.loads(text)
+            if check is not None and isinstance(read, dict):
+                check(read)
+            line = read
         step = line.get("step") if isinstance(line, dict) else None
         if isinstance(step, int) and (not lines or step > lines[-1]["step"]):
             lines.append(line)

@@ -17,7 +17,6 @@ from distill.objective.terms._distributions import SoftPositions
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
 from distill.objective.vocabulary import ChunkedLosses, PlainLosses
-from distill.teacher.cache import Layout
 from distill.teacher.distributions import Mixture, Samples, Sparse, top_k_log_probs
 from distill.teacher.sampling import as_samples, kept_entries
 
@@ -48,9 +47,8 @@ class Pair:
 def draws(rows: int, top_k: int, seed: int = 3, temperature: float = 2.0) -> Samples:
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(rows, VOCAB, generator=generator)
-    of = Layout(top_k, 20, VOCAB)
     offsets = torch.rand(rows, generator=generator, dtype=torch.float64)
-    found = as_samples(kept_entries(logits, of, temperature, offsets), of)
+    found = as_samples(kept_entries(logits, top_k, 20, temperature, offsets))
     return found._replace(ids=found.ids.int())  # as they are read
 
 

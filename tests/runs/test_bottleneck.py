@@ -26,7 +26,9 @@ def rank(number: int = 0, steps: list[list[float]] | None = None, **samples: lis
 
 
 def run(*ranks: RankProfile, **settings: Any) -> Profile:
-    return [*ranks], RunSettings(**{"batch_size": 8, "micro_batches": 4, "save_every": 100, **settings})
+    return [*ranks], RunSettings(
+        **{"batch_size": 8, "micro_batches": 4, "checkpoints": {"train.save_every": 100}, **settings}
+    )
 
 
 def named(profile: Profile) -> Finding | None:
@@ -89,7 +91,7 @@ def test_a_rank_that_is_always_the_slowest_is_named() -> None:
 def test_checkpoints_that_take_long() -> None:
     """A second in every tenth step of 100 ms: half of the time. These steps are typical ones otherwise."""
     steps = [step(checkpoint=1.0 if place % 10 == 0 else 0.0) for place in range(STEPS)]
-    finding = named(run(rank(steps=steps), save_every=10))
+    finding = named(run(rank(steps=steps), checkpoints={"train.save_every": 10}))
     assert finding is not None and finding.rule == "checkpoints" and "train.save_every=40" in finding.sentence
     assert finding.lost == pytest.approx(0.5, abs=0.01)
 

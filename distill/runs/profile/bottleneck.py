@@ -33,7 +33,7 @@ class RunSettings:
 
     batch_size: int
     micro_batches: int
-    save_every: int
+    checkpoints: dict[str, int]  # by the setting that makes them: steps between two
     sync: str = "window"
     compression: str = "none"
     workers: int = 1
@@ -133,8 +133,8 @@ def slow_rank(times: Times, ranks: Sequence[RankProfile]) -> Finding | None:
 
 def slow_checkpoints(times: Times, settings: RunSettings) -> Finding:
     lost = times.of(CHECKPOINT).sum(1).max() / times.whole.sum()
-    rarer = 4 * settings.save_every
-    return _finding("checkpoints", lost, f"checkpoints take {lost:.0%} of the time: set train.save_every={rarer}.")
+    name, every = min(settings.checkpoints.items(), key=lambda item: item[1])
+    return _finding("checkpoints", lost, f"checkpoints take {lost:.0%} of the time: set {name}={4 * every}.")
 
 
 def small_micro_batches(times: Times, settings: RunSettings, samples: dict[str, list[float]]) -> Finding | None:
