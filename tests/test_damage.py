@@ -19,6 +19,7 @@ from distill.runs.run_folder import RunFolder
 from distill.runs.state import State
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import MANIFEST, check_digests, read_manifest, write_manifest
+from distill.runtime.jsonl import read_lines
 
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", MANIFEST)
 
@@ -160,6 +161,31 @@ def test_a_manifest_lists_what_sha256sum_would(trained: Path, tmp_path: Path) ->
     (tmp_path / "a").write_text("abd")
     with pytest.raises(Damaged, match="a is not as it was written"):
         check_digests(tmp_path, read_manifest(tmp_path))
+
+
+@pytest.mark.parametrize("resume", ["auto", "strict"])
+def test_a_finished_run_needs_no_checkpoint(
+    shelf: Shelf, done: Path, tmp_path: Path, capfd: pytest.CaptureFixture, resume: str
+) -> None:
+    """Neither a whole one nor one of this release, and it names no damage."""
+    folder = Path(shutil.copytree(done, tmp_path / "run"))
+    flip(folder / "checkpoints" / "step-00000008" / "optimizer.safetensors")
+    state = folder / "checkpoints" / "step-00000008" / "state.json"
+    for content in (state.read_text(), json.dumps(json.loads(state.read_text()) | {"format": 5}), "no JSON"):
+        state.write_text(content)
+        assert shelf.run(folder, f"resume={resume}") == 0
+        said = capfd.readouterr().err
+        assert "finished and nothing was changed" in said and "damaged" not in said
+
+
+def test_a_line_of_the_history_that_holds_something_else_is_left_out(fit: Fit, lines: list[str]) -> None:
+    folder = opened(fit)
+    bad = {"step": 2, "epoch": "a", "loss": {}}
+    folder.history_path.write_text('{"step": 1, "epoch": 0.5, "loss": {}}\n' + json.dumps(bad) + "\n")
+    log = folder._open_log(folder.history_path)
+    assert [line["step"] for line in read_lines(folder.history_path)] == [1]
+    log.close()
+    assert any("history.jsonl" in line and "keeping its 1 good lines" in line for line in lines)
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ class RunFolder:
             if self.resume not in CHOICES or self._results is None:
                 return None
             formats, newest = self._results.precision, self.checkpoints.newest()
-            with suppress(SettingError):
+            with suppress(SettingError, OSError, ValueError, KeyError):
                 formats = formats if newest is None else read_record(newest)["precision"]
             return {"formats": formats, "layers": self._layers(self.path)}
 

@@ -112,6 +112,9 @@ def test_a_few_sequences_are_scored_during_training_and_all_at_the_end(shelf: Sh
     assert shelf.run(less, "evaluate.every_steps=4", "evaluate.max_sequences=2") == 0
     assert_same(few, done)
     lines, of_less = results(few)["history"], results(less)["history"]
+    assert results(few)["training"]["scored_sequences"] == 2 and "scored_sequences" not in results(done)["training"]
+    rows = [(folder / "report.md").read_text().count("\n| Teacher |") for folder in (few, done)]
+    assert rows[0] == 0 < rows[1]  # its score is of all sequences
     assert [line["step"] for line in lines] == [4, 8]
     whole = results(done)["student"]["perplexity"]["heldout"]
     assert results(few)["student"]["perplexity"]["heldout"] == pytest.approx(whole, rel=1e-6)

@@ -64,14 +64,16 @@ def test_a_run_sends_its_losses_and_the_scores_of_all_models(shelf: Shelf) -> No
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = shelf.root / "tracked"
-    more = ("train.steps=4", "train.epochs=null", "evaluate.every_steps=2")
+    more = ("train.steps=4", "train.epochs=null", "evaluate.every_steps=2", "evaluate.on_the_way.sequences=2")
     assert shelf.run(folder, "tracker=tensorboard", *more) == 0
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     record = results(folder)
     last = {tag: events.Scalars(tag)[-1] for tag in events.Tags()["scalars"]}
-    for model, before in (("student", ""), ("teacher", "teacher/")):
-        assert last[f"{before}perplexity/heldout"].value == pytest.approx(record[model]["perplexity"]["heldout"])
+    for model in ("student", "teacher"):  # of all sequences
+        assert last[f"{model}/perplexity/heldout"].value == pytest.approx(record[model]["perplexity"]["heldout"])
+    of_few = record["history"][-1]["perplexity"]["heldout"]
+    assert last["perplexity/heldout"].value == pytest.approx(of_few) != record["student"]["perplexity"]["heldout"]
     assert last["teacher/perplexity/heldout"].step == last["loss/total"].step == 4
     assert [event.step for event in events.Scalars("perplexity/heldout")] == [2, 4]
 
