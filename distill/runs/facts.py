@@ -401,7 +401,7 @@ class Training(Part):
     seconds: float | None = field(None, "Of training alone, without evaluation and saving.")
     tokens_per_second: float | None = field(None, "Of all ranks together.")
     data_wait: float | None = field(None, "Fraction of the time that the loop waited for data.")
-    threads: int | None = field(None, "Of torch, on a rank.")
+    threads: int | None = field(None, "That prepare batches, on a rank.")
     final_loss: dict[str, float | None] = field({}, "The mean of each term at the end.")
     skipped_steps: int | None = field(None, "Steps left out because loss or gradient was not finite.")
     overflow_steps: int | None = field(None, "Steps left out because fp16 overflowed.")
