@@ -277,6 +277,7 @@ class HistoryPoint(Scored):
     scores: Scores = field({}, "By evaluation set, one key for each measure, such as `perplexity`.")
 
     def score(self, measure: str, data: str) -> float | None:
+        """The student's score by a measure on an evaluation set; None where it has none."""
         return (self.scores.get(measure) or {}).get(data)
 
     @classmethod
