@@ -48,7 +48,7 @@ from distill.teacher.distributions import TopK
 from distill.teacher.output import TeacherOutput, Wanted
 from distill.teacher.sampling import as_samples
 
-FORMAT = 3  # raise it when the same teacher, sequences and settings would give other records
+FORMAT = 2  # raise it when the same teacher, sequences and settings would give other records
 MEASURED = Struct("<dd")  # of a part: the sum of the probability that its exact entries hold, and seconds it took
 HEADER = 32 + MEASURED.size  # bytes of a part: the SHA-256 of all behind it, and `MEASURED`
 PARTS, PART_BYTES = 128, 64 << 20  # so many parts, or more that are about so large ...

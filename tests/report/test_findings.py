@@ -166,7 +166,7 @@ def test_a_teacher_that_is_not_learned_from_ran_in_no_format() -> None:
     data: Any = SimpleNamespace(tokens=SimpleNamespace(left_out={}, duplicates=None), left_out=[])
     pair: Any = SimpleNamespace(comparable=True, trained_head=True)
     config = Config(teacher=TeacherConfig(path="bundled_deep"), precision=PrecisionConfig(teacher="int8"))
-    run: Any = SimpleNamespace(config=config, pair=pair, data=data, baseline=None)
+    run: Any = SimpleNamespace(config=config, pair=pair, data=data, baseline=None, scored_on_the_way=None)
     of_teacher, of_none = (
         notes_of(SimpleNamespace(**vars(run), objective=SimpleNamespace(needs_teacher=needs)))  # type: ignore[arg-type]
         for needs in (True, False)
