@@ -14,10 +14,11 @@ import torch
 from distill.config.settings import OnUsr1, PrecisionConfig, TrainConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
-from distill.distributed import Ranks
+from distill.distributed import GradientSync, Ranks
 from distill.models.kernels.dropout import keyed_by_sequence
 from distill.objective.objective import Objective
 from distill.objective.running_mean import TOKENS
+from distill.objective.trainable import Trainable
 from distill.optim.schedule import Limits, rate_fraction
 from distill.optim.updates import bound_of_rank, clip_gradients, peak_lr, set_learning_rate
 from distill.runs.checkpoint import Checkpoints
@@ -99,6 +100,40 @@ def begin_step(training: Training, objective: Objective, window: Window) -> torc
     return objective.scales(window.counts, ranks.device) * state.loss_scale.factor
 
 
+def accumulate_gradients(
+    model: Trainable,
+    teacher: Teacher,
+    objective: Objective,
+    window: list[Batch],
+    scales: torch.Tensor,
+    sync: GradientSync,
+    overlap: bool = True,
+) -> torch.Tensor:
+    """Teacher, forward and backward of every micro-batch of a window; the gradients add up in the bucket of `sync`.
+
+    Args:
+        window: this rank's micro-batches of the step, M of them.
+        scales: what the sum of each of the T terms is multiplied by: [T], on the device of the ranks.
+        overlap: let the exchange begin during the last backward.
+
+    Returns:
+        The sums of the terms in each micro-batch, without the scales, [M, T].
+    """
+    sums = scales.new_zeros(len(window), len(scales))
+    sync.zero()
+    with model.student.weight_cast_cache(), sync.ranks.computing():
+        teacher_outputs = teacher.outputs(window, objective.teacher_spec)
+        for number, batch in enumerate(window):
+            with phase(TEACHER):
+                teacher_output = next(teacher_outputs)
+            with sync.micro_batch(number == len(window) - 1, overlap), keyed_by_sequence(batch.dropout_keys):
+                with phase(FORWARD):
+                    loss, sums[number] = objective(model, teacher_output, batch, scales)
+                with phase(BACKWARD):
+                    loss.backward()
+    return sums
+
+
 def step(
     training: Training, objective: Objective, window: Window, windows: Iterator[list[Batch]], signals: Signals
 ) -> tuple[StepResult, Window]:
@@ -108,20 +143,8 @@ def step(
     """
     learner, ranks, state, began = training.learner, training.ranks, training.state, time.monotonic()
     model, sync, bound = learner.model, learner.sync, bound_of_rank(learner.settings, ranks.size)
-    scales = begin_step(training, objective, window)
-    rank_sums = scales.new_zeros(len(window.batches), len(scales))
-    sync.zero()
-    with model.student.weight_cast_cache(), ranks.computing():
-        teacher_outputs = training.teacher.outputs(window.batches, objective.teacher_spec)
-        for number, batch in enumerate(window.batches):
-            with phase(TEACHER):
-                teacher_output = next(teacher_outputs)
-            last = number == len(window.batches) - 1
-            with sync.micro_batch(last, overlap=bound is None), keyed_by_sequence(batch.dropout_keys):
-                with phase(FORWARD):
-                    loss, rank_sums[number] = objective(model, teacher_output, batch, scales)
-                with phase(BACKWARD):
-                    loss.backward()
+    scales, teacher = begin_step(training, objective, window), training.teacher
+    rank_sums = accumulate_gradients(model, teacher, objective, window.batches, scales, sync, overlap=bound is None)
     if bound is not None:
         clip_gradients(model, bound * state.loss_scale.factor)
     with phase(DATA):

@@ -17,17 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import (
-    MASK,
-    VOCAB,
-    accumulate,
-    make_batches,
-    make_evaluator,
-    make_masks,
-    make_model,
-    make_rows,
-    objective_config,
-)
+from tiny import MASK, VOCAB, loop, make_batches, make_evaluator, make_masks, make_model, make_rows, objective_config
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torchmetrics import Metric
 from transformers import PreTrainedModel
@@ -126,7 +116,9 @@ def test_the_step(
     counts = objective.count(window)
     optimizer = optim.build(model, conf.OptimizerConfig())
     scales = objective.scales(counts, CUDA)
-    sums = accumulate(model, LiveTeacher(frozen, teacher_micro_batches), objective, on_gpu(window), scales, sync)
+    sums = loop.accumulate_gradients(
+        model, LiveTeacher(frozen, teacher_micro_batches), objective, on_gpu(window), scales, sync
+    )
     assert sums.device == CUDA and sums.shape == (2, 4)
     stats = sync.all_reduce_gradients(torch.cat([sums.sum(0), sums.new_tensor([1.0, 2.0])]))
     norm = optim.clip_gradients(model, 1.0)
@@ -152,7 +144,7 @@ def test_a_cached_teacher(tokenizer: Any, rows: str, cutoff: float) -> None:
     files: Any = SimpleNamespace(layout=Layout(top_k=4, sampled=0, vocabulary=VOCAB), key="key", num_parts=1)
     cached = CachedTeacher(files, ranks)  # what it reads is there already
     scales = objective.scales(objective.count(window), CUDA)
-    sums = accumulate(model, cached, objective, on_gpu(window), scales, GradientSync(ranks, model))
+    sums = loop.accumulate_gradients(model, cached, objective, on_gpu(window), scales, GradientSync(ranks, model))
     assert sums.device == CUDA
 
 
@@ -167,7 +159,7 @@ def test_several_teachers(tokenizer: Any, kernel: str, format: str) -> None:
     live = [LiveTeacher(setup_teacher(teacher, precision(format), ranks)) for teacher in teachers]
     window = batches(tokenizer, True).window(0)
     scales, mean = objective.scales(objective.count(window), CUDA), MeanTeacher(live, [1.0, 2.0])
-    sums = accumulate(model, mean, objective, on_gpu(window), scales, GradientSync(ranks, model))
+    sums = loop.accumulate_gradients(model, mean, objective, on_gpu(window), scales, GradientSync(ranks, model))
     assert sums.device == CUDA and sums.shape == (2, 4)
 
 

@@ -10,17 +10,7 @@ from typing import Any
 import pytest
 import torch
 from job import Shelf, assert_alike, results
-from tiny import (
-    Fit,
-    accumulate,
-    make_batches,
-    make_masks,
-    make_model,
-    make_rows,
-    new_student,
-    objective_config,
-    weights_of,
-)
+from tiny import Fit, loop, make_batches, make_masks, make_model, make_rows, new_student, objective_config, weights_of
 
 from distill.config import settings as conf
 from distill.distributed import GradientSync
@@ -51,7 +41,9 @@ def gradients(
     window = source.window(0)
     counts = objective.count(window)
     scales = objective.scales(counts, ranks.device)
-    sums = accumulate(model, LiveTeacher(frozen), objective, next(source.stream(0, 1, ranks.device)), scales, sync)
+    sums = loop.accumulate_gradients(
+        model, LiveTeacher(frozen), objective, next(source.stream(0, 1, ranks.device)), scales, sync
+    )
     return sums.cpu(), sync.gradients.cpu().clone()
 
 

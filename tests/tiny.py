@@ -24,7 +24,7 @@ from distill.distributed.single import Single
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
 from distill.models.kernels.attention import use_batched_products
-from distill.models.kernels.dropout import keyed_by_sequence, replace_dropout
+from distill.models.kernels.dropout import replace_dropout
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.student import dropout_names
 from distill.objective.build import bind_terms, build_objective, make_terms
@@ -251,22 +251,6 @@ def loss_of(
         part, part_sums = objective(model, output, batch, scales)
         loss, sums = loss + part, sums + part_sums
     return loss, objective.by_name(sums.tolist())
-
-
-def accumulate(
-    model: Trainable, teacher: Any, objective: Objective, window: Any, scales: torch.Tensor, sync: Any
-) -> torch.Tensor:
-    """As `step` does it: the gradient of a window goes into `sync.gradients`; gives the sums of the terms, [M, T]."""
-    sync.zero()
-    sums = scales.new_zeros(len(window), len(scales))
-    with model.student.weight_cast_cache(), sync.ranks.computing():
-        teacher_outputs = teacher.outputs(window, objective.teacher_spec)
-        for number, batch in enumerate(window):
-            output = next(teacher_outputs)
-            with sync.micro_batch(number == len(window) - 1), keyed_by_sequence(batch.dropout_keys):
-                loss, sums[number] = objective(model, output, batch, scales)
-                loss.backward()
-    return sums
 
 
 def hidden_states(

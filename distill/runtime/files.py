@@ -73,8 +73,8 @@ def refuse_overwriting(path: Path, setting: str, reads: Iterable[Path] = (), ove
 def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
     """Yield a path to create as a file or a folder; it becomes `path` in one step when the block ends without error.
 
-    What stood at `path` is replaced. What an earlier process that was killed left half-written is removed first, so
-    only one process at a time may write the same path.
+    What stood at `path` is replaced, but for a folder in the place of a file, which is renamed. What an earlier process
+    that was killed left half-written is removed first, so only one process at a time may write the same path.
 
     Args:
         durable: also flush everything to the disk, so that a crash of the machine leaves no name without its content.
@@ -93,7 +93,7 @@ def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
         for written in [*new.rglob("*"), new]:
             flush_to_disk(written)
     if path.is_dir() or new.is_dir():
-        remove(path)
+        remove(path) if path.is_symlink() or new.is_dir() else quarantine(path)  # a folder that no run has made
     os.replace(new, path)
     if durable:
         flush_to_disk(path.parent)

@@ -9,18 +9,7 @@ import pytest
 import tiny
 import torch
 from naive import definition
-from tiny import (
-    PAD,
-    VOCAB,
-    accumulate,
-    loss_of,
-    make_masks,
-    make_model,
-    make_objective,
-    make_rows,
-    objective_config,
-    only,
-)
+from tiny import PAD, VOCAB, loop, loss_of, make_masks, make_model, make_objective, make_rows, objective_config, only
 
 from distill.config.settings import BackendConfig, ObjectiveConfig, PrecisionConfig
 from distill.data.batch import Batch, Labels
@@ -221,7 +210,7 @@ def test_a_weight_is_rounded_once_per_step(tokenizer: Any, teacher: Any, monkeyp
             monkeypatch.setattr(LanguageModel, "weight_cast_cache", lambda _: contextlib.nullcontext())
         with torch.profiler.profile() as profile:
             scales = objective.scales(objective.count(batches), ranks.device)
-            accumulate(model, live, objective, batches, scales, sync)
+            loop.accumulate_gradients(model, live, objective, batches, scales, sync)
         casts.append(sum(event.count for event in profile.key_averages() if event.key == "aten::_to_copy"))
         found.append(sync.gradients.clone())
     assert torch.equal(*found) and float(found[0].abs().max()) > 0

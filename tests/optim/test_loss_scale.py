@@ -12,7 +12,7 @@ import tiny
 import torch
 from distributed import run_ranks
 from job import Shelf, metrics, results
-from tiny import Fit, accumulate, assert_close, make_model, make_rows, new_student, objective_config, weights_of
+from tiny import Fit, assert_close, loop, make_model, make_rows, new_student, objective_config, weights_of
 
 from distill.config.settings import BackendConfig, PrecisionConfig, TrainConfig
 from distill.distributed import GradientSync, join_ranks
@@ -65,7 +65,7 @@ def gradient(settings: Any, teacher: Any, precision: str, scale: float, share: f
         0
     )
     live, counts = LiveTeacher(LanguageModel(teacher, precision)), objective.count(window) / share
-    accumulate(model, live, objective, window, objective.scales(counts, ranks.device) * scale, sync)
+    loop.accumulate_gradients(model, live, objective, window, objective.scales(counts, ranks.device) * scale, sync)
     return sync.gradients / scale
 
 

@@ -20,7 +20,7 @@ from distill.models.kind import CAUSAL
 from distill.models.load import load_pretrained
 from distill.runs.callbacks import RunLog
 from distill.runtime.errors import SettingError
-from distill.runtime.files import locked
+from distill.runtime.files import atomic, locked
 from distill.runtime.jsonl import JsonLines, read_lines
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -47,6 +47,17 @@ def test_one_at_a_time_and_no_file_is_left(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(1600)))
     assert inside == [1] * 1600 and not list(tmp_path.iterdir())
+
+
+def test_a_folder_in_the_place_of_a_file_keeps_its_content(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").mkdir()
+    (tmp_path / "config.yaml" / "mine").write_text("mine")
+    for content in ("first", "second"):
+        with atomic(tmp_path / "config.yaml") as new:
+            new.write_text(content)
+    assert (tmp_path / "config.yaml").read_text() == "second"
+    assert [path.name for path in tmp_path.glob("damaged-*")] == ["damaged-config.yaml"]
+    assert (tmp_path / "damaged-config.yaml" / "mine").read_text() == "mine"
 
 
 def test_a_lock_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
