@@ -28,9 +28,9 @@ from distill.data.collate.clm import CausalLM
 from distill.data.order import FullShuffle
 from distill.data.sequence_format import SequenceFormat
 from distill.models.language_model import Head
+from distill.objective.chunked import ChunkedLosses
 from distill.objective.terms.clm import Clm
 from distill.objective.terms.soft import Soft
-from distill.objective.vocabulary import ChunkedLosses
 
 if TYPE_CHECKING:
     from benchmarks.gpu_parts import Part

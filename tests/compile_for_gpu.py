@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from distill.objective.kernel import soft_and_tokens
+from distill.objective.chunked import soft_and_tokens
 from distill.teacher.distributions import Logits, TopK
 
 ROWS, VOCAB, KEPT = 64, 30522, 8

@@ -9,9 +9,7 @@ from torch.nn.functional import linear
 
 from distill.models.language_model import Head
 from distill.objective import losses
-from distill.objective.blocks import ByHand
-from distill.objective.fused import chunked_loss
-from distill.objective.kernel import NO_TARGET
+from distill.objective.chunked import NO_TARGET, ChunkedLosses
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
 from distill.teacher.distributions import TopK, top_k_log_probs
@@ -56,9 +54,10 @@ class Problem:
         soft = Soft(self.temperature)
         soft.cutoff = self.cutoff  # also one that the setting refuses, which cuts everything
         teacher = self.teacher if self.kept is None else self.top_k()
-        student, block = student or self.student, ByHand(soft, Mlm(), compiled)
+        student = student or self.student
         scales = torch.tensor([0.3, 0.07], dtype=torch.promote_types(student.rows.dtype, torch.float32))
-        return chunked_loss(student, teacher, self.targets, block, scales, vocab=self.vocab, budget=budget)
+        targets = torch.full((len(student.rows),), NO_TARGET) if self.targets is None else self.targets
+        return ChunkedLosses([soft, Mlm()], self.vocab, compiled, budget)(student, teacher, targets, scales)
 
 
 def problem(

@@ -82,7 +82,7 @@ def test_two_ranks_train_it_alike(student: Path, shelf: Shelf, albert: Path) -> 
 
 def test_plain_kernels_train_it_alike(student: Path, shelf: Shelf, albert: Path) -> None:
     folder = shelf.root / "distilalbert-plain"
-    assert run(shelf, albert, folder, "precision.kernels=plain", "objective.kernel=plain") == 0
+    assert run(shelf, albert, folder, "precision.kernels=plain") == 0
     assert_alike(folder, student)
 
 

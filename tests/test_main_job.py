@@ -168,15 +168,6 @@ def test_the_baseline_stands_beside_the_student(shelf: Shelf) -> None:
     assert "baseline" in (student / "report.md").read_text().lower()
 
 
-def test_soft_targets_on_masked_rows_and_the_plain_kernel_agree_with_the_fused(shelf: Shelf) -> None:
-    folders = [shelf.root / f"kernel-{kernel}" for kernel in ("plain", "fused")]
-    for folder in folders:
-        kernel = folder.name.split("-")[1]
-        more = ["objective=masked", f"objective.kernel={kernel}", "train.steps=3", "objective.soft.cutoff=0.001"]
-        assert shelf.run(folder, *more) == 0
-    assert_alike(*folders)
-
-
 @pytest.mark.slow
 def test_compiled_models_train_as_the_others_do(shelf: Shelf, done: Path) -> None:
     folder = shelf.root / "compiled"

@@ -1,4 +1,4 @@
-"""Time and peak memory of the objective: plain losses on full logits against the one visit of `objective.fused`.
+"""Time and peak memory of the objective: plain losses on full logits against the one visit of `objective.chunked`.
 
 Both make soft and mlm losses and the gradients for rows, head weight and bias; 15 % of the rows have an mlm target.
 Times are medians of interleaved runs. The floor is the matrix work divided by the rate measured in the same run.
@@ -21,10 +21,9 @@ from torch.nn.functional import linear
 from benchmarks.common import save, title
 from distill.models.language_model import Head
 from distill.objective import losses
-from distill.objective.kernel import NO_TARGET
+from distill.objective.chunked import NO_TARGET, ChunkedLosses
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
-from distill.objective.vocabulary import ChunkedLosses
 
 TEMPERATURE = 2.0
 

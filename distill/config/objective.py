@@ -123,8 +123,7 @@ class ObjectiveConfig(Settings, extra="allow"):
 
     __pydantic_extra__: dict[str, TermConfig] = Field(init=False)
 
-    # Plain is readable; fused is one visit without a [rows, vocabulary] tensor that is kept.
-    kernel: Literal["auto", "plain", "fused"] = setting("auto", "How losses on logits are computed; auto is fused.")
+    kernel: Literal["auto", "fused"] = setting("auto", "auto compiles losses on logits in long runs; fused does not.")
     task: str = setting("mlm", "What is predicted: a file of `distill/tasks/`, such as mlm or clm.")
     masking: MaskingConfig = setting(MaskingConfig, "How positions are chosen to be predicted.")
     temperature: Temperature = setting(2.0, "Temperature of the terms that have none of their own.")

@@ -9,10 +9,9 @@ import torch
 
 from distill.config.objective import is_zero
 from distill.config.settings import ObjectiveConfig, PrecisionConfig
-from distill.objective.kernel import NO_TARGET
+from distill.objective.chunked import NO_TARGET, by_hand
 from distill.objective.objective import Objective
 from distill.objective.terms import ALL, TARGETS, Term, VocabularyTerm
-from distill.objective.vocabulary import by_hand
 from distill.runtime.errors import SettingError
 from distill.runtime.users_code import mistake, naming_mistakes
 
@@ -134,17 +133,15 @@ def build_objective(
     """
     if precision.compile:
         _check_compiled(terms)
-    plain = settings.kernel == "plain" or precision.kernels == "plain"
     weights = {name: term.weight for name, term in settings.terms.items()}
     schedules = {name: settings.schedule_of(name) for name in terms}
     temperatures = {name: schedule for name, schedule in schedules.items() if schedule is not None}
     on_logits = [term for term in terms.values() if isinstance(term, VocabularyTerm)]
     fraction = 1.0 if any(term.positions == ALL for term in on_logits) else settings.masking.mlm_probability
-    kernel = by_hand(on_logits)
     # The temperature is a constant of the compiled code: with another one in each step it would be compiled in each.
-    compiles = not plain and (kernel.soft or kernel.tokens) is not None and not temperatures.keys() & terms.keys()
+    compiles = any(by_hand(on_logits)) and precision.kernels != "plain" and not temperatures
     compiled = compiles and pays_to_compile(settings, precision, device, fraction * num_positions * vocab)
-    return Objective(terms, weights, vocab, plain, temperatures, compiled)
+    return Objective(terms, weights, vocab, temperatures, compiled)
 
 
 def _check_compiled(terms: dict[str, Term]) -> None:

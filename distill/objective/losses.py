@@ -2,7 +2,7 @@
 
 Shape legend: N positions, V vocabulary, K or J kept teacher entries, H width of the hidden states. Everything is
 computed in fp32, in float64 where an input is float64. Sums, weights and counts belong to
-`distill.objective.objective`; `distill.objective.fused` computes those over the vocabulary without keeping [N, V] and
+`distill.objective.objective`; `distill.objective.chunked` computes those over the vocabulary without keeping [N, V] and
 is tested against this file.
 """
 

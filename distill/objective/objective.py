@@ -8,6 +8,7 @@ Shapes: B sequences, S positions, N positions that reach the head, T terms.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,11 @@ from torch import Tensor, nn
 from distill.config.objective import WeightSchedule, value_at
 from distill.data.batch import Batch
 from distill.models.language_model import Head, OutputSpec, union
-from distill.objective.kernel import NO_TARGET
+from distill.objective.chunked import NO_TARGET, ChunkedLosses
 from distill.objective.running_mean import TOKENS
 from distill.objective.terms import ALL, Term, VocabularyTerm
 from distill.objective.trainable import Trainable
-from distill.objective.vocabulary import ChunkedLosses, PlainLosses, mixing_temperature
+from distill.runtime.errors import SettingError
 from distill.runtime.users_code import is_users, naming_mistakes
 from distill.teacher.distributions import Mixture
 from distill.teacher.output import TeacherOutput
@@ -42,18 +43,16 @@ class Objective:
         terms: dict[str, Term],
         weights: Mapping[str, float | WeightSchedule],
         vocab: int,
-        plain: bool = False,
         temperatures: Mapping[str, WeightSchedule] | None = None,
         compiled: bool = False,
     ) -> None:
         """
         Args:
             weights: by term; a WeightSchedule where it changes over the run.
-            plain: by all logits, readable, instead of in chunks.
             temperatures: by term, where it follows a schedule.
-            compiled: whether the chunks go through torch.compile.
+            compiled: whether what is written by hand goes through torch.compile.
         """
-        self.terms, self.vocab, self.plain, self.compiled = dict(terms), vocab, plain, compiled
+        self.terms, self.vocab, self.compiled = dict(terms), vocab, compiled
         self.names = tuple(terms)
         self.needs_teacher = any(term.needs_teacher for term in terms.values())
         self.scheduled_weights = {name: weights[name] for name in terms}
@@ -66,10 +65,7 @@ class Objective:
         for name, schedule in self.temperatures.items():
             self.terms[name] = self.terms[name].at_temperature(schedule(progress))
         self._vocabulary = {name: term for name, term in self.terms.items() if isinstance(term, VocabularyTerm)}
-        on_logits = list(self._vocabulary.values())
-        self._vocabulary_losses: PlainLosses | ChunkedLosses = (
-            PlainLosses(on_logits, self.vocab) if self.plain else ChunkedLosses(on_logits, self.vocab, self.compiled)
-        )
+        self._in_chunks = ChunkedLosses(list(self._vocabulary.values()), self.vocab, self.compiled)
 
     def scheduled(self) -> dict[str, float]:
         """What is in force of all that follows a schedule, for the metrics of a step."""
@@ -159,7 +155,7 @@ class Objective:
         if len(mixture.members) > 1:
             mixture = mixture._replace(temperature=mixing_temperature(self._vocabulary))
         of_terms = torch.stack([scales[self.names.index(name)] for name in self._vocabulary])
-        return self._vocabulary_losses(head, mixture, self._targets(batch), of_terms)
+        return self._in_chunks(head, mixture, self._targets(batch), of_terms)
 
     def _targets(self, batch: Batch) -> Tensor:
         """The token to predict at each position that reaches the head, [N]; NO_TARGET where there is none."""
@@ -170,3 +166,27 @@ class Objective:
         flat = torch.full((batch.ids.numel(),), NO_TARGET, device=targets.device)
         flat[positions] = targets
         return flat if selected is None else flat.index_select(0, selected)
+
+
+def mixing_temperature(terms: Mapping[str, VocabularyTerm], scheduled: Mapping[str, Any] | None = None) -> float:
+    """At which the probabilities of several teachers are averaged: that of the terms, by name, which read them.
+
+    Args:
+        scheduled: the temperatures that follow a schedule, which have to be the same over the whole run.
+
+    Raises:
+        SettingError: two of them have different ones.
+    """
+    temperatures: dict[str, Any] = {
+        name: (scheduled or {}).get(name) or getattr(term, "temperature", 1.0)
+        for name, term in terms.items()
+        if term.needs_teacher and term.reads_probabilities
+    }
+    if len(set(temperatures.values())) > 1:
+        values = ", ".join(f"objective.{name}.temperature={value}" for name, value in temperatures.items())
+        raise SettingError(
+            f"teacher.members averages probabilities at one temperature, but there are {values}: give them the "
+            "same (a term of your own that takes no temperature reads them at 1)"
+        )
+    first: float = next(iter(temperatures.values()), 1.0)
+    return first

@@ -9,8 +9,8 @@ from distill.distributed.bucket import MAX_STATS
 from distill.evaluation.measures.users import check_measures
 from distill.models.student import check_student_settings
 from distill.objective.build import make_terms
+from distill.objective.objective import mixing_temperature
 from distill.objective.terms import Term, VocabularyTerm
-from distill.objective.vocabulary import mixing_temperature
 from distill.optim import updates
 from distill.optim.optimizer_state import optimizer_state
 from distill.optim.schedule import ENDLESS, length_in_steps, make_schedule

@@ -287,7 +287,7 @@ def data_wait(metrics: list[LogLine]) -> float | None:
 def objective_facts(objective: Objective) -> facts.Objective:
     """The loss terms by name, as the report calls them."""
     return facts.Objective(
-        kernel="plain" if objective.plain else "fused, compiled" if objective.compiled else "fused",
+        kernel="fused, compiled" if objective.compiled else "fused",
         terms={
             name: facts.Term(
                 title=term.title or name,

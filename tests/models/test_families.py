@@ -11,6 +11,7 @@ import tiny
 import torch
 from families import CAUSAL, FAMILIES, depth_fields, make_family
 from job import Shelf, distill, metrics, results, save_model
+from plain_losses import PlainLosses
 from tiny import documents_of, loss_of, make_masks, make_objective, make_rows, make_tokenizer, objective_config
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -26,7 +27,7 @@ from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.student import make_student
 from distill.models.teacher import load_teacher
 from distill.objective import objective as objective_module
-from distill.objective.vocabulary import ChunkedLosses
+from distill.objective.chunked import ChunkedLosses
 
 DEPTH = 4
 BLOCKS = {
@@ -222,10 +223,10 @@ def test_the_chunked_loss_is_the_plain_one_and_that_of_the_models_own_logits(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_three_rows = functools.partial(ChunkedLosses, budget=3 * 40 * 8)
-    monkeypatch.setattr(objective_module, "ChunkedLosses", by_three_rows)
     student, batches, found = student_of(case, [0, 2]), batches_of(case), {}
-    for kernel in ("plain", "fused"):
-        objective = make_objective(objective_config(kernel=kernel, **_weights(case)), student, _made(case))
+    for kernel, losses in {"plain": PlainLosses, "fused": by_three_rows}.items():
+        monkeypatch.setattr(objective_module, "ChunkedLosses", losses)
+        objective = make_objective(objective_config(**_weights(case)), student, _made(case))
         loss, sums = loss_of(objective, student, _made(case), batches)
         loss.backward()
         found[kernel] = loss.detach(), sums, _gradients(student)

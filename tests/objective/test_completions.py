@@ -59,14 +59,13 @@ def naive(student: Any, teacher: Any, ids: np.ndarray) -> tuple[torch.Tensor, to
     return torch.stack(hard).mean(), torch.stack(soft).mean()
 
 
-@pytest.mark.parametrize("kernel", ["plain", "fused"])
 @pytest.mark.parametrize("split", [1, 3])
-def test_loss_and_gradient_are_of_completions_alone(kernel: str, split: int) -> None:
+def test_loss_and_gradient_are_of_completions_alone(split: int) -> None:
     """In one micro-batch, or in three of which one has nothing to predict."""
     student, teacher = make_family("gpt2"), make_family("gpt2", n_head=2)
     student.requires_grad_(True)
     ids = rows()
-    settings = objective_config(soft=5.0, mlm=0.0, cosine=0.0, rows="targets", kernel=kernel, clm={"weight": 2.0})
+    settings = objective_config(soft=5.0, mlm=0.0, cosine=0.0, rows="targets", clm={"weight": 2.0})
     settings = settings.changed(task="clm")
     objective = make_objective(settings, student, teacher)
     batches = [batch_of(part) for part in np.split(ids, split)]

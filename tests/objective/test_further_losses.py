@@ -9,15 +9,14 @@ import tiny
 import torch
 from heads import BOTH_HEADS, VOCAB, gradients, problem
 from naive import attention_of, targets_of
+from plain_losses import PlainLosses
 from tiny import named_terms
 from torch import Tensor
 from torch.nn.functional import linear
 
 from distill.config.objective import WeightSchedule
 from distill.objective import losses
-from distill.objective.blocks import ByFormulas
-from distill.objective.fused import chunked_loss
-from distill.objective.kernel import NO_TARGET
+from distill.objective.chunked import NO_TARGET, ChunkedLosses
 from distill.objective.terms import ALL, VocabularyTerm
 from distill.objective.terms._distributions import SoftPositions
 from distill.objective.terms.jsd import Jsd
@@ -25,7 +24,6 @@ from distill.objective.terms.logit_mse import LogitMse
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.reverse_kl import ReverseKl
 from distill.objective.terms.soft import Soft
-from distill.objective.vocabulary import ChunkedLosses, PlainLosses
 
 Row = tuple[float, list[float]]  # a position's loss, and its gradient for the student's logits
 
@@ -146,7 +144,7 @@ def test_both_paths_agree_with_the_loops_down_to_the_head(name: str, rows: int, 
     paths = {
         "plain": PlainLosses([term], VOCAB)(*arguments, scales),
         "chunked": ChunkedLosses([term], VOCAB)(*arguments, scales),
-        "small": chunked_loss(*arguments, ByFormulas([term]), scales, vocab=VOCAB, budget=4 * BOTH_HEADS),
+        "small": ChunkedLosses([term], VOCAB, budget=4 * BOTH_HEADS)(*arguments, scales),
     }
     for loss, sums in paths.values():
         assert float(sums[0]) == pytest.approx(float(values.sum()), rel=1e-5, abs=1e-5)
@@ -211,10 +209,9 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kernel", ["plain", "fused"])
-def test_each_is_divided_by_its_own_count_over_the_whole_step(tokenizer: Any, teacher: Any, kernel: str) -> None:
+def test_each_is_divided_by_its_own_count_over_the_whole_step(tokenizer: Any, teacher: Any) -> None:
     """Two micro-batches of unequal masks: loss and gradient are those of the loops, each over all its positions."""
-    settings = tiny.objective_config(soft=0.0, mlm=2.0, cosine=0.0, kernel=kernel, temperature=3.0, **MORE)
+    settings = tiny.objective_config(soft=0.0, mlm=2.0, cosine=0.0, temperature=3.0, **MORE)
     rows = tiny.make_rows(4, shortest=4)
     batches = tiny.make_batches(rows, tiny.make_masks(tokenizer, rows, mlm_probability=0.3), 2, 2, 0).window(0)
     student = tiny.make_model("distilbert", 1, seed=2)

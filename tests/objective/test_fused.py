@@ -9,8 +9,7 @@ from heads import BOTH_HEADS, VOCAB, Problem, assert_agrees, gradients, largest_
 from torch import Tensor
 
 from distill.models.language_model import Head
-from distill.objective import kernel
-from distill.objective.blocks import ByFormulas
+from distill.objective.chunked import BLOCK, compiled_kernel
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 7, 8, 41, 1000])
@@ -187,7 +186,7 @@ def test_nothing_of_rows_by_vocabulary_is_kept_or_made() -> None:
     assert max(kept) <= case.student.weight.numel() < 200 * VOCAB
     assert sum(kept) <= sum(tensor.numel() for tensor in case.student[:3]) + 2
     largest = largest_allocation(lambda: case.fused(budget=20 * BOTH_HEADS)[0].backward())
-    limit = max(20 * BOTH_HEADS, ByFormulas.num_bytes, case.student.weight.numel() * 4)
+    limit = max(20 * BOTH_HEADS, BLOCK, case.student.weight.numel() * 4)
     assert largest <= limit < 200 * VOCAB * 4 * 2
 
 
@@ -210,8 +209,8 @@ def test_without_a_compiler_it_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
         tries.append(1)
         raise RuntimeError("no compiler found\nwith a long story")
 
-    monkeypatch.setattr(kernel.Compiled, "works", True)
-    monkeypatch.setattr(kernel.compiled_kernel, "function", broken)
+    monkeypatch.setattr(compiled_kernel, "works", True)
+    monkeypatch.setattr(compiled_kernel, "function", broken)
     with pytest.warns(UserWarning, match="without torch.compile: no compiler found$"):
         assert_agrees(problem(), compiled=True, budget=2 * BOTH_HEADS)
     assert_agrees(problem(), compiled=True)
@@ -224,11 +223,11 @@ def test_a_compiled_block_that_has_no_memory_is_not_run_as_it_is(monkeypatch: py
     def full(*_: object) -> Tensor:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(kernel.Compiled, "works", True)
-    monkeypatch.setattr(kernel.compiled_kernel, "function", full)
+    monkeypatch.setattr(compiled_kernel, "works", True)
+    monkeypatch.setattr(compiled_kernel, "function", full)
     with pytest.raises(torch.OutOfMemoryError):
         problem().fused(compiled=True)
-    assert kernel.Compiled.works
+    assert compiled_kernel.works
 
 
 def test_a_weight_that_is_rounded_already_is_not_rounded_again() -> None:

@@ -5,13 +5,14 @@ import math
 import pytest
 import torch
 from heads import BOTH_HEADS, TEACHER_WIDTH, VOCAB, gradients, largest_allocation, problem
+from plain_losses import PlainLosses, by_formulas
 from torch import Tensor
 from torch.nn.functional import linear
 
 from distill.models.language_model import Head
 from distill.objective import losses
-from distill.objective.blocks import ByFormulas
-from distill.objective.fused import chunked_loss
+from distill.objective.chunked import BLOCK, NO_TARGET, ChunkedLosses
+from distill.objective.objective import mixing_temperature
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms._distributions import SoftPositions
 from distill.objective.terms.jsd import Jsd
@@ -19,7 +20,6 @@ from distill.objective.terms.logit_mse import LogitMse
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.reverse_kl import ReverseKl
 from distill.objective.terms.soft import Soft
-from distill.objective.vocabulary import ChunkedLosses, PlainLosses, mixing_temperature
 from distill.runtime.errors import SettingError
 from distill.teacher.distributions import Mixture, TopK, mixed_logits, top_k_log_probs
 
@@ -71,10 +71,8 @@ def test_the_loss_is_the_divergence_from_the_mean(rows: int, path: str, temperat
     elif path == "chunked":
         loss, sums = ChunkedLosses(terms, VOCAB)(*arguments, scales)
     else:
-        block = ByFormulas(terms)
-        loss, sums = chunked_loss(
-            *arguments, block, scales, vocab=VOCAB, budget=(5 if path == "small" else 99) * BOTH_HEADS
-        )
+        budget = (5 if path == "small" else 99) * BOTH_HEADS
+        loss, sums = ChunkedLosses(by_formulas(terms), VOCAB, budget=budget)(*arguments, scales)
     logits = exact_logits(student)
     soft = temperature**2 * divergence(mean_probabilities(heads, temperature), (logits / temperature).softmax(-1)).sum()
     words = losses.mlm(logits, case.targets).sum()
@@ -143,13 +141,13 @@ def test_nothing_of_rows_by_vocabulary_is_kept_or_made() -> None:
         return tensor
 
     def visit() -> Tensor:
-        block = ByFormulas([Soft()])
-        return chunked_loss(case.student, mixture, None, block, torch.ones(1), vocab=VOCAB, budget=20 * BOTH_HEADS)[0]
+        losses = ChunkedLosses(by_formulas([Soft()]), VOCAB, budget=20 * BOTH_HEADS)
+        return losses(case.student, mixture, torch.full((400,), NO_TARGET), torch.ones(1))[0]
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         visit()
     assert max(kept) <= case.student.weight.numel() < 400 * VOCAB
-    limit = max(20 * BOTH_HEADS, ByFormulas.num_bytes, heads[1].weight.numel() * 4)
+    limit = max(20 * BOTH_HEADS, BLOCK, heads[1].weight.numel() * 4)
     assert largest_allocation(lambda: visit().backward()) <= limit < 400 * VOCAB * 4
 
 

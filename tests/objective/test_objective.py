@@ -82,16 +82,12 @@ CASES = {
 }
 
 
-KERNELS = pytest.mark.parametrize("kernel", ["plain", "fused"])
-
-
-@KERNELS
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("shortest", [4, None], ids=["padded", "full"])
 def test_value_and_gradient_are_those_of_the_definition(
-    tokenizer: Any, teacher: Any, case: str, shortest: int | None, kernel: str
+    tokenizer: Any, teacher: Any, case: str, shortest: int | None
 ) -> None:
-    settings = CASES[case].changed(kernel=kernel)
+    settings = CASES[case]
     batches = window(tokenizer, count=4, shortest=shortest)
     student = make_model("distilbert", 1, seed=2).double()
     needed = teacher.double() if case != "mlm" else None
@@ -124,11 +120,10 @@ def test_no_teacher_is_asked_where_none_is_needed(tokenizer: Any) -> None:
     assert step(only(mlm=1.0), student, teacher, batches) == step(only(mlm=1.0), student, None, batches)
 
 
-@KERNELS
 @pytest.mark.parametrize("case", ["default", "masked", "mlm", "cosine", "all_masked"])
-def test_micro_batch_without_targets(tokenizer: Any, teacher: Any, case: str, kernel: str) -> None:
+def test_micro_batch_without_targets(tokenizer: Any, teacher: Any, case: str) -> None:
     """It gives nothing to the masked tokens, no nan, and its positions still count for the other terms."""
-    settings = CASES[case].changed(kernel=kernel)
+    settings = CASES[case]
     batches = window(tokenizer)
     batches[1] = without_targets(batches[1])
     student = make_model("distilbert", 1, seed=2)
@@ -141,11 +136,10 @@ def test_micro_batch_without_targets(tokenizer: Any, teacher: Any, case: str, ke
     tiny.assert_close(found, gradient(student), rtol=1e-3, atol=2e-5)
 
 
-@KERNELS
 @pytest.mark.parametrize("case", ["mlm", "soft_masked"])
-def test_window_without_any_target(tokenizer: Any, teacher: Any, kernel: str, case: str) -> None:
+def test_window_without_any_target(tokenizer: Any, teacher: Any, case: str) -> None:
     batches, student = [without_targets(batch) for batch in window(tokenizer)], make_model("distilbert", 1)
-    settings = CASES[case].changed(kernel=kernel)
+    settings = CASES[case]
     loss, _ = loss_of(make_objective(settings, student, teacher), student, teacher, batches)
     loss.backward()
     assert loss.item() == 0 and all(float(grad.abs().max()) == 0 for grad in gradient(student).values())
@@ -234,23 +228,21 @@ def test_long_runs_are_compiled_and_short_ones_are_not() -> None:
     assert pays_to_compile(fused, PrecisionConfig(compile=True), cpu, 1.0)
 
 
-@KERNELS
-def test_rows_that_only_pad_the_embedding_get_no_share(tokenizer: Any, kernel: str) -> None:
+def test_rows_that_only_pad_the_embedding_get_no_share(tokenizer: Any) -> None:
     """Vocabularies padded to different sizes: both are cut to the real one."""
     student, teacher = make_model("distilbert", 1, vocab=VOCAB + 24), make_model("bert", 1, vocab=VOCAB + 8)
     with torch.no_grad():
         student.vocab_projector.bias[VOCAB:] = 50.0  # would take all the probability
         teacher.cls.predictions.bias[VOCAB:] = 50.0
-    batches, settings = window(tokenizer), objective_config(kernel=kernel)
+    batches, settings = window(tokenizer), objective_config()
     loss, _ = step(settings, student, teacher, batches)
     assert float(student.vocab_projector.bias.grad[VOCAB:].abs().max()) == 0
     with torch.no_grad():
         assert loss == pytest.approx(float(definition(settings, student, teacher, batches)[0]), rel=1e-5)
 
 
-@KERNELS
-def test_bf16_is_near_fp32(tokenizer: Any, teacher: Any, kernel: str) -> None:
-    batches, student, settings = window(tokenizer), make_model("distilbert", 1, seed=2), objective_config(kernel=kernel)
+def test_bf16_is_near_fp32(tokenizer: Any, teacher: Any) -> None:
+    batches, student, settings = window(tokenizer), make_model("distilbert", 1, seed=2), objective_config()
     exact, _ = step(settings, student, teacher, batches)
     expected = torch.cat([grad.flatten() for grad in gradient(student).values()])
     rough, _ = step(settings, student, teacher, batches, BF16)

@@ -6,17 +6,16 @@ from dataclasses import dataclass
 import pytest
 import torch
 from heads import BOTH_HEADS, VOCAB, gradients, problem
+from plain_losses import PlainLosses
 from torch import Tensor
 from torch.nn.functional import linear
 
 from distill.models.language_model import Head
-from distill.objective.fused import BUDGET
-from distill.objective.kernel import Compiled
+from distill.objective.chunked import BUDGET, ChunkedLosses, compiled_kernel
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms._distributions import SoftPositions
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
-from distill.objective.vocabulary import ChunkedLosses, PlainLosses
 from distill.teacher.distributions import Mixture, Samples, Sparse, top_k_log_probs
 from distill.teacher.sampling import as_samples, kept_entries
 
@@ -110,7 +109,7 @@ def test_compiled_gives_the_plain_result() -> None:
     case = pair()
     arguments, terms = (case.student, case.teacher, case.targets, case.scales), [Soft(), Mlm()]
     compiled, plain = (ChunkedLosses(terms, VOCAB, compiles)(*arguments)[0] for compiles in (True, False))
-    assert Compiled.works
+    assert compiled_kernel.works
     torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-5)
     for found, wanted in zip(gradients(compiled, case.student), gradients(plain, case.student), strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))

@@ -3,17 +3,16 @@
 import pytest
 import torch
 from heads import BOTH_HEADS, VOCAB, Problem, assert_agrees, gradients, largest_allocation, problem
+from plain_losses import PlainLosses, by_formulas
 from torch import Tensor, nn
 
 from distill.models.language_model import Head
-from distill.objective import vocabulary
-from distill.objective.blocks import ByFormulas, ByHand
-from distill.objective.fused import chunked_loss
+from distill.objective import chunked
+from distill.objective.chunked import BLOCK, ChunkedLosses, by_hand
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms._distributions import SoftPositions
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
-from distill.objective.vocabulary import ChunkedLosses, PlainLosses, by_hand
 from distill.teacher.distributions import TopK
 
 # --- any terms, by their formulas ----------------------------------------------------------------------------------
@@ -51,11 +50,9 @@ def test_any_terms_are_visited_in_chunks_with_the_plain_result(mixture: str, row
         case.student._replace(dtype=torch.float32), _fp32(case), targets, scales
     )
     got, got_sums = ChunkedLosses(terms, VOCAB)(case.student, case.teacher, targets, scales)
-    chunked = chunked_loss(
-        case.student, case.teacher, targets, ByFormulas(terms), scales, vocab=VOCAB, budget=7 * BOTH_HEADS
-    )
+    small = ChunkedLosses(by_formulas(terms), VOCAB, budget=7 * BOTH_HEADS)
     references = gradients(want, case.student, -2.5)
-    for loss, sums in ((got, got_sums), chunked):
+    for loss, sums in ((got, got_sums), small(case.student, case.teacher, targets, scales)):
         torch.testing.assert_close((loss, sums), (want, want_sums), rtol=1e-5, atol=2e-5)
         for mine, reference in zip(gradients(loss, case.student, -2.5), references, strict=True):
             largest = reference.abs().max().item() if reference.numel() else 0.0
@@ -85,16 +82,15 @@ def test_a_term_without_a_teacher_acts_on_every_row(terms: list[VocabularyTerm])
 
 
 def test_the_pair_keeps_its_kernel_beside_other_terms(monkeypatch: pytest.MonkeyPatch) -> None:
-    visited = []
-    monkeypatch.setattr(vocabulary, "ByHand", lambda *args: visited.append(args) or ByHand(*args))
+    visited, kernel = [], chunked.soft_and_tokens
+    monkeypatch.setattr(chunked, "soft_and_tokens", lambda *args: visited.append(args[-2:]) or kernel(*args))
     case = problem(8)
     terms = [Mlm(), LogitError(), Soft(temperature=3.0)]
     assert case.targets is not None
     ChunkedLosses(terms, VOCAB)(case.student, case.teacher, case.targets, torch.ones(3))
-    assert visited == [(terms[2], terms[0], False)]
-    assert by_hand(terms) == (terms[2], terms[0], [terms[1]])
-    others = [LogitError()]
-    assert by_hand(others) == (None, None, others)
+    assert visited == [(3.0, 0.0)]
+    assert by_hand(terms) == (terms[2], terms[0])
+    assert by_hand([LogitError(), *by_formulas(terms)]) == (None, None)
 
 
 class Scaled(VocabularyTerm):
@@ -143,12 +139,11 @@ def _fp32(case: Problem) -> Head:
 def test_any_terms_keep_nothing_of_rows_by_vocabulary() -> None:
     case = problem(400)
     largest = largest_allocation(
-        lambda: chunked_loss(
-            case.student, case.teacher, case.targets, ByFormulas([LogitError()]), torch.ones(1), vocab=VOCAB,
-            budget=20 * BOTH_HEADS,
+        lambda: ChunkedLosses([LogitError()], VOCAB, budget=20 * BOTH_HEADS)(
+            case.student, case.teacher, case.targets, torch.ones(1)
         )[0].backward()
-    )  # fmt: skip
-    assert largest <= max(20 * BOTH_HEADS, ByFormulas.num_bytes, case.student.weight.numel() * 4) < 400 * VOCAB * 4
+    )
+    assert largest <= max(20 * BOTH_HEADS, BLOCK, case.student.weight.numel() * 4) < 400 * VOCAB * 4
 
 
 def test_any_terms_learn_from_largest_entries_too() -> None:
@@ -156,8 +151,8 @@ def test_any_terms_learn_from_largest_entries_too() -> None:
     case.kept = 8
     assert_agrees(case)
     scales = torch.tensor([0.3, 0.07])
-    block = ByFormulas([Soft(), Mlm()])
-    loss, sums = chunked_loss(case.student, case.top_k(), case.targets, block, scales, vocab=VOCAB)
+    losses = ChunkedLosses(by_formulas([Soft(), Mlm()]), VOCAB)
+    loss, sums = losses(case.student, case.top_k(), case.targets, scales)
     want, want_sums = case.fused()
     torch.testing.assert_close((loss, sums), (want, want_sums), rtol=1e-5, atol=1e-5)
     for mine, reference in zip(gradients(loss, case.student), gradients(want, case.student), strict=True):

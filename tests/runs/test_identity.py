@@ -39,7 +39,7 @@ def config_of(*overrides: str) -> Config:
 @pytest.mark.parametrize(
     "override",
     [
-        "objective.kernel=plain",
+        "objective.kernel=fused",
         "teacher.micro_batches=4",
         "teacher.path=elsewhere",
         "teacher.cache.gigabytes=3",
