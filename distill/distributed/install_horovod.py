@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -21,9 +20,8 @@ from pathlib import Path
 
 COMMAND = "python -m distill.distributed.install_horovod"
 VERSION = "0.28.1"
-NEEDED = ["setuptools", "wheel", "packaging", "psutil", "pyyaml", "cloudpickle"]
+NEEDED = ["setuptools", "wheel", "packaging", "psutil", "pyyaml", "cloudpickle", "cmake>=3.15"]
 CAPABILITIES = "HOROVOD_BUILD_CUDA_CC_LIST"
-CMAKE_MINIMUM = (3, 15)  # the first to include a file after every project() call
 TOOLCHAIN = """\
 set(CMAKE_PROJECT_INCLUDE "{folder}/standard.cmake")
 set(CMAKE_POLICY_VERSION_MINIMUM 3.5)
@@ -49,20 +47,23 @@ class CannotBuild(RuntimeError):
 
 def main() -> int:
     """Install Horovod unless a working one is here. Returns the exit status."""
-    try:
-        import torch
-    except ImportError:
+    if importlib.util.find_spec("torch") is None:
         print("Horovod is built against torch, which is not installed: pip install torch", file=sys.stderr)
         return 1
+    import torch
+
     gpu = torch.cuda.is_available() or bool(os.environ.get(CAPABILITIES))
     build = f"for torch {torch.__version__}, {'NCCL and Gloo' if gpu else 'Gloo'}"
     if _problem(gpu) is None:
         print(f"Horovod is here, {build}.")
         return 0
-    folder = _cache_folder(gpu, torch.__version__ + str(torch.version.git_version))
+    folder = _cache_folder(gpu)
     try:
-        wheel = next(folder.glob("*.whl"), None)
-        if wheel is None or not _works_from(wheel, gpu):
+        _pip("install", *NEEDED)
+        kept = next(folder.glob("*.whl"), None)
+        if kept is not None:
+            print(f"installing Horovod from the kept wheel {kept} ...", flush=True)
+        if kept is None or _problem_of_wheel(kept, gpu) is not None:
             problem = _problem_of_wheel(_build(folder, gpu), gpu)
             if problem is not None:
                 raise CannotBuild(f"Horovod was built but does not work ({problem}): correct that and run it again")
@@ -71,16 +72,6 @@ def main() -> int:
         return 1
     print(f"Horovod {VERSION} is installed, {build}.")
     return 0
-
-
-def _works_from(wheel: Path, gpu: bool) -> bool:
-    """Install the wheel that was kept; whether it works."""
-    print(f"installing Horovod from the kept wheel {wheel} ...", flush=True)
-    _pip("install", *NEEDED)
-    problem = _problem_of_wheel(wheel, gpu)
-    if problem is not None:
-        print(f"The kept wheel does not work ({problem}): it is thrown away, and Horovod is built again.", flush=True)
-    return problem is None
 
 
 def _problem_of_wheel(wheel: Path, gpu: bool) -> str | None:
@@ -108,12 +99,13 @@ def _problem(gpu: bool) -> str | None:
     return None if not gpu or "nccl" in process.stdout else "it has no NCCL"
 
 
-def _cache_folder(gpu: bool, torch_version: str) -> Path:
-    """Where the wheel is kept for this Python, torch and compiler, and for how Horovod is built here."""
-    compiler = _compiler()
-    version = compiler and subprocess.run([*shlex.split(compiler), "--version"], capture_output=True).stdout
+def _cache_folder(gpu: bool) -> Path:
+    """Where the wheel is kept for this Python and torch, and for how Horovod is built here."""
+    import torch
+
+    of_torch = f"{torch.__version__}{torch.version.git_version}"
     gpus = f"{gpu}{os.environ.get(CAPABILITIES, '')}"
-    what = [VERSION, sys.version, platform.machine(), torch_version, version, gpus, _has_mpi(), TOOLCHAIN, STANDARD]
+    what = [VERSION, sys.version, platform.machine(), of_torch, gpus, _has_mpi(), TOOLCHAIN, STANDARD]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "distill" / "horovod"
     return cache / hashlib.sha256(repr(what).encode()).hexdigest()[:16]
 
@@ -121,7 +113,6 @@ def _cache_folder(gpu: bool, torch_version: str) -> Path:
 def _build(folder: Path, gpu: bool) -> Path:
     """Build the wheel (about 3 minutes on two cores) and keep it in that folder."""
     environment = {**os.environ, **_build_settings(gpu)}
-    _pip("install", *NEEDED)
     print(f"building Horovod {VERSION} (minutes, not hours) ...", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     # The wheel is built beside its place: who looks for one there meanwhile finds a whole one or none.
@@ -139,31 +130,16 @@ def _build(folder: Path, gpu: bool) -> Path:
         return built.replace(folder / built.name)
 
 
-def _compiler() -> str | None:
-    """The C++ compiler that the build takes, as a command; None where there is none."""
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, ["c++", "g++", "clang++"]), None)
-    return compiler if compiler and shutil.which(shlex.split(compiler)[0]) else None
-
-
 def _build_settings(gpu: bool) -> dict[str, str]:
     """Environment of the build. Raises CannotBuild when a tool is missing."""
-    compiler = _compiler()
-    if compiler is None:
-        raise CannotBuild("Horovod needs a C++ compiler: install one (Debian: apt-get install g++) or set CXX")
-    probe = subprocess.run(
-        [*shlex.split(compiler), "-std=c++20", "-x", "c++", "-fsyntax-only", "-"],
-        input="#include <concepts>\n",
-        capture_output=True,
-        text=True,
-    )
-    if probe.returncode != 0:
-        raise CannotBuild(f"Horovod needs a compiler for C++20, which {compiler} is not: take g++ >= 10 or set CXX")
+    if not (os.environ.get("CXX") or any(map(shutil.which, ("c++", "g++", "clang++")))):
+        raise CannotBuild("Horovod needs a C++20 compiler: install g++ >= 10 (Debian: apt-get install g++) or set CXX")
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         raise CannotBuild("Horovod needs the headers of Python (Debian: apt-get install python3-dev)")
     if shutil.which("make") is None:
         raise CannotBuild("Horovod needs make (Debian: apt-get install make)")
     settings = {
-        "HOROVOD_CMAKE": _cmake(),
+        "HOROVOD_CMAKE": shutil.which("cmake", path=sysconfig.get_paths()["scripts"]) or "cmake",
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
@@ -198,43 +174,15 @@ def _cuda_settings() -> dict[str, str]:
 
 def _nccl_settings(scratch: Path) -> dict[str, str]:
     """The NCCL that torch loads, so that there are not two of them; the machine's own where torch brought none."""
-    for folder in map(Path, sys.path):
-        library = folder / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    for library in (Path(folder, "nvidia", "nccl", "lib", "libnccl.so.2") for folder in sys.path):
         if library.exists():
             link = scratch / "nccl" / "libnccl.so"
             link.parent.mkdir()
             link.symlink_to(library)
             include = str(library.parent.parent / "include")
-            return {
-                "HOROVOD_NCCL_LIB": str(link.parent),
-                "HOROVOD_NCCL_INCLUDE": include,
-                "HOROVOD_NCCL_LINK": "SHARED",
-            }
+            place = {"HOROVOD_NCCL_LIB": str(link.parent), "HOROVOD_NCCL_INCLUDE": include}
+            return {**place, "HOROVOD_NCCL_LINK": "SHARED"}
     return {}
-
-
-def _cmake() -> str:
-    """Path of a CMake that is new enough, taken from PyPI when the machine has none."""
-    cmake = _new_enough(shutil.which("cmake"))
-    if cmake is None:
-        try:
-            _pip("install", "cmake")
-        except CannotBuild:
-            raise CannotBuild(
-                f"Horovod needs CMake >= {CMAKE_MINIMUM[0]}.{CMAKE_MINIMUM[1]}: pip install cmake (that failed here)"
-            ) from None
-        cmake = _new_enough(str(Path(sysconfig.get_paths()["scripts"], "cmake")))
-    if cmake is None:
-        raise CannotBuild("Horovod needs CMake, and the one that pip installed does not run")
-    return cmake
-
-
-def _new_enough(cmake: str | None) -> str | None:
-    if cmake is None or not Path(cmake).exists():
-        return None
-    tokens = subprocess.run([cmake, "--version"], capture_output=True, text=True).stdout.split()
-    version = tuple(int(part) for part in tokens[2].split("-")[0].split(".")[:2]) if len(tokens) > 2 else (0, 0)
-    return cmake if version >= CMAKE_MINIMUM else None
 
 
 def _has_mpi() -> bool:

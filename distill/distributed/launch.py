@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-import shlex
 import socket
 import sys
 import time
@@ -26,7 +25,6 @@ EXPORTED = re.compile(
     r"|(LC|XDG|CUDA|DISTILL|HF|TRANSFORMERS|WANDB|HOROVOD|NCCL|GLOO|OMP|MKL)_\w+"
 )
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|_(AUTH|PWD)$")
-PORT = 29500  # where torchrun's ranks meet, on the first host
 GIVE_WAY = 2.0  # seconds
 
 
@@ -48,10 +46,9 @@ def launch(settings: BackendConfig, command: list[str]) -> int:
     Rank 0 has the terminal; the others write to the logs of `keep_log`. Ranks get all signals and end in
     their own time; a second one ends all at once. Ranks do not outlive their launcher.
 
-    With `backend.hosts` Horovod's launcher takes the place of this process; for torch.distributed the command that each
-    host has to run is printed.
+    With `backend.hosts` Horovod's launcher takes the place of this process.
 
-    Raises SettingError for invalid hosts, and after that command was printed.
+    Raises SettingError for invalid hosts, and for hosts of torch.distributed, whose ranks torchrun starts.
     """
     if settings.name == "horovod" and importlib.util.find_spec("horovod") is None:
         raise SettingError(f"backend.name=horovod: Horovod is not installed; run `{COMMAND}`")
@@ -60,10 +57,10 @@ def launch(settings: BackendConfig, command: list[str]) -> int:
         return run_ranks(num_processes(settings), command, settings.timeout)
     if settings.name == "horovod":
         _become_horovodrun(hosts, command)
-    print("\n".join(torchrun_commands(hosts, command)), flush=True)
     raise SettingError(
-        f"backend.hosts={settings.hosts}: torchrun starts the ranks of several hosts, so nothing was trained; run "
-        "each of these lines on its host, in the same folder"
+        f"backend.hosts={settings.hosts}: torchrun starts the ranks of several hosts (backend={settings.name}); leave "
+        f"backend.hosts out, and run on each host `torchrun --nnodes={len(hosts)} --node-rank=NUMBER --nproc-per-node="
+        f"RANKS --master-addr={hosts[0][0]} -m distill ...`"
     )
 
 
@@ -98,17 +95,6 @@ def hosts_of(settings: BackendConfig) -> list[tuple[str, int]]:
             "backend.processes out"
         )
     return hosts
-
-
-def torchrun_commands(hosts: list[tuple[str, int]], command: list[str]) -> list[str]:
-    """The shell command of each host by which torchrun starts the ranks of `command`, a Python command line."""
-    program = [argument for argument in command[1:] if not argument.startswith("backend.hosts=")]
-    meeting = [f"--nnodes={len(hosts)}", f"--master-addr={hosts[0][0]}", f"--master-port={PORT}"]
-    return [
-        shlex.join(["torchrun", *meeting, f"--node-rank={number}", f"--nproc-per-node={ranks}", *program])
-        + f"      # on {host}"
-        for number, (host, ranks) in enumerate(hosts)
-    ]
 
 
 def _become_horovodrun(hosts: list[tuple[str, int]], command: list[str]) -> NoReturn:

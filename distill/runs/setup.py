@@ -9,9 +9,9 @@ from torch import nn
 
 from distill.config.settings import Config, PrecisionConfig, StudentConfig
 from distill.distributed import Ranks
+from distill.distributed.devices import keep_threads
 from distill.distributed.gather import skeleton_of
 from distill.distributed.shard import is_root
-from distill.distributed.thread_choice import keep_threads
 from distill.distributed.weights_file import parameters_in_file
 from distill.models.check import check_finite, check_model
 from distill.models.kernels.activations import use_one_gelu

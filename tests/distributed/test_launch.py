@@ -287,39 +287,10 @@ def test_senseless_hosts_are_refused(settings: BackendConfig, words: str) -> Non
 HOSTS = "127.0.0.1:1,localhost:1"  # two names of this machine
 
 
-def test_torch_has_each_host_run_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is started; the lines leave out `backend.hosts`, and quote what a shell would take for its own."""
+def test_hosts_of_torch_are_refused_with_the_command_of_each_host() -> None:
     settings = BackendConfig(name="fsdp", hosts="a:8,b.example:4", device="cpu")
-    command = [sys.executable, "-m", "distill", "seed=1", "backend.hosts='a:8,b.example:4'", "corpus.path=my books"]
-    with pytest.raises(SettingError, match=r"^backend.hosts=a:8,b.example:4: torchrun .*so nothing was trained"):
-        launch.launch(settings, command)
-    rest, where = "-m distill seed=1 'corpus.path=my books'", "--nnodes=2 --master-addr=a --master-port=29500"
-    assert capsys.readouterr().out.splitlines() == [
-        f"torchrun {where} --node-rank=0 --nproc-per-node=8 {rest}      # on a",
-        f"torchrun {where} --node-rank=1 --nproc-per-node=4 {rest}      # on b.example",
-    ]
-
-
-@pytest.mark.slow
-def test_torchrun_does_as_the_lines_say(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(JOB)
-    command = [sys.executable, str(tmp_path / "job.py"), "ddp", str(tmp_path), "run"]
-    lines = launch.torchrun_commands([("127.0.0.1", 1), ("localhost", 1)], command)
-    torchrun = f"{sys.executable} -m torch.distributed.run"
-    port = f"--master-port={free_port()}"
-    jobs = [
-        subprocess.Popen(
-            ["sh", "-c", line.replace("torchrun", torchrun, 1).replace("--master-port=29500", port)],
-            env=environment() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for line in lines
-    ]
-    outputs = [job.communicate(timeout=LIMIT)[0] for job in jobs]
-    assert [job.returncode for job in jobs] == [0, 0], outputs
-    assert "rank 0 of 2, sum 3\n" in outputs[0] and "rank 1 of 2, sum 3" in (tmp_path / "logs/rank1.log").read_text()
+    with pytest.raises(SettingError, match=r"^backend.hosts=a:8,b.example:4: .*torchrun --nnodes=2 .*--master-addr=a "):
+        launch.launch(settings, [sys.executable, "-m", "distill"])
 
 
 @HOROVOD
