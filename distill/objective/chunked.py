@@ -201,7 +201,7 @@ class _Visit:
         self.losses, self.student, self.teacher, self.targets, self.scales = losses, student, teacher, targets, scales
 
     def __call__(self, wanted: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
-        """Sums [M], and gradients of the scaled loss: of rows, weight and bias where they are wanted, and of modules."""
+        """Sums [M], and gradients of the scaled loss: of rows, weight and bias where they are wanted, of modules."""
         order, num_rows, num_targets = self._arrange()
         chunk, size = self._chunk_rows(num_rows), self._block_rows()
         products = _Products(self.student, order, chunk, self.losses.vocab, self.scales.dtype)
