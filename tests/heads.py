@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 
 from distill.models.language_model import Head
 from distill.objective import losses
-from distill.objective.chunked import NO_TARGET, ChunkedLosses
+from distill.objective.chunked import CPU, NO_TARGET, ChunkedLosses, Tiling
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
 from distill.teacher.distributions import TopK, top_k_log_probs
@@ -49,7 +49,7 @@ class Problem:
         return 0.3 * soft + 0.07 * mlm, torch.stack([soft, mlm]).detach()
 
     def fused(
-        self, *, student: Head | None = None, budget: int = 64 << 20, compiled: bool = False
+        self, *, student: Head | None = None, budget: int = 0, tiling: Tiling = CPU, compiled: bool = False
     ) -> tuple[Tensor, ...]:
         soft = Soft(self.temperature)
         soft.cutoff = self.cutoff  # also one that the setting refuses, which cuts everything
@@ -57,7 +57,8 @@ class Problem:
         student = student or self.student
         scales = torch.tensor([0.3, 0.07], dtype=torch.promote_types(student.rows.dtype, torch.float32))
         targets = torch.full((len(student.rows),), NO_TARGET) if self.targets is None else self.targets
-        return ChunkedLosses([soft, Mlm()], self.vocab, compiled, budget)(student, teacher, targets, scales)
+        tiling = tiling._replace(budget=budget or tiling.budget)
+        return ChunkedLosses([soft, Mlm()], self.vocab, compiled, tiling)(student, teacher, targets, scales)
 
 
 def problem(

@@ -118,9 +118,7 @@ class BackendConfig(Settings):
     name: Literal["single", "ddp", "fsdp", "horovod"] = setting("single", "The engine that connects the ranks.")
     device: str = setting("auto", "Device of a rank: auto, cpu, cuda or cuda:<number>.")
     # Beyond that many, OpenMP ends the process when it cannot start them.
-    threads: int | None = setting(
-        None, "Threads of torch on the CPU; null is one for each core.", ge=1, le=1024
-    )
+    threads: int | None = setting(None, "Threads of torch on the CPU; null is one for each core.", ge=1, le=1024)
     processes: int | None = setting(None, "Ranks to start here; null: of a launcher, or one a GPU.", ge=1, le=65_536)
     hosts: str | None = setting(None, "Machines and their ranks, e.g. a:8,b:8, for the launcher of the engine.")
     rings: int = setting(1, "Connections of Horovod or gloo to each rank.", ge=1, le=64)

@@ -11,7 +11,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,13 +26,33 @@ from distill.runtime.errors import first_line
 from distill.teacher.distributions import Distribution, Logits, Mixture, Single, StudentRows, biased
 
 NO_TARGET = -100
-BUDGET = 64 << 20  # bytes of logits that exist at once
-# On the CPU products with the vocabulary are made in pieces of it.
-COLUMNS = 512  # of fp32 logits: wider pieces were up to a third slower (MKL)
-GRADIENT_ROWS = 1024  # of the weight's gradient: a piece in bf16 is widened while it is in the cache
-# Bytes of a block of logits on the CPU: few enough to stay in the processor's cache.
-BLOCK = 1 << 20
-COMPILED_BLOCK = 1 << 22  # compiled, the kernel visits each row on its own: fewer calls
+ALL_AT_ONCE = 1 << 62
+
+
+class Tiling(NamedTuple):
+    """How the logits are cut on a device.
+
+    Attributes:
+        budget: bytes of logits that exist at once. For each chunk both heads are read, and the fp32 gradient of the
+            weight is read and written: on a GPU that has to take less time than the chunk's products.
+        columns: of fp32 logits, made by one product: wider ones were up to a third slower on CPUs (MKL).
+        gradient_rows: of the weight's gradient, added up at a time: in bf16 they are widened while in the cache.
+        block: bytes of logits that go through the losses at once: few enough to stay in the processor's cache.
+        compiled_block: the same through torch.compile, which visits each row on its own: fewer calls.
+        leaves_out_rows: whether rows on which no term acts are left out; the host has to know them, so a GPU would be
+            waited for.
+    """
+
+    budget: int
+    columns: int
+    gradient_rows: int
+    block: int
+    compiled_block: int
+    leaves_out_rows: bool
+
+
+CPU = Tiling(64 << 20, 512, 1024, 1 << 20, 1 << 22, True)
+GPU = Tiling(1 << 30, ALL_AT_ONCE, ALL_AT_ONCE, ALL_AT_ONCE, ALL_AT_ONCE, False)
 
 
 class ChunkedLosses:
@@ -45,15 +65,15 @@ class ChunkedLosses:
     """
 
     def __init__(
-        self, terms: Sequence[VocabularyTerm], vocab: int, compiled: bool = False, budget: int = BUDGET
+        self, terms: Sequence[VocabularyTerm], vocab: int, compiled: bool = False, tiling: Tiling | None = None
     ) -> None:
         """
         Args:
             vocab: how many of the first entries of either head count.
             compiled: run what is written by hand through torch.compile, where there is a compiler.
-            budget: bounds, in bytes, the logits that exist at once.
+            tiling: None: that of the device of the rows.
         """
-        self.vocab, self.compiled, self.budget = vocab, compiled, budget
+        self.vocab, self.compiled, self._tiling = vocab, compiled, tiling
         self.soft, self.tokens = by_hand(terms)
         self.further = [term for term in terms if term is not self.soft and term is not self.tokens]
         self.has_kernel = self.soft is not None or self.tokens is not None
@@ -86,7 +106,8 @@ class ChunkedLosses:
         # Autocast is off while chunks are visited: the formats that it would choose are taken down here.
         mixture = mixture._replace(members=tuple(_with_dtype(member) for member in mixture.members))
         reads_targets = self.tokens is not None or bool(self.further)
-        visit = _Visit(self, _with_dtype(student), mixture, targets if reads_targets else None, ordered)
+        tiling = self._tiling or (CPU if student.rows.device.type == "cpu" else GPU)
+        visit = _Visit(self, tiling, _with_dtype(student), mixture, targets if reads_targets else None, ordered)
         loss, sums = _InChunks.apply(*student[:3], visit, torch.is_grad_enabled(), *self.parameters)
         return loss, torch.stack([sums[place] for place in self._place_of])
 
@@ -196,18 +217,25 @@ class _Visit:
     """
 
     def __init__(
-        self, losses: ChunkedLosses, student: Head, teacher: Mixture, targets: Tensor | None, scales: Tensor
+        self,
+        losses: ChunkedLosses,
+        tiling: Tiling,
+        student: Head,
+        teacher: Mixture,
+        targets: Tensor | None,
+        scales: Tensor,
     ) -> None:
-        self.losses, self.student, self.teacher, self.targets, self.scales = losses, student, teacher, targets, scales
+        self.losses, self.tiling, self.student, self.teacher = losses, tiling, student, teacher
+        self.targets, self.scales = targets, scales
 
     def __call__(self, wanted: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
         """Sums [M], and gradients of the scaled loss: of rows, weight and bias where they are wanted, of modules."""
         order, num_rows, num_targets = self._arrange()
         chunk, size = self._chunk_rows(num_rows), self._block_rows()
-        products = _Products(self.student, order, chunk, self.losses.vocab, self.scales.dtype)
+        products = self._products(self.student, order, chunk)
         teachers = [self._chunks_of(member, order, chunk) for member in self.teacher.members]
         targets = self.targets if self.targets is None or order is None else self.targets[order]
-        gradients = _Gradients(self.student, products, self.scales.dtype, wanted)
+        gradients = _Gradients(self.student, products, self.scales.dtype, self.tiling.gradient_rows, wanted)
         of_modules = [torch.zeros_like(parameter) for parameter in self.losses.parameters]
         sums = self.scales.new_zeros(len(self.scales))
         for start, stop in pieces(0, num_rows, chunk):
@@ -245,12 +273,10 @@ class _Visit:
     def _arrange(self) -> tuple[Tensor | None, int, int]:
         """An order of the rows, those with a target first, how many there are, and how many of them have a target.
 
-        Rows without a target are left out where no term acts on them. On a GPU the sizes would have to be waited for:
-        all rows come there, in their own order.
+        Rows without a target are left out where no term acts on them, or all rows come in their own order.
         """
-        rows = self.student.rows
-        num_rows = len(rows)
-        if rows.device.type != "cpu":
+        num_rows = len(self.student.rows)
+        if not self.tiling.leaves_out_rows:
             return None, num_rows, 0 if self.targets is None else num_rows
         has_target = torch.zeros(num_rows, dtype=torch.bool) if self.targets is None else self.targets != NO_TARGET
         with_target, without = has_target.nonzero()[:, 0], (~has_target).nonzero()[:, 0]
@@ -264,36 +290,39 @@ class _Visit:
         formats = [_matrix_dtype(head) for head in (self.student, *members) if isinstance(head, Head)]
         formats += [self.scales.dtype] * (len(members) > 1)  # of the mean of several
         row_bytes = self.losses.vocab * sum(dtype.itemsize for dtype in formats)
-        num_chunks = min(num_rows, math.ceil(num_rows * row_bytes / self.losses.budget))
+        num_chunks = min(num_rows, math.ceil(num_rows * row_bytes / self.tiling.budget))
         return math.ceil(num_rows / max(1, num_chunks)) or 1
 
     def _block_rows(self) -> int:
-        """Rows of a chunk that go through the losses at once; a GPU has no use for blocks."""
-        if self.scales.device.type != "cpu":
-            return 1 << 30
-        num_bytes = COMPILED_BLOCK if self.losses.compiled and not self.losses.further else BLOCK
+        """Rows of a chunk that go through the losses at once."""
+        by_rows = self.losses.compiled and not self.losses.further
+        num_bytes = self.tiling.compiled_block if by_rows else self.tiling.block
         return max(1, num_bytes // (self.losses.vocab * self.scales.dtype.itemsize))
 
     def _chunks_of(self, teacher: Head | Single, order: Tensor | None, chunk: int) -> Callable[[int, int], Single]:
         """What gives the distribution of a teacher for the rows [start, stop) of the order."""
         if isinstance(teacher, Head):
-            products = _Products(teacher, order, chunk, self.losses.vocab, self.scales.dtype)
+            products = self._products(teacher, order, chunk)
             return lambda start, stop: Logits(products(start, stop), products.bias)
         ordered = teacher if order is None else teacher.rows(order)
         return lambda start, stop: ordered.rows(slice(start, stop))
+
+    def _products(self, head: Head, order: Tensor | None, chunk: int) -> "_Products":
+        rows = head.rows if order is None else head.rows[order]
+        return _Products(head._replace(rows=rows), chunk, self.losses.vocab, self.scales.dtype, self.tiling.columns)
 
 
 class _Products:
     """Applies a head's weight to chunks of its rows, into one buffer that every chunk uses again."""
 
-    def __init__(self, head: Head, order: Tensor | None, chunk: int, vocab: int, accurate: torch.dtype) -> None:
+    def __init__(self, head: Head, chunk: int, vocab: int, accurate: torch.dtype, columns: int) -> None:
+        """`accurate`: the format of the bias. `columns`: of fp32 logits that one product makes."""
         dtype = _matrix_dtype(head)
-        self.rows = (head.rows if order is None else head.rows[order]).to(dtype)
+        self.rows = head.rows.to(dtype)
         self.weight = (head.weight if head.rounded is None else head.rounded)[:vocab].to(dtype)
         self.bias = None if head.bias is None else head.bias[:vocab].detach().to(accurate)
         self.cap = head.cap
-        splits = dtype == torch.float32 and self.rows.device.type == "cpu"
-        self.columns = list(pieces(0, vocab, COLUMNS if splits else vocab))
+        self.columns = list(pieces(0, vocab, columns if dtype == torch.float32 else vocab))
         self.buffer = torch.empty(chunk, vocab, dtype=dtype, device=self.rows.device)
 
     def __call__(self, start: int, stop: int) -> Tensor:
@@ -307,12 +336,14 @@ class _Products:
 class _Gradients:
     """Sums over the chunks, for rows, weight and bias; weight and bias in fp32 or better where chunks are added up."""
 
-    def __init__(self, student: Head, products: _Products, accurate: torch.dtype, wanted: list[bool]) -> None:
+    def __init__(
+        self, student: Head, products: _Products, accurate: torch.dtype, rows_at_once: int, wanted: list[bool]
+    ) -> None:
         self.student, self.products, self.accurate, self.wanted = student, products, accurate, wanted
         self.rows = torch.empty_like(products.rows)
         self.weight = self.bias = self.product = torch.empty(0)
         num_columns, width = products.weight.shape
-        piece = min(GRADIENT_ROWS, num_columns) if products.rows.device.type == "cpu" else num_columns
+        piece = min(rows_at_once, num_columns)
         self.pieces = list(pieces(0, num_columns, piece))
         if wanted[1]:
             make = torch.empty if len(products.rows) else torch.zeros  # the first chunk writes all of it

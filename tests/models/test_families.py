@@ -27,7 +27,7 @@ from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.student import make_student
 from distill.models.teacher import load_teacher
 from distill.objective import objective as objective_module
-from distill.objective.chunked import ChunkedLosses
+from distill.objective.chunked import CPU, ChunkedLosses
 
 DEPTH = 4
 BLOCKS = {
@@ -222,7 +222,7 @@ def _alike(found: dict[str, Tensor], expected: dict[str, Tensor], relative: floa
 def test_the_chunked_loss_is_the_plain_one_and_that_of_the_models_own_logits(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_three_rows = functools.partial(ChunkedLosses, budget=3 * 40 * 8)
+    by_three_rows = functools.partial(ChunkedLosses, tiling=CPU._replace(budget=3 * 40 * 8))
     student, batches, found = student_of(case, [0, 2]), batches_of(case), {}
     for kernel, losses in {"plain": PlainLosses, "fused": by_three_rows}.items():
         monkeypatch.setattr(objective_module, "ChunkedLosses", losses)

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 from distill.config.objective import WeightSchedule
 from distill.objective import losses
-from distill.objective.chunked import NO_TARGET, ChunkedLosses
+from distill.objective.chunked import CPU, NO_TARGET, ChunkedLosses
 from distill.objective.terms import ALL, VocabularyTerm
 from distill.objective.terms._distributions import SoftPositions
 from distill.objective.terms.jsd import Jsd
@@ -144,7 +144,7 @@ def test_both_paths_agree_with_the_loops_down_to_the_head(name: str, rows: int, 
     paths = {
         "plain": PlainLosses([term], VOCAB)(*arguments, scales),
         "chunked": ChunkedLosses([term], VOCAB)(*arguments, scales),
-        "small": ChunkedLosses([term], VOCAB, budget=4 * BOTH_HEADS)(*arguments, scales),
+        "small": ChunkedLosses([term], VOCAB, tiling=CPU._replace(budget=4 * BOTH_HEADS))(*arguments, scales),
     }
     for loss, sums in paths.values():
         assert float(sums[0]) == pytest.approx(float(values.sum()), rel=1e-5, abs=1e-5)

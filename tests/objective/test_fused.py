@@ -9,13 +9,36 @@ from heads import BOTH_HEADS, VOCAB, Problem, assert_agrees, gradients, largest_
 from torch import Tensor
 
 from distill.models.language_model import Head
-from distill.objective.chunked import BLOCK, compiled_kernel
+from distill.objective.chunked import CPU, GPU, compiled_kernel
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 7, 8, 41, 1000])
 @pytest.mark.parametrize("rows", [0, 1, 2, 41])
 def test_chunks_of_any_size_give_the_plain_result(rows: int, rows_per_chunk: int) -> None:
     assert_agrees(problem(rows), budget=rows_per_chunk * BOTH_HEADS)
+
+
+@pytest.mark.parametrize("budget", [3 * BOTH_HEADS, GPU.budget])
+@pytest.mark.parametrize("with_teacher", [True, False])
+def test_the_tiling_of_a_gpu_gives_the_plain_result(with_teacher: bool, budget: int) -> None:
+    """All rows in their own order, and products, gradients and losses of a chunk at once."""
+    case = problem()
+    case.teacher = case.teacher if with_teacher else None
+    assert_agrees(case, tiling=GPU, budget=budget)
+
+
+@pytest.mark.parametrize(("vocab", "width", "teacher_width"), [(30_522, 768, 768), (151_936, 896, 1_536)])
+def test_a_chunk_on_a_gpu_computes_for_longer_than_it_reads_its_weights(
+    vocab: int, width: int, teacher_width: int
+) -> None:
+    """By the roofline of an H100 in bf16, 989 TFLOP/s and 3.35 TB/s, for what each chunk reads and writes anew."""
+    rows = GPU.budget // (2 * vocab * 2)
+    products = 2 * rows * vocab * (3 * width + teacher_width) / 989e12
+    weights = 2 * vocab * (2 * width + teacher_width)  # the student's head twice, the teacher's once
+    gradient = vocab * width * (2 + 2 + 4 + 4)  # bf16 written and read, fp32 read and written
+    assert products > (weights + gradient) / 3.35e12
+    rows = CPU.budget // (2 * vocab * 2)
+    assert 2 * rows * vocab * (3 * width + teacher_width) / 989e12 < (weights + gradient) / 3.35e12
 
 
 @pytest.mark.parametrize("cutoff", [0.0, 1e-4, 1e-2, 0.3, 2.0])
@@ -186,7 +209,7 @@ def test_nothing_of_rows_by_vocabulary_is_kept_or_made() -> None:
     assert max(kept) <= case.student.weight.numel() < 200 * VOCAB
     assert sum(kept) <= sum(tensor.numel() for tensor in case.student[:3]) + 2
     largest = largest_allocation(lambda: case.fused(budget=20 * BOTH_HEADS)[0].backward())
-    limit = max(20 * BOTH_HEADS, BLOCK, case.student.weight.numel() * 4)
+    limit = max(20 * BOTH_HEADS, CPU.block, case.student.weight.numel() * 4)
     assert largest <= limit < 200 * VOCAB * 4 * 2
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 
 from distill.models.language_model import Head
 from distill.objective import losses
-from distill.objective.chunked import BLOCK, NO_TARGET, ChunkedLosses
+from distill.objective.chunked import CPU, NO_TARGET, ChunkedLosses
 from distill.objective.objective import mixing_temperature
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms._distributions import SoftPositions
@@ -72,7 +72,7 @@ def test_the_loss_is_the_divergence_from_the_mean(rows: int, path: str, temperat
         loss, sums = ChunkedLosses(terms, VOCAB)(*arguments, scales)
     else:
         budget = (5 if path == "small" else 99) * BOTH_HEADS
-        loss, sums = ChunkedLosses(by_formulas(terms), VOCAB, budget=budget)(*arguments, scales)
+        loss, sums = ChunkedLosses(by_formulas(terms), VOCAB, tiling=CPU._replace(budget=budget))(*arguments, scales)
     logits = exact_logits(student)
     soft = temperature**2 * divergence(mean_probabilities(heads, temperature), (logits / temperature).softmax(-1)).sum()
     words = losses.mlm(logits, case.targets).sum()
@@ -141,13 +141,13 @@ def test_nothing_of_rows_by_vocabulary_is_kept_or_made() -> None:
         return tensor
 
     def visit() -> Tensor:
-        losses = ChunkedLosses(by_formulas([Soft()]), VOCAB, budget=20 * BOTH_HEADS)
+        losses = ChunkedLosses(by_formulas([Soft()]), VOCAB, tiling=CPU._replace(budget=20 * BOTH_HEADS))
         return losses(case.student, mixture, torch.full((400,), NO_TARGET), torch.ones(1))[0]
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         visit()
     assert max(kept) <= case.student.weight.numel() < 400 * VOCAB
-    limit = max(20 * BOTH_HEADS, BLOCK, heads[1].weight.numel() * 4)
+    limit = max(20 * BOTH_HEADS, CPU.block, heads[1].weight.numel() * 4)
     assert largest_allocation(lambda: visit().backward()) <= limit < 400 * VOCAB * 4
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from distill.models.language_model import Head
-from distill.objective.chunked import BUDGET, ChunkedLosses, compiled_kernel
+from distill.objective.chunked import CPU, ChunkedLosses, compiled_kernel
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms._distributions import SoftPositions
 from distill.objective.terms.mlm import Mlm
@@ -28,14 +28,14 @@ class Pair:
     teacher: Sparse | Mixture
     targets: Tensor
     scales: Tensor
-    budget: int = BUDGET
+    budget: int = CPU.budget
 
     def agree(self, terms: list[VocabularyTerm], relative: float = 3e-6, upstream: float = 1.0) -> None:
         """Loss, sums and gradients by chunks are those of all logits in float64, relative to the largest entry."""
         exact = Head(*(None if each is None else each.double() for each in self.student[:3]), torch.float64)
         want, want_sums = PlainLosses(terms, VOCAB)(exact, self.teacher, self.targets, self.scales.double())
         arguments = (self.student, self.teacher, self.targets, self.scales)
-        loss, sums = ChunkedLosses(terms, VOCAB, budget=self.budget)(*arguments)
+        loss, sums = ChunkedLosses(terms, VOCAB, tiling=CPU._replace(budget=self.budget))(*arguments)
         torch.testing.assert_close((loss.double(), sums.double()), (want, want_sums), rtol=relative, atol=1e-4)
         pairs = zip(gradients(loss, self.student, upstream), gradients(want, self.student, upstream), strict=True)
         for found, wanted in pairs:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from distill.models.language_model import Head
 from distill.objective import chunked
-from distill.objective.chunked import BLOCK, ChunkedLosses, by_hand
+from distill.objective.chunked import CPU, ChunkedLosses, by_hand
 from distill.objective.terms import VocabularyTerm
 from distill.objective.terms._distributions import SoftPositions
 from distill.objective.terms.mlm import Mlm
@@ -50,7 +50,7 @@ def test_any_terms_are_visited_in_chunks_with_the_plain_result(mixture: str, row
         case.student._replace(dtype=torch.float32), _fp32(case), targets, scales
     )
     got, got_sums = ChunkedLosses(terms, VOCAB)(case.student, case.teacher, targets, scales)
-    small = ChunkedLosses(by_formulas(terms), VOCAB, budget=7 * BOTH_HEADS)
+    small = ChunkedLosses(by_formulas(terms), VOCAB, tiling=CPU._replace(budget=7 * BOTH_HEADS))
     references = gradients(want, case.student, -2.5)
     for loss, sums in ((got, got_sums), small(case.student, case.teacher, targets, scales)):
         torch.testing.assert_close((loss, sums), (want, want_sums), rtol=1e-5, atol=2e-5)
@@ -115,7 +115,7 @@ def test_the_module_of_a_term_is_trained_as_by_the_plain_losses(others: list[Voc
     scales = torch.linspace(0.2, 0.9, len(terms))
     assert term.module is not None
     found = []
-    for losses in (PlainLosses(terms, VOCAB), ChunkedLosses(terms, VOCAB, budget=7 * BOTH_HEADS)):
+    for losses in (PlainLosses(terms, VOCAB), ChunkedLosses(terms, VOCAB, tiling=CPU._replace(budget=7 * BOTH_HEADS))):
         term.module.zero_grad()
         results = []
         for case in cases:
@@ -139,11 +139,11 @@ def _fp32(case: Problem) -> Head:
 def test_any_terms_keep_nothing_of_rows_by_vocabulary() -> None:
     case = problem(400)
     largest = largest_allocation(
-        lambda: ChunkedLosses([LogitError()], VOCAB, budget=20 * BOTH_HEADS)(
+        lambda: ChunkedLosses([LogitError()], VOCAB, tiling=CPU._replace(budget=20 * BOTH_HEADS))(
             case.student, case.teacher, case.targets, torch.ones(1)
         )[0].backward()
     )
-    assert largest <= max(20 * BOTH_HEADS, BLOCK, case.student.weight.numel() * 4) < 400 * VOCAB * 4
+    assert largest <= max(20 * BOTH_HEADS, CPU.block, case.student.weight.numel() * 4) < 400 * VOCAB * 4
 
 
 def test_any_terms_learn_from_largest_entries_too() -> None:
