@@ -145,7 +145,7 @@ ASSIGNED = {
     },
     "hydra": {"hydra", "cfg"},
     "Python": {"stdout", "stderr", "filename", "propagate", "handlers"},
-    "of a thread or of all": {"keys", "calls", "works"},
+    "of a thread or of all": {"keys", "calls"},
 }  # fmt: skip
 
 
