@@ -11,7 +11,7 @@ from job import ROOT, environment
 
 case: Any = import_module("benchmarks.attacks.case")
 Ended, Kind = case.Ended, case.Kind
-SUBJECTS = ("tables", "prepare", "shards", "s3", "disks")
+SUBJECTS = ("tables", "prepare", "shards", "disks")
 REFUSED = "some line\ndistill: corpus.path=x: it is not there; correct it\n"
 
 

@@ -52,24 +52,31 @@ def test_prepare(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sync(tmp_path: Path) -> None:
-    sizes = ("--width", "64", "--layers", "1", "--tokens", "8", "--accumulate", "2", "--rounds", "1")
-    _, results = script("scaling/sync.py", tmp_path, *sizes, "--engines", ENGINES)
-    for measured in results["measured"]:
-        assert set(measured["medians"]) >= {
-            "none",
-            "distill window",
-            "distill every",
-            "wrapper window",
-            "wrapper every",
-        }
-
-
-@pytest.mark.slow
-def test_rings(tmp_path: Path) -> None:
-    _, results = script("scaling/rings.py", tmp_path, "--engines", ENGINES, "--megabytes", "1", "--rounds", "1")
-    for measured in results:
-        assert {"1", "2", "4", "8", "2 bf16"} <= set(measured["seconds"])
+@pytest.mark.parametrize(
+    ("what", "measured"),
+    [
+        ("sync", {"none", "distill window", "distill every", "wrapper window", "wrapper every"}),
+        ("rings", {"1", "2", "4", "8", "2 bf16"}),
+    ],
+)
+def test_exchange(what: str, measured: set[str], tmp_path: Path) -> None:
+    sizes = (
+        "--width",
+        "64",
+        "--layers",
+        "1",
+        "--tokens",
+        "8",
+        "--accumulate",
+        "2",
+        "--megabytes",
+        "1",
+        "--rounds",
+        "1",
+    )
+    _, results = script("scaling/exchange.py", tmp_path, what, *sizes, "--engines", ENGINES)
+    for one in results["measured"]:
+        assert set(one["medians"]) >= measured
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Attacks whole commands in all ways that the subjects list, and prints what came of them.
 
     python benchmarks/attacks                                 # all subjects
-    python benchmarks/attacks shards s3 --cases 50            # at most 50 cases of each of two subjects
+    python benchmarks/attacks shards disks --cases 50            # at most 50 cases of each of two subjects
     python benchmarks/attacks shards --part 2/5               # a fifth of its cases
     python benchmarks/attacks tables --name 'csv, a NUL'      # one case
 
@@ -34,7 +34,7 @@ from benchmarks.attacks.ground import Shared, new_ground  # noqa: E402
 from benchmarks.common import save, table, title  # noqa: E402
 
 # Each is a module of this folder with a function `cases` that gives the cases of its subject for a random generator.
-SUBJECTS = ("tables", "prepare", "shards", "s3", "disks")
+SUBJECTS = ("tables", "prepare", "shards", "disks")
 EVERY = 5.0  # seconds between two lines of progress
 
 

@@ -1,16 +1,19 @@
-"""Steps with delayed sync against an exchange per micro-batch, and both against DDP's and Horovod's own wrappers.
+"""The exchange of gradients: steps with delayed sync against an exchange per micro-batch, and rings by network.
 
-    python benchmarks/scaling/sync.py                                        # loopback, 2 ranks
-    sudo python benchmarks/scaling/sync.py --networks loopback,1gbit         # and between emulated hosts
+    python benchmarks/scaling/exchange.py sync                                        # loopback, 2 ranks
+    sudo python benchmarks/scaling/exchange.py sync --networks loopback,1gbit         # and between emulated hosts
+    sudo python benchmarks/scaling/exchange.py rings --networks loopback,1gbit,capped --size 4
 
-Every variant trains its own copy of one BERT (cross-entropy, AdamW) on the same batches; within an engine all variants
-take turns in one run. `none` exchanges nothing at all: what is left when communication costs nothing.
+`sync`: every variant trains its own copy of one BERT (cross-entropy, AdamW) on the same batches; within an engine all
+variants take turns in one run. `none` exchanges nothing at all: what is left when communication costs nothing.
 
     distill window    one flat bucket, one exchange per step, as `python -m distill` trains
     distill late      the same, but the exchange begins only after the last backward
     distill every     one exchange per micro-batch: the same with `backend.sync=every`
     wrapper window    DistributedDataParallel with no_sync(); hvd.DistributedOptimizer with backward_passes_per_step
     wrapper every     DistributedDataParallel as it is; hvd.DistributedOptimizer synchronized after each backward
+
+`rings`: seconds of one exchange by number of rings and format on the wire, in turns; a time is the slowest rank's.
 """
 
 import argparse
@@ -23,6 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
 from benchmarks.common import save, table
@@ -123,39 +127,66 @@ def build(variant: str, ranks: Ranks, options: argparse.Namespace) -> Step:
     return horovod(model, how == "every", options.accumulate)
 
 
-def _rank(options: argparse.Namespace) -> None:
-    """Seconds by variant; a variant's turn is `steps` steps, from barrier to barrier."""
+def _steps(options: argparse.Namespace) -> None:
+    """On one rank: seconds by variant; a variant's turn is one step, from barrier to barrier."""
     # Between emulated hosts each is the only rank of its host, yet all share this machine's cores.
-    settings = BackendConfig(name=options.engines, device="cpu", threads=1, timeout=300.0, rings=options.rings)
-    ranks = join_ranks(settings)
-    variants = options.variants.split(",")
-    steps = {variant: build(variant, ranks, options) for variant in variants}
+    ranks = join_ranks(BackendConfig(name=options.engines, device="cpu", threads=1, timeout=300.0))
+    steps = {variant: build(variant, ranks, options) for variant in VARIANTS}
     torch.manual_seed(ranks.rank)
     window = [torch.randint(VOCABULARY, (options.rows, options.tokens)) for _ in range(options.accumulate)]
-    times: dict[str, list[float]] = {variant: [] for variant in variants}
+    times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     for turn in range(options.rounds + 1):
-        for variant in variants if turn % 2 else variants[::-1]:
+        for variant in VARIANTS if turn % 2 else VARIANTS[::-1]:
             ranks.barrier()
             began = time.perf_counter()
-            for _ in range(options.steps if turn else 1):
-                steps[variant](window)
+            steps[variant](window)
             ranks.barrier()
             if turn:
-                times[variant].append((time.perf_counter() - began) / options.steps)
+                times[variant].append(time.perf_counter() - began)
+    end_rank(ranks, times)
+
+
+def seconds_of(sync: GradientSync) -> float:
+    """The slowest rank's time of one exchange, the GPU's work included."""
+    ranks = sync.ranks
+    ranks.sum(torch.zeros(1))  # ranks leave a barrier up to 50 ms apart, and a sum together
+    began = time.perf_counter()
+    sync.all_reduce_gradients()
+    if ranks.device.type == "cuda":
+        torch.cuda.synchronize(ranks.device)
+    own = torch.zeros(ranks.size, dtype=torch.float64)
+    own[ranks.rank] = time.perf_counter() - began
+    return float(ranks.sum(own).max())
+
+
+def _rings(options: argparse.Namespace) -> None:
+    """On one rank: seconds of an exchange by `<rings>` and `<rings> bf16`, in turns."""
+    numbers = [int(number) for number in options.rings.split(",")]
+    ranks = join_ranks(BackendConfig(name=options.engines, device="cpu", rings=max(numbers), timeout=120.0))
+    sync = GradientSync(ranks, nn.ParameterList([nn.Parameter(torch.ones(int(options.megabytes * 1e6 / 4)))]))
+    variants = [(number, "none") for number in numbers] + [(number, "bf16") for number in numbers if number > 1]
+    times: dict[str, list[float]] = {}
+    for turn in range(options.rounds + 1):
+        for number, compression in variants:
+            ranks.rings = number
+            ranks.settings = ranks.settings.changed(compression=compression)
+            taken = seconds_of(sync)
+            if turn:  # the first round opens connections
+                times.setdefault(f"{number}{' bf16' * (compression == 'bf16')}", []).append(taken)
     end_rank(ranks, times)
 
 
 def _options() -> argparse.Namespace:
     parser = compare_engines(__doc__)
-    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("what", choices=("sync", "rings"))
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--layers", type=int, default=10, help="10 x 384: 20 M parameters")
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=64, help="of a row")
     parser.add_argument("--accumulate", type=int, default=50, help="micro-batches per step")
-    parser.add_argument("--steps", type=int, default=1, help="steps of a turn")
+    parser.add_argument("--rings", default="1,2,4,8")
+    parser.add_argument("--megabytes", type=float, default=64.0, help="of gradients")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rings", type=int, default=1)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -163,26 +194,24 @@ def _options() -> argparse.Namespace:
 def main() -> None:
     options = _options()
     if options.rank:
-        _rank(options)
-    names = ("width", "layers", "rows", "tokens", "accumulate", "steps", "rounds", "rings", "variants")
+        (_steps if options.what == "sync" else _rings)(options)
+    names = ("width", "layers", "rows", "tokens", "accumulate", "rings", "megabytes", "rounds")
     given = [part for name in names for part in (f"--{name}", getattr(options, name))]
     results, rows = [], []
     for network, engine, cluster in clusters(options):
         # Horovod's own default, since its wrapper and `every` wait for a cycle in each micro-batch.
-        times = cluster.run_json("scaling/sync.py", *given, "--engines", engine, "--rank", HOROVOD_CYCLE_TIME="1")
-        medians = {variant: statistics.median(values) for variant, values in times.items()}
+        times = cluster.run_json(
+            "scaling/exchange.py", options.what, *given, "--engines", engine, "--rank", HOROVOD_CYCLE_TIME="1"
+        )
+        medians = {name: statistics.median(values) for name, values in times.items()}
         results.append({"network": network, "engine": engine, "seconds": times, "medians": medians})
-        for variant, seconds in medians.items():
-            row = [f"{network}, {engine}", variant, f"{seconds:.2f}"]
-            row += [f"{seconds / medians['none']:.3f}" if "none" in medians else "-"]
-            row += [f"{medians[many] / seconds:.2f}" if (many := "distill every") in medians else "-"]
-            rows.append(row)
-            print(" ".join(row), file=sys.stderr, flush=True)
-    what = (
-        f"{options.layers} x {options.width}, {options.accumulate} micro-batches of {options.rows} x {options.tokens}"
-    )
-    print(f"\n{options.size} ranks, BERT {what}; seconds per step (medians of {options.rounds})\n")
-    print(table(["network, engine", "variant", "s/step", "over none", "times as fast as distill every"], rows))
+        reference = medians["distill every" if options.what == "sync" else next(iter(medians))]
+        for name, seconds in medians.items():
+            rows.append([f"{network}, {engine}", name, f"{seconds:.3f}", f"{reference / seconds:.2f}"])
+            print(" ".join(rows[-1]), file=sys.stderr, flush=True)
+    against = "distill every" if options.what == "sync" else "the first"
+    print(f"\n{options.size} ranks; medians of {options.rounds}\n")
+    print(table(["network, engine", options.what, "s", f"times as fast as {against}"], rows))
     save(options.json, {"settings": vars(options) | {"json": None}, "measured": results})
 
 
