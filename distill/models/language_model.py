@@ -68,9 +68,10 @@ class OutputSpec(NamedTuple):
 
 
 def union(specs: Iterable[OutputSpec]) -> OutputSpec:
-    """Everything that one of these requests, but for the head's input and the positions, which belong to a batch."""
+    """Everything that one of these requests, but for the positions, which belong to a batch."""
     several = list(specs)
     return OutputSpec(
+        head=any(spec.head for spec in several),
         layers=tuple(sorted({layer for spec in several for layer in spec.layers})),
         qkv=tuple(sorted({block for spec in several for block in spec.qkv})),
         pooled=tuple(sorted({kind for spec in several for kind in spec.pooled})),
@@ -89,6 +90,7 @@ class Outputs(NamedTuple):
         pooled: vectors of sequences [B, H] by kind.
         extra: logits of other heads, in at least fp32, by name.
         last_rows: [N, H], the last hidden state at the selected positions.
+        head: of the student, where a loss term reads it: `head_rows` with the weight that makes logits of them.
     """
 
     head_rows: Tensor | None
@@ -97,6 +99,7 @@ class Outputs(NamedTuple):
     pooled: Mapping[str, Tensor] = MappingProxyType({})
     extra: Mapping[str, Tensor] = MappingProxyType({})
     last_rows: Tensor | None = None
+    head: "Head | None" = None
 
     def of_sequences(self, sequences: slice) -> "Outputs":
         """The outputs of some sequences of the batch, without those at positions."""
@@ -123,6 +126,13 @@ class Head(NamedTuple):
     dtype: torch.dtype | None = None
     rounded: Tensor | None = None
     softcap: float | None = None
+
+    def logits(self) -> Tensor:
+        """[N, V], all at once, in at least fp32 where the rows are."""
+        dtype = torch.promote_types(self.rows.dtype, self.weight.dtype)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        product = torch.nn.functional.linear(self.rows.to(dtype), self.weight.to(dtype), bias)
+        return product if self.softcap is None else self.softcap * (product / self.softcap).tanh()
 
     def cap(self, product: Tensor) -> Tensor:
         """The product of rows and weight (with the bias) -> logits; the tensor is overwritten."""

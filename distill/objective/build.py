@@ -10,7 +10,7 @@ import torch
 from distill.config.objective import is_zero
 from distill.config.settings import ObjectiveConfig, PrecisionConfig
 from distill.objective.chunked import NO_TARGET, by_hand
-from distill.objective.objective import Objective
+from distill.objective.objective import Objective, reads_all_rows
 from distill.objective.terms import ALL, TARGETS, Term, VocabularyTerm
 from distill.runtime.errors import SettingError
 from distill.runtime.users_code import mistake, naming_mistakes
@@ -137,9 +137,10 @@ def build_objective(
     schedules = {name: settings.schedule_of(name) for name in terms}
     temperatures = {name: schedule for name, schedule in schedules.items() if schedule is not None}
     on_logits = [term for term in terms.values() if isinstance(term, VocabularyTerm)]
-    fraction = 1.0 if any(term.positions == ALL for term in on_logits) else settings.masking.mlm_probability
+    all_rows = reads_all_rows(terms.values())
+    fraction = 1.0 if all_rows else settings.masking.mlm_probability
     # The temperature is a constant of the compiled code: with another one in each step it would be compiled in each.
-    compiles = any(by_hand(on_logits)) and precision.kernels != "plain" and not temperatures
+    compiles = any(by_hand(on_logits, all_rows)) and precision.kernels != "plain" and not temperatures
     compiled = compiles and pays_to_compile(settings, precision, device, fraction * num_positions * vocab)
     return Objective(terms, weights, vocab, temperatures, compiled)
 

@@ -65,16 +65,22 @@ class ChunkedLosses:
     """
 
     def __init__(
-        self, terms: Sequence[VocabularyTerm], vocab: int, compiled: bool = False, tiling: Tiling | None = None
+        self,
+        terms: Sequence[VocabularyTerm],
+        vocab: int,
+        compiled: bool = False,
+        tiling: Tiling | None = None,
+        all_rows: bool = False,
     ) -> None:
         """
         Args:
             vocab: how many of the first entries of either head count.
             compiled: run what is written by hand through torch.compile, where there is a compiler.
             tiling: None: that of the device of the rows.
+            all_rows: whether rows come that none of these terms acts on.
         """
         self.vocab, self.compiled, self._tiling = vocab, compiled, tiling
-        self.soft, self.tokens = by_hand(terms)
+        self.soft, self.tokens = by_hand(terms, all_rows)
         self.further = [term for term in terms if term is not self.soft and term is not self.tokens]
         self.has_kernel = self.soft is not None or self.tokens is not None
         # The order of losses in here: soft targets and tokens, of which one may be None, and then all others.
@@ -168,13 +174,13 @@ class ChunkedLosses:
         return losses.detach()
 
 
-def by_hand(terms: Sequence[VocabularyTerm]) -> tuple[Soft | None, Mlm | Clm | None]:
+def by_hand(terms: Sequence[VocabularyTerm], all_rows: bool = False) -> tuple[Soft | None, Mlm | Clm | None]:
     """The terms that the kernel takes: soft targets, and a cross-entropy of masked or next tokens.
 
     A class that inherits from these may compute something else. The kernel has soft targets in every row that is
     visited, so a soft term of masked positions is not for it where further rows are visited for others' sake.
     """
-    all_rows = any(term.positions == ALL for term in terms)
+    all_rows = all_rows or any(term.positions == ALL for term in terms)
     soft = next((term for term in terms if type(term) is Soft and (term.positions == ALL) == all_rows), None)
     tokens = next((term for term in terms if isinstance(term, Mlm | Clm) and type(term) in (Mlm, Clm)), None)
     return soft, tokens

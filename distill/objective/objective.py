@@ -7,7 +7,7 @@ every split of the step's sequences, and padding or uneven masks weigh nothing.
 Shapes: B sequences, S positions, N positions that reach the head, T terms.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -65,7 +65,8 @@ class Objective:
         for name, schedule in self.temperatures.items():
             self.terms[name] = self.terms[name].at_temperature(schedule(progress))
         self._vocabulary = {name: term for name, term in self.terms.items() if isinstance(term, VocabularyTerm)}
-        self._in_chunks = ChunkedLosses(list(self._vocabulary.values()), self.vocab, self.compiled)
+        on_logits, all_rows = list(self._vocabulary.values()), self.visits_all_rows
+        self._in_chunks = ChunkedLosses(on_logits, self.vocab, self.compiled, all_rows=all_rows)
 
     def scheduled(self) -> dict[str, float]:
         """What is in force of all that follows a schedule, for the metrics of a step."""
@@ -106,7 +107,7 @@ class Objective:
     @property
     def visits_all_rows(self) -> bool:
         """Whether every non-padding position reaches the head; else only those with a target do."""
-        return any(term.positions == ALL for term in self._vocabulary.values())
+        return reads_all_rows(self.terms.values())
 
     def positions(self, batch: Batch) -> Tensor | None:
         """Flat positions of the batch that reach the head, [N]; None: all of them."""
@@ -117,27 +118,30 @@ class Objective:
     def student_spec(self, batch: Batch) -> OutputSpec:
         """What the student's forward is to give."""
         inner = union(term.student_reads for term in self.terms.values())
-        positions = self.positions(batch) if self._vocabulary or inner.last_rows else None
-        return inner._replace(head=bool(self._vocabulary), positions=positions)
+        head = inner.head or bool(self._vocabulary)
+        positions = self.positions(batch) if head or inner.last_rows else None
+        return inner._replace(head=head, positions=positions)
 
     def teacher_spec(self, batch: Batch) -> OutputSpec:
         """What the teacher is to give."""
-        wants_logits = any(term.needs_teacher for term in self._vocabulary.values())
         inner = union(term.teacher_reads for term in self.terms.values())
-        positions = self.positions(batch) if wants_logits or inner.last_rows else None
-        return inner._replace(head=wants_logits, positions=positions)
+        head = inner.head or any(term.needs_teacher for term in self._vocabulary.values())
+        positions = self.positions(batch) if head or inner.last_rows else None
+        return inner._replace(head=head, positions=positions)
 
     def __call__(self, model: Trainable, teacher: TeacherOutput, batch: Batch, scales: Tensor) -> tuple[Tensor, Tensor]:
         """This micro-batch's part of the step's loss, and the sums of the terms, [T], detached."""
         outputs = model(batch.inputs, batch.documents, self.student_spec(batch))
         loss = scales.new_zeros(())
         sums: dict[str, Tensor] = {}
+        if outputs.head_rows is not None:
+            outputs = outputs._replace(head=model.student.head(outputs.head_rows))
         if self._vocabulary:
-            assert outputs.head_rows is not None
+            assert outputs.head is not None
             mine = {name: term for name, term in self._vocabulary.items() if is_users(type(term).__module__)}
             what = f"objective.{', objective.'.join(mine)}: losses()"
             with naming_mistakes(what, next(iter(mine.values()), self)):
-                loss, on_logits = self._vocabulary_loss(model.student.head(outputs.head_rows), teacher, batch, scales)
+                loss, on_logits = self._vocabulary_loss(outputs.head, teacher, batch, scales)
             sums |= dict(zip(self._vocabulary, on_logits, strict=True))
         for number, (name, term) in enumerate(self.terms.items()):
             if name not in self._vocabulary:
@@ -166,6 +170,16 @@ class Objective:
         flat = torch.full((batch.ids.numel(),), NO_TARGET, device=targets.device)
         flat[positions] = targets
         return flat if selected is None else flat.index_select(0, selected)
+
+
+def reads_all_rows(terms: Iterable[Term]) -> bool:
+    """Whether a term needs the head at every non-padding position, as those do that read it for themselves."""
+    for term in terms:
+        if isinstance(term, VocabularyTerm) and term.positions == ALL:
+            return True
+        if term.student_reads.head or term.teacher_reads.head:
+            return True
+    return False
 
 
 def mixing_temperature(terms: Mapping[str, VocabularyTerm], scheduled: Mapping[str, Any] | None = None) -> float:

@@ -30,8 +30,9 @@ class Term(ABC):
         task: the targets that it predicts, by their name in `Batch.labels`; empty: none, or whichever there are.
         needs_teacher: whether there has to be one.
         across_tokenizers: whether it needs no pair of token sequences, so that the teacher may have another tokenizer.
-        student_reads, teacher_reads: what it reads of either model besides logits, such as `OutputSpec(layers=(1, 2))`;
-            `build` may still change it.
+        student_reads, teacher_reads: what it reads of either model, such as `OutputSpec(layers=(1, 2))`; `build` may
+            still change it. With `OutputSpec(head=True)` the student's head is `student.head`, whose `logits()` has a
+            row for each non-padding position, and what the teacher gives there is `teacher.distribution`.
         reads_first_position: whether the first position stands for the whole sequence, as a [CLS] token does.
         module: what is trained with the student and never exported, such as a projection; made by `build`.
         temperature: of a loss that has one.
@@ -102,4 +103,4 @@ class VocabularyTerm(Term):
         """
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
-        raise TypeError("terms over the vocabulary are visited together: see distill.objective.vocabulary")
+        raise TypeError("terms over the vocabulary are visited together: see distill.objective.chunked")
