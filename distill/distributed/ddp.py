@@ -63,6 +63,10 @@ class Ddp(Ranks):
             return
         plug_in = settings.collective is not None
         nccl = self._nccl = device.type == "cuda" and not plug_in
+        if nccl and self.name == "ddp":
+            # Where a rank is lost, torch would abort the others: no line, no checkpoint of rank 0. The host waits for
+            # the one exchange of a step anyway; it does not for those of a sharded model.
+            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
         if nccl and self.rings > 1:
             os.environ["NCCL_MIN_NCHANNELS"] = str(self.rings)  # read when the first communicator is made
         self._store = open_store(info, settings.timeout, "distill")

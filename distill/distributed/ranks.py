@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -66,7 +66,7 @@ class Traffic:
 
 
 # Bytes that are broadcast at a time: Horovod counts them in 32 bits on some machines, and so does MPI.
-PIECE = 1 << 30
+MESSAGE = 1 << 30
 
 
 class Ranks:
@@ -249,22 +249,20 @@ class Ranks:
         self.traffic.bytes_sent += tensor.numel() * tensor.element_size()
 
     def broadcast_all(self, tensors: list[Tensor]) -> None:
-        """Overwrite tensors of any types with those of rank 0, in place."""
-        # As bytes and in one call: no latency per tensor.
-        if self.size == 1 or not tensors:
+        """Overwrite tensors of any types with those of rank 0, in place; of so many at a time as fill a message."""
+        if self.size == 1:
             return
         with torch.no_grad():
-            data = torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors])
-            for part in data.split(PIECE):
-                self.count(part)
-                with self.waiting():
-                    self._broadcast(part)
-            start = 0
-            for tensor in tensors:
-                stop = start + tensor.numel() * tensor.element_size()
-                # A copy, since a slice of bytes need not begin where the element type may begin.
-                tensor.copy_(data[start:stop].clone().view(tensor.dtype).view_as(tensor))
-                start = stop
+            for group in _messages(tensors):
+                # As bytes and in one call: no latency per tensor.
+                data = torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in group])
+                for part in data.split(MESSAGE):
+                    self.count(part)
+                    with self.waiting():
+                        self._broadcast(part)
+                for tensor, values in zip(group, data.split([tensor.nbytes for tensor in group]), strict=True):
+                    # A copy, since a slice of bytes need not begin where the element type may begin.
+                    tensor.copy_(values.clone().view(tensor.dtype).view_as(tensor))
 
     def begin_sum(self, parts: Sequence[Tensor], name: str) -> Callable[[], None]:
         """Begin to sum contiguous tensors over all ranks, in place, part i on ring i; returns a function that waits.
@@ -291,3 +289,15 @@ class Ranks:
 def _as_bytes(value: Any) -> Tensor:
     """`value` as the bytes of its JSON, [n] uint8."""
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors in groups of at most `MESSAGE` bytes, or of one that is larger: no second copy of a whole model."""
+    group: list[Tensor] = []
+    for tensor in tensors:
+        if group and sum(before.nbytes for before in group) + tensor.nbytes > MESSAGE:
+            yield group
+            group = []
+        group.append(tensor)
+    if group:
+        yield group

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from distill.config.errors import parse
 from distill.config.settings import BackendConfig
 from distill.distributed import GradientSync, RankLost, Ranks, bucket, join_ranks
+from distill.distributed import ranks as messages
 from distill.distributed.ddp import Ddp
 from distill.distributed.rank_identity import refuse_differing_ranks, refuse_differing_settings
 from distill.runtime.errors import SettingError
@@ -116,6 +117,16 @@ def train(ranks: Ranks, batch_rows: int) -> Outcome:
     )
 
 
+SEVERAL = [
+    (1, torch.float64),
+    (3, torch.uint8),
+    (0, torch.float32),
+    (2, torch.bfloat16),
+    (9, torch.int64),
+    (5, torch.float16),
+]
+
+
 def body(settings: BackendConfig) -> dict[str, Any]:
     """What every backend has to do, on one rank."""
     ranks = join_ranks(settings)
@@ -130,6 +141,10 @@ def body(settings: BackendConfig) -> dict[str, Any]:
     results["integers"] = ranks.sum(torch.tensor([2**40 + rank, rank]))
     results["tensor"] = ranks.broadcast(torch.tensor([rank + 0.5], dtype=torch.bfloat16))
     results["object"] = ranks.broadcast({"rank": rank, "text": "x" * (10 if rank == 0 else 99)})
+    results["several"] = [torch.full((n,), rank + n, dtype=dtype) for n, dtype in SEVERAL]
+    whole, messages.MESSAGE = messages.MESSAGE, 24  # bytes: some tensors share a message, one takes several
+    ranks.broadcast_all(results["several"])
+    messages.MESSAGE = whole
     results["gathered"] = ranks.gather({"rank": rank, "text": "é" * rank})
     for name, identity in {"alike": {"seed": 1}, "differing": {"seed": min(rank, 1), "corpus.digest": "a"}}.items():
         try:
@@ -281,6 +296,7 @@ def test_sum_broadcast_and_rank_info(case: tuple[BackendConfig, list[Any]]) -> N
         torch.testing.assert_close(ranks["sum"], torch.full((2, 3), triangle + size / 3, dtype=torch.float64))
         assert ranks["integers"].tolist() == [size * 2**40 + triangle, triangle]
         assert ranks["tensor"].item() == 0.5 and ranks["tensor"].dtype == torch.bfloat16
+        assert [tensor.tolist() for tensor in ranks["several"]] == [[n] * n for n, _ in SEVERAL]
         assert ranks["object"] == {"rank": 0, "text": "x" * 10}
         assert ranks["gathered"] == [{"rank": rank, "text": "é" * rank} for rank in range(size)]
         assert "alike" not in ranks and "same settings" not in ranks, "paths may differ"

@@ -1,10 +1,15 @@
 """Which rank a process is, and where ranks meet."""
 
+import os
+
 import pytest
 import torch
 
 from distill.config.settings import BackendConfig
+from distill.distributed import ddp, fsdp
+from distill.distributed.ddp import Ddp
 from distill.distributed.devices import choose_device
+from distill.distributed.fsdp import Fsdp
 from distill.distributed.rendezvous import first_host, meeting_point
 from distill.runtime.errors import SettingError
 from distill.runtime.rank import RankInfo, rank_from_env
@@ -75,3 +80,22 @@ def test_a_rank_that_sees_its_own_gpu_alone_takes_it(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(SettingError, match=r"2 ranks on this host, but torch sees 1 GPU here"):
         choose_device(settings, 1, 2)
+
+
+@pytest.mark.parametrize(("backend", "waits"), [(Ddp, "1"), (Fsdp, None)])
+def test_a_lost_rank_is_an_error_under_nccl_and_no_abort(
+    backend: type[Ddp], waits: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of a GPU each that are not there: what torch reads when it makes their group."""
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "")  # so that what is set is taken back
+    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT")
+    for name in ("open_store", "wait_for_all", "Heartbeat", "TorchRings"):
+        monkeypatch.setattr(ddp, name, lambda *_, **__: None)
+    monkeypatch.setattr(ddp, "choose_device", lambda *_: torch.device("cuda", 0))
+    monkeypatch.setattr(fsdp, "init_device_mesh", lambda *_: None)
+    joined: list[str | None] = []
+    monkeypatch.setattr(backend, "_join", lambda *_: joined.append(os.environ.get("TORCH_NCCL_BLOCKING_WAIT")))
+    backend(BackendConfig(name=backend.name))
+    assert joined == [waits]
