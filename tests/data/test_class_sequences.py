@@ -1,5 +1,6 @@
-"""Labelled texts as sequences: what the tokenizer itself makes of them, cut as published, and their batches."""
+"""Labelled texts as sequences: what the tokenizer itself makes of them, and their batches."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,3 +103,23 @@ def test_batches(values: bool) -> None:
         assert longest <= batch.ids.shape[1] < longest + 32
         seen += len(batch.row_ids)
     assert seen == 8
+
+
+@pytest.mark.parametrize("values", [True, False])
+def test_rows_of_texts_without_labels_follow_those_with(values: bool) -> None:
+    tokenizer = vocabulary_of("bert")
+    one, other = made(8, values=values), made(5, longest=20)
+    bare = LabelledTexts("bare", other.first, other.second, np.empty(0), ())
+    labelled, further = (class_sequences(each, tokenizer, 48, "x") for each in (one, bare))
+    joined = labelled.with_unlabelled(further)
+    assert len(joined) == 13 and joined.cut == labelled.cut + further.cut
+    assert np.array_equal(joined.sequences, np.concatenate([labelled.sequences, further.sequences]))
+    assert np.array_equal(joined.segments, np.concatenate([labelled.segments, further.segments]))
+    assert np.array_equal(joined.labels, one.labels)
+    numbers = np.array([9, 3, 12, 0])
+    batch = Classes(joined).collate(joined.sequences[numbers].astype(np.int64), numbers.astype(np.uint64), numbers)
+    positions, targets = batch.labels["class"]
+    assert positions.tolist() == [1, 3] and np.allclose(targets, one.labels[[3, 0]]) and len(batch.ids) == 4
+    fewer = replace(bare, first=bare.first[:4], second=(bare.second or [])[:4])
+    again = labelled.with_unlabelled(class_sequences(fewer, tokenizer, 48, "x"))
+    assert len({labelled.digest, further.digest, joined.digest, again.digest}) == 4

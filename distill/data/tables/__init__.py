@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 
 from distill.data.find_files import File, data_folder, find_files, of_split
-from distill.data.readers import load_hub
-from distill.runtime.errors import SettingError
+from distill.runtime.errors import SettingError, first_line
+from distill.runtime.hub import how_to_do_without, is_unreachable
 from distill.runtime.progress import counted
 
 
@@ -49,9 +49,8 @@ class LabelledTexts:
         if not names or not is_clear or not names.keys() <= numbers.keys():
             return self
         order = np.array([numbers[name.lower()] for name in self.classes], np.int64)
-        return replace(
-            self, labels=order[self.labels], classes=tuple(names.get(name.lower(), name) for name in classes)
-        )
+        ordered = tuple(names.get(name.lower(), name) for name in classes)
+        return replace(self, labels=order[self.labels], classes=ordered)
 
     def describe(self) -> str:
         """For example `3,667 examples of MRPC (train); 1 left out, without a text or label that can be used`."""
@@ -94,22 +93,22 @@ class Split(ABC):
         """
 
     def files(
-        self, setting: str, suffixes: tuple[str, ...], usual: Sequence[str] = (), within: Sequence[str] = ()
+        self, setting: str, endings: tuple[str, ...], usual: Sequence[str] = (), within: Sequence[str] = ()
     ) -> list[File]:
         """The files of the split, sorted by name; none where it comes from the Hub. Raises SettingError as `read`.
 
         Args:
-            suffixes: of the files that are taken from a folder.
+            endings: of the files that are taken from a folder.
             usual: folders below $DISTILL_DATA to look into, where there is no path.
             within: folders of which the first that is in the path takes its place.
         """
         if self.path is not None:
             folders = (Path(self.path).expanduser() / name for name in within)
             path = next((str(folder) for folder in folders if folder.is_dir()), self.path)
-            return find_tables(path, f"{setting}.path", self.split, suffixes)
+            return find_tables(path, f"{setting}.path", self.split, endings)
         data = data_folder()
         for folder in [data / name for name in usual] if data is not None else []:
-            if folder.is_dir() and (files := of_split(find_files(str(folder), setting, suffixes), self.split)):
+            if folder.is_dir() and (files := of_split(find_files(str(folder), setting, endings), self.split)):
                 return files
         if self.hub is None:
             cure = ", or set DISTILL_DATA to a folder that holds them" if usual else ""
@@ -119,10 +118,22 @@ class Split(ABC):
             )
         return []
 
-    def hub_data(self, setting: str) -> Any:
+    def data_set(self, setting: str) -> Any:
         """The data set that `hub` names. Raises SettingError where it cannot be loaded."""
-        assert self.hub is not None
-        return load_hub(self.hub, self.subset, self.split, False, setting)
+        import datasets
+
+        folder = Path(str(self.hub)).expanduser()
+        try:
+            if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+                saved: Any = datasets.load_from_disk(str(folder))
+                return saved[self.split] if isinstance(saved, datasets.DatasetDict) else saved
+            datasets.disable_progress_bars()
+            return datasets.load_dataset(str(self.hub), self.subset, split=self.split)
+        except Exception as error:  # `datasets` raises a dozen kinds for a wrong name, a wrong split and no network
+            reason = f"{first_line(error)[:300]}; check the names and the network, or give a copy as {setting}.path"
+            line = how_to_do_without(str(self.hub), "dataset") if is_unreachable(error) else reason
+            where = f"{setting}.hub={self.hub} (subset={self.subset}, split={self.split})"
+            raise SettingError(f"{where} cannot be loaded: {line}") from error
 
     def place(self, files: Sequence[File]) -> str:
         """Where the examples lie, for the banner: in these files, or on the Hub."""
@@ -136,17 +147,15 @@ def name_of(files: Sequence[File]) -> str:
     return f"{len(files):,} files in {Path(files[0].place).absolute().parent.name}"
 
 
-def find_tables(path: str, setting: str, split: str, suffixes: tuple[str, ...]) -> list[File]:
+def find_tables(path: str, setting: str, split: str, endings: tuple[str, ...]) -> list[File]:
     """The files of a split, sorted by name. A folder without files of any split is taken whole.
 
     Raises:
         SettingError: there are none; `setting` names the path.
     """
-    files = of_split(find_files(path, setting, suffixes), split)
+    files = of_split(find_files(path, setting, endings), split)
     if not files:
-        names = ", ".join(f"{split}*{suffix}" for suffix in suffixes)
-        raise SettingError(
-            f"{setting}={path}: no file of the split {split} in this folder ({names}); give a file, another folder, or "
-            "another split"
-        )
+        names = ", ".join(f"{split}*{ending}" for ending in endings)
+        problem = f"no file of the split {split} in this folder ({names})"
+        raise SettingError(problem, setting=setting, value=path, cure="give a file, another folder, or another split")
     return files

@@ -5,7 +5,7 @@ task has a column `label`. WNLI is left out: its development set contradicts its
 compared without it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from distill.data.find_files import File
 from distill.data.tables import LabelledTexts, Split, find_tables, name_of
-from distill.data.tables._rows import SUFFIXES, TEXT_SUFFIXES, fields_of, file_rows, hub_rows, kind_of, labelled_texts
-from distill.data.tables.table import class_of, number
+from distill.data.tables._rows import TABLES, TEXTS, Columns, columns_of, file_rows, kind_of, labelled_texts, rows_of
+from distill.data.tables.table import class_among, number
 from distill.runtime.errors import SettingError
 
 HUB = "nyu-mll/glue"
@@ -91,47 +91,29 @@ class Glue(Split):
             raise SettingError(
                 f"{setting}.split=validation: {task.folder} has several; set it to {' or '.join(task.validation)}"
             )
-        place = self if self.hub is not None else replace(self, hub=HUB, subset=self.task)
-        usual = (f"glue/{task.folder}", task.folder) if place.hub == HUB else ()  # another data set has no copies there
-        files = place.files(setting, SUFFIXES, usual, within=(task.folder, self.task))
-        fields, header = self._columns(files, setting)
-        sets = [file_rows(path, f"{setting}.path", fields, header) for path in files]
-        sets = sets or [hub_rows(place, setting, fields)]
+        split = self if self.hub is not None else replace(self, hub=HUB, subset=self.task)
+        usual = (f"glue/{task.folder}", task.folder) if split.hub == HUB else ()  # of another data set it is no copy
+        files = split.files(setting, TABLES, usual, within=(task.folder, self.task))
+        columns = self._columns(files, setting)
+        sets = rows_of(split, files, setting, columns, task.tsv_header)
         name = f"{task.folder} ({self.split if self.path is None else self.place(files)})"
-        texts, found = labelled_texts(name, sets, fields, task_label(task), training, setting)
-        labels = np.array(found, np.int64 if task.classes else np.float64)
+        parse = (lambda value: class_among(value, task.classes, numbered=True)) if task.classes else number
+        texts, found = labelled_texts(name, sets, columns, parse, training)
+        labels = np.array([task.classes.index(name) for name in found], np.int64) if task.classes else np.array(found)
         examples = replace(texts, labels=labels, classes=task.classes)
         return examples if like is None else examples.numbered_as(like.classes)
 
     def read_unlabelled(self, path: str, setting: str) -> LabelledTexts:
         """Of GLUE's own files those of its test sets will do, whose labels were never published."""
-        files = find_tables(path, setting, "unlabelled", TEXT_SUFFIXES)
-        fields, header = self._columns(files, "corpus")
-        fields.pop("corpus.label")
-        sets = (file_rows(file, setting, fields, header) for file in files)
-        return labelled_texts(name_of(files), sets, fields, None, True, setting)[0]
+        files = find_tables(path, setting, "unlabelled", TEXTS)
+        columns = self._columns(files, "corpus")
+        columns.pop("corpus.label")
+        sets = [file_rows(file, setting, columns, self.described.tsv_header) for file in files]
+        return labelled_texts(name_of(files), sets, columns, None, True)[0]
 
-    def _columns(self, files: Sequence[File], setting: str) -> tuple[dict[str, str], tuple[str, ...]]:
-        """The columns that count in these files, or on the Hub without any, and all of files without a header."""
+    def _columns(self, files: Sequence[File], setting: str) -> Columns:
+        """The columns that are read from these files, or from the Hub without any."""
         task = self.described
         if not files or kind_of(files[0].place) != "tsv":
-            return fields_of(setting, task.texts, "label"), ()
-        return fields_of(setting, task.tsv_texts or task.texts, task.tsv_label), task.tsv_header
-
-
-def task_label(task: GlueTask) -> Callable[[Any], int | float]:
-    """What turns the content of a field into the number of a class, by its name or its number, or into a value."""
-    if not task.classes:
-        return number
-    numbers = {name: number for number, name in enumerate(task.classes)}
-    numbers |= {str(number): number for number in range(len(task.classes))}
-
-    def parse(value: Any) -> int:
-        name = class_of(value)
-        if name == "-1":  # the Hub's mark of test sets
-            raise ValueError("no label")
-        if name not in numbers:
-            raise ValueError(f"its label {name} is none of {', '.join(task.classes)}")
-        return numbers[name]
-
-    return parse
+            return columns_of(setting, task.texts, "label")
+        return columns_of(setting, task.tsv_texts or task.texts, task.tsv_label)

@@ -6,23 +6,21 @@ al. 2016, 2018.
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from distill.data import readers
 from distill.data.find_files import File
-from distill.data.readers import InvalidFile, Record
 from distill.data.tables import Split, find_tables, name_of
-from distill.data.tables._rows import Rows, file_rows, hub_rows, kind_of
-from distill.runtime.errors import SettingError
+from distill.data.tables._rows import Columns, Record, Rows, file_rows, kind_of, rows_of
+from distill.runtime.errors import SettingError, first_line
 from distill.runtime.progress import counted
 
 HUB = {"1.1": "rajpurkar/squad", "2.0": "rajpurkar/squad_v2"}
-SUFFIXES = (".json", ".jsonl", ".parquet")
+ENDINGS = (".json", ".jsonl", ".parquet")
 COLUMNS = ("id", "context", "question", "answers")
 
 
@@ -101,15 +99,18 @@ class Squad(Split):
         place = replace(self, hub=self.hub or HUB[self.version])
         usual = ("squad",) if place.hub == HUB[self.version] else ()  # of another data set it is no copy
         others = [f"v{version}" for version in HUB if version != self.version]
-        files = place.files(setting, SUFFIXES, usual)
+        files = place.files(setting, ENDINGS, usual)
         files = [file for file in files if not any(other in file.name for other in others)]
         if self.path is not None and not files:
             raise SettingError(
                 f"{setting}.path={self.path}: only files of another version than {self.version} are there; give other "
                 f"files, or set {setting}.version"
             )
-        fields = {f"{setting}.{column}": column for column in COLUMNS}
-        records = _of_files(files, f"{setting}.path", fields) if files else _flat(hub_rows(place, setting, fields))
+        columns = {f"{setting}.{column}": column for column in COLUMNS}
+        if files:
+            records = _of_files(files, f"{setting}.path", columns)
+        else:
+            records = _flat(rows_of(place, (), setting, columns)[0])
         found = _collect(records, self.version, place.place(files), setting, training)
         unanswered = sum(not question.answers for question in found.questions)
         if self.version == "1.1" and unanswered:
@@ -121,22 +122,56 @@ class Squad(Split):
 
     def read_unlabelled(self, path: str, setting: str) -> Questions:
         """A context and a question are all that a record needs."""
-        files = find_tables(path, setting, "unlabelled", SUFFIXES)
-        fields = {f"{setting}.{column}": column for column in ("context", "question")}
+        files = find_tables(path, setting, "unlabelled", ENDINGS)
+        columns = {f"{setting}.{column}": column for column in ("context", "question")}
         bare: Record = {"answers": [], "is_impossible": None}
-        records = ((at, {**record, "id": at, **bare}) for at, record in _of_files(files, setting, fields))
+        records = ((at, {**record, "id": at, **bare}) for at, record in _of_files(files, setting, columns))
         return _collect(records, self.version, name_of(files), setting, training=True)
 
 
-def _of_files(files: Sequence[File], setting: str, fields: dict[str, str]) -> Iterator[tuple[str, Record]]:
+def _of_files(files: Sequence[File], setting: str, columns: Columns) -> Iterator[tuple[str, Record]]:
     """Every question of these files, which `setting` names, as a flat record, and where it stands."""
     for file in files:
         is_json = kind_of(file.place) == "json"
-        yield from of_json(file.place, setting) if is_json else _flat(file_rows(file, setting, fields))
+        yield from _official(file, setting) if is_json else _flat(file_rows(file, setting, columns))
+
+
+def _official(file: File, setting: str) -> Iterator[tuple[str, Record]]:
+    """The questions of one JSON document, of articles or of flat records."""
+    import fsspec
+
+    try:
+        with fsspec.open(file.place, encoding="utf-8", compression="infer", mode="rt") as opened:
+            content = json.load(opened)
+    except (OSError, EOFError, ValueError, RecursionError) as error:
+        cure = "mend it, or call a file of one object a line *.jsonl"
+        raise SettingError(f"not JSON ({first_line(error)})", setting=setting, value=file.place, cure=cure) from error
+    try:
+        for number, article in enumerate(content["data"], 1):
+            if "paragraphs" not in article:
+                yield f"{file.name}, question {number}", _with_answers(dict.fromkeys(COLUMNS) | article)
+                continue
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    place = f"{file.name}, question {question.get('id')}"
+                    yield place, dict.fromkeys(COLUMNS) | question | {"context": paragraph["context"]}
+    except (KeyError, TypeError, AttributeError) as error:
+        problem = f"not in SQuAD's form, data > paragraphs > qas ({type(error).__name__}: {error})"
+        raise SettingError(problem, setting=setting, value=file.place, cure="mend it") from error
 
 
 def _flat(rows: Rows) -> Iterator[tuple[str, Record]]:
     return ((f"{rows.name}, row {number}", _with_answers(record)) for number, record in enumerate(rows.records, 1))
+
+
+def _with_answers(record: Record) -> Record:
+    """A flat record with the official list of pairs in place of columns of texts and places."""
+    answers = record.get("answers")
+    if not isinstance(answers, dict) or not isinstance(answers.get("text"), list):
+        return record
+    texts, starts = answers["text"], answers.get("answer_start") or []
+    pairs = [{"text": text, "answer_start": start} for text, start in zip_longest(texts, starts)]
+    return {**record, "answers": pairs}
 
 
 def _collect(records: Iterable[tuple[str, Record]], version: str, name: str, setting: str, training: bool) -> Questions:
@@ -159,43 +194,6 @@ def _collect(records: Iterable[tuple[str, Record]], version: str, name: str, set
     return Questions(name, version, tuple(questions), left_out)
 
 
-def _with_answers(record: Record) -> Record:
-    """A flat record with the official list of pairs in place of columns of texts and places."""
-    answers = record.get("answers")
-    if not isinstance(answers, dict):
-        return record
-    texts, starts = answers.get("text"), answers.get("answer_start")
-    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-        return record
-    pairs = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
-    return {**record, "answers": pairs}
-
-
-def of_json(path: str, setting: str) -> Iterator[tuple[str, Record]]:
-    """The questions of one JSON document; `setting` names it."""
-    try:
-        content = json.loads("".join(line for _, line in readers.lines(path)))
-    except InvalidFile as error:
-        raise SettingError(f"{setting}={path}: {error}; mend or remove that") from error
-    except (ValueError, RecursionError) as error:
-        raise SettingError(
-            f"{setting}={path}: not JSON ({error}); mend it, or call a file of one object a line *.jsonl"
-        ) from error
-    try:
-        for number, article in enumerate(content["data"], 1):
-            if "paragraphs" not in article:
-                yield f"{readers.file_name(path)}, question {number}", _with_answers(dict.fromkeys(COLUMNS) | article)
-                continue
-            for paragraph in article["paragraphs"]:
-                for question in paragraph["qas"]:
-                    place = f"{readers.file_name(path)}, question {question.get('id')}"
-                    yield place, dict.fromkeys(COLUMNS) | question | {"context": paragraph["context"]}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise SettingError(
-            f"{setting}={path}: not in SQuAD's form, data > paragraphs > qas ({type(error).__name__}: {error}); mend it"
-        ) from error
-
-
 def _question(record: Record, training: bool) -> Question:
     """A question. Raises ValueError with the reason where it cannot be used."""
     context, question, records = record["context"], record["question"], record["answers"]
@@ -204,28 +202,17 @@ def _question(record: Record, training: bool) -> Question:
     for name, text in (("context", context), ("question", question)):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"no {name}")
-        if not readers.has_utf8(text):
-            raise ValueError(f"half a surrogate pair in its {name}")
-    if not isinstance(records, list) or not all(isinstance(answer, dict) for answer in records):
+        text.encode()  # raises for half a surrogate pair
+    if not isinstance(records, list) or not all(isinstance(each, dict) and each.get("text") for each in records):
         raise ValueError("its answers are no list of texts with their places")
-    if not all(isinstance(answer.get("text"), str) for answer in records):
-        raise ValueError("an answer without text")
-    impossible = record.get("is_impossible")
-    if training and impossible is not None and bool(impossible) == bool(records):
-        raise ValueError("is_impossible contradicts its answers")
-    answers = tuple(Answer(entry["text"], find(entry["text"], context, entry.get("answer_start"))) for entry in records)
+    answers = tuple(Answer(each["text"], find(each["text"], context, each.get("answer_start"))) for each in records)
     if training and answers and all(answer.place is None for answer in answers):
         raise ValueError("no answer in its context")
     return Question(str(record["id"]), context, question, answers)
 
 
 def find(text: str, context: str, start: Any) -> tuple[int, int] | None:
-    """The characters of the context that are the text, where it stands nearest to `start`; None: nowhere."""
-    start = start if isinstance(start, int) else 0
-    if not text.strip():
-        return None
-    if start >= 0 and context.startswith(text, start):
-        return start, start + len(text)
-    begins = [match.start() for match in re.finditer(re.escape(text), context)]
-    begin = min(begins, key=lambda begin: abs(begin - start), default=None)
-    return None if begin is None else (begin, begin + len(text))
+    """The characters of the context that are the text: at `start`, else where it first stands; None: nowhere."""
+    stands = isinstance(start, int) and start >= 0 and context.startswith(text, start)
+    begin = start if stands else context.find(text)
+    return None if begin < 0 else (begin, begin + len(text))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from distill.data.tables import LabelledTexts, Split, find_tables, name_of
-from distill.data.tables._rows import SUFFIXES, TEXT_SUFFIXES, fields_of, file_rows, hub_rows, labelled_texts
+from distill.data.tables._rows import TABLES, TEXTS, columns_of, file_rows, labelled_texts, rows_of
 from distill.runtime.errors import SettingError
 
 WHOLE = re.compile(r"-?\d+\.0*")  # a whole number as programs write one among floats
@@ -37,18 +37,12 @@ class Table(Split):
         Where no training names the classes, those that the data set numbers keep their numbers, which its teachers have
         learned; else they are sorted.
         """
-        files = self.files(setting, SUFFIXES)
-        fields = fields_of(setting, (self.text, self.second), self.label)
-        setting_of = {column: key for key, column in fields.items()}
-        if twice := [key for key, column in fields.items() if setting_of[column] != key]:
-            column = fields[twice[0]]
-            raise SettingError(f"{setting_of[column]}={column} is also {twice[0]}: name another column for one of them")
-        sets = [file_rows(path, f"{setting}.path", fields, quotes=self.quotes) for path in files]
-        sets = sets or [hub_rows(self, setting, fields)]
-        classes: tuple[str, ...] | None = None if like is None else like.classes or None
-        classes = classes or tuple(name.strip() for name in sets[0].classes.get(self.label, ())) or None
+        files, columns = self.files(setting, TABLES), columns_of(setting, (self.text, self.second), self.label)
+        sets = rows_of(self, files, setting, columns, quotes=self.quotes)
+        classes: tuple[str, ...] = () if like is None else like.classes
+        classes = classes or tuple(name.strip() for name in sets[0].classes.get(self.label, ()))
         parse = number if self.regression else lambda value: class_among(value, classes)
-        texts, found = labelled_texts(self.place(files), sets, fields, parse, training, setting)
+        texts, found = labelled_texts(self.place(files), sets, columns, parse, training)
         if self.regression:
             return replace(texts, labels=np.array(found, np.float64))
         classes = classes or _sorted(found, f"{setting}.label={self.label}", setting, training)
@@ -56,10 +50,9 @@ class Table(Split):
         return replace(texts, labels=np.array([numbers[name] for name in found], np.int64), classes=classes)
 
     def read_unlabelled(self, path: str, setting: str) -> LabelledTexts:
-        files = find_tables(path, setting, "unlabelled", TEXT_SUFFIXES)
-        fields = fields_of("corpus", (self.text, self.second))
-        sets = (file_rows(file, setting, fields, quotes=self.quotes) for file in files)
-        return labelled_texts(name_of(files), sets, fields, None, True, setting)[0]
+        files, columns = find_tables(path, setting, "unlabelled", TEXTS), columns_of("corpus", (self.text, self.second))
+        sets = [file_rows(file, setting, columns, quotes=self.quotes) for file in files]
+        return labelled_texts(name_of(files), sets, columns, None, True)[0]
 
 
 @dataclass
@@ -68,7 +61,7 @@ class TableInMemory(Table):
 
     held: Any = None
 
-    def hub_data(self, setting: str) -> Any:
+    def data_set(self, setting: str) -> Any:
         return self.held
 
 
@@ -83,27 +76,31 @@ def number(value: Any) -> float:
     return parsed
 
 
-def class_of(value: Any) -> str:
-    """The name of the class in a field, the same for 1, 1.0, "1" and "1.0". Raises ValueError where there is none.
+def class_among(value: Any, classes: tuple[str, ...], numbered: bool = False) -> str:
+    """The name of the class in a field, the same for 1, 1.0, "1" and "1.0"; in whatever case `classes` have it.
 
     A column of whole numbers in which one is missing is one of floats in pandas, and so are its CSV files.
+
+    Args:
+        classes: that may be there; none: any.
+        numbered: whether a field may hold the number of one of these.
+
+    Raises:
+        ValueError: there is none, or another one.
     """
     if isinstance(value, list | dict):
         raise ValueError("several labels, where one class is learnt")
-    name = "" if value is None or value != value else str(value).strip()
-    if not name:
+    written = "" if value is None or value != value else str(value).strip()
+    name = str(int(written.partition(".")[0])) if WHOLE.fullmatch(written) else written
+    if not name or (numbered and name == "-1"):  # the Hub's mark of test sets
         raise ValueError("no label")
-    return str(int(name.partition(".")[0])) if WHOLE.fullmatch(name) else name
-
-
-def class_among(value: Any, classes: tuple[str, ...] | None) -> str:
-    """The class in a field as one of these, else in other letters' case. Raises ValueError where it is none of them."""
-    name = class_of(value)
-    if classes is None or name in classes:
+    if not classes or name in classes:
         return name
-    alike = [one for one in classes if one in (value, str(value).strip()) or one.lower() == name.lower()]
+    if numbered and name.isdecimal() and int(name) < len(classes):
+        return classes[int(name)]
+    alike = [one for one in classes if one in (value, written) or one.lower() == name.lower()]
     if len(alike) != 1:
-        raise ValueError(f"its class {name} is none of training's ({', '.join(classes)})")
+        raise ValueError(f"its label {name} is none of {', '.join(classes)}")
     return alike[0]
 
 
