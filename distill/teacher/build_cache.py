@@ -23,7 +23,7 @@ from distill.distributed import Ranks
 from distill.models.language_model import LanguageModel, OutputSpec, idle_forward
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import Progress
-from distill.teacher.cache import HEADER, MEASURED, Cache, CacheMeta, Positions
+from distill.teacher.cache import HEADER, MEASURED, META, OFFSETS, Cache, CacheMeta, Positions
 from distill.teacher.sampling import kept_entries, offsets_of, stored
 
 FORWARD_TOKENS = 4096  # of one forward: the teacher keeps no activations
@@ -49,24 +49,21 @@ class Recorder:
         batch = self.batches.batch(indices, 0).to(self.device)
         rows = self.teacher(batch.inputs, batch.documents, OutputSpec(True, self.positions(batch))).head_rows
         assert rows is not None
-        size = max(1, LOGITS_BYTES // (4 * layout.vocabulary))
         # The draws of a position depend on the cache and on where the position stands, not on who computes them.
         counts = offsets[indices + 1] - offsets[indices]
         draws = torch.from_numpy(offsets_of(indices, counts, f"teacher sample {self.cache.key}")).to(self.device)
+        size = max(1, LOGITS_BYTES // (4 * layout.vocabulary))
         found = []
         for few, starts in zip(rows.split(size), draws.split(size), strict=True):
             logits = self.teacher.logits(few, layout.vocabulary)
             entries = kept_entries(logits, layout.top_k, layout.sampled, self.temperature, starts)
             found.append(stored(entries, layout.record))
-            if any(np.isnan(found[-1][name]).any() for name in layout.record.names or ()):
-                of_format = "" if self.teacher.precision == "fp32" else "set precision.teacher=fp32, or "
-                raise SettingError(
-                    f"its logits are not finite in one of the sequences {indices[0]} to {indices[-1]}, so that no "
-                    "cache can be made of them",
-                    setting="teacher",
-                    cure=f"{of_format}take another teacher",
-                )
-        return np.concatenate(found)
+        records = np.concatenate(found)
+        if any(np.isnan(records[name]).any() for name in layout.record.names or ()):
+            of_format = "" if self.teacher.precision == "fp32" else "set precision.teacher=fp32, or "
+            problem = f"its logits are not finite in one of the sequences {indices[0]} to {indices[-1]}"
+            raise SettingError(problem, setting="teacher", cure=f"{of_format}take another teacher")
+        return records
 
 
 def build(recorder: Recorder, ranks: Ranks) -> None:
@@ -94,26 +91,22 @@ def _make_parts(recorder: Recorder, parts: range, ranks: Ranks) -> None:
     with ranks.in_lockstep([recorder.teacher], idle_forward):
         if not missing:
             return
-        with Progress("teacher cache", sum(len(cache.span_of(part)) for part in missing), "tokens") as progress:
+        with Progress("teacher cache", sum(map(cache.positions_of, missing)), "tokens") as progress:
             for part in missing:
                 _make_part(recorder, part, progress)
 
 
 def _make_part(recorder: Recorder, part: int, progress: Progress) -> None:
-    began, cache, sequences = time.monotonic(), recorder.cache, recorder.cache.sequences_of(part)
+    began, cache, sequences, found = time.monotonic(), recorder.cache, recorder.cache.sequences_of(part), []
     at_once = max(1, FORWARD_TOKENS // recorder.batches.sequences.shape[1])
-    records, done = np.empty(len(cache.span_of(part)), cache.layout.record), 0
     for start in range(sequences.start, sequences.stop, at_once):
-        found = recorder.records(np.arange(start, min(start + at_once, sequences.stop)))
-        records[done : done + len(found)] = found
-        done += len(found)
-        progress.update(progress.n + len(found))
+        found.append(recorder.records(np.arange(start, min(start + at_once, sequences.stop))))
+        progress.update(progress.n + len(found[-1]))
+    records = np.concatenate(found)
     kept = float(-np.expm1(records["log_probs"][:, -1].astype(np.float64)).sum()) if cache.layout.top_k else 0.0
-    measured = MEASURED.pack(kept, time.monotonic() - began)
-    digest = hashlib.sha256(measured)
-    digest.update(records.data)
+    content = MEASURED.pack(kept, time.monotonic() - began) + records.tobytes()
     with _writing(cache):
-        _put(cache.path_of(part), digest.digest() + measured, records.data)
+        _put(cache.path_of(part), hashlib.sha256(content).digest() + content)
 
 
 def _finish(cache: Cache, precision: str) -> None:
@@ -131,16 +124,14 @@ def _finish(cache: Cache, precision: str) -> None:
             seconds=sum(seconds for _, seconds in measured),
             precision=precision,
         )
-        for path, data in ((cache.offsets_path, content), (cache.meta_path, meta.model_dump_json().encode())):
-            _put(path, data)
+        _put(cache.folder / OFFSETS, content)
+        _put(cache.folder / META, meta.model_dump_json().encode())
 
 
-def _put(path: Path, *contents: bytes | memoryview) -> None:
+def _put(path: Path, content: bytes) -> None:
     """Write a file at once, though other processes put the same one there."""
     new = path.with_name(f".{path.name}-{token_hex(6)}.new")
-    with new.open("wb") as file:
-        for content in contents:
-            file.write(content)
+    new.write_bytes(content)
     os.replace(new, path)
 
 
@@ -148,7 +139,7 @@ def _make_room(cache: Cache) -> None:
     """Raises SettingError where the disk has no room for what is still to be written."""
     with _writing(cache):
         cache.folder.mkdir(exist_ok=True)
-        for left in (*cache.folder.glob(".*.new"), *cache.folder.glob("damaged-*")):
+        for left in cache.folder.glob(".*.new"):
             with suppress(FileNotFoundError):
                 if time.time() - left.stat().st_mtime > OLD:
                     left.unlink()
@@ -167,6 +158,5 @@ def _writing(cache: Cache) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SettingError(
-            f"data.cache: {cache.folder} cannot be written ({error.strerror}); give another folder"
-        ) from error
+        problem = f"{cache.folder} cannot be written ({error.strerror})"
+        raise SettingError(problem, setting="data.cache", cure="give another folder") from error

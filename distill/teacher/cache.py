@@ -21,7 +21,7 @@ import logging
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from mmap import mmap
@@ -38,17 +38,18 @@ from distill.config.settings import TeacherCacheConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.data.disk_cache import folder_of
-from distill.data.file_maps import State, read_rows, state_of
+from distill.data.file_maps import read_rows, state_of
 from distill.data.storage import array_in
 from distill.distributed import Ranks
 from distill.models.language_model import NO_OUTPUTS
 from distill.runtime.errors import SettingError, StorageFailed
-from distill.runtime.files import quarantine
 from distill.teacher.distributions import TopK
 from distill.teacher.output import TeacherOutput, Wanted
 from distill.teacher.sampling import as_samples
 
 FORMAT = 2  # raise it when the same teacher, sequences and settings would give other records
+META, OFFSETS = "meta.json", "offsets.npy"
+KEPT = ("top_k", "sampled")  # settings of a cache
 MEASURED = Struct("<dd")  # of a part: the sum of the probability that its exact entries hold, and seconds it took
 HEADER = 32 + MEASURED.size  # bytes of a part: the SHA-256 of all behind it, and `MEASURED`
 PARTS, PART_BYTES = 128, 64 << 20  # so many parts, or more that are about so large ...
@@ -91,12 +92,6 @@ class Layout:
         return np.dtype(exact * bool(self.top_k) + drawn * bool(self.sampled))
 
     @property
-    def title(self) -> str:
-        """The settings behind it, for messages."""
-        settings = {"top_k": self.top_k, "sampled": self.sampled}
-        return " with ".join(f"{name}={value}" for name, value in settings.items() if value)
-
-    @property
     def largest(self) -> str:
         """The setting of a cache that makes it smaller soonest."""
         return "sampled" if self.sampled > 2 * self.top_k else "top_k"
@@ -114,7 +109,7 @@ class CacheMeta(BaseModel):
 
 @dataclass(frozen=True)
 class Cache:
-    """One cache; `find` gives it."""
+    """One cache, whose sequences are made and verified in parts; `find` gives it."""
 
     folder: Path
     identity: dict[str, Any]  # what it is made from
@@ -129,10 +124,6 @@ class Cache:
         return self.folder.name
 
     @property
-    def num_sequences(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
     def num_positions(self) -> int:
         return int(self.offsets[-1])
 
@@ -141,127 +132,60 @@ class Cache:
         """The bytes that are read in training."""
         return self.offsets.nbytes + self.num_positions * self.layout.record.itemsize
 
-    @property
-    def meta_path(self) -> Path:
-        return self.folder / "meta.json"
-
-    @property
-    def offsets_path(self) -> Path:
-        return self.folder / "offsets.npy"
-
     @cached_property
     def meta(self) -> CacheMeta:
         """What its meta.json has, once it is finished."""
-        return CacheMeta.model_validate_json(self.meta_path.read_bytes())
-
-    # The sequences are made and verified in parts.
+        return CacheMeta.model_validate_json((self.folder / META).read_bytes())
 
     @cached_property
     def sequences_per_part(self) -> int:
         parts = max(PARTS, -(-self.num_bytes // PART_BYTES))
-        return max(FEWEST_SEQUENCES, -(-self.num_sequences // parts))
+        return max(FEWEST_SEQUENCES, -(-(len(self.offsets) - 1) // parts))
 
     @property
     def num_parts(self) -> int:
-        return -(-self.num_sequences // self.sequences_per_part)
+        return -(-(len(self.offsets) - 1) // self.sequences_per_part)
 
     def sequences_of(self, part: int) -> range:
         start = part * self.sequences_per_part
-        return range(start, min(start + self.sequences_per_part, self.num_sequences))
+        return range(start, min(start + self.sequences_per_part, len(self.offsets) - 1))
 
-    def span_of(self, part: int) -> range:
-        """The positions of a part's sequences."""
+    def positions_of(self, part: int) -> int:
+        """How many positions a part's sequences have."""
         sequences = self.sequences_of(part)
-        return range(int(self.offsets[sequences.start]), int(self.offsets[sequences.stop]))
+        return int(self.offsets[sequences.stop] - self.offsets[sequences.start])
 
     def path_of(self, part: int) -> Path:
         return self.folder / f"part-{part:05d}.bin"
 
     def bytes_of(self, part: int) -> int:
         """The size of a part's file."""
-        return HEADER + len(self.span_of(part)) * self.layout.record.itemsize
+        return HEADER + self.positions_of(part) * self.layout.record.itemsize
 
     def has(self, part: int) -> bool:
         """Whether the file of a part is there, and as long as it should be."""
-        with suppress(FileNotFoundError):
-            return self.path_of(part).stat().st_size == self.bytes_of(part)
-        return False
+        path = self.path_of(part)
+        return path.exists() and path.stat().st_size == self.bytes_of(part)
 
 
-class VerifiedParts:
-    """The parts of a cache that were verified in this run, each when it is first read, by one process of a machine.
+class CachedTeacher:
+    """Reads the records of a batch's sequences; they are at the positions that carry soft targets, in their order.
 
-    The ranks of a machine share a file of the state that each part was verified in. It has no name any more when all
-    of them have opened it, so that nothing of it is left behind.
+    A part is verified when it is first read, by one process of a machine: the ranks share, in a file without a name,
+    the state that each part's file was in when it was verified.
     """
 
     def __init__(self, cache: Cache, ranks: Ranks) -> None:
         """All ranks have to call it."""
         self.cache = cache
-        self._states: dict[int, State] = {}
-        self._lock = Lock()  # a process's own locks of a file do not keep its threads apart
-        name = Path(tempfile.gettempdir()) / f"distill-{ranks.broadcast(secrets.token_hex(16))}"
-        self._file = name.open("w+b")
-        self._file.truncate(size := 24 * cache.num_parts)
-        ranks.barrier()
-        name.unlink(missing_ok=True)
-        self._shared = np.ndarray((cache.num_parts, 3), np.int64, mmap(self._file.fileno(), size))  # by part: its state
-
-    def state(self, part: int) -> State:
-        """The state of a part's file in which it is as it was written.
-
-        Raises:
-            StorageFailed: it is damaged, for which it is set aside, or gone, or cannot be read.
-        """
-        if (state := self._states.get(part)) is None:
-            with self._lock, self._alone(part):
-                state = self._states[part] = self._verified(part)
-        return state
-
-    def forget(self, part: int) -> None:
-        """It was written to, or replaced: it is to be verified again."""
-        self._states.pop(part, None)
-
-    def _verified(self, part: int) -> State:
-        path = self.cache.path_of(part)
-        try:
-            with path.open("rb", buffering=0) as file:
-                state = state_of(file.fileno())
-                if tuple(self._shared[part].tolist()) == state:  # by another process
-                    return state
-                digest = file.read(32)
-                is_whole = digest == hashlib.file_digest(file, "sha256").digest()
-        except FileNotFoundError:
-            raise StorageFailed(f"{path} is missing, or was damaged and set aside: {AGAIN}") from None
-        except OSError as error:
-            raise StorageFailed(f"{path} cannot be read ({error.strerror}): {AGAIN}") from error
-        if not is_whole or state[0] != self.cache.bytes_of(part):
-            try:
-                quarantine(path)
-            except OSError:
-                raise StorageFailed(f"{path} is damaged (its SHA-256 differs), and cannot be removed") from None
-            raise StorageFailed(f"{path} is damaged (its SHA-256 differs), and set aside: {AGAIN}")
-        self._shared[part] = state
-        return state
-
-    @contextmanager
-    def _alone(self, part: int) -> Iterator[None]:
-        """While it is open no other process of the machine verifies this part; a killed one blocks nobody."""
-        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, part)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, part)
-
-
-class CachedTeacher:
-    """Reads the records of a batch's sequences; they are at the positions that carry soft targets, in their order."""
-
-    def __init__(self, cache: Cache, ranks: Ranks) -> None:
-        """All ranks have to call it."""
-        self.cache, self._verified = cache, VerifiedParts(cache, ranks)
         self._row = np.dtype((np.void, cache.layout.record.itemsize))  # numpy copies records field by field
-        self._paths = [str(cache.path_of(part)) for part in range(cache.num_parts)]
+        self._lock = Lock()  # a process's own locks of a file do not keep its threads apart
+        shared = Path(tempfile.gettempdir()) / f"distill-{ranks.broadcast(secrets.token_hex(16))}"
+        self._shared = shared.open("w+b")
+        self._shared.truncate(size := 24 * cache.num_parts)
+        ranks.barrier()
+        shared.unlink(missing_ok=True)
+        self._states = np.ndarray((cache.num_parts, 3), np.int64, mmap(self._shared.fileno(), size))
 
     def read_ahead(self, batch: Batch) -> Batch:
         records = self.read(batch.row_ids[:0] if batch.is_dummy else batch.row_ids)
@@ -287,20 +211,45 @@ class CachedTeacher:
         positions = np.repeat(begins, counts) + np.arange(counts.sum())
         records = np.empty(len(positions), self._row)
         parts = np.repeat(indices // cache.sequences_per_part, counts)
-        order = np.argsort(parts, kind="stable")
-        different, first = np.unique(parts[order], return_index=True)
-        for part, here in zip(different.tolist(), np.split(order, first[1:]), strict=False):
-            begin = cache.offsets[part * cache.sequences_per_part]
-            records[here] = self._read_part(part, positions[here] - begin)
+        for part in np.unique(parts).tolist():
+            here = parts == part
+            records[here] = self._read_part(part, positions[here] - cache.offsets[cache.sequences_of(part).start])
         return records.view(cache.layout.record)
 
     def _read_part(self, part: int, positions: np.ndarray) -> np.ndarray:
+        path = str(self.cache.path_of(part))
         while True:
-            state = self._verified.state(part)
-            found = read_rows(self._paths[part], state, self._row, positions, HEADER)
+            size, changed, inode = self._states[part].tolist()
+            found = read_rows(path, (size, changed, inode) if size else None, self._row, positions, HEADER)
             if found is not None:
                 return found
-            self._verified.forget(part)
+            self._verify(part)
+
+    def _verify(self, part: int) -> None:
+        """Notes the state of a part's file in which it is as it was written.
+
+        Raises:
+            StorageFailed: it is damaged, for which it is removed, or gone, or cannot be read.
+        """
+        path = self.cache.path_of(part)
+        with self._lock:
+            fcntl.lockf(self._shared, fcntl.LOCK_EX, 1, part)  # a killed process blocks nobody
+            try:
+                with path.open("rb", buffering=0) as file:
+                    state = state_of(file.fileno())
+                    if tuple(self._states[part].tolist()) == state:  # verified by another process
+                        return
+                    is_whole = file.read(32) == hashlib.file_digest(file, "sha256").digest()
+                if not is_whole or state[0] != self.cache.bytes_of(part):
+                    path.unlink(missing_ok=True)
+                    raise StorageFailed(f"{path} is damaged (its SHA-256 differs), and removed: {AGAIN}")
+                self._states[part] = state
+            except FileNotFoundError:
+                raise StorageFailed(f"{path} is missing, or was damaged and removed: {AGAIN}") from None
+            except OSError as error:
+                raise StorageFailed(f"{path} cannot be read ({error.strerror}): {AGAIN}") from error
+            finally:
+                fcntl.lockf(self._shared, fcntl.LOCK_UN, 1, part)
 
 
 def _tensor(column: np.ndarray) -> torch.Tensor:
@@ -340,27 +289,27 @@ def find(
         return finished
     cache = Cache(path, identity, _offsets(batches, positions), layout, False, setting)
     if cache.num_bytes > settings.gigabytes * 1e9:
+        kept = " with ".join(f"{name}={getattr(layout, name)}" for name in KEPT if getattr(layout, name))
         raise SettingError(
-            f"{setting}.gigabytes={settings.gigabytes}: {layout.title} at {cache.num_positions:,} positions takes "
-            f"{cache.num_bytes / 1e9:.3g} GB; allow that much, or lower {setting}.{layout.largest} or "
-            "corpus.max_sequences, or set objective.soft.positions=masked"
+            f"{kept} at {cache.num_positions:,} positions takes {cache.num_bytes / 1e9:.3g} GB",
+            setting=f"{setting}.gigabytes",
+            value=settings.gigabytes,
+            cure=f"allow that much, or lower {setting}.{layout.largest} or corpus.max_sequences, or set "
+            "objective.soft.positions=masked",
         )
     return cache
 
 
 def _finished(cache: Cache) -> Cache | None:
     """The cache with its offsets where all of it is there; None where it is not, or some of it is damaged."""
-    try:
-        meta, content = cache.meta, cache.offsets_path.read_bytes()
-        if hashlib.sha256(content).hexdigest() == meta.offsets:
-            whole = replace(cache, offsets=array_in(content, str(cache.offsets_path)))
+    if not (cache.folder / META).exists():
+        return None
+    with suppress(OSError, ValueError):
+        content = (cache.folder / OFFSETS).read_bytes()
+        if hashlib.sha256(content).hexdigest() == cache.meta.offsets:
+            whole = replace(cache, offsets=array_in(content, OFFSETS))
             if all(map(whole.has, range(whole.num_parts))):
                 return whole
-    except FileNotFoundError:
-        if not cache.meta_path.exists():
-            return None
-    except (OSError, ValueError):
-        pass
     logger.warning(f"the cache {cache.folder} is damaged: what is not as it was written is made again")
     return None
 

@@ -53,8 +53,8 @@ class TeacherSettings:
         if make is None or make.in_memory is not None:
             return None if make is None else make.code
         arguments = flatten({name: value for name, value in make.arguments.items() if name not in make.optional})
-        of_run = {name for name in arguments if name.rpartition(".")[2] not in OF_A_HOST}
-        parts = [make.code, [(name, redact(repr(arguments[name]))) for name in sorted(of_run)]]
+        of_run = sorted(name for name in arguments if name.rpartition(".")[2] not in OF_A_HOST)
+        parts = [make.code, [(name, redact(repr(arguments[name]))) for name in of_run]]
         return hashlib.sha256(repr(parts).encode()).hexdigest() if any(parts) else None
 
 
@@ -123,11 +123,12 @@ def load_members(
             int8.check(device, alone.precision_setting)
         has_head = reads_head or name != ONLY or not is_encoder_alone(alone.model, kind)
         model, tokenizer, title = load_teacher(alone.model, kind, mapped, alone.setting, has_head)
-        member = Member(name, alone.weight, model, title, has_head)
-        if shared is not None:
-            _check_member(member, tokenizer, members[0], shared)
         shared = shared or tokenizer
-        members.append(member)
+        if shared.get_vocab() != (vocabulary := tokenizer.get_vocab()):
+            problem = f"its vocabulary ({len(vocabulary)} tokens) is not that of {members[0].setting} ({len(shared)})"
+            cure = "choose teachers with one tokenizer, whose probabilities can be averaged token by token"
+            raise SettingError(problem, setting=alone.setting, cure=cure)
+        members.append(Member(name, alone.weight, model, title, has_head))
     return members, shared
 
 
@@ -137,16 +138,3 @@ def title_of(members: list[Member]) -> str:
         return members[0].title
     parts = [f"{member.name} ({member.title}, weight {member.weight:.3g})" for member in members]
     return f"the mean of {', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
-
-
-def _check_member(
-    member: Member, tokenizer: PreTrainedTokenizerBase, first: Member, shared: PreTrainedTokenizerBase
-) -> None:
-    if (expected := shared.get_vocab()) != (vocabulary := tokenizer.get_vocab()):
-        differing = sum(expected.get(token) != number for token, number in vocabulary.items())
-        raise SettingError(
-            f"{member.setting}: its vocabulary ({len(vocabulary)} tokens) is not that of {first.setting} "
-            f"({len(expected)} tokens, {differing} differ), and probabilities are averaged token by token: choose "
-            "teachers with one tokenizer, or learn from one after the other (student=pretrained continues from a saved "
-            "student)"
-        )

@@ -126,15 +126,6 @@ def test_the_loss_is_that_of_the_mean_distribution(
         assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("kernel", ["plain", "fused"])
-def test_the_temperature_may_change_from_step_to_step(tokenizer: Any, teachers: list[Any], kernel: str) -> None:
-    window, mean = batches(tokenizer).window(0), MeanTeacher(live(teachers), WEIGHTS)
-    changing = objective(teachers[0], temperature={"start": 1.0, "end": 2.0}, kernel=kernel)
-    changing.begin_step(1.0)
-    fixed = objective(teachers[0], temperature=2.0, kernel=kernel)
-    assert step(changing, mean, window)[0] == step(fixed, mean, window)[0]
-
-
 class Watched:
     """A teacher that notes what is wanted of it."""
 

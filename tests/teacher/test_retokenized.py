@@ -136,13 +136,6 @@ def test_evaluate_scores_no_head_that_nobody_trained(done_alone: Path, capsys: p
         assert f"model={model}: no loss of its run trained the head" in line
 
 
-def test_settings_about_the_head_are_refused(shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own_measure = "evaluate.measures.hits._target_=own_metrics.Hits"
-    assert shelf.run(tmp_path / "run", *ALONE, own_measure) == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "evaluate.measures" in line and "no loss of this objective trains the head" in line
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -189,9 +182,3 @@ def test_a_teacher_limits_the_length_where_it_reads_the_same_tokens(tmp_path: Pa
     words = r"^corpus\.sequence_length=24 exceeds the 16 positions of teacher: lower it$"
     with pytest.raises(SettingError, match=words):
         models_of(tmp_path, other_tokenizer=False)
-
-
-def test_several_micro_batches_in_a_forward_are_refused(tmp_path: Path) -> None:
-    words = r"^teacher\.micro_batches=2 is for a teacher that reads the same tokens, but student\.tokenizer=\S+ has an"
-    with pytest.raises(SettingError, match=words):
-        models_of(tmp_path, other_tokenizer=True, micro_batches=2)

@@ -112,28 +112,6 @@ def test_the_largest_entries_are_exact_and_the_entropy_is_that_of_all() -> None:
     torch.testing.assert_close(samples.weights.sum(1), torch.ones(POSITIONS))
 
 
-def test_the_variance_is_smaller_than_with_independent_draws() -> None:
-    """The sum of the variances of the estimated probabilities, of a position with many tokens."""
-    teacher, times = 3 * torch.randn(1, 400, generator=torch.Generator().manual_seed(5), dtype=torch.float64), 4000
-
-    def total_variance(top_k: int) -> float:
-        samples = drawn(teacher.repeat(times, 1), layout(top_k, 20, 400), uniform(times))
-        return float(estimate(samples, 400).var(0).sum())
-
-    plain = total_variance(0)
-    p = (teacher[0] / TEMPERATURE).softmax(0)
-    independent = float((p * (1 - p)).sum()) / 20
-    assert plain < 0.95 * independent
-    assert total_variance(4) < 0.9 * plain, "exact entries take their variance away"
-
-
-def test_one_draw_twice_is_one_entry_of_twice_the_weight() -> None:
-    student = logits(6, 1)
-    twice = Samples(torch.tensor([[4, 9, 4]]), torch.tensor([[0.25, 0.5, 0.25]]), torch.tensor([[-1.0]]))
-    once = Samples(torch.tensor([[4, 9]]), torch.tensor([[0.5, 0.5]]), torch.tensor([[-1.0]]))
-    torch.testing.assert_close(values_and_gradients(student, twice), values_and_gradients(student, once))
-
-
 @pytest.mark.parametrize("top_k", [0, 2])
 def test_extreme_teachers_give_finite_entries(top_k: int) -> None:
     """A sure one, one that knows two tokens alone, and one without any preference; both ends of the offsets."""
@@ -148,36 +126,6 @@ def test_extreme_teachers_give_finite_entries(top_k: int) -> None:
     torch.testing.assert_close(samples.weights.sum(1), torch.ones(6), rtol=2e-3, atol=0)
     torch.testing.assert_close(estimate(samples)[:4], wanted[:4], rtol=0, atol=0.11)  # a fifth more or less of a half
     assert (estimate(samples)[:4][wanted[:4] == 0] == 0).all(), "nothing without probability is drawn"
-
-
-def test_what_is_stored_differs_by_the_rounding_alone() -> None:
-    of = layout(3, 8)
-    entries = kept(logits(8), of, uniform(POSITIONS))
-    found, exact = read(stored(entries, of.record)), as_samples(entries)
-    assert torch.equal(found.ids, exact.ids)
-    torch.testing.assert_close(found.weights, exact.weights, rtol=3e-3, atol=0)
-    torch.testing.assert_close(found.neg_entropy, exact.neg_entropy.float(), rtol=5e-4, atol=0)
-
-
-def test_no_positions() -> None:
-    for of in (layout(0, 3), layout(2, 3)):
-        samples = drawn(torch.zeros(0, VOCAB), of, torch.zeros(0, dtype=torch.float64))
-        assert samples.ids.shape == (0, of.top_k + 3)
-        assert losses.soft_sampled(torch.zeros(0, VOCAB), *samples, 2.0).shape == (0,)
-
-
-def test_the_loss_is_the_formula() -> None:
-    student, samples = logits(9), drawn(logits(10), layout(2, 4), uniform(POSITIONS))
-    for value, row, ids, weights, entropy in zip(
-        values_and_gradients(student, samples), student, *samples, strict=True
-    ):
-        log_q = (row / TEMPERATURE).log_softmax(0)
-        want = sum(float(w) * float(log_q[v]) for v, w in zip(ids, weights, strict=True))
-        assert float(value[0]) == pytest.approx(TEMPERATURE**2 * (float(entropy) - want))
-        gradient = float(weights.double().sum()) * log_q.exp()
-        for v, w in zip(ids, weights, strict=True):
-            gradient[v] -= float(w)
-        torch.testing.assert_close(value[1:], TEMPERATURE * gradient, rtol=1e-6, atol=1e-9)
 
 
 def test_offsets_belong_to_the_row_and_the_place_in_it() -> None:

@@ -100,13 +100,6 @@ def test_the_run_is_known_by_all_teachers_and_their_shares(
 
 
 @pytest.mark.slow
-def test_a_single_member_is_an_only_teacher_to_the_bit(shelf: Shelf, tmp_path: Path, done: Path) -> None:
-    assert distill(*arguments(shelf, tmp_path, f"+teacher.members.one.path={shelf.teacher}")) == 0
-    assert_same(tmp_path, done)
-    assert results(tmp_path)["teacher"]["members"]["one"]["perplexity"] == results(done)["teacher"]["perplexity"]
-
-
-@pytest.mark.slow
 def test_members_may_be_read_from_caches_of_their_own(shelf: Shelf, second: Path, tmp_path: Path) -> None:
     """Both, in other formats, or one beside a live one; what is there is read again."""
     cached = [*STATIC, *both(shelf, second, more=", precision: bf16, cache: {top_k: 24}"), "train.steps=2"]
@@ -153,35 +146,10 @@ def test_a_member_may_come_from_a_callable_of_the_users(
     assert "own_teacher" in results(tmp_path)["teacher"]["name"]
 
 
-def test_every_new_loss_learns_from_several(shelf: Shelf, second: Path, tmp_path: Path) -> None:
-    terms = ["+objective.reverse_kl.weight=1", "+objective.jsd={weight: 1, beta: 0.3}"]
-    terms += ["objective.temperature={start: 3, end: 1}"]
-    terms += ["+objective.logit_mse={weight: 0.1, center: true}", "train.steps=2"]
-    assert distill(*arguments(shelf, tmp_path, *both(shelf, second), *terms)) == 0
-    last = metrics(tmp_path)[-1]
-    assert all(last[f"loss/{name}"] > 0 for name in ("soft", "reverse_kl", "jsd", "logit_mse"))
-    assert "Jensen-Shannon divergence" in (tmp_path / "report.md").read_text()
-
-
-@pytest.fixture(scope="module")
-def foreign(shelf: Shelf, second: Path) -> Path:
-    """A teacher with another tokenizer."""
-    folder = shelf.root / "foreign-teacher"
-    shutil.copytree(second, folder)
-    tokenizer = AutoTokenizer.from_pretrained(second)
-    text = [" ".join(f"unheard{number}" for number in range(200))] * 3
-    tokenizer.train_new_from_iterator(text, 300).save_pretrained(folder)
-    return folder
-
-
 BAD = {
     "two temperatures": (
         ["+objective.reverse_kl={weight: 1, temperature: 1}"],
         ["objective.soft.temperature=2.0", "objective.reverse_kl.temperature=1.0", "give them the same"],
-    ),
-    "two schedules of the temperature": (
-        ["+objective.reverse_kl={weight: 1, temperature: {start: 2, end: 1}}"],
-        ["objective.soft.temperature=2.0", "objective.reverse_kl.temperature=", "end=1", "give them the same"],
     ),
     "logits without a constant": (["+objective.logit_mse.weight=1"], ["objective.logit_mse.center", "true"]),
     "a cache and a loss that needs logits": (
@@ -192,24 +160,9 @@ BAD = {
         [*STATIC, "++teacher.members.b.cache={top_k: 99999}"],
         ["teacher.members.b.cache.top_k=99999", "vocabulary"],
     ),
-    "draws that there are not": (
-        ["++teacher.members.b.cache={top_k: 8, seed: 5}"],
-        ["teacher.members.b.cache.seed=5", "sampled", "back to 0"],
-    ),
-    "a folder without a model": (
-        ["++teacher.members.b.path=."],
-        ["teacher.members.b.path=.", "config.json"],
-    ),
-    "a weight of nothing": (["++teacher.members.b.weight=0"], ["teacher.members.b.weight=0", "above 0"]),
-    "a weight of no number": (["++teacher.members.b.weight=heavy"], ["teacher.members.b", "heavy"]),
-    "no path": (["++teacher.members.b.path=null"], ["teacher.members.b.path=null", "give a path"]),
-    "a path that holds nothing": (["++teacher.members.b.path=/no/model"], ["teacher.members.b.path=/no/model"]),
-    "an unknown setting": (["+teacher.members.b.pathh=x"], ["teacher.members.b", "pathh"]),
-    "an unknown format": (["+teacher.members.b.precision=auto"], ["teacher.members.b.precision=auto", "bf16"]),
-    "no micro-batch": (["+teacher.members.b.micro_batches=0"], ["teacher.members.b.micro_batches=0"]),
-    "no dict": (["+teacher.members.c=runs/c"], ["teacher.members.c=runs/c", "teacher.members.c.NAME=VALUE"]),
+    "a folder without a model": (["++teacher.members.b.path=."], ["teacher.members.b.path=.", "config.json"]),
+    "another tokenizer": (["++teacher.members.b.path=FOREIGN"], ["teacher.members.b", "is not that of", "members.a"]),
     "a path beside": (["teacher.path=x"], ["teacher.path=x", "beside teacher.members"]),
-    "remote code beside": (["teacher.trust_remote_code=true"], ["teacher.trust_remote_code=true", "give the path"]),
     "rows too long": (["corpus.sequence_length=512"], ["corpus.sequence_length=512", "32"]),
 }
 
@@ -219,23 +172,12 @@ def test_what_cannot_be_is_refused(
     case: str, shelf: Shelf, second: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
     more, words = BAD[case]
+    if case == "another tokenizer":
+        foreign = shutil.copytree(second, tmp_path / "foreign")
+        text = [" ".join(f"unheard{number}" for number in range(200))] * 3
+        AutoTokenizer.from_pretrained(second).train_new_from_iterator(text, 300).save_pretrained(foreign)
+        more = [more[0].replace("FOREIGN", str(foreign))]
     members = [f"+teacher.members.a.path={shelf.teacher}", f"+teacher.members.b.path={second}"]
     assert distill(*arguments(shelf, tmp_path / "run", *members, *more)) == 2
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
     assert len(lines) == 1 and all(word in lines[0] for word in words), lines
-
-
-def test_other_tokenizers_are_refused_by_name(
-    shelf: Shelf, foreign: Path, tmp_path: Path, capfd: pytest.CaptureFixture
-) -> None:
-    assert distill(*arguments(shelf, tmp_path / "run", *both(shelf, foreign))) == 2
-    line = capfd.readouterr().err.splitlines()[-1]
-    assert "teacher.members.b" in line and "teacher.members.a" in line and "student=pretrained" in line
-
-
-def test_hidden_states_alone_are_scored_beside_the_first(shelf: Shelf, second: Path, tmp_path: Path) -> None:
-    sizes = "student.config={hidden_size:24,num_hidden_layers:2,num_attention_heads:2,intermediate_size:48}"
-    given = [*both(shelf, second), "student=bert", "student.layers=null", sizes, "train.steps=2"]
-    given += [*(f"objective.{name}.weight=0" for name in ("soft", "mlm", "cosine")), "+objective.hidden_mse.weight=1"]
-    assert distill(*arguments(shelf, tmp_path / "run", *given)) == 0
-    assert results(tmp_path / "run")["student"]["hidden_mse_loss"]["heldout"] > 0

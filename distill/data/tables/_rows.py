@@ -32,7 +32,7 @@ class Rows(NamedTuple):
 
 
 def columns_of(setting: str, texts: Sequence[str | None], label: str | None = None) -> Columns:
-    """The columns of one text or two, and of the label; `setting` is of the split. Raises SettingError for one twice."""
+    """The columns of one text or two, and of the label, of a split. Raises SettingError for one that is named twice."""
     names = [*zip(("text", "second"), texts, strict=False), ("label", label)]
     columns = {f"{setting}.{name}": column for name, column in names if column is not None}
     for key, column in columns.items():
