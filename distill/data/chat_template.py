@@ -1,23 +1,21 @@
 """Conversations, and chat templates in Jinja: the tokens of a conversation, and which of them are targets."""
 
 import json
-import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from distill.data.document import Document
-from distill.data.readers import Record
 from distill.runtime.errors import SettingError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = Record  # `role`, `content`, and what else a template may read, such as `reasoning_content`
+Message = dict[str, Any]  # `role`, `content`, and what else a template may read, such as `reasoning_content`
 
 ASSISTANT = "assistant"
 COLUMNS = ("messages", "conversations")  # of conversations; the second is ShareGPT's
@@ -52,7 +50,7 @@ class Conversation(NamedTuple):
     given: int = 0  # messages that are a prompt, of which no token is a target
 
 
-def conversation_of(record: Record, column: str, prompt: str | None = None) -> Conversation:
+def conversation_of(record: dict[str, Any], column: str, prompt: str | None = None) -> Conversation:
     """The conversation in a column of a record, behind the messages in another one where `prompt` names it.
 
     Columns, and what is in their lists, may be JSON texts. The column `tools` holds what the assistant may call.
@@ -99,7 +97,8 @@ def message_of(item: Any) -> Message:
     if not isinstance(message.get("role"), str):
         raise ValueError(f"a message in it is {str(item)[:80]!r}, without a role: {REWRITE}")
     content = message.get("content", "")
-    texts = [_text(part) for part in content] if isinstance(content, list) else [content]
+    parts = content if isinstance(content, list) else [content]
+    texts = [_text(part) for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(
             f"a message in it has a content that is no text ({str(content)[:80]}), which a language model cannot read: "
@@ -156,21 +155,11 @@ class ChatTemplate:
             raise SettingError(f"{name} cannot be chosen ({first_line(error)}): {cure}") from error
         return cls(tokenizer, text, name, setting)
 
-    def __reduce__(self) -> Any:
-        """Other processes make the tokenizer once, not for each of their tasks: a large one takes a second."""
-        return _in_this_process, (self._pickled, self.text, self.name, self.setting)
-
-    @cached_property
-    def _pickled(self) -> bytes:
-        return pickle.dumps(self.tokenizer)
-
     @cached_property
     def special(self) -> list[str]:
         """All special tokens of the tokenizer."""
-        named = (token for token in self.tokenizer.special_tokens_map.values() if isinstance(token, str))
-        return sorted(
-            {*named, *(str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special)}
-        )
+        added = (str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special)
+        return sorted({*self.tokenizer.all_special_tokens, *added})
 
     @property
     def writes_tools(self) -> bool:
@@ -187,25 +176,24 @@ class ChatTemplate:
             SettingError: the template refuses the conversation or writes a turn in another way when others follow, or
                 a message holds the name of a special token, which would become that token.
         """
-        self._check(conversation)
-        (text,) = self._apply([conversation.messages], conversation.tools)
+        text = self._text(conversation)
         is_marked = GENERATION.search(self.text) is not None
         ids, loss_mask = self._marked(conversation) if is_marked else self._by_difference(conversation, text)
         return Document(name, text, ids=ids, loss_mask=loss_mask, add_bos=False)
 
     def prompt(self, conversation: Conversation) -> str:
         """The text of a conversation up to where the assistant's next turn begins. Raises as `document`."""
-        self._check(conversation)
-        (text,) = self._apply([conversation.messages], conversation.tools, add_generation_prompt=True)
-        return str(text)
+        return self._text(conversation, add_generation_prompt=True)
 
-    def _check(self, conversation: Conversation) -> None:
+    def _text(self, conversation: Conversation, **how: Any) -> str:
         written = json.dumps([conversation.messages, conversation.tools], ensure_ascii=False, default=str)
         if name := next((name for name in self.special if name in written), None):
             raise SettingError(
                 f"{self.name}: a message holds {name}, the name of a special token, which would become that token: "
                 "remove it from the text"
             )
+        (text,) = self._apply([conversation.messages], conversation.tools, **how)
+        return str(text)
 
     def _marked(self, conversation: Conversation) -> tuple[np.ndarray, np.ndarray]:
         """Ids and loss mask where the template marks what the assistant writes."""
@@ -266,11 +254,6 @@ class ChatTemplate:
             cure = f", or set {self.setting} to another one" if self.setting else ""
             reason = f"{type(error).__name__}: {first_line(error)[:200]}"
             raise SettingError(f"{self.name} refuses a conversation ({reason}): mend one or the other{cure}") from error
-
-
-@lru_cache(maxsize=4)
-def _in_this_process(tokenizer: bytes, *fields: str) -> ChatTemplate:
-    return ChatTemplate(pickle.loads(tokenizer), *fields)
 
 
 def plain_text(conversation: Conversation) -> str:

@@ -1,13 +1,14 @@
-"""Trains a tokenizer on the documents of a corpus that are not held out, and keeps it in the cache."""
+"""Tokenizers trained on the documents of a corpus that are not held out, the same from the same text every time."""
 
 import logging
 import re
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from distill.config.settings import CorpusConfig, DataConfig
 from distill.data.build_tokens import held_out_rule
@@ -17,35 +18,51 @@ from distill.data.sources import read
 from distill.data.tokens import Text, corpus_texts, key_of
 from distill.data.work import work_of
 from distill.runtime.errors import SettingError, first_line
-from distill.runtime.files import locked
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
+    # Makes a tokenizer of so many pieces (fewer where the text has fewer) from lines of text and the count of each of
+    # their characters.
+    Train = Callable[[Iterable[str], Counter[str], int], Tokenizer]
+
+END = "<|endoftext|>"
+BPE_SPECIAL = {"bos_token": END, "eos_token": END, "unk_token": END}  # as GPT-2 has them; its id is 0
+SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}  # their ids are 0 to 4
 NO_TEXT = "corpus.path: it holds no text to train a tokenizer on; check corpus.path and corpus.kind"
 BLOCK = 16 << 10  # characters
-TRAINING_TEXT = ".training-text"  # ends the name of a copy of the text, which a killed process leaves to the next one
 _LONG = re.compile(r"\w{1000,}")
 
 logger = logging.getLogger(__name__)
 
 
-def train_tokenizer(
-    corpus: CorpusConfig,
-    data: DataConfig,
-    algorithm: str,
-    train: Callable[[Path, Counter[str], int], "Tokenizer"],
-    special: dict[str, str],
+def wordpiece(corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
+    """An uncased tokenizer in the manner of BERT, of `corpus.vocab_size` pieces. Raises SettingError as `_trained`."""
+    return _trained(corpus, data, "wordpiece", train_wordpiece, SPECIAL)
+
+
+def byte_bpe(corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
+    """A tokenizer in the manner of GPT-2, of `corpus.vocab_size` pieces. Raises SettingError as `_trained`."""
+    return _trained(corpus, data, "byte_bpe", train_byte_bpe, BPE_SPECIAL)
+
+
+def _trained(
+    corpus: CorpusConfig, data: DataConfig, algorithm: str, train: "Train", special: dict[str, str]
 ) -> "PreTrainedTokenizerFast":
-    """Train a tokenizer of `corpus.vocab_size` pieces, or read it from the cache; the caller sets `model_max_length`.
+    """A new tokenizer, or the same from the cache; the caller sets `model_max_length`.
 
     It is trained on every document that is not held out: of a mixture on all sources, whatever their weights, and also
     on duplicates.
 
     Args:
         algorithm: its name in the cache.
-        train: makes a tokenizer of so many pieces from a file of text and the count of each of its characters.
         special: the names that transformers gives its special tokens, and these.
 
     Raises:
@@ -72,10 +89,9 @@ def train_tokenizer(
     try:
         return PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
     except Exception as error:  # of whatever kind the tokenizers library raises
-        raise SettingError(
-            f"data.cache={data.cache}: {path} is damaged ({first_line(error)}): delete it, and the same command makes "
-            "it again"
-        ) from error
+        problem = f"{path} is damaged ({first_line(error)})"
+        cure = "delete it, and the same command makes it again"
+        raise SettingError(problem, setting="data.cache", value=data.cache, cure=cure) from error
 
 
 def _training_texts(text: Text, corpus: CorpusConfig) -> Iterator[str]:
@@ -88,35 +104,84 @@ def _training_texts(text: Text, corpus: CorpusConfig) -> Iterator[str]:
                 yield from (stretch.text for is_held_out, stretch in rule.parts(document) if not is_held_out)
 
 
-def write_tokenizer(
-    train: Callable[[Path, Counter[str], int], "Tokenizer"], texts: Iterable[str], vocab_size: int, path: Path
-) -> None:
+def write_tokenizer(train: "Train", texts: Iterable[str], vocab_size: int, path: Path) -> None:
     """Train a tokenizer on texts, and write it as a tokenizer.json to `path`.
 
     Raises:
         SettingError: there is no text.
     """
-    for left in path.parent.glob(f"*{TRAINING_TEXT}"):
-        with locked(left, wait=False):  # and so removed, unless another process is at work on it
-            pass
-    with locked(path.with_suffix(TRAINING_TEXT)):
-        counts = write_training_text(texts, path.with_suffix(TRAINING_TEXT))
+    # A file without a name, of which a killed process leaves nothing.
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace", newline="\n", dir=path.parent) as plain:
+        counts = _write_plain(texts, plain)
         if not counts:
             raise SettingError(NO_TEXT)
-        tokenizer = train(path.with_suffix(TRAINING_TEXT), counts, vocab_size)
-    tokenizer.save(str(path))
+        plain.seek(0)
+        train(plain, counts, vocab_size).save(str(path))
 
 
-def write_training_text(texts: Iterable[str], path: Path) -> Counter[str]:
+def _write_plain(texts: Iterable[str], plain: IO[str]) -> Counter[str]:
     """Write the texts to a file, so that they are read and cleaned only once; returns the count of each character.
 
     Its lines have a bounded length, and words of 1000 characters or more become a blank: trainers hold every line, and
     every word, in memory.
     """
     counts: Counter[str] = Counter()
-    with path.open("w", encoding="utf-8", errors="replace") as out:
-        for text in texts:
-            counts.update(text)
-            for block in blocks(text, BLOCK):
-                out.write(_LONG.sub(" ", block) + "\n")
+    for text in texts:
+        counts.update(text)
+        for block in blocks(text, BLOCK):
+            plain.write(_LONG.sub(" ", block) + "\n")
     return counts
+
+
+def train_byte_bpe(plain: Iterable[str], counts: Counter[str], vocab_size: int) -> "Tokenizer":
+    """Byte-level BPE: any text comes back from its ids as it was (Sennrich et al. 2016; Radford et al. 2019)."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(plain, trainer)
+    return tokenizer
+
+
+def train_wordpiece(plain: Iterable[str], counts: Counter[str], vocab_size: int) -> "Tokenizer":
+    """WordPiece as BERT's. Raises SettingError where the text is blank."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL["unk_token"]))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    letters: Counter[str] = Counter()
+    for character, count in counts.items():
+        for letter in "".join(tokenizer.normalizer.normalize_str(character).split()):
+            letters[letter] += count
+    if not letters:
+        raise SettingError(NO_TEXT)
+    # The commonest: each costs two pieces, so they take half at most.
+    common = sorted(letters, key=lambda letter: (-letters[letter], letter))[: min(1000, vocab_size // 4)]
+    characters = sorted(common)
+    # The trainer numbers `##x` pieces in the random order of a hash map, and breaks ties by number. Numbering them
+    # beforehand, as if they were special, makes the outcome the same every time.
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*SPECIAL.values(), *characters, *(f"##{character}" for character in characters)],
+        initial_alphabet=characters,
+        limit_alphabet=len(characters),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(plain, trainer)
+    trained = Tokenizer(models.WordPiece(tokenizer.get_vocab(), unk_token=SPECIAL["unk_token"]))
+    trained.add_special_tokens(list(SPECIAL.values()))
+    trained.normalizer, trained.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+    trained.decoder = decoders.WordPiece()
+    trained.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return trained

@@ -6,7 +6,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config, CorpusConfig, DataConfig
-from distill.data import byte_bpe
+from distill.data import new_tokenizer
 from distill.data.collate.clm import CausalLM, causal_lm
 from distill.data.sequence_format import SequenceFormat, causal_format
 from distill.evaluation.measures import Pass, Scoring
@@ -27,7 +27,7 @@ class Clm(TextTask):
         return causal_format(tokenizer)
 
     def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
-        return byte_bpe.corpus_tokenizer(corpus, data)
+        return new_tokenizer.byte_bpe(corpus, data)
 
     def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> CausalLM:
         return self.scoring_collator(config, tokenizer)

@@ -6,7 +6,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config, CorpusConfig, DataConfig
-from distill.data import wordpiece
+from distill.data import new_tokenizer
 from distill.data.batches import Collator
 from distill.data.collate.mlm import MaskedLM, masked_lm
 from distill.data.sequence_format import SequenceFormat, masked_format
@@ -29,7 +29,7 @@ class Mlm(TextTask):
         return masked_format(tokenizer)
 
     def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
-        return wordpiece.corpus_tokenizer(corpus, data)
+        return new_tokenizer.wordpiece(corpus, data)
 
     def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
         return masked_lm(config.objective.masking, tokenizer, counts)

@@ -9,16 +9,14 @@ from tiny import parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config
-from distill.data.wordpiece import corpus_tokenizer
+from distill.data.new_tokenizer import wordpiece
 
 
 @pytest.fixture(scope="session")
 def words(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
     folder = tmp_path_factory.mktemp("tokenizer")
     (folder / "a.txt").write_text(some_text(0, 4000))
-    return corpus_tokenizer(
-        *parts(text_config(kind="text", path=str(folder), vocab_size=300, cache=str(folder / "cache")))
-    )
+    return wordpiece(*parts(text_config(kind="text", path=str(folder), vocab_size=300, cache=str(folder / "cache"))))
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
-from distill.data.byte_bpe import corpus_tokenizer
+from distill.data.new_tokenizer import byte_bpe
 from distill.data.readers import blocks
 from distill.data.sources import _files, find_source, read
 from distill.data.tokens import corpus_text, prepare
@@ -120,7 +120,7 @@ def test_a_preparation_that_stops_publishes_nothing(tmp_path: Path, words: PreTr
         kind="jsonl", path=str(path), cache=str(tmp_path / "cache"), workers=1, heldout=0.0, sequence_length=32
     )
     for make in (lambda: prepare(corpus_text(*parts(config)), words, *parts(config), "train"),) * 2 + (
-        lambda: corpus_tokenizer(*parts(config)),
+        lambda: byte_bpe(*parts(config)),
     ):
         with pytest.raises(SettingError, match=r"^corpus\.path: a\.jsonl, line 101: not JSON"):
             make()
@@ -203,14 +203,13 @@ from distill.config.settings import DataConfig, SourceConfig
 from distill.data.sources import find_source, read
 import numpy, pyarrow.parquet
 from pathlib import Path
-from distill.data import byte_bpe
-from distill.data.new_tokenizer import write_tokenizer
+from distill.data.new_tokenizer import train_byte_bpe, write_tokenizer
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 settings = SourceConfig(kind=sys.argv[1], path=sys.argv[2])
 source = find_source(settings, "corpus", DataConfig())
 texts = (document.text for shard in source.shards() for document in read(source, shard))
 if sys.argv[3] == "train":
-    write_tokenizer(byte_bpe.train, texts, 400, Path(sys.argv[2] + ".json"))
+    write_tokenizer(train_byte_bpe, texts, 400, Path(sys.argv[2] + ".json"))
 else:
     print(sum(map(len, texts)), file=sys.stderr)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)

@@ -29,7 +29,7 @@ from pathlib import Path
 from distill.data import build_tokens, work
 from distill.data.sources import _files
 from distill.data.tokens import corpus_text, prepare
-from distill.data.wordpiece import SPECIAL
+from distill.data.new_tokenizer import SPECIAL
 from tiny import parts, text_config
 from transformers import PreTrainedTokenizerFast
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config
 from distill.data import tokens
+from distill.data.new_tokenizer import wordpiece
 from distill.data.tokens import Tokens, corpus_text, prepare
-from distill.data.wordpiece import corpus_tokenizer
 from distill.runtime.errors import Damaged, SettingError, StorageFailed
 
 FILES = [f"{part}{end}" for part in ("train", "heldout") for end in ("-00000.bin", ".counts.npy")]
@@ -164,15 +164,15 @@ def test_a_disk_that_damages_whatever_is_written_is_named(
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_trained_tokenizer_that_is_damaged_is_trained_again(name: str, reviews: Config, lines: list[str]) -> None:
     given = parts(changed(reviews, vocab_size=300))
-    before = corpus_tokenizer(*given).backend_tokenizer.to_str()
+    before = wordpiece(*given).backend_tokenizer.to_str()
     (path,) = (Path(reviews.data.cache) / "wordpiece").glob("*.json")
     damage(path, name)
     lines.clear()
-    assert corpus_tokenizer(*given).backend_tokenizer.to_str() == before
+    assert wordpiece(*given).backend_tokenizer.to_str() == before
     assert sum(f"{path} is damaged" in line for line in lines) == (name != "gone")
     assert any("training a tokenizer" in line for line in lines)
     lines.clear()
-    assert corpus_tokenizer(*given).backend_tokenizer.to_str() == before and lines == []
+    assert wordpiece(*given).backend_tokenizer.to_str() == before and lines == []
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"null", bytes(5000)])
@@ -180,16 +180,16 @@ def test_a_tokenizer_without_its_digest_is_trained_again(
     content: bytes | None, reviews: Config, lines: list[str]
 ) -> None:
     given = parts(changed(reviews, vocab_size=300))
-    before = corpus_tokenizer(*given).backend_tokenizer.to_str()
+    before = wordpiece(*given).backend_tokenizer.to_str()
     (path,) = (Path(reviews.data.cache) / "wordpiece").glob("*.json")
     path.with_name(f"{path.name}.sha256").unlink()
     if content is not None:
         path.write_bytes(content)
     lines.clear()
-    assert corpus_tokenizer(*given).backend_tokenizer.to_str() == before
+    assert wordpiece(*given).backend_tokenizer.to_str() == before
     assert sum(f"{path} is damaged" in line for line in lines) == 1
     lines.clear()
-    assert corpus_tokenizer(*given).backend_tokenizer.to_str() == before and lines == []
+    assert wordpiece(*given).backend_tokenizer.to_str() == before and lines == []
 
 
 @pytest.mark.parametrize("place", [Path("/a/b"), "s3://bucket/a"])

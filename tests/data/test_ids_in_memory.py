@@ -11,7 +11,7 @@ from vocabularies import vocabulary_of
 
 from distill.config.settings import SourceConfig
 from distill.data import new_tokenizer
-from distill.data.byte_bpe import corpus_tokenizer
+from distill.data.new_tokenizer import byte_bpe
 from distill.data.sequence_format import causal_format, masked_format
 from distill.data.sequence_store import ids_of
 from distill.data.sources import Source, _files
@@ -112,4 +112,4 @@ def test_no_tokenizer_is_trained_on_ids(tmp_path: Path, monkeypatch: pytest.Monk
     text = Text((source_of({"input_ids": [[A, B]]}),), "corpus")
     monkeypatch.setattr(new_tokenizer, "corpus_texts", lambda corpus, data: {"": text})
     with pytest.raises(SettingError, match=r"^corpus: rows holds token ids, which no new tokenizer has: give the tok"):
-        corpus_tokenizer(*parts(text_config(kind="hub", hub="rows", cache=str(tmp_path))))
+        byte_bpe(*parts(text_config(kind="hub", hub="rows", cache=str(tmp_path))))

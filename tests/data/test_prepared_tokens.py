@@ -11,7 +11,7 @@ from tiny import all_of, changed, make_tokenizer, parts
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config
-from distill.data.new_tokenizer import train_tokenizer
+from distill.data import new_tokenizer
 from distill.data.sequence_format import paired_format
 from distill.data.tokens import Tokens, corpus_text, prepare, set_text
 from distill.runtime.errors import SettingError, StorageFailed
@@ -72,7 +72,7 @@ def test_another_tokenizer_task_or_use_is_refused(
     with pytest.raises(SettingError, match="another tokenizer"):
         prepare(text, make_tokenizer(), *parts(config), "train")
     with pytest.raises(SettingError, match="token ids, which no new tokenizer has"):
-        train_tokenizer(*parts(config), "wordpiece", lambda *_: pytest.fail("it is trained"), {})
+        new_tokenizer.wordpiece(*parts(config))
     of_set = set_text(config.corpus, "evaluate.sources.mine", config.data)
     assert of_set is not None
     with pytest.raises(SettingError, match="those of a corpus"):

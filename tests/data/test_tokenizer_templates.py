@@ -1,7 +1,6 @@
 """Conversations by a chat template: the tokens of `apply_chat_template`, and which of them count."""
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +107,6 @@ def test_the_default_begins_as_a_document_does() -> None:
     )
 
 
-def test_other_processes_make_the_tokenizer_of_a_template_once() -> None:
-    template = ChatTemplate.of(FAMILIES["qwen"], "it")
-    assert template is not None
-    one, other = (pickle.loads(pickle.dumps(template)) for _ in range(2))
-    assert one is other is not template
-    found, expected = (each.document(Conversation(TALK), "it") for each in (one, template))
-    assert found.text == expected.text and np.array_equal(found.ids, expected.ids)
 
 
 def test_a_template_of_today_is_the_same_tomorrow() -> None:

@@ -15,7 +15,6 @@ import pytest
 import torch
 from job import Shelf, assert_same, save_model
 
-from distill.data.new_tokenizer import TRAINING_TEXT, write_tokenizer
 from distill.models.kind import CAUSAL
 from distill.models.load import load_pretrained
 from distill.runs.callbacks import RunLog
@@ -75,23 +74,6 @@ def test_a_lock_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert not held
     with pytest.raises(SettingError, match="cannot be locked"), locked(tmp_path / "lock"):
         pass
-
-
-def test_the_text_of_a_killed_training_is_removed(tmp_path: Path) -> None:
-    left, of_another = tmp_path / f".a.json{TRAINING_TEXT}", tmp_path / f".b.json{TRAINING_TEXT}"
-    left.write_text("text")
-
-    class Written:
-        def save(self, path: str) -> None:
-            Path(path).write_text("{}")
-
-    def train(text: Path, *_: Any) -> Any:
-        assert text.read_text() == "some text\n" and not left.exists() and of_another.exists()
-        return Written()
-
-    with locked(of_another):
-        write_tokenizer(train, ["some text"], 300, tmp_path / "new")
-        assert {path.name for path in tmp_path.iterdir()} == {"new", of_another.name}
 
 
 # --- logs ----------------------------------------------------------------------------------------------------------
