@@ -17,7 +17,7 @@ from distill.commands.arguments import Arguments
 from distill.config.base import ROWS, SEEDS
 from distill.config.errors import parse
 from distill.data.chat_template import ASSISTANT, COLUMNS, REWRITE, ChatTemplate, conversation_of
-from distill.data.collate.tables import Spans
+from distill.data.collate.tables import Labelled
 from distill.data.readers import Record
 from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Question, Questions
@@ -288,7 +288,7 @@ def _answers(model: LoadedModel, asked: list[Question], options: PredictOptions)
 def _span_logits(model: LoadedModel, windows: SpanWindows, batch_size: int) -> np.ndarray:
     """Those of an answer's first and last token, float32 [windows, S, 2]; 0 at padding, which no answer touches."""
     logits = np.zeros((*windows.sequences.shape, 2), np.float32)
-    collator, reader = Spans(windows), LanguageModel(model.model)
+    collator, reader = Labelled(windows), LanguageModel(model.model)
     for numbers in np.split(np.arange(len(windows)), range(batch_size, len(windows), batch_size)):
         ids, keys = windows.sequences[numbers].astype(np.int64), np.zeros(len(numbers), np.uint64)
         batch = collator.collate(ids, keys, numbers).to(model.device)

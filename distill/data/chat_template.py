@@ -97,8 +97,7 @@ def message_of(item: Any) -> Message:
     if not isinstance(message.get("role"), str):
         raise ValueError(f"a message in it is {str(item)[:80]!r}, without a role: {REWRITE}")
     content = message.get("content", "")
-    parts = content if isinstance(content, list) else [content]
-    texts = [_text(part) for part in parts]
+    texts = [_text(part) for part in content] if isinstance(content, list) else [content]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(
             f"a message in it has a content that is no text ({str(content)[:80]}), which a language model cannot read: "

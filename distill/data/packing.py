@@ -16,8 +16,7 @@ from distill.config.data import Duplicates, NearConfig
 from distill.data.document import Document, Part
 from distill.data.heldout import HeldOut
 from distill.data.readers import blocks
-from distill.data.segment_pairs import PairWriter
-from distill.data.sentences import sentences
+from distill.data.segment_pairs import PairWriter, sentences
 from distill.data.sequence_format import SequenceFormat
 from distill.data.sequence_store import token_dtype
 from distill.data.shards import Counts

@@ -7,7 +7,8 @@ that has one sentence only is completed from another document, which is another 
 too, and a lone one at the end of a document is left out.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import IO
 
@@ -19,6 +20,15 @@ from distill.runtime.seed import key, uniform
 
 SHORT = 0.1  # fraction of the sequences whose length is drawn at random
 SEED = 0  # sequences are the same in every run
+# The blanks behind a full stop, question or exclamation mark (with closing quotes or brackets) and before a capital, a
+# digit or an opening quote; and a blank line. East Asian full stops need no blank behind them.
+_END = re.compile(
+    r"(?<=[.!?\u2026])[\"'\u201d\u2019)\]]*(?=\s+[\"'\u201c\u2018(\[]*[^\W_a-z])|(?<=[\u3002\uff01\uff1f])|(?=\n\s*\n)"
+)
+# What is followed by a full stop in the middle of a sentence.
+_ABBREVIATION = re.compile(r"(?:^|[\s(\"'\u201c])(?:[A-Z]|Mr|Mrs|Ms|Dr|St|Prof|Rev|Hon|Capt|Col|Gen|Lt|No|vol|pp?)\.$")
+
+_TEXT = re.compile(r"\S")
 
 
 class PairWriter:
@@ -100,3 +110,18 @@ def _cut(ids: list[int], from_front: np.ndarray) -> list[int]:
     """`ids` without as many as there are entries, one at its front for each that is true, else one at its back."""
     front = int(from_front.sum())
     return ids[front : len(ids) - (len(from_front) - front)]
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Cuts a text by punctuation alone, so that no language model is needed to read a corpus.
+
+    Gives stretches that put together are `text`, each but the first with the blanks before it; none is blank.
+    """
+    begin = 0
+    for end in (match.end() for match in _END.finditer(text)):
+        sentence = text[begin:end]
+        if sentence.strip() and _TEXT.search(text, end) and not _ABBREVIATION.search(sentence[-8:]):
+            yield sentence
+            begin = end
+    if text[begin:].strip():
+        yield text[begin:]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 
 from distill.data.tables.squad import Question, Questions
-from distill.data.text_pairs import Surroundings, TextEncoder, digest_of, stacked
+from distill.data.text_pairs import LabelledSequences, TextEncoder, digest_of
 from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
@@ -38,29 +38,29 @@ class ContextTokens:
     fullest: np.ndarray  # [W, S] bool: the window in which this token of the context has most context on both sides
 
 
-@dataclass(frozen=True)
-class SpanWindows:
-    """W windows of questions. The answers of the first L are known; in evaluation, and without a teacher, of all."""
+@dataclass(frozen=True, kw_only=True)
+class SpanWindows(LabelledSequences):
+    """W windows of questions, whose second text is a part of the context.
 
-    sequences: np.ndarray  # [W, S] uint16 or uint32: [CLS] question [SEP] window [SEP], then padding
-    segments: np.ndarray  # [W, S] uint8: 1 from the window's first token to the last [SEP], else 0
-    starts: np.ndarray  # [L] int64, position of the answer's first token; NO_ANSWER where the window lacks some of it
-    ends: np.ndarray  # [L] int64, that of its last token
+    Targets are `span_start` and `span_end`, the positions of the answer's first and last token; NO_ANSWER where the
+    window lacks some of it.
+    """
+
     questions: np.ndarray  # [W] int64, the number of each window's question; those of a question stand together
-    pad_id: int
-    unreached: int  # questions with an answer that no window holds whole
-    digest: str  # sha256 of all that decides training and scores
-    context: ContextTokens | None  # None in training, which does without
+    unreached: int = 0  # questions with an answer that no window holds whole
+    context: ContextTokens | None = None  # None in training, which does without
 
-    def __len__(self) -> int:
-        return len(self.sequences)
+    @property
+    def starts(self) -> np.ndarray:
+        return self.targets["span_start"]
+
+    @property
+    def ends(self) -> np.ndarray:
+        return self.targets["span_end"]
 
     def with_unlabelled(self, others: Self) -> Self:
-        """And behind them those of questions whose answers are not known, for training."""
-        sequences, segments = stacked((self.sequences, self.segments), (others.sequences, others.segments))
         owners = np.concatenate([self.questions, others.questions + self.questions.max(initial=-1) + 1])
-        digest = digest_of(sequences, segments, np.stack([self.starts, self.ends], axis=1), owners)
-        return replace(self, sequences=sequences, segments=segments, questions=owners, digest=digest, context=None)
+        return replace(super().with_unlabelled(others), questions=owners, context=None)
 
 
 class _Window(NamedTuple):
@@ -87,7 +87,13 @@ def span_windows(
         SettingError: sequences are too short, windows do not move, or the tokenizer lacks a special token.
     """
     encoder = TextEncoder(tokenizer)
-    _check(settings, encoder.surroundings(pairs=True), setting)
+    for name, value in (("max_query", settings.max_query), ("stride", settings.stride)):
+        if value < 1:
+            raise SettingError("give a number of tokens, 1 at least", setting=f"{setting}.{name}", value=value)
+    if (shortest := encoder.surroundings(pairs=True).length + settings.max_query + 1) > settings.sequence_length:
+        problem = f"no room for a context behind {settings.max_query} tokens of a question"
+        cure = f"set it to {shortest} or more, or {setting}.max_query lower"
+        raise SettingError(problem, setting=f"{setting}.sequence_length", value=settings.sequence_length, cure=cure)
     windows = list(_windows(questions.questions, encoder, settings))
     shape = (len(windows), settings.sequence_length)
     sequences, segments = np.full(shape, encoder.pad_id, encoder.dtype), np.zeros(shape, np.uint8)
@@ -103,22 +109,18 @@ def span_windows(
             context.offsets[number, positions] = window.offsets
             context.fullest[number, positions] = window.best
     owners = np.array([window.question for window in windows], np.int64)
-    digest = digest_of(sequences, segments, labels, owners, *(() if context is None else vars(context).values()))
     found = {window.question for window in windows if window.answer is not None}
-    unreached = sum(question.place is not None for question in questions.questions) - len(found)
     starts, ends = labels.T.copy()
-    return SpanWindows(sequences, segments, starts, ends, owners, encoder.pad_id, unreached, digest, context)
-
-
-def _check(settings: SpanConfig, around: Surroundings, setting: str) -> None:
-    for name, value in (("max_query", settings.max_query), ("stride", settings.stride)):
-        if value < 1:
-            raise SettingError(f"{setting}.{name}={value}: give a number of tokens, 1 at least")
-    if (shortest := around.count + settings.max_query + 1) > settings.sequence_length:
-        raise SettingError(
-            f"{setting}.sequence_length={settings.sequence_length}: no room for a context behind {settings.max_query} "
-            f"tokens of a question; set it to {shortest} or more, or {setting}.max_query lower"
-        )
+    return SpanWindows(
+        sequences=sequences,
+        segments=segments,
+        targets={"span_start": starts, "span_end": ends},
+        pad_id=encoder.pad_id,
+        digest=digest_of(sequences, segments, labels, owners, *(() if context is None else vars(context).values())),
+        questions=owners,
+        unreached=sum(question.place is not None for question in questions.questions) - len(found),
+        context=context,
+    )
 
 
 def _windows(questions: tuple[Question, ...], encoder: TextEncoder, settings: SpanConfig) -> Iterator[_Window]:

@@ -6,7 +6,7 @@ Shapes: N sequences, S positions.
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 AT_ONCE = 1000  # texts that are tokenized together
 
 
-@dataclass(frozen=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """Special tokens of a sequence: `before` first `between` second `after`, or `before` text `after`."""
 
     before: tuple[int, ...]
@@ -29,8 +28,8 @@ class Surroundings:
     after: tuple[int, ...]
 
     @property
-    def count(self) -> int:
-        return len(self.before) + len(self.between) + len(self.after)
+    def length(self) -> int:
+        return sum(map(len, self))
 
 
 class TextEncoder:
@@ -87,12 +86,6 @@ class TextEncoder:
         )
 
 
-def stacked(*arrays: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Sequences and segments [N, S] of several sets, given in pairs, one set behind the other."""
-    sequences, segments = zip(*arrays, strict=True)
-    return np.concatenate(sequences), np.concatenate(segments)
-
-
 def digest_of(*arrays: np.ndarray) -> str:
     """sha256 of the arrays' contents, kinds and shapes."""
     digest = hashlib.sha256()
@@ -102,25 +95,35 @@ def digest_of(*arrays: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class ClassSequences:
-    """N sequences."""
+@dataclass(frozen=True, kw_only=True)
+class LabelledSequences:
+    """N sequences of examples, of which the first L have targets; in evaluation, and without a teacher, all have."""
 
     sequences: np.ndarray  # [N, S] uint16 or uint32: [CLS] text [SEP] or [CLS] text [SEP] text [SEP], then padding
     segments: np.ndarray  # [N, S] uint8: 1 from the second text's first token to the last [SEP], else 0
-    labels: np.ndarray  # [L] int64 numbers of classes, or float64 values, of the first L sequences alone
+    targets: dict[str, np.ndarray]  # [L] each, by task: int64 classes or positions, or float64 values
     pad_id: int
-    cut: int  # sequences whose texts did not fit
     digest: str  # sha256 of all that decides training and scores
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     def with_unlabelled(self, others: Self) -> Self:
-        """And behind them those of texts without labels."""
-        sequences, segments = stacked((self.sequences, self.segments), (others.sequences, others.segments))
-        digest = digest_of(sequences, segments, self.labels)
-        return replace(self, sequences=sequences, segments=segments, cut=self.cut + others.cut, digest=digest)
+        """And behind them those of texts without targets, for training."""
+        sequences = np.concatenate([self.sequences, others.sequences])
+        segments = np.concatenate([self.segments, others.segments])
+        digest = digest_of(sequences, segments, *self.targets.values())
+        return replace(self, sequences=sequences, segments=segments, digest=digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassSequences(LabelledSequences):
+    """N sequences of texts or pairs of texts, with a target `class` or none."""
+
+    cut: int = 0  # sequences whose texts did not fit
+
+    def with_unlabelled(self, others: Self) -> Self:
+        return replace(super().with_unlabelled(others), cut=self.cut + others.cut)
 
 
 def class_sequences(
@@ -137,7 +140,7 @@ def class_sequences(
     """
     encoder, is_pair = TextEncoder(tokenizer), texts.second is not None
     around = encoder.surroundings(pairs=is_pair)
-    if max_length < around.count + 1 + is_pair:
+    if max_length < around.length + 1 + is_pair:
         raise SettingError(f"{setting}={max_length}: no room for text; set 128 or so")
     encoder.tokenizer.enable_truncation(max_length, strategy="longest_first")
     shape = (len(texts), max_length)
@@ -149,5 +152,11 @@ def class_sequences(
         cut += bool(encoding.overflowing)
         if is_pair:
             segments[number, length - len(around.after) - encoding.sequence_ids.count(1) : length] = 1
-    digest = digest_of(sequences, segments, texts.labels)
-    return ClassSequences(sequences, segments, texts.labels, encoder.pad_id, cut, digest)
+    return ClassSequences(
+        sequences=sequences,
+        segments=segments,
+        targets={"class": texts.labels},
+        pad_id=encoder.pad_id,
+        digest=digest_of(sequences, segments, texts.labels),
+        cut=cut,
+    )

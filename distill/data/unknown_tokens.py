@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 def check_unknown(
     counts: np.ndarray, num_tokens: int, tokenizer: "PreTrainedTokenizerBase", largest: float, setting: str
-) -> float:
-    """The fraction of a text's tokens that are the unknown one.
+) -> None:
+    """Logs the fraction of a text's tokens that are the unknown one.
 
     They cannot be predicted, nor can special tokens, so a model learns from the other positions of the sequences alone.
 
@@ -31,7 +31,14 @@ def check_unknown(
     """
     special = {int(number) for number in tokenizer.all_special_ids if number < len(counts)}
     predictable = int(counts.sum()) - sum(int(counts[number]) for number in special)
-    unknown = int(counts[tokenizer.unk_token_id]) if _marks_unknown(tokenizer) else 0
+    # Some vocabularies give the name of the unknown token to the end of a text.
+    is_own = tokenizer.unk_token_id not in (
+        None,
+        tokenizer.pad_token_id,
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+    )
+    unknown = int(counts[tokenizer.unk_token_id]) if is_own else 0
     fraction = unknown / max(predictable + unknown, 1)
     if fraction > largest or not predictable:
         raise SettingError(
@@ -41,10 +48,3 @@ def check_unknown(
         )
     if unknown:
         logger.info(f"{setting}: {fraction:.2%} of its tokens are unknown")
-    return fraction
-
-
-def _marks_unknown(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Whether a token stands for unknown text alone; some vocabularies give that name to the end of a text."""
-    other_tokens = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
-    return tokenizer.unk_token_id is not None and tokenizer.unk_token_id not in other_tokens

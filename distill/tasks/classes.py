@@ -7,7 +7,7 @@ from typing import Any, Self
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config
-from distill.data.collate import tables as collate
+from distill.data.collate.tables import Labelled
 from distill.data.tables import LabelledTexts, Split
 from distill.data.tables.glue import Glue
 from distill.data.tables.table import Table
@@ -73,8 +73,8 @@ class Classes(TableTask):
             logger.info(f"{examples.name}: {of_all} are cut off at their ends: raise corpus.sequence_length={length}")
         return sequences
 
-    def collator(self, sequences: ClassSequences) -> collate.Classes:
-        return collate.Classes(sequences)
+    def collator(self, sequences: ClassSequences) -> Labelled:
+        return Labelled(sequences)
 
     def evaluation_set(
         self, name: str, split: Glue | Table, examples: LabelledTexts, sequences: ClassSequences

@@ -6,7 +6,7 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config
-from distill.data.collate import tables as collate
+from distill.data.collate.tables import Labelled
 from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Questions, Squad
 from distill.evaluation.measures.squad import SquadSet, squad_set
@@ -38,8 +38,8 @@ class Spans(TableTask):
             )
         return windows
 
-    def collator(self, sequences: SpanWindows) -> collate.Spans:
-        return collate.Spans(sequences)
+    def collator(self, sequences: SpanWindows) -> Labelled:
+        return Labelled(sequences)
 
     def evaluation_set(self, name: str, split: Squad, examples: Questions, sequences: SpanWindows) -> SquadSet:
         return replace(squad_set(name, examples, sequences), collator=self.collator(sequences))

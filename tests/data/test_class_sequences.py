@@ -9,7 +9,7 @@ import torch
 from tiny import make_batches
 from vocabularies import vocabulary_of
 
-from distill.data.collate.tables import Classes
+from distill.data.collate.tables import Labelled
 from distill.data.tables import LabelledTexts
 from distill.data.text_pairs import class_sequences
 from distill.runtime.errors import SettingError
@@ -45,7 +45,7 @@ def test_rows_are_what_the_tokenizer_itself_makes(family: str, pairs: bool, room
         first = parts.index(1) if pairs else len(ids)
         assert np.flatnonzero(rows.segments[number]).tolist() == list(range(first, len(ids)))
     assert rows.cut == cut and (cut > 0) == (room < 30)
-    assert np.array_equal(rows.labels, texts.labels)
+    assert np.array_equal(rows.targets["class"], texts.labels)
 
 
 def test_the_digest_is_that_of_the_content() -> None:
@@ -88,7 +88,7 @@ def test_a_decoder_without_padding_fills_up_with_its_end_of_text() -> None:
 def test_batches(values: bool) -> None:
     texts = made(values=values)
     rows = class_sequences(texts, vocabulary_of("albert"), 128, "x")
-    collator: Any = Classes(rows)
+    collator: Any = Labelled(rows)
     seen = 0
     for batch in make_batches(rows.sequences, collator, 4, 2, seed=1).window(0):
         labels = batch.labels["class"]
@@ -115,9 +115,9 @@ def test_rows_of_texts_without_labels_follow_those_with(values: bool) -> None:
     assert len(joined) == 13 and joined.cut == labelled.cut + further.cut
     assert np.array_equal(joined.sequences, np.concatenate([labelled.sequences, further.sequences]))
     assert np.array_equal(joined.segments, np.concatenate([labelled.segments, further.segments]))
-    assert np.array_equal(joined.labels, one.labels)
+    assert np.array_equal(joined.targets["class"], one.labels)
     numbers = np.array([9, 3, 12, 0])
-    batch = Classes(joined).collate(joined.sequences[numbers].astype(np.int64), numbers.astype(np.uint64), numbers)
+    batch = Labelled(joined).collate(joined.sequences[numbers].astype(np.int64), numbers.astype(np.uint64), numbers)
     positions, targets = batch.labels["class"]
     assert positions.tolist() == [1, 3] and np.allclose(targets, one.labels[[3, 0]]) and len(batch.ids) == 4
     fewer = replace(bare, first=bare.first[:4], second=(bare.second or [])[:4])

@@ -9,11 +9,10 @@ import pytest
 from job import book
 from tiny import CLS, PAD, SEP, parts, text_config
 
-from distill.data.segment_pairs import PairWriter
+from distill.data.segment_pairs import PairWriter, sentences
 from distill.data.sequence_format import SequenceFormat, paired_format
 from distill.data.sources.gutenberg import clean
 from distill.data.tokens import Tokens, corpus_text, prepare
-from distill.runtime.errors import SettingError
 
 FORMAT = SequenceFormat(CLS, SEP, None, None, SEP, PAD, 8, pairs=True)
 LENGTH = 24
@@ -92,11 +91,6 @@ def test_a_lone_sentence_is_left_out_and_counted() -> None:
     assert len(rows) == 0 and writer.dropped == 12
 
 
-def test_long_sentences_are_cut_rather_than_lost() -> None:
-    rows, writer = written([[list(range(10, 10 + 8 * ROOM))]])
-    assert len(rows) >= 6 and writer.dropped < 3 * ROOM
-
-
 def prepared(path: Path, tokenizer: Any, cache: Path, **more: Any) -> Tokens:
     given = {"kind": "text", "path": str(path), "sequence_length": 32, "heldout": 0.0, "workers": 1}
     config = text_config(**{**given, "cache": str(cache), **more})
@@ -127,7 +121,20 @@ def joined(ids: list[int]) -> str:
     return "".join(f" {number}" for number in ids) + " "
 
 
-def test_another_kind_of_source_has_no_documents_to_choose(tmp_path: Path, words: Any) -> None:
-    (tmp_path / "book.txt").write_text(book(0))
-    with pytest.raises(SettingError, match=r"corpus\.document='line': corpus\.kind=gutenberg has no such setting"):
-        prepared(tmp_path / "book.txt", words, tmp_path / "cache", kind="gutenberg", document="line")
+CASES = {
+    'He came. She left! "Why?" asked Tom.': ["He came.", " She left!", ' "Why?" asked Tom.'],
+    "Mr. Smith met Dr. Jones. They spoke of J. S. Bach.": ["Mr. Smith met Dr. Jones.", " They spoke of J. S. Bach."],
+    "It cost 3.50 pounds. 1815 was cold.": ["It cost 3.50 pounds.", " 1815 was cold."],
+    'She said "Go." Then he went.': ['She said "Go."', " Then he went."],
+    "A title\n\nA paragraph without an end": ["A title", "\n\nA paragraph without an end"],
+    "one. two. three": ["one. two. three"],
+    "\u5929\u6c17\u3002\u96e8\u3002": ["\u5929\u6c17\u3002", "\u96e8\u3002"],
+    "  \n ": [],
+    "": [],
+}
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_sentences_end_where_a_reader_would_end_them(text: str) -> None:
+    assert list(sentences(text)) == CASES[text]
+    assert "".join(CASES[text]) == text or not text.strip()

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from vocabularies import vocabulary_of
 
 from distill.data.batch import PADDING
-from distill.data.collate.tables import Spans
+from distill.data.collate.tables import Labelled
 from distill.data.span_windows import NO_ANSWER, SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Answer, Question, Questions, Squad
 from distill.runtime.errors import SettingError
@@ -195,7 +195,7 @@ def test_batches(unlabelled: int) -> None:
         windows = known.with_unlabelled(further)
         assert len({known.digest, further.digest, windows.digest}) == 3
         assert sorted({*windows.questions.tolist()}) == list(range(40 + unlabelled))
-    collator = Spans(windows)
+    collator = Labelled(windows)
     batches = make_batches(windows.sequences, collator, 4, 1, seed=0)
     met = []
     for batch in (batch for step in range(batches.steps_per_epoch) for batch in batches.window(step)):

@@ -107,8 +107,6 @@ def test_the_default_begins_as_a_document_does() -> None:
     )
 
 
-
-
 def test_a_template_of_today_is_the_same_tomorrow() -> None:
     template = "{{ strftime_now('%d %b %Y') }}\n{% for message in messages %}{{ message.content }}{% endfor %}"
     made = ChatTemplate.of(smollm2(template), "it")

@@ -21,7 +21,7 @@ from vocabularies import special_ids, vocabulary_of
 from distill.config.component import Component
 from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
 from distill.data.collate.clm import CausalLM
-from distill.data.collate.tables import Classes
+from distill.data.collate.tables import Labelled
 from distill.data.sequence_format import causal_format
 from distill.data.tables import LabelledTexts
 from distill.data.text_pairs import class_sequences
@@ -138,7 +138,7 @@ def table_scoring(labels: np.ndarray, classes: tuple[str, ...], chosen: dict[str
     texts = [chr(97 + number) for number in draw.integers(0, 26, 40)]
     examples = LabelledTexts("made", texts, None, labels, classes)
     rows = class_sequences(examples, tokenizer, 8, "corpus.sequence_length")
-    data = replace(class_set("table", examples, rows), collator=Classes(rows))
+    data = replace(class_set("table", examples, rows), collator=Labelled(rows))
     settings = EvaluateConfig(batch_size=7, measures=written(chosen))
     return Scoring(data.collator, tokenizer, settings, Single(BackendConfig(device="cpu")), [data], ("class",))
 

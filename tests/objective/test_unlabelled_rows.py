@@ -10,9 +10,8 @@ from torch import Tensor
 from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 
 from distill.data.batch import Batch
-from distill.data.collate import tables as collate
-from distill.data.span_windows import SpanWindows
-from distill.data.text_pairs import ClassSequences
+from distill.data.collate.tables import Labelled
+from distill.data.text_pairs import LabelledSequences
 
 COUNT, LABELLED = 7, 3  # rows, of which the first have labels
 WINDOW = [[5, 0], [3, 4], [1, 6], [2]]  # rows by micro-batch; the second has no label at all
@@ -78,13 +77,9 @@ def definition(task: str, student: Any, teacher: Any, targets: np.ndarray) -> Te
 
 def collated(task: str, targets: np.ndarray) -> list[Batch]:
     ids, segments = rows(), np.zeros((COUNT, LENGTH), np.uint8)
-    collator: Any
-    if task == "spans":
-        starts, ends = targets.T.copy()
-        windows = SpanWindows(ids, segments, starts, ends, np.arange(COUNT), PAD, 0, "", None)
-        collator = collate.Spans(windows)
-    else:
-        collator = collate.Classes(ClassSequences(ids, segments, targets, PAD, 0, ""))
+    names, columns = (("span_start", "span_end"), targets.T.copy()) if task == "spans" else (("class",), [targets])
+    named = dict(zip(names, columns, strict=True))
+    collator = Labelled(LabelledSequences(sequences=ids, segments=segments, targets=named, pad_id=PAD, digest=""))
     return [
         collator.collate(ids[numbers].astype(np.int64), np.zeros(len(numbers), np.uint64), np.array(numbers))
         for numbers in WINDOW

@@ -21,9 +21,9 @@ from distill.config.settings import BackendConfig, MaskingConfig, StudentConfig
 from distill.data.batch import Batch
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import masked_lm
-from distill.data.collate.tables import Classes
+from distill.data.collate.tables import Labelled
 from distill.data.sequence_format import causal_format
-from distill.data.text_pairs import ClassSequences
+from distill.data.text_pairs import LabelledSequences
 from distill.distributed.single import Single
 from distill.models.kind import CAUSAL, CLASSES, MASKED
 from distill.models.layer_choice import RULES
@@ -282,9 +282,10 @@ ON_CLASSES = Prediction(CLASSES, "class", VOCAB, "fp32")
 def texts(count: int, labelled: int) -> list[Batch]:
     """Batches of four; those with a label come last."""
     rows = make_rows(count)
-    held = ClassSequences(rows, np.zeros_like(rows), np.zeros(labelled, np.int64), PAD, 0, "")
+    targets = {"class": np.zeros(labelled, np.int64)}
+    held = LabelledSequences(sequences=rows, segments=np.zeros_like(rows), targets=targets, pad_id=PAD, digest="")
     numbers = np.arange(count)[::-1].reshape(-1, 4)
-    return [Classes(held).collate(rows[each].astype(np.int64), np.zeros(4, np.uint64), each) for each in numbers]
+    return [Labelled(held).collate(rows[each].astype(np.int64), np.zeros(4, np.uint64), each) for each in numbers]
 
 
 def test_where_nothing_that_is_scored_has_a_label_layers_are_to_be_named() -> None:

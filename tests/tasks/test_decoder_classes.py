@@ -10,7 +10,7 @@ from labelled import table
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from distill.commands.prediction import predict
-from distill.data.collate.tables import Classes
+from distill.data.collate.tables import Labelled
 from distill.data.tables import LabelledTexts
 from distill.data.text_pairs import class_sequences
 from distill.models.language_model import LanguageModel, OutputSpec
@@ -52,7 +52,7 @@ def test_padding_is_no_part_of_a_text(family: str, tmp_path: Path) -> None:
     model = load_model(base, "cpu")
     texts = LabelledTexts("texts", TEXTS, None, np.zeros(len(TEXTS), np.int64), ("no", "yes"))
     rows = class_sequences(texts, model.tokenizer, 40, "corpus.sequence_length")
-    batch = Classes(rows).collate(rows.sequences.astype(np.int64), np.arange(4), np.arange(4))
+    batch = Labelled(rows).collate(rows.sequences.astype(np.int64), np.arange(4), np.arange(4))
     together = LanguageModel(model.model)(batch.inputs, batch.documents, OutputSpec(extra=("class",))).extra["class"]
     assert torch.isfinite(together).all()
     for text, logits in zip(TEXTS[:3], together, strict=False):
