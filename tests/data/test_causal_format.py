@@ -10,7 +10,6 @@ from tiny import all_of, changed, make_tokenizer, parts
 from vocabularies import special_ids, vocabulary_of
 
 from distill.config.settings import Config
-from distill.data.packing import Packing
 from distill.data.sequence_format import SequenceFormat, causal_format, masked_format
 from distill.data.tokens import Tokens, corpus_text, prepare
 from distill.runtime.errors import SettingError
@@ -59,13 +58,6 @@ def test_the_name_of_a_special_token_in_a_text_is_text(reviews: Config) -> None:
     ids = row[row != len(tokenizer)]
     assert (ids == tokenizer.eos_token_id).sum() == 1 and ids[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(ids[:-1]) == "one <|endoftext|> two"
-
-
-def test_a_vocabulary_that_fills_its_number_format_leaves_room_for_the_padding(reviews: Config) -> None:
-    settings: dict[str, Any] = {"tokenizer": "", "sequence_length": 8, "cross_documents": True, "held_out": None}
-    for vocabulary, dtype in ((65535, np.uint16), (65536, np.uint32)):
-        rows = SequenceFormat(None, None, None, 0, None, vocabulary, 1)
-        assert Packing(vocabulary=vocabulary, format=rows, **settings).dtype == dtype
 
 
 @pytest.mark.parametrize(("family", "start", "end"), [("bert", 2, 3), ("roberta", 0, 2), ("xlm-roberta", 0, 2)])

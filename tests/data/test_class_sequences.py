@@ -48,16 +48,6 @@ def test_rows_are_what_the_tokenizer_itself_makes(family: str, pairs: bool, room
     assert np.array_equal(rows.targets["class"], texts.labels)
 
 
-def test_the_digest_is_that_of_the_content() -> None:
-    def digest(texts: LabelledTexts, length: int = 64) -> str:
-        return class_sequences(texts, vocabulary_of("bert"), length, "x").digest
-
-    other = made()
-    other.labels[0] += 1
-    others = {digest(made(), 65), digest(made(pairs=False)), digest(made(values=True)), digest(other)}
-    assert digest(made()) == digest(made()) and len(others | {digest(made())}) == 5
-
-
 def test_rows_without_room_are_refused() -> None:
     with pytest.raises(SettingError, match=r"^x=4: no room for text; set 128 or so$"):
         class_sequences(made(), vocabulary_of("bert"), 4, "x")

@@ -80,17 +80,6 @@ def test_batches_are_those_of_a_loop(rows_format: SequenceFormat, packed: bool, 
             np.testing.assert_array_equal(batch.valid_positions.numpy(), np.flatnonzero(valid))
 
 
-def test_a_row_without_a_target() -> None:
-    """A document of one token, and one that is cut off after its first: nothing to learn, and nothing that breaks."""
-    batch = collate(np.array([[END, END, END], [5, PAD, PAD]]))
-    assert len(batch.targets.positions) == 0 and batch.num_valid == 4
-
-
-def test_what_decides_the_targets_is_the_identity() -> None:
-    assert len({CausalLM(each, packed).identity for each in (BOTH, END_ALONE) for packed in (False, True)}) == 4
-    assert CausalLM(BOTH, True).identity == CausalLM(BOTH, True).identity
-
-
 def test_models_that_expect_a_first_token_get_it_in_every_sequence() -> None:
     """A sequence that continues a document begins with it too; nothing else differs, and padding stays padding."""
     rows = np.array([[START, 5, 6, 7], [8, 9, END, START], [END, START, 5, 6], [PAD, PAD, PAD, PAD]])

@@ -168,14 +168,3 @@ def test_a_student_without_a_template_takes_that_of_its_teacher(folder: Path) ->
     assert (student / "chat_template.jinja").read_text() == SHORT
     ends = json.loads((student / "generation_config.json").read_text())["eos_token_id"]
     assert 7 in ends and AutoTokenizer.from_pretrained(student).eos_token_id in ends
-
-
-def test_prompts_and_completions() -> None:
-    columns = ["corpus=jsonl", "corpus.path=pairs.jsonl", "corpus.prompt=prompt", "corpus.field=completion"]
-    sets = ["+evaluate.sources.chats={kind:chat,path:chats.jsonl}", "evaluate.sets=[heldout,chats]"]
-    assert distill("+recipe=distilgpt2_gutenberg", *columns, *SMALL, *sets, "hydra.run.dir=runs/pairs") == 0
-    content = results(Path("runs/pairs"))
-    assert "after prompts in prompt" in content["corpus"]["name"]
-    assert "of which the assistant's messages count" in content["evaluation"]["chats"]["description"]
-    positions, tokens = scored(Path("runs/pairs"))
-    assert 0 < positions < 0.7 * tokens

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 from tiny import CLS, MASK, PAD, SEP, SPECIAL, VOCAB, make_masks, make_rows
 from vocabularies import vocabulary_of
 
@@ -45,15 +44,6 @@ def test_row_without_ordinary_tokens_has_no_targets(tokenizer: Any, settings: di
     assert (targets == IGNORE).sum(1).tolist() == [4, 3] and inputs[0].tolist() == [CLS, SEP, PAD, PAD]
 
 
-def test_rows_that_only_pad_the_embedding_are_never_drawn(tokenizer: Any) -> None:
-    rows = make_rows(200, 30)
-    counts = np.bincount(rows.reshape(-1), minlength=VOCAB + 24)
-    inputs, _ = apply(
-        masked_lm(MaskingConfig.model_construct(mlm_probability=1.0, mask=0.0, keep=0.0), tokenizer, counts), rows
-    )
-    assert inputs.max() < VOCAB
-
-
 def test_fates_have_their_shares(tokenizer: Any) -> None:
     rows = make_rows(2000, 64)
     inputs, targets = apply(make_masks(tokenizer, rows, mlm_probability=0.5), rows)
@@ -80,11 +70,6 @@ def test_choice_follows_the_weights(tokenizer: Any, smoothing: float) -> None:
     seen = (targets[:, 1] == frequent).mean()
     assert abs(seen - expected) < 4.5 * np.sqrt(expected * (1 - expected) / trials)
     assert ((targets != IGNORE).sum(1) == 1).all()
-
-
-def test_tokens_that_never_occur_weigh_as_if_once(tokenizer: Any) -> None:
-    mask = masked_lm(MaskingConfig(), tokenizer, np.zeros(VOCAB, np.int64))
-    assert (mask.weights == 1).all()
 
 
 def test_mask_of_a_row_alone_is_its_mask_in_a_batch(tokenizer: Any) -> None:
@@ -135,14 +120,6 @@ def test_whole_words_stay_whole(tokenizer: Any) -> None:
     assert longest >= 3
     # Near the share that was asked for: only what the last word would overrun is missing.
     assert 0.26 < chosen.sum() / (rows >= len(SPECIAL)).sum() <= 0.31
-
-
-def test_whole_words_of_odd_rows(tokenizer: Any) -> None:
-    """A sequence that begins in the middle of a word, one without words, and one that is a single long word."""
-    piece = len(SPECIAL) + len(tiny.WORDS)
-    rows = np.array([[piece, 6, 7, 8], [CLS, SEP, PAD, PAD], [CLS, 6, piece, piece + 1]], np.uint16)
-    _, targets = apply(make_masks(tokenizer, rows, whole_words=True), rows)
-    assert (targets != IGNORE).sum(1).tolist() == [1, 0, 3]
 
 
 @pytest.mark.parametrize("mark", ["\u0120", "\u2581"])

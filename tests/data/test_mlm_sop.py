@@ -92,19 +92,6 @@ def word_rows(count: int, length: int = 66) -> np.ndarray:
     return rows
 
 
-def test_ngrams_have_the_published_lengths(tokenizer: Any) -> None:
-    """p ~ 1/n for n = 1, 2, 3: few are drawn in long sequences, so that hardly any touch or do not fit."""
-    chosen = chosen_ngrams(tokenizer, word_rows(6000, 402), ngrams=3, mlm_probability=0.008)
-    padded = np.pad(chosen, ((0, 0), (1, 1))).astype(int)
-    begins, ends = np.nonzero(np.diff(padded) == 1), np.nonzero(np.diff(padded) == -1)
-    # The last n-gram of a sequence may have been shortened to what was left; the first one drawn was not, when it had
-    # room.
-    lengths = (ends[1] - begins[1])[np.diff(np.append(-1, begins[0])) > 0]
-    assert set(lengths) == {1, 2, 3}
-    shares = np.bincount(lengths, minlength=4)[1:] / len(lengths)
-    assert shares[0] > shares[1] > shares[2]
-
-
 def test_drawn_lengths_are_exact(tokenizer: Any) -> None:
     rows = word_rows(4)
     counts = np.bincount(rows.reshape(-1), minlength=VOCAB)
@@ -122,11 +109,6 @@ def test_words_stay_whole_and_the_cap_holds(tokenizer: Any) -> None:
     inner = pieces[:, 1:] & (rows[:, :-1] >= FIRST)  # a piece that continues the word before it
     assert np.array_equal(chosen[:, 1:][inner], chosen[:, :-1][inner])
     assert not chosen[rows < FIRST].any()
-
-
-def test_the_share_is_met_exactly_where_words_are_single_tokens(tokenizer: Any) -> None:
-    chosen = chosen_ngrams(tokenizer, word_rows(200), ngrams=3, mlm_probability=0.15)
-    assert (chosen.sum(1) == round(0.15 * 64)).all()
 
 
 def test_no_ngram_reaches_over_a_special_token(tokenizer: Any) -> None:

@@ -97,15 +97,6 @@ def prepared(path: Path, tokenizer: Any, cache: Path, **more: Any) -> Tokens:
     return prepare(corpus_text(*parts(config)), tokenizer, *parts(config), "all", paired_format)
 
 
-@pytest.mark.parametrize(("unit", "documents"), [("line", 6), ("blank", 3), ("file", 1), (None, 1)])
-def test_what_a_document_is(tmp_path: Path, words: Any, unit: str | None, documents: int) -> None:
-    line = "The old house was quiet. The captain left it in the morning. He came back at night. "
-    path = tmp_path / "text.txt"
-    path.write_text("\n\n".join(f"{line}\n{line}" for _ in range(3)))
-    tokens = prepared(path, words, tmp_path / "cache", **({} if unit is None else {"document": unit}))
-    assert tokens.documents == documents
-
-
 def test_rows_of_a_text_are_its_sentences_in_order(tmp_path: Path, words: Any) -> None:
     path = tmp_path / "book.txt"
     path.write_text(book(0))

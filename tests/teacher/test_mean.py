@@ -1,7 +1,6 @@
 """Several teachers as one: against the definition in float64, to the bit for a single one, and read from caches."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,19 +93,6 @@ def expected(models: list[Any], window: list[Batch], temperature: float) -> tupl
     for model in models:
         model.float()
     return total.item(), {name: p.grad for name, p in student.named_parameters() if p.grad is not None}
-
-
-def test_micro_batches_of_other_lengths_are_not_joined(tokenizer: Any, teachers: list[Any]) -> None:
-    """Those of labelled texts are as long as their longest text."""
-    window = [batch for number in range(2) for batch in batches(tokenizer).window(number)]
-    window[1:3] = [replace(batch, inputs={"input_ids": batch.ids[:, :6]}, documents=None) for batch in window[1:3]]
-    spec = OutputSpec(layers=(1,))
-    one, many = (
-        [output.outputs.hidden[1] for output in teacher.outputs(window, lambda _: spec)]
-        for teacher in (*live(teachers[:1], 1), *live(teachers[:1], 3))
-    )
-    for alone, joined in zip(one, many, strict=True):
-        torch.testing.assert_close(alone, joined)
 
 
 @pytest.mark.parametrize("kernel", ["plain", "fused"])

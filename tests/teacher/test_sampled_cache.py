@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 from job import Shelf, assert_same, metrics, results
-from test_teacher_cache import SINGLE, Desk, content, counting, gradient, log_probs_of, never, positions_of, small_parts
+from test_teacher_cache import SINGLE, Desk, content, counting, log_probs_of, never, positions_of, small_parts
 from tiny import make_model
 
 from distill.config import settings as conf
-from distill.models.language_model import LanguageModel
 from distill.runs.describe import cache_facts
-from distill.runtime.errors import SettingError
 from distill.teacher.build_cache import Recorder
 from distill.teacher.cache import CachedTeacher
 from distill.teacher.distributions import Samples
@@ -59,23 +57,6 @@ def test_it_holds_what_the_teacher_says(
     position = (4 * exact + 2 if exact else 0) + 2 * 5 + 2
     assert facts.bytes_per_token == pytest.approx(position + 8 * 41 / facts.positions)
     assert (facts.sampled, facts.sample_seed) == (5, 0)
-
-
-def test_over_many_seeds_the_gradient_is_that_of_the_live_teacher(tmp_path: Path, tokenizer: Any, teacher: Any) -> None:
-    """The mean over 24 caches is as far from it as chance says, and the largest entries alone are further."""
-    desk = sampled(tmp_path, tokenizer, teacher, top_k=2)
-    loss, live = gradient(desk, LiveTeacher(LanguageModel(desk.teacher)))
-    found = []
-    for seed in range(24):
-        desk.set("teacher.cache.seed", seed)
-        found.append(gradient(desk, desk.built()))
-    gradients, losses = torch.stack([each for _, each in found]), torch.tensor([value for value, _ in found])
-    expected = float(gradients.var(0).sum()) / 24
-    assert float((gradients.mean(0) - live).square().sum()) < 2 * expected
-    assert abs(float(losses.mean()) - loss) < 4 * float(losses.std()) / 24**0.5
-    desk.set("teacher.cache", desk.config.teacher.cache.changed(sampled=None, seed=0))
-    _, biased = gradient(desk, desk.built())
-    assert float((biased - live).square().sum()) > 4 * expected
 
 
 CHANGES: dict[str, Callable[[Desk], object]] = {
@@ -134,16 +115,6 @@ def test_a_copy_serves_another_machine(
     assert cache_facts(found).precision == "fp32", "that of the machine that made it"
     meta = (found.folder / "meta.json").read_text()
     assert str(tmp_path) not in meta and "cuda" not in meta and "cpu" not in meta
-
-
-def test_too_large_it_is_refused_by_the_setting_that_is_largest(desk: Desk) -> None:
-    desk.set("teacher.cache.gigabytes", 1e-9)
-    desk.set("teacher.cache.sampled", 40)
-    with pytest.raises(SettingError, match=r"top_k=3 with sampled=40 at .* lower teacher.cache.sampled or corpus"):
-        desk.find()
-    desk.set("teacher.cache.top_k", None)
-    with pytest.raises(SettingError, match=r"^teacher.cache.gigabytes=1e-09: sampled=40 at"):
-        desk.find()
 
 
 STATIC = ["objective.masking.static=true", "objective.cosine.weight=0"]

@@ -16,7 +16,7 @@ import pytest
 import tiny
 import torch
 from distributed import run_ranks
-from job import Shelf, assert_same, command, metrics, results
+from job import Shelf, assert_same, metrics, results
 from naive import attention_of, kl
 from tiny import (
     LENGTH,
@@ -254,13 +254,10 @@ def test_a_complete_cache_needs_no_model(desk: Desk) -> None:
 CHANGES: dict[str, Callable[[Desk], object]] = {
     "seed": lambda desk: setattr(desk, "seed", 1),
     "rows": lambda desk: setattr(desk, "rows", make_rows(40, shortest=5, seed=4)),
-    "fewer rows": lambda desk: setattr(desk, "rows", ROWS[:30]),
     "teacher": lambda desk: setattr(desk, "teacher", make_model("bert", 4, seed=9)),
-    "activation": lambda desk: setattr(desk, "teacher", make_model("bert", 4, hidden_act="relu")),
     "top_k": lambda desk: desk.set("teacher.cache.top_k", 9),
     "temperature": lambda desk: setattr(desk, "temperature", 3.0),
     "soft rows": lambda desk: setattr(desk, "soft_positions", "masked"),
-    "share": lambda desk: setattr(desk, "masking", desk.masking.changed(mlm_probability=0.2)),
     "smoothing": lambda desk: setattr(desk, "masking", desk.masking.changed(smoothing=0.1)),
     "int8": lambda desk: desk.set("precision.teacher", "int8"),
 }
@@ -345,12 +342,6 @@ def test_too_large_it_is_refused_before_the_teacher_runs(desk: Desk, monkeypatch
         desk.find()
     desk.set("teacher.cache.gigabytes", size / 1e9)
     assert desk.find().num_bytes == size
-
-
-def test_more_entries_than_the_vocabulary_has(desk: Desk) -> None:
-    desk.set("teacher.cache.top_k", VOCAB)
-    with pytest.raises(SettingError, match=f"top_k={VOCAB}: the vocabulary has {VOCAB} tokens"):
-        desk.find()
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, most: int = 10**9) -> list[int]:
@@ -493,16 +484,3 @@ def test_the_cache_is_kept_at_the_temperature_of_the_term(
     assert shelf.run(tmp_path / "two", *STATIC, other) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert "objective.soft.temperature=2" in line and "objective.other.temperature=3" in line
-
-
-@pytest.mark.slow
-def test_two_ranks_make_one_cache_and_the_same_student(shelf: Shelf) -> None:
-    one, two = shelf.root / "cache-one", shelf.root / "cache-two"
-    assert shelf.run(one, *STATIC, "seed=3") == 0
-    ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1", f"data.cache={shelf.root / 'ranks'}"]
-    started = command(*shelf.arguments(two, *STATIC, "seed=3", *ranks))  # the ranks repeat this very command line
-    _, errors = started.communicate(timeout=500)
-    assert started.returncode == 0, errors
-    alone, shared = (metrics(folder)[-1]["loss/total"] for folder in (one, two))
-    assert shared == pytest.approx(alone, rel=1e-4)
-    assert results(two)["teacher"]["cache"]["bytes"] == results(one)["teacher"]["cache"]["bytes"]

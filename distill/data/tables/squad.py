@@ -55,11 +55,6 @@ class Questions:
     questions: tuple[Question, ...]
     left_out: int = 0  # questions that training does without
 
-    @property
-    def lost(self) -> int:
-        """Questions of an evaluation set of whose answers none is in its context; they are scored all the same."""
-        return sum(bool(question.answers) and question.place is None for question in self.questions)
-
     def __len__(self) -> int:
         return len(self.questions)
 
@@ -74,9 +69,8 @@ class Questions:
 
     def describe(self) -> str:
         """For example `4,371 questions of train-v1.1.json (v1.1); 2 left out, which cannot be used`."""
-        lost = f"; {self.lost:,} without an answer in their context, scored all the same" if self.lost else ""
         left_out = f"; {self.left_out:,} left out, which cannot be used" if self.left_out else ""
-        return f"{counted(len(self), 'question')} of {self.name} (v{self.version}){lost}{left_out}"
+        return f"{counted(len(self), 'question')} of {self.name} (v{self.version}){left_out}"
 
 
 @dataclass
@@ -107,10 +101,7 @@ class Squad(Split):
                 f"files, or set {setting}.version"
             )
         columns = {f"{setting}.{column}": column for column in COLUMNS}
-        if files:
-            records = _of_files(files, f"{setting}.path", columns)
-        else:
-            records = _flat(rows_of(place, (), setting, columns)[0])
+        records = _of_files(files, f"{setting}.path", columns) if files else _flat(rows_of(place, (), setting, columns))
         found = _collect(records, self.version, place.place(files), setting, training)
         unanswered = sum(not question.answers for question in found.questions)
         if self.version == "1.1" and unanswered:
@@ -133,7 +124,11 @@ def _of_files(files: Sequence[File], setting: str, columns: Columns) -> Iterator
     """Every question of these files, which `setting` names, as a flat record, and where it stands."""
     for file in files:
         is_json = kind_of(file.place) == "json"
-        yield from _official(file, setting) if is_json else _flat(file_rows(file, setting, columns))
+        yield from _official(file, setting) if is_json else _flat([file_rows(file, setting, columns)])
+
+
+def _flat(sets: Iterable[Rows]) -> Iterator[tuple[str, Record]]:
+    return ((f"{rows.name}, row {n}", record) for rows in sets for n, record in enumerate(rows.records, 1))
 
 
 def _official(file: File, setting: str) -> Iterator[tuple[str, Record]]:
@@ -147,31 +142,14 @@ def _official(file: File, setting: str) -> Iterator[tuple[str, Record]]:
         cure = "mend it, or call a file of one object a line *.jsonl"
         raise SettingError(f"not JSON ({first_line(error)})", setting=setting, value=file.place, cure=cure) from error
     try:
-        for number, article in enumerate(content["data"], 1):
-            if "paragraphs" not in article:
-                yield f"{file.name}, question {number}", _with_answers(dict.fromkeys(COLUMNS) | article)
-                continue
-            for paragraph in article["paragraphs"]:
+        for article in content["data"]:
+            for paragraph in article.get("paragraphs", [{"qas": [article]}]):
                 for question in paragraph["qas"]:
                     place = f"{file.name}, question {question.get('id')}"
-                    yield place, dict.fromkeys(COLUMNS) | question | {"context": paragraph["context"]}
+                    yield place, dict.fromkeys(COLUMNS) | paragraph | question
     except (KeyError, TypeError, AttributeError) as error:
         problem = f"not in SQuAD's form, data > paragraphs > qas ({type(error).__name__}: {error})"
         raise SettingError(problem, setting=setting, value=file.place, cure="mend it") from error
-
-
-def _flat(rows: Rows) -> Iterator[tuple[str, Record]]:
-    return ((f"{rows.name}, row {number}", _with_answers(record)) for number, record in enumerate(rows.records, 1))
-
-
-def _with_answers(record: Record) -> Record:
-    """A flat record with the official list of pairs in place of columns of texts and places."""
-    answers = record.get("answers")
-    if not isinstance(answers, dict) or not isinstance(answers.get("text"), list):
-        return record
-    texts, starts = answers["text"], answers.get("answer_start") or []
-    pairs = [{"text": text, "answer_start": start} for text, start in zip_longest(texts, starts)]
-    return {**record, "answers": pairs}
 
 
 def _collect(records: Iterable[tuple[str, Record]], version: str, name: str, setting: str, training: bool) -> Questions:
@@ -203,6 +181,9 @@ def _question(record: Record, training: bool) -> Question:
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"no {name}")
         text.encode()  # raises for half a surrogate pair
+    if isinstance(records, dict) and isinstance(records.get("text"), list):  # in flat records columns of both
+        both = zip_longest(records["text"], records.get("answer_start") or [])
+        records = [{"text": text, "answer_start": start} for text, start in both]
     if not isinstance(records, list) or not all(isinstance(each, dict) and each.get("text") for each in records):
         raise ValueError("its answers are no list of texts with their places")
     answers = tuple(Answer(each["text"], find(each["text"], context, each.get("answer_start"))) for each in records)
