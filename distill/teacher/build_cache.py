@@ -148,7 +148,7 @@ def _make_room(cache: Cache) -> None:
     if missing > free:
         raise SettingError(
             f"data.cache: the teacher cache {cache.folder} takes {missing / 1e9:.3g} GB more and there is room for "
-            f"{free / 1e9:.3g} GB; give another folder, or lower {cache.setting}.{cache.layout.largest}"
+            f"{free / 1e9:.3g} GB; give another folder, or lower {cache.setting}.top_k or {cache.setting}.sampled"
         )
 
 

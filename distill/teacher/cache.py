@@ -91,11 +91,6 @@ class Layout:
         drawn = [("draws", ids, (self.sampled,)), ("neg_entropy", half, (1,))]
         return np.dtype(exact * bool(self.top_k) + drawn * bool(self.sampled))
 
-    @property
-    def largest(self) -> str:
-        """The setting of a cache that makes it smaller soonest."""
-        return "sampled" if self.sampled > 2 * self.top_k else "top_k"
-
 
 class CacheMeta(BaseModel):
     """The content of meta.json."""
@@ -294,7 +289,7 @@ def find(
             f"{kept} at {cache.num_positions:,} positions takes {cache.num_bytes / 1e9:.3g} GB",
             setting=f"{setting}.gigabytes",
             value=settings.gigabytes,
-            cure=f"allow that much, or lower {setting}.{layout.largest} or corpus.max_sequences, or set "
+            cure=f"allow that much, or lower {setting}.top_k, {setting}.sampled or corpus.max_sequences, or set "
             "objective.soft.positions=masked",
         )
     return cache

@@ -9,7 +9,7 @@ import pytest
 from chat_templates import smollm2
 from chats import FORMAT, TOKENIZER, chats, naive_rows, tokens_of
 from test_sources import write_lines
-from tiny import PAD, SEP, all_of, make_batches, parts, text_config
+from tiny import PAD, all_of, make_batches, parts, text_config
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -58,15 +58,6 @@ def test_targets_are_those_of_a_naive_loop(tmp_path: Path, cross: bool) -> None:
     counts = np.bincount(ids, minlength=len(TOKENIZER))
     counts[PAD] += padding
     np.testing.assert_array_equal(found.counts, counts)
-
-
-def test_the_end_of_text_inside_a_conversation_is_no_end_of_the_document(tmp_path: Path) -> None:
-    config = chats(tmp_path, cross_documents=False, sequence_length=128)
-    said = [{"role": role, "content": "an"} for role in ("assistant", "user", "assistant")]
-    write_lines(tmp_path / "chats.jsonl", [{"messages": said}])
-    (row,) = all_of(tokens_of(config).sequences)
-    assert row[row["id"] == SEP].tolist() == [(SEP, True, True), (SEP, False, True), (SEP, True, False)]
-    assert row[1].item() == (PAD, False, True)
 
 
 def test_prompt_and_completion_of_every_format(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from job import Shelf, assert_alike, assert_same, command, distill, metrics, results, weights
+from job import Shelf, assert_same, distill, metrics, results, weights
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 STATIC = ("objective.masking.static=true", "objective.cosine.weight=0")
@@ -118,18 +118,6 @@ def test_members_may_be_read_from_caches_of_their_own(shelf: Shelf, second: Path
     assert "cache" not in members["a"] and members["b"]["cache"]["top_k"] == 24
     one, other = (weights(tmp_path / name) for name in ("mixed", "first"))
     assert any(not torch.equal(one[name], other[name]) for name in one)
-
-
-@pytest.mark.slow
-def test_two_ranks_learn_the_same(trained: Path, shelf: Shelf, second: Path, tmp_path: Path) -> None:
-    ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]
-    given = [each for each in arguments(shelf, tmp_path, *both(shelf, second)) if each != "train.accumulate=2"]
-    process = command(*given, *ranks)
-    _, errors = process.communicate(timeout=500)
-    assert process.returncode == 0, errors
-    assert_alike(tmp_path, trained)
-    scores = [results(folder)["teacher"]["perplexity"]["heldout"] for folder in (tmp_path, trained)]
-    assert scores[0] == pytest.approx(scores[1], rel=1e-5)
 
 
 def own_teacher(folder: str) -> Any:
