@@ -17,7 +17,7 @@ from distill.data.readers import blocks
 from distill.data.sources import read
 from distill.data.tokens import Text, corpus_texts, key_of
 from distill.data.work import work_of
-from distill.runtime.errors import SettingError, first_line
+from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -86,12 +86,7 @@ def _trained(
             training = chain.from_iterable(_training_texts(source, corpus) for source in texts)
             write_tokenizer(train, training, corpus.vocab_size, new)
             logger.info(f"trained the tokenizer in {time.perf_counter() - begun:.0f} s")
-    try:
-        return PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
-    except Exception as error:  # of whatever kind the tokenizers library raises
-        problem = f"{path} is damaged ({first_line(error)})"
-        cure = "delete it, and the same command makes it again"
-        raise SettingError(problem, setting="data.cache", value=data.cache, cure=cure) from error
+    return PreTrainedTokenizerFast(tokenizer_file=str(path), **special)
 
 
 def _training_texts(text: Text, corpus: CorpusConfig) -> Iterator[str]:

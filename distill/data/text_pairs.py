@@ -38,7 +38,7 @@ class TextEncoder:
     Attributes:
         pad_id: what fills up sequences.
         dtype: of sequences: uint16 where the ids allow it, else uint32.
-        tokenizer: the copy, which puts [CLS] and [SEP] around one text and two where an encoder's has no rule.
+        tokenizer: the copy.
 
     Raises:
         SettingError: the tokenizer lacks a token that sequences need.
@@ -46,9 +46,8 @@ class TextEncoder:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         from tokenizers import Tokenizer
-        from tokenizers.processors import TemplateProcessing
 
-        # The tokenizer of a decoder has a rule of its own, or none, and often no token for padding.
+        # That of a decoder often has no token for padding.
         is_decoders = tokenizer.mask_token_id is None and tokenizer.cls_token_id is None
         pad = padding_of(tokenizer) if is_decoders else None
         self.pad_id = masked_format(tokenizer).pad if pad is None else pad
@@ -57,14 +56,6 @@ class TextEncoder:
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
         self.tokenizer.encode_special_tokens = True
-        if pad is None and not all(self.surroundings(pairs).before for pairs in (False, True)):
-            usual = masked_format(tokenizer)
-            (cls, sep), ids = ("[first]", "[last]"), (usual.row_start, usual.row_end)
-            self.tokenizer.post_processor = TemplateProcessing(
-                single=f"{cls} $A {sep}",
-                pair=f"{cls} $A {sep} $B {sep}",
-                special_tokens=[*zip((cls, sep), ids, strict=True)],
-            )
 
     def encode(self, texts: Sequence[Any], special: bool = False) -> Iterator[Any]:
         """The `tokenizers.Encoding` of each text or pair of texts, whose offsets count characters.

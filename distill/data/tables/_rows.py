@@ -61,15 +61,7 @@ def rows_of(
     """
     if files:
         return [file_rows(file, f"{setting}.path", columns, header, quotes) for file in files]
-    data = split.data_set(setting)
-    try:
-        return [_rows(data, str(split.hub), columns)]
-    except SettingError:
-        raise
-    except Exception as error:  # of Arrow, and of the client that reads further
-        raise SettingError(
-            f"cannot be read ({first_line(error)})", setting=f"{setting}.hub", value=split.hub
-        ) from error
+    return [_rows(split.data_set(setting), str(split.hub), columns)]
 
 
 def file_rows(
