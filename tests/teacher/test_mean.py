@@ -102,14 +102,13 @@ def cached(folder: Path, model: Any, source: Batches, own: Objective, top_k: int
     return CachedTeacher(cache, ranks)
 
 
-@pytest.mark.parametrize("kernel", ["plain", "fused"])
 @pytest.mark.parametrize("which", ["both", "second"])
 def test_cached_members_give_the_gradient_of_the_mean(
-    tokenizer: Any, teachers: list[Any], tmp_path: Path, which: str, kernel: str
+    tokenizer: Any, teachers: list[Any], tmp_path: Path, which: str
 ) -> None:
     """With almost all entries kept; each member has a cache and entries of its own."""
     source = batches(tokenizer)
-    own = objective(teachers[0], cosine=0.0, kernel=kernel)
+    own = objective(teachers[0], cosine=0.0)
     want, wanted = step(own, MeanTeacher(live(teachers), WEIGHTS), source.window(0))
     members: list[Teacher] = [cached(tmp_path, model, source, own, VOCAB - 1) for model in teachers]
     assert len(list((tmp_path / "teacher").iterdir())) == 2

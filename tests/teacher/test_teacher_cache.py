@@ -69,7 +69,7 @@ class Desk:
     def __init__(self, folder: Path, tokenizer: Any, teacher: Any, top_k: int = 8, rows: np.ndarray = ROWS) -> None:
         self.config = change(conf.Config(teacher=conf.TeacherConfig(path="x")), "data.cache", str(folder))
         self.set("teacher.cache.top_k", top_k)
-        self.soft_positions, self.temperature, self.kernel, self.mlm = "all", 2.0, "auto", 2.0
+        self.soft_positions, self.temperature, self.mlm = "all", 2.0, 2.0
         self.masking = conf.MaskingConfig(mlm_probability=0.3, static=True)
         self.tokenizer, self.teacher, self.rows, self.seed, self.vocab = tokenizer, teacher, rows, 0, VOCAB
 
@@ -77,9 +77,7 @@ class Desk:
         self.config = change(self.config, name, value)
 
     def objective(self) -> Objective:
-        settings = objective_config(
-            1.0, self.mlm, 0.0, rows=self.soft_positions, temperature=self.temperature, kernel=self.kernel
-        )
+        settings = objective_config(1.0, self.mlm, 0.0, rows=self.soft_positions, temperature=self.temperature)
         return make_objective(settings, self.teacher, self.teacher)
 
     def batches(self) -> Batches:
@@ -186,12 +184,9 @@ def gradient(desk: Desk, teacher: Teacher) -> tuple[float, torch.Tensor]:
 
 
 @KINDS
-@pytest.mark.parametrize("kernel", ["plain", "fused"])
-def test_with_all_but_one_entry_training_is_that_of_the_live_teacher(
-    desk: Desk, soft_positions: str, kernel: str
-) -> None:
+def test_with_all_but_one_entry_training_is_that_of_the_live_teacher(desk: Desk, soft_positions: str) -> None:
     desk.set("teacher.cache.top_k", VOCAB - 1)
-    desk.soft_positions, desk.kernel = soft_positions, kernel
+    desk.soft_positions = soft_positions
     live, live_gradient = gradient(desk, LiveTeacher(LanguageModel(desk.teacher)))
     cached, cached_gradient = gradient(desk, desk.built())
     assert cached == pytest.approx(live, rel=1e-3) and cached != live
@@ -251,7 +246,7 @@ def test_what_changes_its_content_makes_another(desk: Desk, changes: str) -> Non
 
 def test_what_does_not_change_its_content_does_not(desk: Desk) -> None:
     before = desk.find()
-    desk.mlm, desk.kernel = 3.0, "plain"
+    desk.mlm = 3.0
     desk.set("teacher.cache.gigabytes", 1.0)
     desk.set("precision.teacher", "bf16")  # as a GPU would choose
     assert desk.find().folder == before.folder
