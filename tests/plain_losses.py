@@ -18,8 +18,8 @@ from distill.teacher.distributions import Distribution, Logits, Mixture, Single
 class PlainLosses:
     """As one would write it: all logits of both models, then each term's formula."""
 
-    def __init__(self, terms: Sequence[VocabularyTerm], vocab: int, compiled: bool = False) -> None:
-        """`vocab`: how many of the first entries of either head count. `compiled` changes nothing."""
+    def __init__(self, terms: Sequence[VocabularyTerm], vocab: int, *_: object, **__: object) -> None:
+        """`vocab`: how many of the first entries of either head count. The rest are those of chunks."""
         self.terms, self.vocab = terms, vocab
 
     def __call__(

@@ -328,8 +328,9 @@ class _Products:
         self.weight = (head.weight if head.rounded is None else head.rounded)[:vocab].to(dtype)
         self.bias = None if head.bias is None else head.bias[:vocab].detach().to(accurate)
         self.cap = head.cap
-        self.columns = list(pieces(0, vocab, columns if dtype == torch.float32 else vocab))
-        self.buffer = torch.empty(chunk, vocab, dtype=dtype, device=self.rows.device)
+        size = len(self.weight)  # smaller than `vocab` where a tokenizer has more tokens than the model
+        self.columns = list(pieces(0, size, columns if dtype == torch.float32 else size))
+        self.buffer = torch.empty(chunk, size, dtype=dtype, device=self.rows.device)
 
     def __call__(self, start: int, stop: int) -> Tensor:
         """[stop - start, vocab], without the bias."""

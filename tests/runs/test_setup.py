@@ -157,8 +157,6 @@ def test_one_switch_turns_all_kernels_off(dropout: float, formats: str, shelf: S
     assert_alike(tmp_path / "auto", tmp_path / "plain", atol=2e-4 if formats == "fp32" else 3e-3)
     scores = [results(tmp_path / kernels)["student"]["perplexity"]["heldout"] for kernels in ("auto", "plain")]
     assert scores[0] == pytest.approx(scores[1], rel=1e-3 if formats == "fp32" else 2e-2)
-    said = [results(tmp_path / kernels)["objective"]["kernel"] for kernels in ("auto", "plain")]
-    assert said == ["fused", "plain"]
 
 
 def test_ranks_meet_before_they_shard(monkeypatch: pytest.MonkeyPatch) -> None:
