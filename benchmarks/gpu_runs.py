@@ -28,7 +28,6 @@ WAYS: dict[str, tuple[str, ...]] = {
 }
 GPU_WAYS = {
     "fsdp, teacher offloaded": ("backend=fsdp", "backend.processes=1", "backend.offload_teacher=true"),
-    "int8 teacher (refused)": ("precision.teacher=int8",),
 }
 FEWER = ("single", "fsdp, one rank")  # of a rehearsal
 MAIN = "the main job"

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tokenizers.decoders import ByteLevel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedTokenizerFast
 
-from distill.models.kernels.attention import keep_soft_cap
 from distill.models.student import dropout_names
+from distill.models.weights import keep_soft_cap
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 SPECIAL_IDS = {"pad_token_id": PAD, "bos_token_id": CLS, "eos_token_id": SEP}

@@ -9,7 +9,7 @@ from job import ROOT, Shelf, composed, distill, metrics, results, save_model
 
 from distill.config.settings import RECIPES, StudentConfig
 from distill.models.check import check_packing
-from distill.models.layer_choice import AUTO, RULES, choose_layers
+from distill.models.layers import AUTO, RULES, choose_layers
 from distill.models.student import make_student
 from distill.models.teacher import load_teacher
 from distill.runs.check import check
@@ -84,7 +84,7 @@ def test_a_recipe_of_ones_own(shelf: Shelf) -> None:
     assert distill(*on_the_shelf(words, shelf), *small) == 0
     content = results(Path("run"))
     assert content["recipe"] == "mine" and content["student"]["name"] == "BertForMaskedLM"
-    assert "layers: ends" in Path("run/config.yaml").read_text()
+    assert "layers: even" in Path("run/config.yaml").read_text()
 
 
 def test_the_rules_for_layers() -> None:
@@ -92,8 +92,7 @@ def test_the_rules_for_layers() -> None:
     assert len(rows) == len(RULES)
     for rule, taken in rows:
         names = re.findall(r"`(\w+)`", rule)
-        parts = [[int(number) for number in part.split("+")] for part in taken.partition(":")[0].split(",")]
-        assert choose_layers(names[0], 6, 12) == [part[0] if len(part) == 1 else part for part in parts]
+        assert choose_layers(names[0], 6, 12) == [int(number) for number in taken.split(",")]
     assert "(or nothing)" in rows[0][0] and choose_layers(None, 6, 12) == choose_layers("every_second", 6, 12)
 
 

@@ -98,8 +98,8 @@ def test_the_package_has_few_rooms() -> None:
 
 # Lines of Python that a room may have. What a change adds leaves elsewhere: these numbers only become smaller.
 MOST_LINES = {
-    "commands": 3650, "config": 2940, "data": 8100, "distributed": 2570, "evaluation": 3090, "models": 5090,
-    "objective": 2095, "optim": 740, "report": 3840, "runs": 5890, "runtime": 1350, "tasks": 740, "teacher": 1159,
+    "commands": 3650, "config": 2940, "data": 8100, "distributed": 2560, "evaluation": 3090, "models": 3950,
+    "objective": 2080, "optim": 740, "report": 3840, "runs": 5890, "runtime": 1350, "tasks": 740, "teacher": 1159,
 }  # fmt: skip
 
 
@@ -131,12 +131,12 @@ def test_files_and_functions_are_short_and_begin_with_their_job(path: Path) -> N
 
 # What objects of other libraries are set up by, and the state of a module or a thread. Counters grow by +=.
 ASSIGNED = {
-    "torch": {"data", "grad", "weight", "bias", "in_features", "out_features", "forward", "register_parameter"},
+    "torch": {"data", "grad", "weight", "bias", "forward", "register_parameter"},
     "GPT-2's module": {"c_fc", "act"},
     "fully_shard": {"_mp_policy", "mp_policy", "all_gather_outputs"},
     "tokenizers": {"normalizer", "pre_tokenizer", "decoder", "post_processor", "encode_special_tokens"},
     "transformers": {
-        "model_max_length", "_attn_implementation", "legacy", "generation_config", "chat_template", "eos_token_id",
+        "model_max_length", "_attn_implementation", "generation_config", "chat_template", "eos_token_id",
     },
     "datasets": {"HF_HUB_OFFLINE"},
     "torchmetrics": {"dist_sync_fn", "distributed_available_fn"},

@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_embedding_loss, cross_entropy, kl_div
 from benchmarks.step.models import AfterStep, Variant
 from distill.data.batch import Batch
 from distill.data.batches import Batches
-from distill.models.kernels.precision import autocast
+from distill.models.precision import autocast
 
 TEMPERATURE = 2.0
 WEIGHTS = {"soft": 5.0, "mlm": 2.0, "clm": 2.0, "cosine": 1.0}

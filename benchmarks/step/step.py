@@ -62,8 +62,6 @@ def variants(rows: str, device: torch.device, more: bool) -> list[Variant]:
         Variant("distill bf16", rows, bf16),
         Variant("distill bf16, eager objective", rows, bf16),
     ]
-    if device.type == "cpu":
-        found.append(Variant("distill bf16, int8 teacher", rows, PrecisionConfig(student="bf16", teacher="int8")))
     if more:
         compiled = PrecisionConfig(student="bf16", teacher="bf16", compile=True)
         found.append(Variant("distill bf16, models compiled", rows, compiled))

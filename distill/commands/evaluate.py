@@ -31,8 +31,9 @@ from distill.evaluation.readers import MeanModel
 from distill.evaluation.significance import ModelLosses, compare_models
 from distill.models.check import check_packing, check_vocabulary, check_vocabulary_size, max_positions, set_padding
 from distill.models.kind import ModelKind, output_names
-from distill.models.load import load_pretrained, load_tokenizer, saved_config, size
+from distill.models.load import load_pretrained, load_tokenizer, saved_config
 from distill.models.loaded import SETTING
+from distill.models.weights import size
 from distill.report.scores import Comparison, ModelScores, Scores, Vocabulary, check_folder
 from distill.runs import facts
 from distill.runs.describe import environment, measure_facts
@@ -190,7 +191,7 @@ def groups_of(config: Config, kind: ModelKind, models: Sequence[Located], ranks:
             check_vocabulary_size(size_by_config, f"{SETTING}={model.name}", tokenizer)
         groups.setdefault(frozenset(tokenizer.get_vocab().items()), Group(tokenizer)).located.append(model)
     if not config.teacher.is_none:
-        members, shared = load_members(config, kind, ranks.device)
+        members, shared = load_members(config, kind)
         assert shared is not None
         for member in members:  # as a run does
             _check_model(config, kind, member.model, shared, member.setting, f"{member.setting} ({member.title})")

@@ -69,9 +69,10 @@ def run(arguments: list[str]) -> None:
 
 def export(options: ExportArguments) -> tuple[Path, dict[str, Any]]:
     """Write FOLDER/onnx/ with both files, what they need beside them, and report.json; gives folder and report."""
-    from distill.models.adapters import holds_adapters
-    from distill.models.load import model_folder, size
+    from distill.models.converted import holds_adapters
+    from distill.models.load import model_folder
     from distill.models.loaded import load_model
+    from distill.models.weights import size
     from distill.runtime.files import atomic, refuse_overwriting
 
     need_packages()
@@ -129,7 +130,7 @@ def to_onnx(loaded: "LoadedModel", path: Path) -> None:
     """Write a model as fp32. Raises SettingError where it is too large, or torch's exporter does not understand it."""
     import torch
 
-    from distill.models.load import size
+    from distill.models.weights import size
 
     model, name = loaded.model, type(loaded.model).__name__
     if size(model)[1] > MAX_BYTES:

@@ -13,6 +13,7 @@ from distill.config.errors import shown
 BUNDLED = ("bundled_deep", "bundled_small")  # teachers that ship with this package, in folders of these names
 MICRO_BATCHES: dict[str, Any] = {"ge": 1, "le": 10_000}
 NEW = ("random", "neighbours")
+LAYERS = ("auto", "every_second", "even", "first")  # what chooses layers of the teacher where their numbers do not
 # The values of `student.init` that read a setting; all others read it, too.
 READ_BY: dict[str, tuple[str, ...]] = {
     "architecture": ("layers", *NEW),
@@ -81,7 +82,7 @@ class MemberConfig(FrozenModelConfig):
     """One of several teachers: what it is, how it runs, and what it counts."""
 
     weight: float = setting(1.0, "Weight in the mean of all; weights are divided by their sum.", gt=0, le=1e6)
-    precision: Literal["fp32", "bf16", "fp16", "int8"] | None = setting(None, "Its number format; null: the teacher's.")
+    precision: Literal["fp32", "bf16", "fp16"] | None = setting(None, "Its number format; null: the teacher's.")
     micro_batches: int | None = setting(None, "Of one forward; null is teacher.micro_batches.", **MICRO_BATCHES)
     cache: TeacherCacheConfig | None = setting(None, "Its answers on disk; null is teacher.cache.")
 
@@ -129,9 +130,7 @@ class StudentConfig(Part):
         "Its weights at first: layers of the teacher, random, random that attend to neighbours, or saved ones.",
     )
     architecture: str = setting("same", "A transformers model type, or same (as the teacher), unless it is new.")
-    # `auto` takes those layers that cost least by the untrained student's loss; of a bundled teacher they are known,
-    # and searched for where num_layers is given. A list may hold lists, for the mean of their weights; rules are
-    # every_second, which is also null, even, first, last, ends and averaged.
+    # `auto` takes those that cost least by the untrained student's loss; rules: every_second (also null), even, first.
     layers: Any = setting(None, "Teacher layers to start from: auto, their numbers, or a rule.")
     num_layers: int | None = setting(None, "Layers that a rule or auto takes; null is half.", ge=1, le=10_000)
     # With it the layers depend on how fast the machine is; the same settings find the same ones without.
@@ -180,6 +179,16 @@ class StudentConfig(Part):
             if self.init not in READ_BY[name]:
                 cure = f"choose student={READ_BY[name][0]}, or set it to {shown(type(self).model_fields[name].default)}"
                 yield f".{name}", value, f"not read with student.init={self.init}", cure
+        if self.layers not in (None, *LAYERS) and not (self.layers and _are_numbers(self.layers)):
+            cure = f"give numbers such as [0,2,4], or one of {', '.join(LAYERS)}"
+            yield ".layers", self.layers, "not known", cure
+        if not _are_numbers([part for part in self.frozen if part != "embeddings"]):
+            yield ".frozen", self.frozen, "not known", "give embeddings, and numbers of layers, from 0"
+
+
+def _are_numbers(layers: Any) -> bool:
+    """Whether these are numbers of layers."""
+    return isinstance(layers, list) and all(type(layer) is int and layer >= 0 for layer in layers)
 
 
 class LayersStudentConfig(StudentConfig):

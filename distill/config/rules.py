@@ -176,7 +176,7 @@ def _of_cache(
 
 def _of_training(config: Config) -> Iterator[Refusal]:
     """An optimizer, ranks, number formats and evaluations that do not go together."""
-    backend, precision, members = config.backend, config.precision, config.teacher.members.items()
+    backend, precision = config.backend, config.precision
     if config.optimizer.clip_each_rank and backend.name == "fsdp":
         cure = "choose backend=ddp or horovod, or leave it out"
         yield "optimizer.clip_each_rank", True, "needs the gradient of each rank, which fsdp never has", cure
@@ -190,11 +190,6 @@ def _of_training(config: Config) -> Iterator[Refusal]:
     for name, value in backend.given("compression", "rings").items() if backend.shards_student else ():
         cure = "leave it out, or choose backend=ddp or backend.shard_student=false"
         yield f"backend.{name}", value, "for whole gradients, which no rank has of a sharded student", cure
-    of_int8 = [f"teacher.members.{name}.precision" for name, one in members if one.precision == "int8"]
-    of_int8 += ["precision.teacher"] if precision.teacher == "int8" and not config.teacher.is_none else []
-    for setting in of_int8 if backend.shards_teacher else ():
-        cure = "choose bf16 or fp32, or backend.shard_teacher=false"
-        yield setting, "int8", "rounds whole weights, which no rank has of a sharded teacher", cure
     if (best := config.train.keep_best) is not None and not config.evaluate.sets:
         cure = "name a set, or leave it out"
         yield "train.keep_best", best, "chooses among evaluations, and evaluate.sets=[] has none", cure

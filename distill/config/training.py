@@ -163,12 +163,11 @@ class PrecisionConfig(Settings):
 
     fp16 is for GPUs that have no bf16; a student in it has its loss scaled (`distill.optim.loss_scale`). auto is bf16
     where the processor or GPU multiplies faster in it, which is measured when a run begins and kept when it is resumed;
-    else fp32. The teacher in training can be int8 too (`distill.models.kernels.int8`), but never as a model that is
-    scored.
+    else fp32.
     """
 
     student: Literal["fp32", "bf16", "fp16", "auto"] = setting("fp32", "Number format of the student's forward.")
-    teacher: Literal["fp32", "bf16", "fp16", "auto", "int8"] = setting("fp32", "Number format of the teacher's.")
+    teacher: Literal["fp32", "bf16", "fp16", "auto"] = setting("fp32", "Number format of the teacher's.")
     evaluate: Literal["fp32", "bf16", "fp16", "auto"] = setting("fp32", "Number format of every model that is scored.")
     compile: bool = setting(False, "Run encoders and objective through torch.compile, which is slow to start.")
     kernels: Literal["auto", "plain"] = setting("auto", "auto is what is fastest on this processor; plain is torch.")

@@ -8,8 +8,8 @@ from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Trial
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.speed import full_sequences, run_forward, speed_sequences
-from distill.models.kernels.precision import dtype_of
-from distill.models.memory import available
+from distill.models.check import available
+from distill.models.precision import dtype_of
 from distill.runtime.errors import SettingError
 from distill.runtime.host import is_out_of_memory
 

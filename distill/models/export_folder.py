@@ -1,24 +1,30 @@
-"""The student as a folder that transformers and whatever reads its folders load."""
+"""The student as a folder that transformers and whatever reads its folders load, and that gives the student back."""
 
 import copy
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import transformers
+from safetensors import safe_open
 from safetensors.torch import save_model
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from distill.models.export_check import check_export, trust_of
+from distill.distributed.shard import plain_class
+from distill.models.blocks import in_evaluation_mode
+from distill.models.check import UNFIT, alike
+from distill.models.converted import quietly
+from distill.models.language_model import pooled_width
 from distill.models.pooling import MEAN, SavedPooling, save_pooling
 from distill.models.pooling import OF_EXPORT as OF_POOLING
-from distill.models.shapes import pooled_width
-from distill.models.ties import TIED, declared_ties, word_embeddings
+from distill.models.weights import keep_soft_cap
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
 from distill.runtime.host import is_out_of_memory
@@ -26,26 +32,14 @@ from distill.runtime.users_code import MISTAKES, mistake
 
 logger = logging.getLogger(__name__)
 
-Fields = dict[str, Any]
 LARGEST_FILE = "2GB"
 CARD = "README.md"
-FILES = (  # that a student's folder may have beside its card, by the form of its weights and the kind of its tokenizer
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "config.json",
-    "generation_config.json",
-    "chat_template.jinja",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    *OF_POOLING,
-)
+# What a student's folder may have beside its card, by the form of its weights and the kind of its tokenizer.
+FILES = (
+    "*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "chat_template.jinja",
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+    "vocab.*", "merges.txt", "spiece.model", "sentencepiece.bpe.model", *OF_POOLING,
+)  # fmt: skip
 
 
 def export(
@@ -61,7 +55,7 @@ def export(
 
     Args:
         student: a transformers model of any class, or any other module, of which the weights alone are written.
-        tokenizer: its tokenizer; a warning is logged where AutoTokenizer would not give it back.
+        tokenizer: its tokenizer; `tokenizer_class` says what gives it back where AutoTokenizer does not.
         folder: appears whole or not at all; what stood there is replaced.
         card: the content of its README.md; None: there is none.
         durable: also flush everything to the disk, for what is not written again after a crash of the machine.
@@ -73,15 +67,12 @@ def export(
     """
     with atomic(folder, durable) as new:
         weights = _write_weights(student, new)
-        tokenizer.save_pretrained(new)
-        if (new / "tokenizer.json").is_file():
-            _rewrite(new / "tokenizer_config.json", lambda fields: _generic_tokenizer(fields, tokenizer, student))
+        _write_tokenizer(tokenizer, student, new)
         if card is not None:
             (new / CARD).write_text(card, encoding="utf-8")
         if vectors is not None:
             save_pooling(new, vectors, pooled_width(student, vectors.kind or MEAN))
-        check_export(new, student, weights, auto_class)
-    _check_tokenizer(tokenizer, folder, trust_of(student))
+        _check_export(new, student, weights, auto_class)
 
 
 def try_export(student: Any) -> None:
@@ -93,7 +84,7 @@ def try_export(student: Any) -> None:
     try:
         with TemporaryDirectory(prefix="distill-") as parent, torch.random.fork_rng([]):
             folder = Path(parent) / "student"
-            check_export(folder, student, _write_weights(student, folder), None)
+            _check_export(folder, student, _write_weights(student, folder), None)
     except SettingError:
         raise
     except OSError as error:  # there is no room for it here, and may be where the run is
@@ -123,24 +114,9 @@ def _write_weights(student: Any, folder: Path) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = student.state_dict()
         return state
     weights = _with_adapters_merged(student)
-    tied = _untied_by_adapters(student, weights)
     # Files are made in memory before they are written: of a large model one after the other.
     student.save_pretrained(folder, state_dict=weights, max_shard_size=LARGEST_FILE)
-    if tied:
-        _rewrite(folder / "config.json", lambda fields: fields | tied)
     return weights
-
-
-def _untied_by_adapters(student: Any, weights: dict[str, torch.Tensor]) -> Fields:
-    """What config.json has otherwise where an adapter of the embeddings alone was merged into them: no tied head."""
-    names, ties = word_embeddings(student), declared_ties(student)
-    if names is None or names[0] not in ties or not student.config.tie_word_embeddings:
-        return {}
-    if torch.equal(*(weights[name] for name in names)):
-        return {}
-    for target in ties:  # transformers writes of two names for one tensor the first alone
-        weights[target] = weights[target].clone()
-    return {TIED: False}
 
 
 def _with_adapters_merged(student: Any) -> dict[str, torch.Tensor]:
@@ -156,59 +132,134 @@ def _with_adapters_merged(student: Any) -> dict[str, torch.Tensor]:
     return state
 
 
-def _rewrite(path: Path, change: Callable[[Fields], Fields]) -> None:
-    fields = change(json.loads(path.read_text(encoding="utf-8")))
-    path.write_text(json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _generic_tokenizer(fields: Fields, tokenizer: Any, student: Any) -> Fields:
-    """The content of tokenizer_config.json, for a class that takes tokenizer.json as it stands.
+def _write_tokenizer(tokenizer: Any, student: Any, folder: Path) -> None:
+    """Write a tokenizer; one with a tokenizer.json names a class that takes that file as it stands.
 
     That class gives `token_type_ids` too, which most models refuse; so the inputs are named.
     """
-    segments = getattr(getattr(student, "config", None), "type_vocab_size", None) or 0
-    inputs = [name for name in tokenizer.model_input_names if name != "token_type_ids" or segments > 1]
-    return fields | {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
-
-
-def _check_tokenizer(tokenizer: Any, folder: Path, trust: dict[str, bool]) -> None:
-    """Warn where AutoTokenizer prefers the family's own tokenizer to the one in the folder, as it does for Qwen 2."""
-    if not (folder / "config.json").is_file():  # without which AutoTokenizer reads nothing
-        return
-    if not _gives_back(AutoTokenizer, tokenizer, folder, trust):
-        logger.warning(
-            f"{folder}: AutoTokenizer does not give this student's tokenizer back; "
-            "load it with transformers.PreTrainedTokenizerFast.from_pretrained"
-        )
+    tokenizer.save_pretrained(folder)
+    if (folder / "tokenizer.json").is_file():
+        segments = getattr(getattr(student, "config", None), "type_vocab_size", None) or 0
+        inputs = [name for name in tokenizer.model_input_names if name != "token_type_ids" or segments > 1]
+        file = folder / "tokenizer_config.json"
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
+        text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
+        file.write_text(text + "\n", encoding="utf-8")
 
 
 def tokenizer_class(tokenizer: Any, student: Any) -> str | None:
     """The class that gives a student's tokenizer back from its folder, where AutoTokenizer does not; else None.
 
-    It is tried as a model card would have it, on a folder of its own that is removed.
+    AutoTokenizer prefers the family's own tokenizer for some, such as Qwen 2. It is tried as a model card would have
+    it, on a folder of its own that is removed.
     """
     config: Any = getattr(student, "config", None)
-    if not hasattr(config, "save_pretrained") or trust_of(student):
+    if not hasattr(config, "save_pretrained") or _trust_of(student):
         return None
     with TemporaryDirectory(prefix="distill-") as parent:
         folder = Path(parent)
         config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        if not (folder / "tokenizer.json").is_file():
+        _write_tokenizer(tokenizer, student, folder)
+        if not (folder / "tokenizer.json").is_file() or _gives_back(AutoTokenizer, tokenizer, folder):
             return None
-        _rewrite(folder / "tokenizer_config.json", lambda fields: _generic_tokenizer(fields, tokenizer, student))
-        if _gives_back(AutoTokenizer, tokenizer, folder, {}):
-            return None
-        return "PreTrainedTokenizerFast" if _gives_back(PreTrainedTokenizerFast, tokenizer, folder, {}) else None
+        return "PreTrainedTokenizerFast" if _gives_back(PreTrainedTokenizerFast, tokenizer, folder) else None
 
 
-def _gives_back(kind: Any, tokenizer: Any, folder: Path, trust: dict[str, bool]) -> bool:
+def _gives_back(kind: Any, tokenizer: Any, folder: Path) -> bool:
     """Whether a class of transformers loads this very tokenizer from a folder."""
     vocab = tokenizer.get_vocab()
     text = " ".join(list(vocab)[:1000])
     try:
-        again = kind.from_pretrained(folder, **trust)
+        again = kind.from_pretrained(folder)
         ids, expected = (one(text, verbose=False).input_ids for one in (again, tokenizer))
         return bool(again.get_vocab() == vocab and ids == expected)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+# --- whether the folder gives the student back: the same names and values of weights, and the same numbers
+
+
+def _check_export(folder: Path, student: Any, weights: dict[str, torch.Tensor], auto_class: str | None) -> None:
+    """Refuse a folder from which another model would load than the student.
+
+    The weights are windows on the files of the folder, so a large student does not lie in memory a second time.
+
+    Args:
+        weights: of the student, by their names in its class.
+        auto_class: of transformers, by which the model card loads it; None: the student's own class.
+
+    Raises:
+        SettingError: it does not load, or weights are missing, unexpected or different, or so are its outputs.
+    """
+    if not isinstance(student, PreTrainedModel):
+        with safe_open(folder / "model.safetensors", framework="pt") as file:
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        _refuse(different=_different(stored, weights), unexpected=stored.keys() - weights.keys())
+        return
+    kind = plain_class(student) if auto_class is None else getattr(transformers, auto_class)
+    trust = {} if auto_class is None else _trust_of(student)
+    try:
+        with quietly():
+            loaded, report = kind.from_pretrained(
+                folder, dtype="auto", use_safetensors=True, output_loading_info=True, **trust
+            )
+    except (OSError, *UNFIT) as error:
+        raise SettingError(f"The student cannot be exported: its folder does not load ({mistake(error)})") from error
+    keep_soft_cap(loaded)
+    same_class = type(loaded) is plain_class(student)  # else it lacks a head that is not used
+    unexpected = report["unexpected_keys"] if same_class else ()
+    different = _different(loaded.state_dict(), weights)
+    _refuse(missing=report["missing_keys"], unexpected=unexpected, different=different)
+    with _exact_products():  # of two devices, perhaps
+        is_same = alike(_logits(loaded), _logits(student))
+    if not is_same:
+        raise SettingError(
+            "The student cannot be exported: its folder loads with the same weights and other logits; keep all that "
+            "its forward depends on in its config, so that config.json holds it"
+        )
+
+
+def _trust_of(student: Any) -> dict[str, bool]:
+    """What loads a student again whose code came with a model: the user trusts it, and it has run here already."""
+    is_remote = isinstance(student, PreTrainedModel) and student.is_remote_code()
+    return {"trust_remote_code": True} if is_remote else {}
+
+
+def _different(stored: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> list[str]:
+    """The names of weights that both have, with other values."""
+    both = ((name, tensor, weights[name]) for name, tensor in stored.items() if name in weights)
+    return [name for name, one, other in both if not torch.equal(one, other.detach().to(one.device, one.dtype))]
+
+
+def _refuse(**wrong: Any) -> None:
+    """Raises SettingError where there are names of weights that are wrong, by what is wrong with them."""
+    kinds = [f"{kind}: {', '.join(sorted(names)[:3])}" for kind, names in wrong.items() if names]
+    if kinds:
+        raise SettingError(
+            f"The student cannot be exported: what loads from its folder is another model (weights {'; '.join(kinds)});"
+            " build it without wrappers that its class does not know"
+        )
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Matrix products in fp32, which a program may have made less exact for speed."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@torch.no_grad()
+def _logits(model: Any) -> torch.Tensor:
+    """Of a few tokens, in evaluation mode, on the processor: those over the vocabulary, or the first that it gives."""
+    ids = torch.arange(8, device=next(model.parameters()).device)[None]
+    with in_evaluation_mode(model):
+        outputs = model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    named = [name for name in ("prediction_logits", "logits", "start_logits") if hasattr(outputs, name)]
+    logits: torch.Tensor = getattr(outputs, named[0]) if named else outputs[0]
+    return logits.float().cpu()

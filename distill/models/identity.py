@@ -23,7 +23,7 @@ def model_digest(model: Any, tokenizer: PreTrainedTokenizerBase | None = None) -
         digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy())
         release(tensor)
     if tokenizer is not None:
-        digest.update(tokenizer_text(tokenizer).encode())
+        digest.update(_tokenizer_text(tokenizer).encode())
     return digest.hexdigest()
 
 
@@ -37,7 +37,7 @@ def saved_digest(path: str, model: Any, tokenizer: PreTrainedTokenizerBase | Non
     if not files:
         return model_digest(model, tokenizer)
     # 3: of this function's outcome. A folder gives other models where it is read for another task.
-    inputs: list[Any] = [3, _description(model), tokenizer_text(tokenizer) if tokenizer is not None else ""]
+    inputs: list[Any] = [3, _description(model), _tokenizer_text(tokenizer) if tokenizer is not None else ""]
     inputs += [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     cached = folder_of(cache, "digests", hashlib.sha256(repr(inputs).encode()).hexdigest()[:32])
     with once_with_digest(cached, quiet=True) as new:  # the ranks of a machine come at the same time
@@ -55,7 +55,7 @@ def _description(model: Any) -> str:
     return json.dumps([type(model).__name__, fields], sort_keys=True, default=str)
 
 
-def tokenizer_text(tokenizer: PreTrainedTokenizerBase) -> str:
+def _tokenizer_text(tokenizer: PreTrainedTokenizerBase) -> str:
     """Everything that decides which ids a text gets, without padding and truncation that were left set."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

@@ -16,6 +16,11 @@ import torch
 from distill.runtime.errors import SettingError
 
 GAIN = 1.5  # of queries and keys: the neighbour's weight stands out from the noise of the tokens
+FIRST_ATTENTION = {  # of a base model
+    "bert": "encoder.layer.0.attention.self",
+    "distilbert": "transformer.layer.0.attention",
+    "albert": "encoder.albert_layer_groups.0.albert_layers.0.attention",
+}
 
 
 def attend_to_neighbours(model: Any) -> None:
@@ -27,7 +32,13 @@ def attend_to_neighbours(model: Any) -> None:
     Raises:
         SettingError: a family without learned position embeddings, or heads of odd size.
     """
-    query, key, heads = _first_attention(model)
+    family, heads = model.config.model_type, model.config.num_attention_heads
+    if family not in FIRST_ATTENTION:
+        known = ", ".join(FIRST_ATTENTION)
+        raise SettingError(f"student.init=neighbours is for {known}, not for {family}: set student.init=random")
+    attention = model.base_model.get_submodule(FIRST_ATTENTION[family])
+    names = ("q_lin", "k_lin") if family == "distilbert" else ("query", "key")
+    query, key = (getattr(attention, name).weight for name in names)
     positions = model.base_model.embeddings.position_embeddings.weight
     width, size = positions.shape[1], len(query) // heads
     if size % 2 or width % 2:
@@ -38,7 +49,7 @@ def attend_to_neighbours(model: Any) -> None:
     spread = math.sqrt(2) * model.config.initializer_range  # of a wave with the tokens' standard deviation
     with torch.no_grad():
         positions[:, 0::2], positions[:, 1::2] = spread * angles.sin(), spread * angles.cos()
-        if model.config.model_type == "albert":
+        if family == "albert":
             _keep_embeddings(model.base_model.encoder.embedding_hidden_mapping_in.weight)
         for head in range(heads):
             offset = (head // 2 + 1) * (-1 if head % 2 == 0 else 1)
@@ -52,23 +63,6 @@ def attend_to_neighbours(model: Any) -> None:
             query[sines, 2 * waves + 1] += GAIN * turn.sin()
             query[sines + 1, 2 * waves] -= GAIN * turn.sin()
             query[sines + 1, 2 * waves + 1] += GAIN * turn.cos()
-
-
-def _first_attention(model: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Weights of the queries and keys of the first layer [H, H], and its number of heads."""
-    family = model.config.model_type
-    if family == "bert":
-        attention = model.bert.encoder.layer[0].attention.self
-        return attention.query.weight, attention.key.weight, attention.num_attention_heads
-    if family == "distilbert":
-        attention = model.distilbert.transformer.layer[0].attention
-        return attention.q_lin.weight, attention.k_lin.weight, attention.n_heads
-    if family == "albert":
-        attention = model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention
-        return attention.query.weight, attention.key.weight, attention.num_attention_heads
-    raise SettingError(
-        f"student.init=neighbours is for bert, distilbert and albert, not for {family}: set student.init=random"
-    )
 
 
 def _keep_embeddings(mapping: torch.Tensor) -> None:

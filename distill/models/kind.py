@@ -96,62 +96,49 @@ def saved_class(config: Any) -> str:
 
 
 def refuse_other_kind(setting: str, config: Any, kind: ModelKind) -> None:
-    """Refuse a saved model of another kind, by its configuration: other classes would load, untrained.
+    """Refuse a saved model of which there is none of this kind, by its configuration, and other classes than expected.
+
+    Whether one that loads is of the kind that its class says shows when it is checked.
 
     Raises:
-        SettingError: it is of the other kind, or a sequence-to-sequence model.
+        SettingError: also for a sequence-to-sequence model, and for a class that transformers does not have.
     """
-    saved = saved_class(config)
+    saved, family = saved_class(config), config.model_type
     if getattr(config, "is_encoder_decoder", False):
-        raise SettingError(
-            f"{setting}: {config.model_type} is a sequence-to-sequence model, which is not supported: choose a "
-            f"{kind.noun}"
-        )
-    if saved and not hasattr(transformers, saved) and not getattr(config, "auto_map", None):
+        raise SettingError(f"{setting}: a sequence-to-sequence model ({family}) is not supported: choose a {kind.noun}")
+    has_code = bool(getattr(config, "auto_map", None))
+    if saved and not hasattr(transformers, saved) and not has_code:
         group = setting.partition(".")[0]
         raise SettingError(
             f"{setting} was saved as a {saved}, which transformers does not have: name what makes it, as "
             f"{group}=custom {group}._target_=package.module.callable"
         )
-    if not kind.vocabulary:
-        _refuse_unfit(setting, config, kind)
-        return
-    fits = saved in kind.classes(config.model_type) if saved else bool(kind.classes(config.model_type))
-    if kind is ORDERED and not fits:
-        weights = "objective.soft_sop.weight=0" if setting.startswith("teacher") else "the weights of both to 0"
+    if not kind.classes(family) and not has_code:
+        others = [other.objective for other in (MASKED, CAUSAL) if kind.vocabulary and other.classes(family)]
         raise SettingError(
-            f"{setting} is a {saved or config.model_type}, but objective.sop and objective.soft_sop need a "
-            f"{kind.noun}: choose one of {', '.join(kind.mapping.values())}, or set {weights}"
+            f"{setting} is a {saved or family}, and this objective needs a {kind.noun}: choose "
+            f"{' or '.join([*others, 'another model'])}"
         )
-    if kind is MASKED and saved in ORDERED.classes(config.model_type):
-        return  # its other head is left out
-    for other in {MASKED, CAUSAL} - {kind}:
-        if not fits and (saved in other.classes(config.model_type) or (not saved and other.classes(config.model_type))):
-            raise SettingError(
-                f"{setting} is a {other.noun} ({saved or config.model_type}), and this objective learns from a "
-                f"{kind.noun}: choose {other.objective}, or another model"
-            )
+    if kind.fields.get("id2label") and saved in kind.classes(family):
+        _refuse_other_classes(setting, config, [str(name) for name in kind.fields["id2label"].values()])
 
 
-def _refuse_unfit(setting: str, config: Any, kind: ModelKind) -> None:
-    """Refuse to fine-tune a model of a family that has none of this kind, or one with as many classes as do not fit."""
-    if not kind.classes(config.model_type):
-        raise SettingError(
-            f"{setting} is a {config.model_type}, of which transformers has no {kind.noun}: choose another model"
+def _refuse_other_classes(setting: str, config: Any, expected: list[str]) -> None:
+    """Refuse a fine-tuned model whose outputs stand for other classes, or for these in another order."""
+    saved, problem = output_names(config), ""
+    if getattr(config, "problem_type", None) == "multi_label_classification":
+        problem = "gives several classes for a text (multi_label_classification), and these examples have one each"
+    elif config.num_labels != len(expected):
+        problem = f"gives {config.num_labels} numbers for a text, and these examples need {len(expected)}"
+    elif are_anonymous(saved) and len(expected) > 1:
+        numbered = ", ".join(f"{number}={name}" for number, name in enumerate(expected))
+        logger.warning(f"{setting} names no classes: its outputs are taken for {numbered}")
+    elif len(expected) > 1 and [name.lower() for name in saved] != [name.lower() for name in expected]:
+        problem = (
+            f"gives its classes as {', '.join(saved)}, and these examples have {', '.join(expected)} in this order"
         )
-    saved, needed = saved_class(config), len(kind.fields.get("id2label", ()))
-    fine_tuned = saved in kind.classes(config.model_type)
-    if needed and fine_tuned and getattr(config, "problem_type", None) == "multi_label_classification":
-        raise SettingError(
-            f"{setting} gives several classes for a text (problem_type=multi_label_classification), and these examples "
-            "have one class or value each: choose another model"
-        )
-    _refuse_other_classes(setting, config, kind, fine_tuned)
-    if needed and fine_tuned and config.num_labels != needed:
-        raise SettingError(
-            f"{setting} gives {config.num_labels} numbers for a text, and these examples need {needed}, one for each "
-            "class or value: choose another model, or a pre-trained one that has not been fine-tuned"
-        )
+    if problem:
+        raise SettingError(f"{setting} {problem}: choose another model, or one that has not been fine-tuned")
 
 
 def output_names(config: Any) -> list[str]:
@@ -163,20 +150,3 @@ def output_names(config: Any) -> list[str]:
 def are_anonymous(names: Sequence[str]) -> bool:
     """Whether they are those that transformers gives outputs that nobody has named."""
     return all(name.startswith("LABEL_") for name in names)
-
-
-def _refuse_other_classes(setting: str, config: Any, kind: ModelKind, fine_tuned: bool) -> None:
-    """Refuse a fine-tuned model whose outputs stand for other classes, or for these in another order."""
-    expected = [str(name) for name in kind.fields.get("id2label", {}).values()]
-    saved = output_names(config)
-    if not fine_tuned or len(saved) != len(expected) or len(expected) < 2:
-        return
-    if are_anonymous(saved):
-        numbered = ", ".join(f"{number}={name}" for number, name in enumerate(expected))
-        logger.warning(f"{setting} names no classes: its outputs are taken for {numbered}")
-        return
-    if [name.lower() for name in saved] != [name.lower() for name in expected]:
-        raise SettingError(
-            f"{setting} gives its classes as {', '.join(saved)}, and these examples have {', '.join(expected)} in this "
-            "order: choose another model, or rename and reorder its head's rows (config.id2label)"
-        )

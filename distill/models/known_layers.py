@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     BertForMaskedLM,
     BertModel,
@@ -20,7 +19,7 @@ from transformers import (
     RobertaModel,
 )
 
-from distill.models.kernels.attention import pays, products
+from distill.models.kernels.attention import attention
 from distill.models.kernels.packed_linear import PackedLinear
 
 MAX_FRACTION = 0.9  # of a sequence's positions above which picking them costs more than it saves
@@ -52,7 +51,7 @@ def known_layers(model: Any) -> list[Layer] | None:
         layers = [_distilbert(block) for block in encoder.transformer.layer]
     else:
         layers = [_bert(block) for block in encoder.encoder.layer]
-    # What else stands in for a linear layer (int8, adapters) has weights of another form.
+    # What else stands in for a linear layer (an adapter) has weights of another form.
     linears = [linear for layer in layers for linear in (layer.query, layer.key, layer.value)]
     plain = all(type(linear) in (nn.Linear, PackedLinear) for linear in linears)
     return layers if plain and layers else None
@@ -85,11 +84,7 @@ def attend(layer: Layer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor
     mask: None, or broadcastable to [B, A, P, S]: bool (True: look here) or to be added to the scores.
     """
     query, key, value = (x.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for x in (query, key, value))
-    if pays(query, key):
-        attended = products(query, key, value, mask, query.shape[-1] ** -0.5)
-    else:
-        attended = scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    return attended.transpose(1, 2).flatten(2)
+    return attention(layer.block, query, key, value, mask, is_causal=False)[0].flatten(2)
 
 
 @contextmanager
@@ -97,9 +92,8 @@ def last_block_at(model: Any, positions: Tensor | None) -> Iterator[bool]:
     """While it is open the encoder's last block gives its output at `positions` alone, [1, N, H] for [B, S, H].
 
     Keys and values are computed everywhere, all else of the block at these positions: but for rounding, the same
-    numbers. Gives whether it is so. It is not for unsupported classes, under dropout, whose
-    random numbers belong to whole sequences, for compiled encoders, and on GPUs, which would have to wait for the
-    number of positions of a sequence.
+    numbers. Gives whether it is so: not for unsupported classes, under dropout, whose random numbers belong to whole
+    sequences, for compiled encoders, and on GPUs, which would have to wait for the number of positions of a sequence.
 
     Args:
         positions: flat ones [N] in B * S; None: all of them. The whole block is computed where they do not ascend.
@@ -143,10 +137,12 @@ def _at(layer: Layer, x: Tensor, mask: Tensor | None, positions: Tensor) -> Tens
 
     Sequences have unlike numbers of them: shorter ones are filled up with their first position, which is not read.
     """
+    if not len(positions):
+        return x.flatten(0, 1)[None, :0]
     num_rows, length = x.shape[:2]
     row = positions // length
     counts = torch.bincount(row, minlength=num_rows)
-    longest = int(counts.max()) if len(positions) else 0
+    longest = int(counts.max())
     mask = mask if mask is None or mask.shape[-2] == 1 else mask[..., :1, :]  # all queries attend to all but padding
     if longest > MAX_FRACTION * length:
         attended = attend(layer, layer.query(x), layer.key(x), layer.value(x), mask)

@@ -3,17 +3,16 @@
 Shapes: B sequences, S positions, N selected positions, H hidden size, E input size of the output embedding, V tokens of
 the vocabulary.
 
-No table of families is needed. The model's own forward runs, watched by hooks that are there for that call only: what
-its encoder (`base_model`) gives is cut down to the selected positions before the model's own head sees it, and what the
-output embedding (`get_output_embeddings`) would multiply is recorded instead. So the head's input is what the model
-itself computes, whatever its head consists of. `models.check.check_model` compares the outcome with the model's own
-logits.
+The model's own forward runs, watched by hooks that are there for that call only: what its encoder (`base_model`) gives
+is cut down to the selected positions before the model's own head sees it, and what the output embedding
+(`get_output_embeddings`) would multiply is recorded instead. So the head's input is what the model itself computes.
+`models.check.check_model` compares the outcome with the model's own logits.
 """
 
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,11 +22,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.distributed.shard import is_root, join_outputs, plain_class
-from distill.models.gradient_checkpointing import checkpointed
-from distill.models.kernels.precision import at_least_fp32, autocast, dtype_of
+from distill.models.blocks import block_list, checkpointed, depth_of, in_evaluation_mode
 from distill.models.known_layers import last_block_at
 from distill.models.pooling import pooled
-from distill.models.protocol import block_list, depth_of
+from distill.models.precision import at_least_fp32, autocast, dtype_of
 from distill.models.recorded_attention import QKV, record_attention
 
 LAST = -1  # the layer number of an encoder's last hidden state, whatever its depth
@@ -185,11 +183,11 @@ class LanguageModel(nn.Module):
             if self.model.training and torch.is_grad_enabled():
                 entered.enter_context(checkpointed(self._checkpointed))
             output = model(**inputs, attention_mask=attention, **_without_cache(plain_class(self.model).forward))
+        name = plain_class(self.model).__name__
         if missing := [block for block in spec.qkv if ("qkv", block) not in record]:
             raise ValueError(
-                f"{plain_class(self.model).__name__} does not show the queries and keys of block {missing[0]}: it has "
-                "no such block, or an attention that is not one of transformers' AttentionInterface; choose another "
-                "model"
+                f"{name} does not show the queries and keys of block {missing[0]}: it has no such block, or an "
+                "attention that is not one of transformers' AttentionInterface; choose another model"
             )
         if spec.head and "head_rows" not in record:
             raise ValueError("its forward does not call both")
@@ -208,14 +206,14 @@ class LanguageModel(nn.Module):
         """The output embedding with its input `rows` [N, E], in the format of this model."""
         layer = self.model.get_output_embeddings()
         dtype = rows.dtype if self.precision == "fp32" else dtype_of(self.precision)
-        scale, softcap = logit_changes(self.model)
+        scale, softcap = _logit_changes(self.model)
         rows = rows if scale == 1 else rows * scale
         return Head(rows, layer.weight, layer.bias, dtype, self._cast(layer.weight, dtype), softcap)
 
     def logits(self, rows: Tensor, vocab: int | None = None) -> Tensor:
         """rows [N, E] -> logits [N, vocab]; without `vocab` those of all rows, also of what only pads the embedding."""
         layer = self.model.get_output_embeddings()
-        scale, softcap = logit_changes(self.model)
+        scale, softcap = _logit_changes(self.model)
         with autocast(self.precision, rows.device):
             bias = None if layer.bias is None else layer.bias[:vocab]
             product = nn.functional.linear(rows if scale == 1 else rows * scale, layer.weight[:vocab], bias)
@@ -238,11 +236,10 @@ class LanguageModel(nn.Module):
 
     def _cast(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """The output embedding's weight in another format, without a way back for gradients."""
-        if self._casts is None or weight.dtype == dtype:
-            return weight.detach().to(dtype)
-        if dtype not in self._casts:
-            self._casts[dtype] = weight.detach().to(dtype)
-        return self._casts[dtype]
+        casts = {} if self._casts is None or weight.dtype == dtype else self._casts
+        if dtype not in casts:
+            casts[dtype] = weight.detach().to(dtype)
+        return casts[dtype]
 
 
 @contextmanager
@@ -252,15 +249,11 @@ def _without_advice_on_masks() -> Iterator[None]:
     Models are given no mask where nothing is padding, and the token that fills up may also be the end of a text.
     """
     source = logging.getLogger("transformers.modeling_utils")
-    source.addFilter(_is_not_about_masks)
+    source.addFilter(silent := lambda record: "passing in an `attention_mask`" not in record.getMessage())
     try:
         yield
     finally:
-        source.removeFilter(_is_not_about_masks)
-
-
-def _is_not_about_masks(record: logging.LogRecord) -> bool:
-    return "passing in an `attention_mask`" not in record.getMessage()
+        source.removeFilter(silent)
 
 
 @torch.no_grad()
@@ -304,11 +297,10 @@ def _without_cache(forward: Callable[..., Any]) -> dict[str, bool]:
     return {"use_cache": False} if "use_cache" in inspect.signature(forward).parameters else {}
 
 
-def logit_changes(model: Any) -> tuple[float, float | None]:
+def _logit_changes(model: Any) -> tuple[float, float | None]:
     """The factor and the soft cap that a model applies to the product of its output embedding.
 
-    Granite divides its logits, Cohere multiplies them, Gemma 2 caps them; `models.check.check_model` finds out whether
-    that is all that a model does.
+    Granite divides its logits, Cohere multiplies them, Gemma 2 caps them; `check_model` finds out whether that is all.
     """
     config = getattr(model, "config", None)
     divisor = getattr(config, "logits_scaling", None) or 1.0
@@ -419,3 +411,53 @@ def _replace_first(output: Any, first: Tensor) -> Any:
     if isinstance(output, tuple):
         return (first, *output[1:])
     return type(output)(**{**output, "last_hidden_state": first})
+
+
+class AttentionShape(NamedTuple):
+    """Sizes of a block's attention."""
+
+    heads: int  # of queries
+    widths: tuple[int, int, int]  # of queries, keys and values: heads * size of a head, as if each had its own
+
+
+def hidden_widths(model: Any, layers: Sequence[int]) -> list[int]:
+    """H of each of these hidden states, numbered as in `OutputSpec.layers`."""
+    hidden = outputs_of_few(model, OutputSpec(layers=tuple(layers))).hidden
+    return [hidden[layer].shape[-1] for layer in layers]
+
+
+def pooled_width(model: Any, kind: str) -> int:
+    """H of the vector of a whole sequence."""
+    return outputs_of_few(model, OutputSpec(pooled=(kind,))).pooled[kind].shape[-1]
+
+
+def attention_shapes(model: Any, blocks: Sequence[int]) -> list[AttentionShape]:
+    """Sizes of the attention of each of these blocks, from 1.
+
+    Raises:
+        ValueError: the model does not show its queries and keys.
+    """
+    qkv = outputs_of_few(model, OutputSpec(qkv=tuple(blocks))).qkv
+    shapes = []
+    for query, key, value in (qkv[block][:3] for block in blocks):
+        heads = query.shape[1]
+        widths = heads * query.shape[-1], heads * key.shape[-1], heads * value.shape[-1]
+        shapes.append(AttentionShape(heads, widths))
+    return shapes
+
+
+@torch.no_grad()
+def outputs_of_few(model: Any, spec: OutputSpec, ids: Tensor | None = None, **inputs: Tensor) -> Outputs:
+    """What a forward of a few tokens gives in evaluation mode; the model is left as it was.
+
+    Args:
+        ids: [B, S]; None: eight tokens.
+        inputs: what else the model takes, and `documents`.
+    """
+    device = next(model.parameters()).device
+    ids = torch.arange(8)[None] if ids is None else ids
+    documents = inputs.pop("documents", None)
+    moved = {name: value.to(device) for name, value in {"input_ids": ids, **inputs}.items()}
+    with in_evaluation_mode(model):
+        outputs: Outputs = LanguageModel(model)(moved, None if documents is None else documents.to(device), spec)
+    return outputs

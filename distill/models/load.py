@@ -1,44 +1,38 @@
-"""Reads models and tokenizers from folders or the Hub, and refuses what does not fit the task."""
+"""Reads models and tokenizers from folders or the Hub; whatever is raised on the way becomes one line."""
 
 import itertools
 import json
 import logging
-import re
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
-from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils import cached_file
+from transformers.utils import logging as transformers_logging
 
 from distill.config import HERE
 from distill.config.models import BUNDLED
-from distill.models.adapters import merged_folder
-from distill.models.boundary import loading
-from distill.models.check import check_model
-from distill.models.converted import converted
-from distill.models.kernels.attention import keep_soft_cap
+from distill.models.check import check_model, require_memory_for_weights
+from distill.models.converted import converted, merged_folder, quietly
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind, refuse_other_kind
-from distill.models.memory import require_memory_for_weights
-from distill.models.ties import settle_ties, word_embeddings
-from distill.models.wrapped_names import described, without_wrappers
+from distill.models.weights import keep_soft_cap, settle_ties, word_embeddings
 from distill.runtime.errors import SettingError, first_line
-from distill.runtime.hub import is_hub_reached
+from distill.runtime.host import is_out_of_memory
+from distill.runtime.hub import how_to_do_without, is_hub_reached, is_unreachable
 
 AS_SAVED = "give its files as they were saved together"  # the cure of a folder that does not load
-UNKNOWN = "a \U0010ffff"  # its last character is in no vocabulary
 # A text that tells apart how tokenizers split: case, digits, apostrophes, blanks, lines, accents and scripts.
 SPLIT = "It's 12345 or 3.14, DON'T  ask!!\n\n\tna\u00efve caf\u00e9 (\u65e5\u672c\u8a9e) \u0645\u0631 \U0001f642 end "
-FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors names the formats in which a model is read
-ATTENTION = (None, "eager", "sdpa")  # that compute in fp32 on any device, as models are checked
-# Of any family: tokenizer.json, tokenizer.model, vocab.txt, spiece.model, merges.txt, dict.txt and the like.
-TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.model", "merges*", "dict*.txt", "*.tiktoken", "*.bpe")
-
-logger = logging.getLogger(__name__)
+# Errors whose text is a sentence; the text of any other, such as a KeyError, needs its class in front of it.
+SENTENCES = (OSError, ValueError, ImportError, SafetensorError, StrictDataclassError)
+CODE = "trust_remote_code"  # in what transformers raises for a model with code of its own
+LONGEST_REASON = 240  # characters
 
 # DeBERTa as its authors published it, v1 to v3: its head stands under other names and in another class of transformers,
 # which computes the same. (The class that the configuration names by legacy=false has no output embedding to read.)
@@ -48,9 +42,11 @@ DEBERTA_HEAD = {
     r"^lm_predictions\.lm_head\.": "cls.predictions.transform.",
 }
 
+logger = logging.getLogger(__name__)
+
 
 def bundled_folder(name: str) -> str:
-    """Where a model that ships with this package lies, one of `config.teacher.BUNDLED`."""
+    """Where a model that ships with this package lies, one of `config.models.BUNDLED`."""
     return str(HERE / "teacher" / name)
 
 
@@ -58,9 +54,8 @@ def model_folder(path: str, setting: str = "model") -> str:
     """Where the files of a model lie: the student in a run folder, or what a GGUF file or a package was converted to.
 
     `bundled_deep` and `bundled_small`, where no folder has that name, are the models of this package. Of a folder with
-    adapters of PEFT alone: the folder of the model that they were merged into.
-
-    Anything else is taken as it is (a folder, or a name on the Hub).
+    adapters of PEFT alone: the folder of the model that they were merged into. Anything else is taken as it is (a
+    folder, or a name on the Hub).
 
     Raises:
         SettingError: a path that none can be, or a file or package that cannot be read; the message names `setting`.
@@ -68,8 +63,8 @@ def model_folder(path: str, setting: str = "model") -> str:
     try:
         if path in BUNDLED and not Path(path).exists():
             return bundled_folder(path)
-        if (folder := converted(path, setting) or merged_folder(path, setting)) is not None:
-            return str(folder)
+        if (made := converted(path, setting) or merged_folder(path, setting)) is not None:
+            return str(made)
         folder = Path(path).expanduser()
         return str(folder / "student" if (folder / "student").is_dir() else folder)
     except (OSError, RuntimeError) as error:  # it is too long, or ~NAME is nobody here
@@ -82,23 +77,14 @@ class HubOptions(NamedTuple):
     revision: str | None = None  # the newest
     trust_remote_code: bool = False
 
-
-class HubArguments(TypedDict, total=False):
-    """What transformers' `from_pretrained` gets of them."""
-
-    revision: str
-    trust_remote_code: bool
-    local_files_only: bool
+    def arguments(self, folder: str) -> dict[str, Any]:
+        """What transformers' `from_pretrained` gets; of a name while the Hub is not reached: to look in the cache."""
+        is_cached_alone = not Path(folder).exists() and not is_hub_reached()
+        alone = {"local_files_only": True} if is_cached_alone else {}
+        return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code, **alone}
 
 
 THE_NEWEST = HubOptions()
-
-
-def hub_arguments(folder: str, hub: HubOptions) -> HubArguments:
-    """What transformers' `from_pretrained` gets; of a name while the Hub is not reached, to look in the cache alone."""
-    is_cached_alone = not Path(folder).exists() and not is_hub_reached()
-    arguments: HubArguments = {"revision": hub.revision or "main", "trust_remote_code": hub.trust_remote_code}
-    return {**arguments, "local_files_only": True} if is_cached_alone else arguments
 
 
 def load_pretrained(
@@ -122,37 +108,35 @@ def load_pretrained(
     Raises:
         SettingError: nothing loadable at `path`, or not with all its weights; the message names `setting`.
     """
-    folder = model_folder(path, setting)
+    folder, named = model_folder(path, setting), f"{setting}={path}"
     refuse_custom_class(setting, path)
     config = saved_config(setting, path, hub)
     with loading(setting, path, folder, f"does not load as a {kind.noun}", AS_SAVED):
-        refuse_other_kind(f"{setting}={path}", config, kind)
-        _refuse_other_weights(setting, path, Path(folder))
-        _refuse_adapters(setting, path, folder, hub)
-        names, arguments = {}, hub_arguments(folder, hub)
-        if config.model_type in DEBERTA:
-            config.legacy, names = True, DEBERTA_HEAD
-        fields = {**kind.fields, **(changes(config) if changes else {})}
+        refuse_other_kind(named, config, kind)
+        if any(Path(folder).glob("*.bin")) and not any(Path(folder).glob("*.safetensors")):
+            raise SettingError(
+                f"{named} has its weights as pickles, which can run code when they are read: write them as "
+                "model.safetensors, with save_pretrained of transformers"
+            )
+        mapping = DEBERTA_HEAD if config.model_type in DEBERTA else None
+        fields = {**kind.fields, **(changes(config) if changes else {}), **({"legacy": True} if mapping else {})}
         fields |= {"dtype": None} if mapped else {}  # the format of the files counts, which may be another one
         for name, value in fields.items():
             setattr(config, name, value)
         if not (mapped or hub.trust_remote_code):
-            require_memory_for_weights(f"{setting}={path}", lambda: kind.auto_class.from_config(config))
+            require_memory_for_weights(named, lambda: kind.auto_class.from_config(config))
+        arguments = {"config": config, "use_safetensors": True, "output_loading_info": True}
+        arguments |= {"dtype": "auto" if mapped else torch.float32, **hub.arguments(folder)}
         # With PEFT installed, transformers looks for adapters of a name on the Hub although files are to be local.
-        place = str(_on_disk(folder, hub)) if arguments.get("local_files_only", False) else folder
-        arguments_of_all = {**arguments, "config": config, "use_safetensors": True, "output_loading_info": True}
-        arguments_of_all["dtype"] = "auto" if mapped else torch.float32
-        model, report = kind.auto_class.from_pretrained(place, key_mapping=names or None, **arguments_of_all)
-        if report["missing_keys"] and (renamed := without_wrappers(model, _on_disk(folder, hub))):
-            logger.info(f"{setting}={path}: {described(renamed)}")
-            exact = {f"^{re.escape(old)}$": new for old, new in renamed.items()}
-            model, report = kind.auto_class.from_pretrained(place, key_mapping=exact, **arguments_of_all)
+        place = str(_on_disk(folder, hub)) if "local_files_only" in arguments else folder
+        model, report = kind.auto_class.from_pretrained(place, key_mapping=mapping, **arguments)
     _refuse_missing(setting, path, kind, model, report, new_heads)
     settle_ties(model)
     keep_soft_cap(model)
     if not mapped:
-        _own_weights(model)
-        check_model(model, f"{setting}={path}", kind)
+        for tensor in itertools.chain(model.parameters(), model.buffers()):
+            tensor.data = tensor.data.clone()  # in place of a window on a file, which may be cut or written anew
+        check_model(model, named, kind)
     return model
 
 
@@ -160,102 +144,39 @@ def _refuse_missing(
     setting: str, path: str, kind: ModelKind, model: Any, report: dict[str, Any], new_heads: bool
 ) -> None:
     """Raises SettingError for weights that the files lack, but for heads that may be new, or that only they have."""
-    missing, names = sorted(report["missing_keys"]), word_embeddings(model)  # filled with random numbers
+    missing, besides = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])  # the former are random now
+    names = word_embeddings(model)
     head = "" if names is None else names[0].removesuffix("weight")
-    if left_out := next((name for name in sorted(report["unexpected_keys"]) if head and name.startswith(head)), None):
-        raise SettingError(
-            f"its files have {left_out}, which a {type(model).__name__} leaves out of its logits",
-            setting=setting,
-            value=path,
-            cure="choose another, or correct its config.json where that can say that the head has it",
-        )
+    if left_out := next((name for name in besides if head and name.startswith(head)), None):
+        problem = f"its files have {left_out}, which a {type(model).__name__} leaves out of its logits"
+        cure = "choose another, or correct its config.json where that can say that the head has it"
+        raise SettingError(problem, setting=setting, value=path, cure=cure)
     encoder = f"{model.base_model_prefix}."
     others = [name for name in missing if name.startswith(encoder) and not name.startswith(f"{encoder}pooler")]
-    if not others and (new_heads or not missing):
-        if missing:
-            logger.info(f"{setting}={path}: its head for this task is new ({', '.join(missing)})")
-        return
-    besides = sorted(report["unexpected_keys"])
-    problem, cure = f"it lacks weights of a {kind.noun}, such as {(others or missing)[0]}", "choose another"
-    if besides and others:
-        problem += f", and has others, such as {besides[0]}"
-        cure = "save it from the model inside of its wrapper, such as model.module, or choose another"
-    elif names is not None and missing == [names[0]] and model.config.tie_word_embeddings is False:
-        problem += ", and its configuration ties no head to the embeddings"
-        cure = "set tie_word_embeddings to true where its head is its embeddings, or choose another"
-    raise SettingError(problem, setting=setting, value=path, cure=cure)
-
-
-def _refuse_adapters(setting: str, path: str, folder: str, hub: HubOptions) -> None:
-    """Raises SettingError for adapters beside the weights, which transformers adds only where PEFT is installed."""
-    from transformers.utils import find_adapter_config_file, is_peft_available
-
-    has_adapters = (Path(folder) / "adapter_config.json").is_file()
-    if not Path(folder).is_dir() and is_peft_available():
-        arguments = hub_arguments(folder, hub)
-        alone = arguments.get("local_files_only", False)
-        file = find_adapter_config_file(folder, revision=arguments["revision"], local_files_only=alone)
-        has_adapters = file is not None
-    if has_adapters:
-        raise SettingError(
-            f"{setting}={path} holds adapters beside its weights (adapter_config.json): merge them, such as by PEFT's "
-            "merge_and_unload(), and save the model to a folder of its own"
-        )
-
-
-def _own_weights(model: Any) -> None:
-    """Move weights into memory of their own: transformers gives windows on their file.
-
-    They would change with it, or end the process where it is cut.
-    """
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
-        tensor.data = tensor.data.clone()
-
-
-def _refuse_other_weights(setting: str, path: str, folder: Path) -> None:
-    """Refuse a folder whose weights are pickles, or numbers that transformers would take for floating-point ones."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files and any(folder.glob("*.bin")):
-        raise SettingError(
-            f"{setting}={path} has its weights as pickles, which can run code when they are read: write them as "
-            "model.safetensors, with save_pretrained of transformers"
-        )
-    for file in files:
-        with safe_open(file, "pt") as tensors:
-            formats = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys() if name.endswith("weight")}  # noqa: SIM118
-        if other := [f"{name} ({format})" for name, format in formats.items() if format not in FLOATS]:
-            raise SettingError(
-                f"{setting}={path} has weights in other formats than fp32, bf16 and fp16, such as {other[0]}: give the "
-                "model as it was before it was quantized"
-            )
+    if missing and (others or not new_heads):
+        problem, cure = f"it lacks weights of a {kind.noun}, such as {(others or missing)[0]}", "choose another"
+        if others and besides:
+            problem += f", and has others, such as {besides[0]}"
+            cure = "save it from the model inside of its wrapper, such as model.module, or choose another"
+        elif names is not None and missing == [names[0]]:
+            cure += ", or set tie_word_embeddings to true in its config.json where its head is its embeddings"
+        raise SettingError(problem, setting=setting, value=path, cure=cure)
+    if missing:
+        logger.info(f"{setting}={path}: its head for this task is new ({', '.join(missing)})")
 
 
 def saved_config(setting: str, path: str, hub: HubOptions = THE_NEWEST) -> Any:
-    """The configuration of a saved model.
-
-    Raises:
-        SettingError: there is none that loads, or its weights are quantized, or its attention is not computed here.
-    """
+    """The configuration of a saved model. Raises SettingError where none loads, or its weights are quantized."""
     folder = model_folder(path, setting)
     if Path(folder).is_file():
         raise SettingError(f"{setting}={path} is a file: give the folder that it lies in, or a GGUF file (.gguf)")
     with loading(setting, path, folder, "does not load", "correct its config.json"):
-        config = AutoConfig.from_pretrained(folder, **hub_arguments(folder, hub))
+        config = AutoConfig.from_pretrained(folder, **hub.arguments(folder))
         if (quantization := getattr(config, "quantization_config", None)) is not None:
             method = quantization.get("quant_method", "an unnamed method")
             raise SettingError(
                 f"{setting}={path} has weights that are quantized ({method}), and models are read in fp32, bf16 or "
                 "fp16: give the model as it was before it was quantized"
-            )
-        if config.architectures is not None and not _is_list_of_names(config.architectures):
-            raise SettingError(
-                f"{setting}={path}: its config.json sets architectures={config.architectures}, which is no list of "
-                "names of classes: correct it"
-            )
-        if (attention := config._attn_implementation) not in ATTENTION:
-            raise SettingError(
-                f"{setting}={path}: its config.json sets attn_implementation={attention}, and models are computed with "
-                "sdpa or eager: delete that line"
             )
     return config
 
@@ -264,29 +185,13 @@ def _on_disk(folder: str, hub: HubOptions) -> Path:
     """Where the files of a model lie: a folder, or the cached snapshot of a name on the Hub, with its config.json."""
     if Path(folder).exists():
         return Path(folder)
-    from transformers.utils import cached_file
-
+    arguments = hub.arguments(folder)
+    alone = arguments.get("local_files_only", False)
     try:
-        arguments = hub_arguments(folder, hub)
-        offline = arguments.get("local_files_only", False)
-        file = cached_file(folder, "config.json", revision=arguments["revision"], local_files_only=offline)
+        file = cached_file(folder, "config.json", revision=arguments["revision"], local_files_only=alone)
     except Exception:  # of whatever kind: whoever loads the model reports it
         return Path(folder)
     return Path(folder if file is None else file).parent
-
-
-def _is_list_of_names(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
-def _is_generic(folder: Path) -> bool:
-    """Whether a folder's tokenizer is tokenizer.json as it stands, which AutoTokenizer overrules for some families."""
-    try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    generic = isinstance(settings, dict) and settings.get("tokenizer_class") == "PreTrainedTokenizerFast"
-    return generic and (folder / "tokenizer.json").is_file()
 
 
 def refuse_unfinished(setting: str, path: str) -> None:
@@ -304,20 +209,20 @@ def refuse_unfinished(setting: str, path: str) -> None:
 
 
 def refuse_custom_class(setting: str, path: str) -> None:
-    """Refuse a folder of weights without the class that they belong to, as students of plain modules are saved.
-
-    Raises:
-        SettingError: with what to do instead; also for a run that has no student yet.
-    """
+    """Raises SettingError for weights without their class, as of plain modules, and for runs without a student yet."""
+    folder = Path(model_folder(path, setting))
     refuse_unfinished(setting, path)
-    folder = Path(model_folder(path))
-    if (folder / "model.safetensors").is_file() and not (folder / "config.json").is_file():
-        group = setting.rpartition(".")[0] or setting
+    if not (folder / "model.safetensors").is_file() or (folder / "config.json").is_file():
+        return
+    group, _, name = setting.rpartition(".")
+    cure = "load it as the README.md beside the weights shows, and call it yourself"
+    if name == "path":
         chosen = "" if "." in group else f"{group}=custom "  # one of several teachers is no group with options
-        raise SettingError(
-            f"{setting}={path} holds the weights of a module of your own: name what makes it, as {chosen}"
-            f"{group}._target_=package.module.callable {group}.path={path}"
-        )
+        cure = f"name what makes it, as {chosen}{group}._target_=package.module.callable {group}.path={path}"
+    raise SettingError(f"{setting}={path} holds the weights of a module of your own: {cure}")
+
+
+# --- tokenizers
 
 
 def load_tokenizer(
@@ -330,21 +235,31 @@ def load_tokenizer(
     """
     folder = model_folder(path, setting)
     refuse_unfinished(setting, path)
-    _refuse_no_files(setting, path, Path(folder))
     with loading(setting, path, folder, "has no tokenizer that loads", AS_SAVED):
+        tokenizer: PreTrainedTokenizerBase
         if _is_generic(Path(folder)):
-            tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(folder)
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         else:
-            tokenizer = AutoTokenizer.from_pretrained(folder, **hub_arguments(folder, hub))
+            tokenizer = AutoTokenizer.from_pretrained(folder, **hub.arguments(folder))
             tokenizer = _as_saved(setting, path, tokenizer, _on_disk(folder, hub))
         if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # transformers makes one up
-            raise SettingError(f"{setting}={path} has no tokenizer that loads: give a folder with its tokenizer.json")
+            where = f", or name where it lies as {setting.removesuffix('path')}tokenizer=FOLDER"
+            raise SettingError(
+                f"{setting}={path} has no tokenizer that loads: save the tokenizer beside the model"
+                + where * (setting.startswith("teacher") and setting.endswith(".path"))
+            )
         check_tokenizer(setting, path, tokenizer, kind)
         if kind.heads == CLASSES.heads and tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
-            tokenizer.add_special_tokens(
-                {"pad_token": tokenizer.eos_token}
-            )  # a decoder's; the student is saved with it
+            tokenizer.add_special_tokens({"pad_token": tokenizer.eos_token})  # a decoder's; saved with the student
     return tokenizer
+
+
+def _is_generic(folder: Path) -> bool:
+    """Whether a folder's tokenizer is tokenizer.json as it stands, which AutoTokenizer overrules for some families."""
+    file = folder / "tokenizer_config.json"
+    if not file.is_file() or not (folder / "tokenizer.json").is_file():
+        return False
+    return bool(json.loads(file.read_text("utf-8")).get("tokenizer_class") == PreTrainedTokenizerFast.__name__)
 
 
 def _as_saved(setting: str, path: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
@@ -369,75 +284,88 @@ def _as_saved(setting: str, path: str, tokenizer: PreTrainedTokenizerBase, folde
 
 
 def check_tokenizer(setting: str, path: str, tokenizer: PreTrainedTokenizerBase, kind: ModelKind) -> None:
-    """Refuse a tokenizer that gives ids beyond the number of its tokens, or that fails at a character it lacks.
+    """Refuse a slow tokenizer, one without the mask token of its kind, and ids beyond the number of its tokens.
 
     Embeddings, counts and number formats of ids are sized by that number.
 
     Raises:
-        SettingError: also for one that is slow, or lacks the mask token of a masked model.
+        SettingError: it names what is missing.
     """
+    problem, cure = "", "choose another model or tokenizer"
     if not tokenizer.is_fast:
-        raise SettingError(
-            f"a {kind.noun} needs a fast tokenizer",
-            setting=setting,
-            value=path,
-            cure="choose another model or tokenizer",
-        )
-    if tokenizer.mask_token_id is None and kind.heads == SPANS.heads:
-        raise SettingError(
-            "answers are found by encoders here, and this is the tokenizer of a causal language model",
-            setting=setting,
-            value=path,
-            cure="choose a model such as bert or roberta",
-        )
-    if tokenizer.mask_token_id is None and kind.vocabulary and not kind.causal:
-        raise SettingError(
-            f"a {kind.noun} needs a tokenizer with a mask token, and that of a causal language model has none",
-            setting=setting,
-            value=path,
-            cure=f"choose {CAUSAL.objective}, which learns from such a model, or another model or tokenizer",
-        )
-    if not isinstance(length := tokenizer.model_max_length, int | float):
-        raise SettingError(
-            f"{setting}={path}: its tokenizer_config.json sets model_max_length={length}, which is no number: "
-            "correct it"
-        )
-    size, vocabulary = len(tokenizer), tokenizer.get_vocab()
-    largest = max(vocabulary, key=lambda token: vocabulary[token])
-    if vocabulary[largest] >= size:
-        raise SettingError(
-            f"{setting}={path}: its tokenizer has {size:,} tokens, but the id of {largest} is {vocabulary[largest]:,}: "
-            "number its tokens without gaps, from 0"
-        )
-    special = [getattr(tokenizer, f"{name}_token_id") for name in ("unk", "bos", "eos", "pad", "cls", "sep", "mask")]
-    numbers = [*tokenizer.backend_tokenizer.encode(UNKNOWN).ids, *(number for number in special if number is not None)]
-    if beyond := [number for number in numbers if number >= size]:
-        raise SettingError(
-            f"{setting}={path}: its tokenizer has {size:,} tokens, but puts the id {beyond[0]:,} around a text: "
-            "correct the post_processor in its tokenizer.json"
-        )
+        problem = f"a {kind.noun} needs a fast tokenizer"
+    elif tokenizer.mask_token_id is None and kind.heads == SPANS.heads:
+        problem = "answers are found by encoders here, and this is the tokenizer of a causal language model"
+        cure = "choose a model such as bert or roberta"
+    elif tokenizer.mask_token_id is None and kind.vocabulary and not kind.causal:
+        problem = f"a {kind.noun} needs a tokenizer with a mask token, and that of a causal language model has none"
+        cure = f"choose {CAUSAL.objective}, which learns from such a model, or another model or tokenizer"
+    elif (largest := max(tokenizer.get_vocab().items(), key=lambda item: item[1]))[1] >= len(tokenizer):
+        problem = f"its tokenizer has {len(tokenizer):,} tokens, but the id of {largest[0]} is {largest[1]:,}"
+        cure = "number its tokens without gaps, from 0"
+    if problem:
+        raise SettingError(problem, setting=setting, value=path, cure=cure)
 
 
-def _refuse_no_files(setting: str, path: str, folder: Path) -> None:
-    """Refuse a folder with none of the files of a tokenizer, for which transformers would make an empty one up."""
-    if folder.is_dir() and not any(next(folder.glob(name), None) for name in TOKENIZER_FILES):
-        teacher = setting.removesuffix(".path")
-        is_model = setting.startswith("teacher") and setting.endswith(".path")
-        elsewhere = f", or name where it lies as {teacher}.tokenizer=FOLDER" if is_model else ""
-        raise SettingError(
-            f"{setting}={path} has no tokenizer that loads: the folder has no tokenizer.json, nor a vocabulary; save "
-            f"the tokenizer beside the model{elsewhere}"
-        )
+# --- the boundary
 
 
-def size(model: nn.Module) -> tuple[int, int]:
-    """Number of parameters (tied ones once) and the bytes they take, both as the model is published.
+@contextmanager
+def loading(setting: str, path: str, folder: str, failure: str, cure: str) -> Iterator[None]:
+    """The boundary around the reading of a folder that somebody gave: whatever is raised in it becomes one line.
 
-    Adapters of PEFT are merged into their layers then, and count for nothing.
+    A folder can hold anything, and what transformers, tokenizers, safetensors and the packages that these import raise
+    for it has no class in common.
+
+    Args:
+        path: as it was given: a folder, or a name on the Hub.
+        folder: what is read, such as the student of a run.
+        failure: what the line states of the folder, before the reason.
+        cure: what helps where the folder is there.
+
+    Raises:
+        SettingError: also one that was raised in it, unchanged.
     """
-    peft: Any = sys.modules.get("peft.tuners.tuners_utils")
-    adapted = [module for module in model.modules() if peft is not None and isinstance(module, peft.BaseTunerLayer)]
-    adapters = {id(parameter) for layer in adapted for parameter in layer.parameters()}
-    adapters -= {id(parameter) for layer in adapted for parameter in layer.get_base_layer().parameters()}
-    parameters = [parameter for parameter in model.parameters() if id(parameter) not in adapters]
-    return sum(p.numel() for p in parameters), sum(p.numel() * p.element_size() for p in parameters)
+    try:
+        with quietly():  # what transformers warns of is in that line
+            yield
+    except SettingError:
+        raise
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # of Rust, in tokenizers; it is no Exception
+        if not (isinstance(error, Exception) or is_panic) or is_out_of_memory(error):
+            raise
+        place = Path(path).expanduser()
+        looked_up = f"no folder {place.absolute()} exists, so {path} was looked up on the Hugging Face Hub"
+        if is_unreachable(error) and not place.exists():
+            raise SettingError(f"{setting}={path}: {looked_up}; {how_to_do_without(path)}") from error
+        group, _, name = setting.rpartition(".")
+        if not place.exists():
+            cure = f"{looked_up}: correct the name"
+        elif CODE in str(error):  # which only a teacher or a student may run
+            allowed = group.startswith("teacher") or (group == "student" and name == "path")
+            cure = f"set {group}.{CODE}=true if you trust it" if allowed else "this command runs no such code"
+        raise SettingError(f"{setting}={path} {failure}: {_reason(error)}; {cure}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Why something does not load; of weights of other shapes transformers names a table that it has logged."""
+    text = " ".join(str(error).split())
+    if CODE in text:
+        return "it comes with code of its own"
+    if "ignore_mismatched_sizes" in text:
+        return "its weights have other shapes than its config.json names"
+    text = text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
+    return text if text and isinstance(error, SENTENCES) else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Without transformers' bars, which show how the weights of a model are read."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

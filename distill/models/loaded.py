@@ -1,34 +1,42 @@
-"""Loads a saved model with its tokenizer and the settings of the run that trained it."""
+"""Models in memory: loaded with their tokenizers, taken from a program and out of wrappers, or made by a callable."""
 
+import copy
 import re
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model as load_weights_of
 from torch import nn
-from transformers import PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.config.component import Component
+from distill.distributed.shard import is_sharded
+from distill.models.blocks import in_evaluation_mode
 from distill.models.check import check_finite, check_vocabulary, max_positions, set_padding
-from distill.models.kind import KINDS, MASKED, ORDERED, ModelKind, kind_in_memory, saved_class
+from distill.models.kind import KINDS, MASKED, ORDERED, ModelKind, kind_in_memory, refuse_other_kind, saved_class
 from distill.models.load import (
+    check_tokenizer,
     load_pretrained,
     load_tokenizer,
     model_folder,
-    refuse_unfinished,
+    refuse_custom_class,
     saved_config,
-    size,
+    without_bars,
 )
-from distill.models.modes import in_evaluation_mode
-from distill.models.wrappers import refuse_unread, unwrapped
-from distill.runtime.errors import SettingError, raising_at_the_call
+from distill.models.weights import keep_soft_cap, settle_ties, size
+from distill.runtime.errors import SettingError, first_line, raising_at_the_call
 from distill.runtime.files import read_settings
 
 Held = tuple[Any, PreTrainedTokenizerBase]  # a model of transformers in memory and its tokenizer
 SETTING = "model"  # what error lines call the path of a model that is loaded by itself
+WEIGHTS = "model.safetensors"
+COMPILED = "_orig_mod"  # what torch.compile calls the module in its own, whose class takes a second to import
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -60,14 +68,8 @@ class LoadedModel:
             SettingError: it is of a kind that nothing here reads.
         """
         model = unwrapped(model, name, learns=name != "teacher")
-        refuse_unread(model, name)
         if (kind := kind_in_memory(model)) is None:
-            raise SettingError(
-                f"a {type(model).__name__} is no masked, causal, question answering or classification model of "
-                "transformers",
-                setting=name,
-                cure="give one that is",
-            )
+            raise _unread(model, name)
         check_finite(model, name)
         check_vocabulary(model, name, tokenizer)
         set_padding(model, tokenizer)
@@ -120,18 +122,6 @@ def load_model(path: str | Path, device: str = "auto", setting: str = SETTING) -
     return LoadedModel(model.to(target_device), tokenizer, kind, str(path), corpus_of(path))
 
 
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Without transformers' bars, which show how the weights of a model are read."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
-
-
 def as_loaded(model: "str | Path | LoadedModel | Held", device: str = "auto") -> LoadedModel:
     """The model as it is where it is loaded already, also as (model, tokenizer); else load it by `load_model`."""
     held = in_memory(SETTING, model)
@@ -170,13 +160,7 @@ def kind_of(setting: str, path: str) -> ModelKind:
     Raises:
         SettingError: there is none, or of another class.
     """
-    folder = Path(model_folder(path))
-    refuse_unfinished(setting, path)
-    if (folder / "model.safetensors").is_file() and not (folder / "config.json").is_file():
-        raise SettingError(
-            f"{setting}={path} holds the weights of a module of your own without the code that makes it: load it as "
-            "the README.md beside the weights shows, and call it yourself"
-        )
+    refuse_custom_class(setting, path)
     config = saved_config(setting, path)
     saved = saved_class(config)
     for kind in KINDS:
@@ -197,3 +181,120 @@ def corpus_of(path: str | Path) -> dict[str, Any]:
             corpus = read_settings(file).get("corpus")
             return corpus if isinstance(corpus, dict) else {}
     return {}
+
+
+# --- models of a program
+
+
+def unwrapped(model: Any, name: str, learns: bool = False) -> Any:
+    """The model inside of torch.compile, DataParallel, DistributedDataParallel and PEFT; any other model as it is.
+
+    What is given computes the same, and has its weights in common with the wrapper, but for PEFT's: adapters are merged
+    into a copy, or, where the model `learns`, stay in the model and are what is trained of it.
+
+    Args:
+        name: what error lines call the model: teacher, student or model.
+
+    Raises:
+        SettingError: a wrapper whose inside computes something else, or has a part of the weights alone.
+    """
+    while True:
+        if COMPILED in getattr(model, "_modules", {}):
+            model = getattr(model, COMPILED)
+        elif isinstance(model, DataParallel | DistributedDataParallel):
+            model = model.module
+        elif type(model).__module__.startswith("peft."):
+            model = _without_peft(model, name, learns)
+        else:
+            break
+    if not isinstance(model, nn.Module):
+        return model
+    if isinstance(model, FullyShardedDataParallel) or is_sharded(model):
+        problem = f"each rank has a part of the weights of this {type(model).__name__}"
+        cure = "give the model as it was before it was sharded; backend=fsdp shards it"
+        raise SettingError(problem, setting=name, cure=cure)
+    if model._compiled_call_impl is not None:  # by its own compile(); a copy has the same weights without that
+        model = copy.copy(model)
+    return model
+
+
+def _without_peft(model: Any, name: str, learns: bool) -> Any:
+    """The model of transformers in one of PEFT, with its adapters merged into a copy, or in place where it `learns`."""
+    try:
+        if learns and not model.active_peft_config.is_prompt_learning:
+            return model.get_base_model()
+        if not learns:
+            return copy.deepcopy(model).merge_and_unload()
+    except (AttributeError, NotImplementedError, ValueError, TypeError, RuntimeError):
+        pass  # prompts, prefixes and other things that are no change of weights
+    raise SettingError(
+        f"what this {type(model).__name__} adds is no change of the model's weights",
+        setting=name,
+        cure="give its base model, model.get_base_model(), or one with adapters that can be merged, such as LoRA",
+    )
+
+
+def refuse_unread(model: Any, name: str) -> None:
+    """Raises SettingError for a class of transformers itself that is of no kind that is read here."""
+    is_theirs = isinstance(model, PreTrainedModel) and type(model).__module__.startswith("transformers.")
+    if is_theirs and kind_in_memory(model) is None:
+        raise _unread(model, name)
+
+
+def _unread(model: Any, name: str) -> SettingError:
+    return SettingError(
+        f"a {type(model).__name__} has no head that is read here, so it predicts nothing",
+        setting=name,
+        cure="give a masked, causal, question answering or classification model of transformers",
+    )
+
+
+def custom_model(make: Component, path: str | None, kind: ModelKind = MASKED, **context: Any) -> Any:
+    """The module that `_target_` gives. Where it does not take `path` itself, its weights are read from that folder.
+
+    Args:
+        kind: what it has to be; one of transformers that is fine-tuned gets the names of the classes.
+        context: what the callable is given if it takes it.
+
+    Raises:
+        SettingError: it gives no module, or the weights do not fit it, or its head has other classes.
+    """
+    model = make(**context)
+    if not isinstance(model, nn.Module):
+        raise SettingError(f"{make.setting}._target_={make.path} gives a {type(model).__name__}, not a torch module")
+    model = unwrapped(model, make.setting, learns=make.setting == "student")
+    refuse_unread(model, make.setting)
+    if path is not None and "path" not in make.takes():
+        load_weights(model, f"{make.setting}.path", path)
+    settle_ties(model)
+    keep_soft_cap(model)
+    config = copy.deepcopy(getattr(model, "config", None))
+    if make.in_memory is not None and not kind.vocabulary and config is not None:
+        config.update({"architectures": [type(model).__name__]})
+        refuse_other_kind(make.setting, config, kind)
+        model.config.update(kind.fields)
+    return model.float()
+
+
+def tokenizer_in_memory(make: Component, kind: ModelKind) -> PreTrainedTokenizerBase | None:
+    """The tokenizer that came with a model in memory, or None. Raises SettingError for one that is unfit."""
+    if make.in_memory is None or make.in_memory.tokenizer is None:
+        return None
+    tokenizer: PreTrainedTokenizerBase = make.in_memory.tokenizer
+    check_tokenizer(f"{make.setting}.tokenizer", type(tokenizer).__name__, tokenizer, kind)
+    return tokenizer
+
+
+def load_weights(model: nn.Module, setting: str, path: str) -> None:
+    """Read the weights of a saved model, or of the student of a run, into `model`.
+
+    Raises:
+        SettingError: there are none, or they are another model's.
+    """
+    try:
+        load_weights_of(model, Path(model_folder(path)) / WEIGHTS)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise SettingError(
+            f"{setting}={path}: {WEIGHTS} does not fit a {type(model).__name__} ({first_line(error)}): give weights "
+            "that this class has saved"
+        ) from error

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.utils import cached_file
 
-from distill.models.kernels.precision import at_least_fp32
+from distill.models.precision import at_least_fp32
 from distill.runtime.hub import is_hub_reached
 
 MEAN, CLS = "mean", "cls"
@@ -74,7 +75,7 @@ def saved_pooling(model: Any) -> SavedPooling | None:
     for module in modules:
         name, path = str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))
         if name == "Pooling":
-            kind = _kind_of(_json(model, place, f"{path}/{POOLING_FILE}" if path else POOLING_FILE))
+            kind = _kind_of(_json(model, place, f"{path}/{POOLING_FILE}" if path else POOLING_FILE) or {})
             unsupported = unsupported or ("" if kind else f"{path} (none of {', '.join(SAVED_AS)})")
         elif name == "Normalize":
             normalizes = True
@@ -103,17 +104,12 @@ def save_pooling(folder: Path, saved: SavedPooling, width: int) -> None:
     (folder / paths[1] / POOLING_FILE).write_text(text, encoding="utf-8")
 
 
-def _kind_of(fields: Any) -> str | None:
+def _kind_of(fields: dict[str, Any]) -> str | None:
     """The only kind of pooling that a config.json of it names; None for several, which are joined, or another one."""
-    if not isinstance(fields, dict):
-        return None
-    mode = fields.get("pooling_mode")
-    modes = [mode] if isinstance(mode, str) else list(mode or [])
-    modes += [
-        name.removeprefix("pooling_mode_") for name, is_on in fields.items() if is_on is True and "_mode_" in name
-    ]
+    named, flag = fields.get("pooling_mode") or (), "pooling_mode_"
+    modes = {named} if isinstance(named, str) else {*named}
+    modes |= {name.removeprefix(flag) for name, is_on in fields.items() if is_on is True and name.startswith(flag)}
     known = {alias: kind for kind, name in SAVED_AS.items() for alias in (name, name.removesuffix("_tokens"), kind)}
-    known["cls"] = "cls"
     kinds = {known.get(mode) for mode in modes}
     return kinds.pop() if len(kinds) == 1 else None
 
@@ -121,12 +117,10 @@ def _kind_of(fields: Any) -> str | None:
 def _json(model: Any, place: str, name: str) -> Any:
     """A file of JSON beside a model, fetched where it lies on the Hub; None where there is none that can be read."""
     with suppress(Exception):  # of the file system, of JSON, and of whichever client the Hub's is built on
-        file: Path | None = Path(place) / name
-        if place and not Path(place).exists():
-            from transformers.utils import cached_file
-
+        file: Any = Path(place) / name
+        if not Path(place).exists():
             commit = getattr(model.config, "_commit_hash", None)
-            found = cached_file(place, name, revision=commit, local_files_only=not is_hub_reached())
-            file = None if found is None else Path(found)
-        return json.loads(file.read_text(encoding="utf-8")) if place and file is not None else None
+            file = Path(str(cached_file(place, name, revision=commit, local_files_only=not is_hub_reached())))
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return content if place else None
     return None

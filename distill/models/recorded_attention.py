@@ -1,9 +1,8 @@
 """Records the queries, keys and values of a forward as the model's attention function gets them.
 
 transformers' models look their attention function up by a name in their configuration, at every call. While a forward
-is recorded that name is another one, under which a function is registered that records its arguments and then calls
-what the old name stands for. So the record holds what attention really uses: after rotary embeddings and norms, with
-the mask in force. Projections would not show that.
+is recorded that name stands for a function that records its arguments and then calls what the name stood for. So the
+record holds what attention really uses: after rotary embeddings and norms, with the mask in force.
 
 Shapes: B sequences, S positions, d size of a head.
 """
@@ -30,9 +29,7 @@ class QKV(NamedTuple):
     query: Tensor  # [B, heads, S, d]
     key: Tensor  # [B, kv_heads, S, d]; a group of heads / kv_heads queries shares one key and value
     value: Tensor  # [B, kv_heads, S, d]
-    mask: (
-        Tensor | None
-    )  # bool, broadcastable to [B, heads, S, S], True: this query attends to this key; None: all to all
+    mask: Tensor | None  # bool, broadcastable to [B, heads, S, S]: whether a query attends to a key; None: all to all
     scaling: float
 
     def repeated(self) -> "QKV":
@@ -40,8 +37,8 @@ class QKV(NamedTuple):
         groups = self.query.shape[1] // self.key.shape[1]
         if groups == 1:
             return self
-        key = self.key.repeat_interleave(groups, dim=1)
-        return self._replace(key=key, value=self.value.repeat_interleave(groups, dim=1))
+        key, value = (each.repeat_interleave(groups, dim=1) for each in (self.key, self.value))
+        return self._replace(key=key, value=value)
 
     def of_sequences(self, sequences: slice) -> "QKV":
         """That of some of the sequences of the batch."""
@@ -66,18 +63,17 @@ def record_attention(model: nn.Module, keep: Callable[[QKV], None]) -> Iterator[
 
     A model with attention of its own, which is in no list of transformers', calls `keep` never.
     """
-    of_parts: list[Any] = [getattr(part, "config", None) for part in model.modules()]
-    unique = {id(config): config for config in of_parts}.values()
-    configs = [config for config in unique if getattr(config, "_attn_implementation", None) is not None]
-    before = [config._attn_implementation for config in configs]
-    for config, name in zip(configs, before, strict=True):
+    of_parts: Any = (getattr(part, "config", None) for part in model.modules())
+    unique = {id(config): config for config in of_parts if getattr(config, "_attn_implementation", None) is not None}
+    before = [(config, config._attn_implementation) for config in unique.values()]
+    for config, name in before:
         config._attn_implementation = _register(name)
     token = _keep.set(keep)
     try:
         yield
     finally:
         _keep.reset(token)
-        for config, name in zip(configs, before, strict=True):
+        for config, name in before:
             config._attn_implementation = name
 
 

@@ -9,17 +9,9 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from distill.config.settings import FrozenModelConfig
 from distill.models.check import check_model
-from distill.models.custom import custom_model, tokenizer_in_memory
 from distill.models.kind import MASKED, ModelKind, saved_class
-from distill.models.load import (
-    THE_NEWEST,
-    HubOptions,
-    bundled_folder,
-    hub_arguments,
-    load_pretrained,
-    load_tokenizer,
-    model_folder,
-)
+from distill.models.load import HubOptions, bundled_folder, load_pretrained, load_tokenizer, model_folder
+from distill.models.loaded import custom_model, tokenizer_in_memory
 from distill.runtime.errors import SettingError
 
 TITLES = {"bundled_small": "the small bundled teacher", "bundled_deep": "the deep bundled teacher"}
@@ -29,10 +21,9 @@ STARTS = {"bundled_small": [0, 1], "bundled_deep": [0, 1, 2]}
 
 def teacher_path(settings: FrozenModelConfig, setting: str = "teacher") -> str:
     """The folder or Hub name of the teacher that `setting` names. Raises SettingError where none is given."""
-    path = bundled_folder(settings.path) if settings.bundled and settings.path else settings.path
-    if path is None:
+    if settings.path is None:
         raise SettingError(f"{setting}.path=null: give a model folder, a run folder or a name on the Hub")
-    return path
+    return bundled_folder(settings.path) if settings.bundled else settings.path
 
 
 def load_teacher(
@@ -62,14 +53,12 @@ def load_teacher(
             f"{setting}.path={settings.path} is a {MASKED.noun}, and this objective learns from a {kind.noun}: give "
             f"one as {setting}.path=FOLDER" + (" (gpt2_pretrain makes one)" if kind.causal else "")
         )
-    hub = _hub(settings)
     with nullcontext() if has_head else torch.random.fork_rng([]):
         if not has_head:
             torch.default_generator.manual_seed(0)
-        model = load_pretrained(f"{setting}.path", path, kind, hub, new_heads=not has_head, mapped=mapped)
+        model = load_pretrained(f"{setting}.path", path, kind, _hub(settings), new_heads=not has_head, mapped=mapped)
     model.requires_grad_(False).eval()
-    name = TITLES.get(settings.path or "", path)
-    return model, teacher_tokenizer(settings, kind, setting), name
+    return model, teacher_tokenizer(settings, kind, setting), TITLES.get(settings.path or "", path)
 
 
 def is_encoder_alone(settings: FrozenModelConfig, kind: ModelKind) -> bool:
@@ -78,7 +67,7 @@ def is_encoder_alone(settings: FrozenModelConfig, kind: ModelKind) -> bool:
         return False
     try:
         folder = model_folder(settings.path)
-        config = AutoConfig.from_pretrained(folder, **hub_arguments(folder, _hub(settings)))
+        config = AutoConfig.from_pretrained(folder, **_hub(settings).arguments(folder))
     except Exception:  # whatever a folder holds: the loading of the model says what is wrong with it
         return False
     return saved_class(config) == MODEL_MAPPING_NAMES.get(config.model_type)
@@ -102,6 +91,4 @@ def teacher_tokenizer(
 
 
 def _hub(settings: FrozenModelConfig) -> HubOptions:
-    if settings.bundled:
-        return THE_NEWEST
-    return HubOptions(settings.revision, settings.trust_remote_code)
+    return HubOptions() if settings.bundled else HubOptions(settings.revision, settings.trust_remote_code)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from distill.models.kernels.precision import at_least_fp32
+from distill.models.precision import at_least_fp32
 
 
 def soft(student_logits: Tensor, teacher_logits: Tensor, temperature: float, cutoff: float = 0.0) -> Tensor:

@@ -12,7 +12,8 @@ from distill.data.batches import Batches, StepShape
 from distill.data.duplicates import describe_duplicates
 from distill.data.tokens import Tokens
 from distill.models.converted import origin_of
-from distill.models.load import model_folder, size
+from distill.models.load import model_folder
+from distill.models.weights import size
 from distill.optim.schedule import ENDLESS, total_steps
 from distill.optim.updates import peak_lr
 from distill.runs.facts import TeacherCache
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 def notes_of(run: Run) -> list[str]:
     """Notes for the report besides corpus and teacher, which it names itself."""
     pair, needs_teacher = run.pair, run.objective.needs_teacher
-    notes = [*_notes(run.config, run.data.tokens, needs_teacher), *run.data.left_out]
+    notes = [*_notes(run.config, run.data.tokens), *run.data.left_out]
     if (few := run.scored_on_the_way) is not None:
         notes.append(f"Scores during training are those of the first {counted(few, 'sequence')} of each set.")
     if needs_teacher and not pair.trained_head:
@@ -44,16 +45,9 @@ def notes_of(run: Run) -> list[str]:
     return notes + (run.baseline.remarks if run.baseline else [])
 
 
-def _notes(config: Config, tokens: Tokens, needs_teacher: bool) -> list[str]:
-    """Those on the number format of the teacher and on the corpus.
-
-    Args:
-        needs_teacher: whether the student learns from the teacher, and does not only start from its layers.
-    """
+def _notes(config: Config, tokens: Tokens) -> list[str]:
+    """Those on the number format of the teacher's weights and on the corpus."""
     lines = list(_note_on_objects(config))
-    for name, member in settings_by_member(config).items() if needs_teacher else ():
-        if member.precision.teacher == "int8":
-            lines.append(f"In training {whose(name)} encoder ran in int8; its scores are without that rounding.")
     for name, member in settings_by_member(config).items():
         path = None if member.model.bundled else member.model.path
         origin = None if path is None else origin_of(Path(model_folder(path)))

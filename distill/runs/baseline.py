@@ -13,7 +13,7 @@ from typing import Any
 
 from distill.config.component import PREFIX
 from distill.config.settings import Config
-from distill.models.layer_choice import AUTO
+from distill.models.layers import AUTO
 from distill.objective.terms import Term
 from distill.runs.facts import Baseline, GapClosed, Model, Resampled
 from distill.runs.identity import CODE, FROZEN

@@ -30,8 +30,9 @@ from distill.evaluation.measures import Measure
 from distill.models.converted import origin_of as converted_from
 from distill.models.export_folder import tokenizer_class
 from distill.models.language_model import OutputSpec
-from distill.models.layer_choice import AUTO, choose_layers
-from distill.models.load import bundled_folder, model_folder, size
+from distill.models.layers import AUTO, choose_layers
+from distill.models.load import bundled_folder, model_folder
+from distill.models.weights import size
 from distill.objective.objective import Objective
 from distill.objective.terms.pooled import Pooled
 from distill.optim.updates import peak_lr

@@ -159,7 +159,7 @@ class Origin(Part):
 class ChosenLayers(Part):
     """A choice of layers, the loss of the untrained student with it, and the rules that make that choice."""
 
-    layers: list[Any] = field([], "Numbers, and lists of those whose weights are averaged.")
+    layers: list[Any] = field([], "Their numbers.")
     loss: float | None = field(None, "Of the untrained student.")
     rules: list[str] = field([], "Rules that make this choice.")
 

@@ -126,13 +126,12 @@ def _teachers(config: Config) -> Identity:
     teacher = config.teacher
     if not teacher.members:
         cache = TeacherCacheConfig() if teacher.is_none else teacher.cache
-        return {**_cached(cache, "teacher.cache"), "precision.teacher.int8": config.precision.teacher == "int8"}
+        return _cached(cache, "teacher.cache")
     settings: Identity = {"teacher.members": list(teacher.members)}
     for name, member in settings_by_member(config).items():
         settings |= {
             f"teacher.members.{name}.weight": member.weight,
             **_cached(member.cache, f"teacher.members.{name}.cache"),
-            f"teacher.members.{name}.precision.int8": member.precision.teacher == "int8",
         }
     return settings
 

@@ -2,8 +2,8 @@
 
 Only forward passes are needed, on the sequences that training begins with. Where there are few choices all of them are
 scored. Of a deep teacher layers are removed one after another: of those with the least influence (block influence, Men
-et al. 2024, "ShortGPT") the one without which the loss is lowest. What the rules of `distill.models.layer_choice` would
-have chosen is scored beside them. The best of all that was scored is taken; averages of layers are only compared.
+et al. 2024, "ShortGPT") the one without which the loss is lowest. What the rules of `distill.models.layers` would
+have chosen is scored beside them. The best of all that was scored is taken.
 """
 
 import logging
@@ -22,11 +22,10 @@ from distill.config.settings import StudentConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import Ranks
-from distill.models.from_layers import block_prefix
+from distill.models.blocks import block_list
 from distill.models.kind import ModelKind
 from distill.models.language_model import LAST, NO_OUTPUTS, LanguageModel, OutputSpec
-from distill.models.layer_choice import AUTO, RULES, Layer, choose_layers, number_of_layers
-from distill.models.protocol import block_list
+from distill.models.layers import AUTO, RULES, block_prefix, choose_layers, number_of_layers
 from distill.models.student import from_layers
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
@@ -85,7 +84,7 @@ class Losses:
         self.counts = self.objective.count(batches)
 
     @torch.no_grad()
-    def __call__(self, layers: Sequence[Layer]) -> float:
+    def __call__(self, layers: Sequence[int]) -> float:
         """The loss; infinite where these layers do not go into the student."""
         try:
             trainable = Trainable(self._model(layers))
@@ -113,7 +112,7 @@ class Losses:
             model(batch.inputs, batch.documents, OutputSpec(layers=(LAST,)))
         return torch.stack(found).view(len(self.batches), len(layers)).mean(0).tolist()
 
-    def _model(self, layers: Sequence[Layer]) -> LanguageModel:
+    def _model(self, layers: Sequence[int]) -> LanguageModel:
         model = from_layers(self.settings, self.teacher, list(layers), self.prediction.kind, alias=True)
         return LanguageModel(model.to(self.device).eval(), self.prediction.precision)
 
@@ -265,20 +264,14 @@ def _no_loss(score: Losses) -> SettingError:
 def _score_rules(
     available: int, count: int, score: Losses, losses: dict[Choice, float], deadline: float
 ) -> list[ChosenLayers]:
-    """The choices of the rules, as far as they go into the student; `losses` gets those that average nothing.
-
-    Those that are not scored by the deadline are left out.
-    """
+    """The choices of the rules, as far as they go into the student and are scored by the deadline; also in `losses`."""
     by_choice: dict[str, ChosenLayers] = {}
     for name, rule in RULES.items():
         layers = rule(available, count)
-        averages = any(not isinstance(layer, int) for layer in layers)
-        numbers = tuple(layer for layer in layers if isinstance(layer, int))
-        if (averages or numbers not in losses) and time.monotonic() > deadline:
+        choice = tuple(layers)
+        if choice not in losses and time.monotonic() > deadline:
             continue
-        loss = score(layers) if averages or numbers not in losses else losses[numbers]
-        if not averages:
-            losses[numbers] = loss
+        loss = losses[choice] = losses[choice] if choice in losses else score(layers)
         if math.isfinite(loss):
             scored = by_choice.get(str(layers), ChosenLayers(layers=layers, loss=loss))
             by_choice[str(layers)] = scored.changed(rules=[*scored.rules, name])

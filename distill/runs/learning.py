@@ -8,10 +8,9 @@ import torch
 from distill.config.settings import OptimizerConfig
 from distill.distributed import GradientSync, gradient_sync
 from distill.distributed.shard import is_sharded
-from distill.models.check import max_positions
-from distill.models.kernels.precision import dtype_of
+from distill.models.check import max_positions, require_memory_for_step
 from distill.models.language_model import LanguageModel
-from distill.models.memory import require_memory_for_step
+from distill.models.precision import dtype_of
 from distill.objective.build import check_losses
 from distill.objective.trainable import Trainable
 from distill.optim import updates as optim
@@ -74,7 +73,7 @@ class FrozenTeachers:
         """The teacher as training runs it; one that a cache stands for as the report scores it alone."""
         settings, ranks, cache = self._settings[member.name], self.run.ranks, self.caches.get(member.name)
         if cache is None or not cache.ready or is_sharded(member.model):
-            return setup_teacher(member.model, settings.precision, ranks, settings.precision_setting)
+            return setup_teacher(member.model, settings.precision, ranks)
         placed = ranks.place(member.model, dtype_of(settings.precision.teacher))
         return LanguageModel(placed, settings.precision.teacher, settings.precision.kernels == "plain")
 
@@ -114,7 +113,7 @@ def find_caches(run: Run) -> dict[str, Cache]:
     """The caches of teachers that the settings request, by the name of the teacher.
 
     A cache serves any device and number format, as these differ by rounding alone and machines choose among them: the
-    key names neither, but for int8, which changes probabilities.
+    key names neither.
     """
     config, pair, data, objective = run.config, run.pair, run.data, run.objective
     content = {
@@ -128,8 +127,7 @@ def find_caches(run: Run) -> dict[str, Cache]:
     caches = {}
     for name, member in settings_by_member(config).items():
         if member.cache.wanted:
-            int8 = member.precision.teacher == "int8"
-            identity = {**content, "teacher": pair.digests[member.setting], "int8": int8}
+            identity = {**content, "teacher": pair.digests[member.setting], "int8": False}  # draws follow from the key
             identity |= {"code": member.code} if member.code is not None else {}
             folder, setting = config.data.cache, f"{member.setting}.cache"
             caches[name] = find(member.cache, identity, data.batches, objective.positions, folder, setting)

@@ -16,11 +16,11 @@ from distill.distributed import Ranks
 from distill.distributed.gather import empty_copy, put_together
 from distill.evaluation.readers import MeanModel
 from distill.models.check import check_packing, check_positions, check_tokenizers, check_vocabulary, set_padding
-from distill.models.custom import load_weights
 from distill.models.export_folder import try_export
 from distill.models.identity import model_digest, saved_digest
 from distill.models.kind import ModelKind
 from distill.models.load import load_pretrained, load_tokenizer
+from distill.models.loaded import load_weights
 from distill.models.student import make_student
 from distill.models.teacher import is_encoder_alone, teacher_path
 from distill.objective.build import bind_terms
@@ -122,7 +122,7 @@ def load_teachers(config: Config, task: Task, terms: dict[str, Term], ranks: Ran
     """
     kind = task.teacher_kind(config.student)
     reads_head = _reads_head(config, terms, kind)
-    members, shared = load_members(config, kind, ranks.device, ranks.shards_teacher, reads_head)
+    members, shared = load_members(config, kind, ranks.shards_teacher, reads_head)
     tokenizer = find_tokenizer(config, task, shared)
     reads_same = shared is None or reads_same_tokens(tokenizer, shared, task.kind)
     vocabulary = len(tokenizer) if shared is None or not reads_same else min(len(tokenizer), len(shared))

@@ -13,17 +13,15 @@ from distill.distributed.devices import keep_threads
 from distill.distributed.gather import skeleton_of
 from distill.distributed.shard import is_root
 from distill.distributed.weights_file import parameters_in_file
+from distill.models.blocks import block_list, depth_of
 from distill.models.check import check_finite, check_model
-from distill.models.kernels.activations import use_one_gelu
 from distill.models.kernels.attention import use_batched_products
 from distill.models.kernels.dropout import replace_dropout
-from distill.models.kernels.heap import retain_heap, return_large_tensors
-from distill.models.kernels.packed_linear import pack_teacher
-from distill.models.kernels.precision import MIN_SPEEDUP, MODELS, bf16_speedup, dtype_of, resolve
+from distill.models.kernels.packed_linear import pack_teacher, retain_heap, return_large_tensors, use_one_gelu
 from distill.models.kind import ModelKind
 from distill.models.language_model import LanguageModel
-from distill.models.layer_choice import AUTO
-from distill.models.protocol import block_list, depth_of
+from distill.models.layers import AUTO
+from distill.models.precision import MIN_SPEEDUP, MODELS, bf16_speedup, dtype_of, resolve
 from distill.models.student import check_student
 from distill.models.teacher import STARTS, TITLES
 from distill.objective.objective import Objective
@@ -169,15 +167,12 @@ def setup_student(
     return Trainable(model, objective.modules()).to(ranks.device)
 
 
-def setup_teacher(
-    teacher: Any, precision: PrecisionConfig, ranks: Ranks, setting: str = "precision.teacher"
-) -> LanguageModel:
+def setup_teacher(teacher: Any, precision: PrecisionConfig, ranks: Ranks) -> LanguageModel:
     """Put a teacher on this rank's device, and give it as training runs it.
 
-    That is packed or rounded, or computes in another format; the report scores the teacher itself.
-    Error lines call its number format `setting`.
+    That is packed, or computes in another format; the report scores the teacher itself.
     """
-    frozen = pack_teacher(ranks.place(teacher, dtype_of(precision.teacher)), precision, ranks.device, setting)
+    frozen = pack_teacher(ranks.place(teacher, dtype_of(precision.teacher)), precision, ranks.device)
     _choose_attention(frozen, precision, ranks)
     return LanguageModel(frozen, precision.teacher, precision.kernels == "plain")
 

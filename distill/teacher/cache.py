@@ -10,8 +10,8 @@ A cache is a folder `<data.cache>/teacher/<key>`:
     meta.json       what the cache was made from; written last: without it the cache is unfinished
 
 The key is a digest of contents: of the teacher's weights and tokenizer, of the sequences and masks, and of the settings
-that decide what is kept. No path, device or number format is part of it (but for int8, which gives other
-probabilities), so that the folder can be copied to another machine's `data.cache` and is found there.
+that decide what is kept. No path, device or number format is part of it, so that the folder can be copied to another
+machine's `data.cache` and is found there.
 """
 
 import fcntl

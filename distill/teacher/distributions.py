@@ -14,8 +14,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from distill.models.kernels.precision import at_least_fp32
 from distill.models.language_model import Head
+from distill.models.precision import at_least_fp32
 
 
 class StudentRows(NamedTuple):

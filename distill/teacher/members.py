@@ -8,13 +8,11 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.base import flatten
 from distill.config.settings import Config, FrozenModelConfig, PrecisionConfig, TeacherCacheConfig
 from distill.distributed.rank_identity import OF_A_HOST
-from distill.models.kernels import int8
 from distill.models.kind import ModelKind
 from distill.models.teacher import is_encoder_alone, load_teacher
 from distill.runtime.errors import SettingError
@@ -37,10 +35,6 @@ class TeacherSettings:
     @property
     def setting(self) -> str:
         return setting_of(self.name)
-
-    @property
-    def precision_setting(self) -> str:
-        return "precision.teacher" if self.name == ONLY else f"{self.setting}.precision"
 
     @property
     def code(self) -> str | None:
@@ -105,7 +99,7 @@ def settings_by_member(config: Config) -> dict[str, TeacherSettings]:
 
 
 def load_members(
-    config: Config, kind: ModelKind, device: torch.device, mapped: bool = False, reads_head: bool = True
+    config: Config, kind: ModelKind, mapped: bool = False, reads_head: bool = True
 ) -> tuple[list[Member], PreTrainedTokenizerBase | None]:
     """All teachers of the run, and the tokenizer that they have in common: [], None where there is none.
 
@@ -119,8 +113,6 @@ def load_members(
     members: list[Member] = []
     shared: PreTrainedTokenizerBase | None = None
     for name, alone in settings_by_member(config).items():
-        if alone.precision.teacher == "int8":
-            int8.check(device, alone.precision_setting)
         has_head = reads_head or name != ONLY or not is_encoder_alone(alone.model, kind)
         model, tokenizer, title = load_teacher(alone.model, kind, mapped, alone.setting, has_head)
         shared = shared or tokenizer

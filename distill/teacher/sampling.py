@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distill.models.kernels.precision import at_least_fp32
+from distill.models.precision import at_least_fp32
 from distill.runtime.seed import key, uniform
 from distill.teacher.distributions import Samples, top_k_log_probs
 

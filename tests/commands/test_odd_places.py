@@ -19,7 +19,6 @@ from distill.commands.api.run import RunResults
 from distill.commands.cli import main
 from distill.models import load
 from distill.models.export_folder import export
-from distill.models.fields import check_fields, family
 from distill.models.load import load_pretrained
 from distill.report.comparison import runs as compared
 from distill.runs.results_file import read_results
@@ -164,17 +163,6 @@ def test_a_limit_on_memory_below_what_torch_takes() -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), preexec_fn=low)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert done.stderr.startswith("distill: not enough memory: `ulimit -v` is 614400 kB")
-
-
-@pytest.mark.parametrize(
-    ("architecture", "name"),
-    [("bert", "num_hidden_layers"), ("distilbert", "n_layers"), ("gpt2", "n_layer"), ("albert", "num_hidden_groups"),
-     ("bert", "num_labels")],
-)  # fmt: skip
-def test_a_student_of_a_million_layers(architecture: str, name: str) -> None:
-    message = rf"student\.config\.{name}=10000000 is not a size of a model: give a whole number from 1 to 1,000"
-    with pytest.raises(SettingError, match=message):
-        check_fields(family(architecture), {name: 10_000_000})
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ from distill.evaluation.readers import MeanModel
 from distill.evaluation.samples import continue_with_each
 from distill.evaluation.sets import MASKING, EvaluationSet
 from distill.evaluation.speed import tokens_per_second
-from distill.models.kernels.precision import dtype_of
 from distill.models.language_model import LanguageModel
+from distill.models.precision import dtype_of
 from distill.runs.setup import blocks_of
 from distill.tasks import find_task
 from distill.teacher.build_cache import Recorder, build

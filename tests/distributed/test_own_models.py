@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from distill.config.settings import BackendConfig
 from distill.distributed import Ranks, gradient_sync, join_ranks
 from distill.distributed.gather import empty_copy, put_together, skeleton_of
-from distill.models.custom import load_weights
+from distill.models.loaded import load_weights
 from distill.runs.setup import blocks_of
 
 

@@ -22,16 +22,6 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
         ["backend=fsdp", "backend.offload_teacher=true", "backend.shard_teacher=false"],
         ["backend.offload_teacher=true", "backend.shard_teacher=false"],
     ),
-    "an int8 teacher": (["backend=fsdp", "precision.teacher=int8"], ["precision.teacher=int8", "shard_teacher=false"]),
-    "one int8 teacher of several": (
-        [
-            "backend=fsdp",
-            "teacher=several",
-            "teacher.path=null",
-            "+teacher.members={a:{path:x},b:{path:y,precision:int8}}",
-        ],
-        ["teacher.members.b.precision=int8", "shard_teacher=false"],
-    ),
     "clipping before the exchange": (
         ["backend=fsdp", "optimizer.clip_each_rank=true"],
         ["optimizer.clip_each_rank=true", "backend=ddp"],
@@ -61,7 +51,6 @@ def test_bad_settings(case: str) -> None:
         ["backend=fsdp"],
         ["backend=fsdp", "backend.offload_teacher=true", "backend.device=cuda"],
         # What only one of the two models does not have.
-        ["backend=fsdp", "backend.shard_teacher=false", "precision.teacher=int8"],
         ["backend=fsdp", "backend.shard_student=false", "backend.compression=bf16", "backend.rings=2"],
     ],
 )

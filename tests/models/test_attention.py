@@ -12,10 +12,10 @@ from transformers import AutoConfig
 
 from distill.models.kernels import CAUSAL_FAMILIES, FAMILIES
 from distill.models.kernels import attention as batched
-from distill.models.kernels.attention import DROPOUT_ONLY, NAME, attention, products, unseen, use_batched_products
+from distill.models.kernels.attention import DROPOUT_ONLY, NAME, attention, use_batched_products
 from distill.models.kernels.dropout import keyed_by_sequence, replace_dropout
-from distill.models.kernels.precision import autocast
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.models.precision import autocast
 from distill.models.student import dropout_names
 
 
@@ -39,18 +39,6 @@ def test_it_is_torchs(mask: str | None) -> None:
     reference = scaled_dot_product_attention(*doubles, attn_mask=allowed if exact is None else exact, scale=0.3)
     for found, exact in zip(of(made.transpose(1, 2)), of(reference), strict=True):
         torch.testing.assert_close(found.double(), exact.double(), rtol=0.03, atol=0.03)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_where_nothing_is_visible_it_gives_a_number(dtype: torch.dtype) -> None:
-    """As at padding; in fp16 the lowest number and a score of -100 are -inf together."""
-    query, key = torch.full((1, 1, 3, 4), 10.0, dtype=dtype), torch.full((1, 1, 3, 4), -10.0, dtype=dtype)
-    value = torch.randn(1, 1, 3, 4, dtype=dtype)
-    mask = torch.zeros(1, 1, 3, 3, dtype=dtype)
-    mask[..., 1, :], mask[..., 2, 1:] = unseen(dtype), unseen(dtype)
-    found = products(query, key, value, mask, 1.0)[0, 0]
-    expected = torch.stack([value[0, 0].mean(0), value[0, 0].mean(0), value[0, 0, 0]])
-    torch.testing.assert_close(found.float(), expected.float(), rtol=0.01, atol=0.01)
 
 
 def test_weights_are_dropped() -> None:
@@ -121,7 +109,7 @@ def trained(model: Any) -> list[torch.nn.Parameter]:
         *((family, "packed") for family in CAUSAL_FAMILIES),
     ],
 )
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.05), ("fp16", 0.01)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.05)])
 def test_a_family_computes_what_it_did(family: str, rows: str, precision: str, tolerance: float) -> None:
     student = families.without_dropout(family).train()
     changed = copy.deepcopy(student)
@@ -168,17 +156,6 @@ def test_a_row_drops_the_same_whatever_stands_beside_it(family: str, rows: str, 
     torch.manual_seed(5)
     torch.testing.assert_close(of([9, 7], [2, 0]), together[[2, 0]])
     assert not torch.allclose(of([9, 8], [2, 0])[1], together[0], atol=1e-2)
-
-
-def test_a_decoder_stays_one() -> None:
-    """A BERT that is set up as one attends as causal, where no mask says so."""
-    decoder = tiny.make_model("bert", 2, is_decoder=True)
-    changed = copy.deepcopy(decoder)
-    use_batched_products(changed)
-    with torch.autocast("cpu", torch.bfloat16):
-        made, expected = hidden(changed, "full"), hidden(decoder, "full")
-    assert changed.config._attn_implementation == NAME
-    assert (made - expected).norm() < 0.05 * expected.norm()
 
 
 def test_other_models_are_left_alone() -> None:

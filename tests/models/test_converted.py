@@ -1,4 +1,4 @@
-"""A model in a GGUF file, or in a file of another package, is converted once and then read as a folder."""
+"""A GGUF file, a file of another package, adapters of PEFT: written once as a folder."""
 
 import hashlib
 import json
@@ -11,20 +11,27 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from families import make_family, tokenizer_of
 from job import Shelf, distill, results
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from torch import nn
+from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
+from distill.config.settings import StudentConfig, TeacherConfig
 from distill.models import converted
 from distill.models.converted import Packaged, origin_of
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.load import load_pretrained, load_tokenizer, model_folder
+from distill.models.loaded import load_model
+from distill.models.student import make_student
+from distill.models.teacher import load_teacher
 from distill.runtime.errors import SettingError
 
 gguf = pytest.importorskip("gguf")
+peft = pytest.importorskip("peft")
 pytest.importorskip("accelerate")
 
 HEADS, KEYS, WIDTH = 4, 2, 32
+IDS = torch.arange(5, 17)[None]
 NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -38,8 +45,14 @@ NAMES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
 def byte_tokens() -> list[str]:
-    """The 256 characters of a byte-level BPE, its special tokens, and two merges."""
+    """The 256 characters of a byte-level BPE, its special tokens, and three merges."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     return ["<|endoftext|>", "<|start|>", "<|end|>", *sorted(ByteLevel.alphabet()), "th", "the", "12"]
@@ -54,17 +67,9 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 @pytest.fixture(scope="module")
 def model() -> Any:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(byte_tokens()),
-        hidden_size=WIDTH,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KEYS,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config)
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": KEYS}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=len(byte_tokens()), tie_word_embeddings=True, **sizes, **heads))
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +77,10 @@ def file(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(model, tmp_path_factory.mktemp("gguf") / "tiny.Q4_1.gguf")
 
 
-def write(model: Any, path: Path, scaling: str | None = None, freqs: list[float] | None = None, drop: str = "") -> Path:
+def write(model: Any, path: Path, freqs: list[float] | None = None, drop: str = "") -> Path:
     """The model with its matrices rounded to Q4_1, as llama.cpp writes it; `drop`: a tensor that is left out."""
     tokens = byte_tokens()
     writer = gguf.GGUFWriter(path, "llama")
-    config = model.config
-    if scaling is not None:
-        writer.add_string("llama.rope.scaling.type", scaling)
     if freqs is not None:
         writer.add_tensor("rope_freqs.weight", np.array(freqs, np.float32))
     writer.add_context_length(64)
@@ -87,7 +89,7 @@ def write(model: Any, path: Path, scaling: str | None = None, freqs: list[float]
     writer.add_feed_forward_length(64)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KEYS)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
     writer.add_rope_dimension_count(WIDTH // HEADS)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
@@ -98,10 +100,9 @@ def write(model: Any, path: Path, scaling: str | None = None, freqs: list[float]
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     for name, weight in stored(model).items():
-        if name == drop:
-            continue
-        kind = gguf.GGMLQuantizationType.Q4_1 if weight.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
+        if name != drop:
+            kind = gguf.GGMLQuantizationType.Q4_1 if weight.ndim == 2 else gguf.GGMLQuantizationType.F32
+            writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -121,81 +122,44 @@ def stored(model: Any) -> dict[str, np.ndarray]:
     return tensors
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    converted._folder_of.cache_clear()
-    return tmp_path / "home"
+def rounded(weight: np.ndarray) -> np.ndarray:
+    """A tensor as the reader of GGUF files dequantizes it; blocks of 32 lie in rows, so their order does not matter."""
+    kind = gguf.GGMLQuantizationType.Q4_1
+    return weight if weight.ndim == 1 else gguf.quants.dequantize(gguf.quants.quantize(weight, kind), kind)
 
 
 def test_the_folder_has_the_numbers_of_the_file(file: Path, model: Any) -> None:
     """As the file's own reader gives them, in bf16: of matrices those that were rounded."""
     folder = Path(model_folder(str(file)))
     loaded = load_pretrained("teacher.path", str(file), CAUSAL).model.state_dict()
-    wanted = {
-        name: torch.from_numpy(_rounded(tensor.detach().numpy(), name))
-        for name, tensor in model.model.state_dict().items()
-    }
-    for name, tensor in wanted.items():
-        assert torch.equal(loaded[name], tensor.bfloat16().float()), name
+    for name, tensor in model.model.state_dict().items():
+        assert torch.equal(loaded[name], torch.from_numpy(rounded(tensor.detach().numpy())).bfloat16().float()), name
     tokenizer = load_tokenizer("teacher.path", str(file), CAUSAL)
-    assert tokenizer.tokenize("the 12") == ["the", "Ġ", "1", "2"], "digits by themselves, though 1 2 is a merge"
+    assert tokenizer.tokenize("the 12") == ["the", "\u0120", "1", "2"], "digits by themselves, though 1 2 is a merge"
     assert origin_of(folder) == converted.Origin(file.name, "Q4_1")
     assert model_folder(str(file)) == str(folder) and list(folder.parent.iterdir()) == [folder], "its lock has gone"
 
 
-def _rounded(weight: np.ndarray, name: str) -> np.ndarray:
-    """A tensor as the reader of GGUF files dequantizes it; blocks of 32 lie in rows, so their order does not matter."""
-    if weight.ndim == 1:
-        return weight
-    kind = gguf.GGMLQuantizationType.Q4_1
-    return gguf.quants.dequantize(gguf.quants.quantize(weight, kind), kind)
-
-
-def test_rotary_positions_of_llama_3_are_kept(model: Any, tmp_path: Path) -> None:
-    """llama.cpp writes them as factors of the frequencies."""
-    folder = Path(model_folder(str(write(model, tmp_path / "llama3.gguf", freqs=[1.0, 1.0, 1.0, 1.0]))))
-    assert json.loads((folder / "config.json").read_text())["rope_parameters"]["factor"] == 1.0
-    with pytest.raises(SettingError, match="its rotary positions are scaled otherwise than those of Llama 3"):
-        model_folder(str(write(model, tmp_path / "odd.gguf", freqs=[8.0, 1.0, 1.0, 8.0])))
-    rotary = {"rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    config = LlamaConfig(rope_parameters={**rotary, "rope_type": "llama3", "original_max_position_embeddings": 8192})
-    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
-    count = len(frequencies)
-    plain = 5e5 ** -(torch.arange(count) / count)
-    made = converted._llama3_factors({**rotary, "original_max_position_embeddings": 8192}, count)
-    torch.testing.assert_close(made, plain / frequencies, rtol=1e-4, atol=0)
-
-
-def test_rotary_positions_that_are_not_read_and_missing_weights_are_refused(model: Any, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"does not read its rotary positions \(scaling yarn"):
-        model_folder(str(write(model, tmp_path / "yarn.gguf", scaling="yarn")))
-    with pytest.raises(SettingError, match=r"no weights for model\.layers\.1\.mlp\.up_proj\.weight in this file"):
-        model_folder(str(write(model, tmp_path / "lacking.gguf", drop="blk.1.ffn_up.weight")))
+def test_what_is_not_read_is_one_line(model: Any, file: Path, tmp_path: Path, home: Path) -> None:
+    scaled = write(model, tmp_path / "scaled.gguf", freqs=[1.0, 1.0, 8.0, 8.0])
+    lacking = write(model, tmp_path / "lacking.gguf", drop="blk.1.ffn_up.weight")
+    (tmp_path / "half.gguf").write_bytes(file.read_bytes()[:2000])
+    for path, words in (
+        (scaled, "scaling of its rotary positions"),
+        (lacking, "no weights for model.layers.1.mlp.up_proj.weight in this file"),
+        (tmp_path / "half.gguf", "it cannot be read"),
+    ):
+        with pytest.raises(SettingError, match=rf"^teacher\.path={path}: .*{words}.*folder$"):
+            load_pretrained("teacher.path", str(path), CAUSAL)
+    assert not list((home / ".cache/distill/models").glob("*/config.json"))
 
 
 def test_a_run_learns_from_it_and_names_the_rounding(file: Path, shelf: Shelf, tmp_path: Path) -> None:
     settings = ["train.steps=2", "corpus.max_sequences=60", "corpus.sequence_length=32", "student.layers=[0]"]
-    recipe = [
-        "+recipe=distilgpt2_gutenberg",
-        *shelf.corpus,
-        f"teacher.path={file}",
-        "evaluate=heldout",
-        "precision=fp32",
-    ]
-    assert distill(*recipe, *settings, f"hydra.run.dir={tmp_path / 'run'}") == 0
+    recipe = ["+recipe=distilgpt2_gutenberg", *shelf.corpus, f"teacher.path={file}", "evaluate=heldout"]
+    assert distill(*recipe, "precision=fp32", *settings, f"hydra.run.dir={tmp_path / 'run'}") == 0
     assert any("rounded to Q4_1" in note for note in results(tmp_path / "run")["notes"])
     assert "rounded to Q4_1" in (tmp_path / "run/student/README.md").read_text()
-
-
-def test_what_cannot_be_read_is_one_line(file: Path, tmp_path: Path, home: Path) -> None:
-    damaged = tmp_path / "half.gguf"
-    damaged.write_bytes(file.read_bytes()[:2000])
-    with pytest.raises(
-        SettingError, match=r"^teacher.path=.*half.gguf: transformers cannot read this GGUF file \(.*folder$"
-    ):
-        load_pretrained("teacher.path", str(damaged), CAUSAL)
-    assert not list((home / ".cache/distill/models").glob("*/config.json"))
 
 
 def test_a_model_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +174,6 @@ def test_a_model_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with zipfile.ZipFile(package / "model.zip", "w") as archive:
         for path in (tmp_path / "saved").iterdir():
             archive.write(path, path.name)
-        archive.writestr("../outside", "")
     digest = hashlib.sha256((tmp_path / "saved/model.safetensors").read_bytes()).hexdigest()
     packaged = Packaged("carrier-of-models", "carrier", "model.zip", digest, "somebody/model", "apache-2.0")
     monkeypatch.setitem(converted.PACKAGED, "carried", packaged)
@@ -219,10 +182,76 @@ def test_a_model_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "path", [str(package.parent), *sys.path])
     loaded = load_pretrained("teacher.path", "carried", MASKED).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in made.state_dict().items())
-    folder = Path(model_folder("carried"))
-    assert json.loads((folder / "origin.json").read_text())["published"] == "somebody/model"
-    assert not (folder.parent / "outside").exists()
-    wrong = Packaged("carrier-of-models", "carrier", "model.zip", 64 * "0", "somebody/model", "apache-2.0")
-    monkeypatch.setitem(converted.PACKAGED, "wrong", wrong)
+    assert json.loads((Path(model_folder("carried")) / "origin.json").read_text())["published"] == "somebody/model"
+    monkeypatch.setitem(converted.PACKAGED, "wrong", packaged._replace(sha256=64 * "0"))
     with pytest.raises(SettingError, match=r"SHA-256 .*install carrier-of-models again"):
         model_folder("wrong")
+
+
+# --- adapters
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    return model.eval()(input_ids=IDS).logits
+
+
+def adapters(folder: Path, family: str = "llama", base: str | None = None, **settings: Any) -> Any:
+    """Write base and adapters; gives the model that has both."""
+    model = make_family(family)
+    model.save_pretrained(folder / "base")
+    tokenizer_of(family).save_pretrained(folder / "base")
+    if settings.get("task_type") == "SEQ_CLS":
+        model = AutoModelForSequenceClassification.from_pretrained(folder / "base", num_labels=3)
+        model.base_model.save_pretrained(folder / "base")  # with its pooler
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "c_attn", "query"], **settings)
+    adapted = peft.get_peft_model(model, config)
+    for name, weight in adapted.named_parameters():
+        if "lora" in name:
+            nn.init.normal_(weight, std=0.3)
+    adapted.peft_config["default"].base_model_name_or_path = str(folder / "base") if base is None else base
+    adapted.save_pretrained(folder / "lora")
+    return adapted
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("llama", {}), ("gpt2", {"base": "../base"}), ("bert", {}), ("bert", {"task_type": "SEQ_CLS"})],
+)
+def test_adapters_are_read_as_what_they_make_of_their_base(
+    family: str, settings: dict[str, str], tmp_path: Path
+) -> None:
+    expected, path = logits(adapters(tmp_path, family, **settings)), str(tmp_path / "lora")
+    loaded = load_model(path, "cpu")
+    torch.testing.assert_close(logits(loaded.model), expected, rtol=1e-4, atol=1e-5)
+    assert loaded.tokenizer.get_vocab() == tokenizer_of(family).get_vocab()
+    if family == "llama":
+        teacher, tokenizer, _ = load_teacher(TeacherConfig(path=path), CAUSAL)
+        student = make_student(StudentConfig(init="pretrained", path=path), teacher, tokenizer, 12, CAUSAL)
+        torch.testing.assert_close(logits(student), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_other_adapters_are_merged_anew(tmp_path: Path) -> None:
+    first = adapters(tmp_path)
+    load_model(tmp_path / "lora", "cpu")
+    for name, weight in first.named_parameters():
+        if "lora" in name:
+            weight.data.mul_(2)
+    first.save_pretrained(tmp_path / "lora")
+    torch.testing.assert_close(logits(load_model(tmp_path / "lora", "cpu").model), logits(first), rtol=1e-4, atol=1e-5)
+
+
+def test_adapters_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    def refuse(words: str) -> None:
+        with pytest.raises(SettingError, match=rf"its adapters cannot be merged into their base \(.*{words}") as raised:
+            load_model(tmp_path / "lora", "cpu")
+        assert raised.value.setting == "model" and raised.value.cure
+
+    adapters(tmp_path, "bert", task_type="SEQ_CLS")
+    make_family("bert").save_pretrained(tmp_path / "base")  # weights that neither has are not made up
+    refuse("pooler")
+    file = tmp_path / "lora" / "adapter_config.json"
+    fields = json.loads(file.read_text())
+    for base in (None, "/nowhere/at/all"):
+        file.write_text(json.dumps(fields | {"base_model_name_or_path": base}))
+        refuse("")

@@ -5,21 +5,19 @@ from typing import Any
 
 import own_models
 import pytest
-import tiny
 import torch
 from tiny import VOCAB, make_rows, make_tokenizer
 
 from distill.config.component import Component
 from distill.config.settings import TeacherConfig
-from distill.models.check import check_model, check_packing
-from distill.models.custom import custom_model, load_weights
+from distill.models.blocks import depth_of
+from distill.models.check import check_model
 from distill.models.export_folder import export
 from distill.models.identity import model_digest
-from distill.models.kind import CAUSAL, MASKED
-from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.models.kind import MASKED
+from distill.models.language_model import LAST, LanguageModel, OutputSpec, hidden_widths
 from distill.models.load import load_pretrained
-from distill.models.protocol import depth_of
-from distill.models.shapes import hidden_widths
+from distill.models.loaded import custom_model, load_weights
 from distill.models.teacher import load_teacher
 from distill.report.use import use_of_student
 from distill.runs.describe import call_of, origin_of
@@ -59,19 +57,6 @@ def test_the_card_loads_it(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert found["tokenizer"].get_vocab() == make_tokenizer().get_vocab()
 
 
-def test_the_card_writes_out_how_it_is_made() -> None:
-    made = component("Convolutions", "student", width=8, causal=True)
-    assert call_of(made, 12, {}) == "width=8, causal=True"
-    assert call_of(made, 12, {"width": "${oc.env:WIDTH}"}) == "width='${oc.env:WIDTH}', causal=True"
-    assert call_of(Component("student", "own_models.of_a_teacher", {"name": "it's"}), 12, {}) == (
-        'teacher=..., tokenizer=tokenizer, sequence_length=12, name="it\'s"'
-    )
-    origin = origin_of(own_models.Convolutions(), "own_models.of_a_teacher", causal=False, call="teacher=...")
-    assert "model = of_a_teacher(teacher=...)  # with the settings" in use_of_student(origin, "Convolutions").code
-    of_memory = origin.changed(call=None)
-    assert "model = of_a_teacher(...)  # with the settings" in use_of_student(of_memory, "Convolutions").code
-
-
 def test_it_is_the_next_teacher(name: str, tmp_path: Path) -> None:
     model = saved(name, tmp_path / "student")
     settings = TeacherConfig(**{"_target_": f"own_models.{name}", "path": str(tmp_path)})
@@ -105,27 +90,6 @@ def test_a_plain_module_is_read_like_any_other() -> None:
         logits = LanguageModel(model).logits(outputs.head_rows, VOCAB)
     torch.testing.assert_close(logits, model(IDS).flatten(0, 1)[positions])
     torch.testing.assert_close(outputs.hidden[LAST], model.base_model(IDS))
-
-
-@pytest.mark.parametrize(
-    ("model", "kind", "words"),
-    [
-        (own_models.Convolutions(causal=True), MASKED, ("attends only to earlier tokens", "objective=distilgpt2")),
-        (own_models.Convolutions(causal=False), CAUSAL, ("attends to later tokens", "objective=distil")),
-        (tiny.make_model("bert", 1), CAUSAL, ("attends to later tokens",)),
-    ],
-)
-def test_models_that_look_the_other_way_are_refused(model: Any, kind: Any, words: tuple[str, ...]) -> None:
-    with pytest.raises(SettingError) as error:
-        check_model(model, "teacher", kind)
-    assert all(word in str(error.value) for word in words)
-
-
-def test_a_causal_module_without_position_ids_keeps_to_one_document_a_row() -> None:
-    model = own_models.Convolutions(causal=True)
-    check_model(model, "student", CAUSAL)
-    with pytest.raises(SettingError, match=r"student: Convolutions takes no position_ids: .*cross_documents=false"):
-        check_packing(model, "student")
 
 
 def test_what_is_no_language_model_is_refused() -> None:

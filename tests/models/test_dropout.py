@@ -23,17 +23,6 @@ def test_values_are_dropped_at_random_and_keep_their_mean(p: float, dtype: torch
         assert abs((flat[distance:] * flat[:-distance]).mean().item()) < 5 * p * (1 - p) / flat.numel() ** 0.5
 
 
-def test_the_ends_of_the_scale() -> None:
-    x = torch.randn(7)
-    assert torch.equal(factors(x, 1.0), torch.zeros(7))
-    layer = Dropout(0.4)
-    assert layer.eval()(x) is x and Dropout(0.0)(x) is x
-    torch.manual_seed(1)
-    first = layer.train()(x)
-    torch.manual_seed(1)
-    assert torch.equal(first, layer(x)) and not torch.equal(first, layer(x))
-
-
 def test_a_trained_student_drops_and_an_evaluated_one_does_not() -> None:
     student = tiny.make_model("distilbert", 2, dropout=0.5)
     names = list(student.state_dict())
@@ -100,13 +89,3 @@ def test_every_family_on_the_list_drops_by_row(family: str) -> None:
         with keyed_by_sequence([1, 2, 3, 4]):
             assert not torch.allclose(hidden_states(student, ids, None), whole)
     torch.testing.assert_close(half, whole[2:], rtol=1e-5, atol=1e-5)
-
-
-def test_a_block_inside_of_another_gives_its_streams_back() -> None:
-    with keyed_by_sequence([5]):
-        before = factors(torch.empty(1, 40), 0.5)
-        with keyed_by_sequence([9], calls=1):
-            inside = factors(torch.empty(1, 40), 0.5)
-        after = factors(torch.empty(1, 40), 0.5)
-    outer, inner = (by_sequence([key], 0.5, shape=(40,))[0] for key in (5, 9))
-    assert torch.equal(torch.cat([before, after]), outer) and torch.equal(inside[0], inner[1])

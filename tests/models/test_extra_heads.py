@@ -7,12 +7,10 @@ import torch
 from tiny import PAD, VOCAB, documents_of, make_rows
 from transformers import AlbertForPreTraining, AutoConfig, AutoModelForPreTraining
 
-from distill.config.settings import StudentConfig
 from distill.models.check import check_model
 from distill.models.kind import MASKED, ORDERED
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.load import load_pretrained
-from distill.models.student import make_student
 from distill.runtime.errors import SettingError
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -68,29 +66,15 @@ def test_its_gradients_are_the_models_own() -> None:
     assert own["sop_classifier.classifier.weight"].abs().sum() > 0
 
 
-def test_a_model_with_one_kind_of_segment_gets_no_numbers() -> None:
-    model = make_ordered("albert", type_vocab_size=1)
-    batch, attention = inputs()
-    spec = OutputSpec(extra=("sop",))
-    found = LanguageModel(model)(batch, documents_of(attention), spec).extra["sop"]
-    torch.testing.assert_close(found, model(batch["input_ids"], attention_mask=attention.long()).sop_logits)
-
-
 def test_a_model_without_such_a_head_is_refused(tmp_path: Any, teacher: Any) -> None:
     batch, attention = inputs()
     with pytest.raises(ValueError, match="BertForMaskedLM has no head sop"):
         LanguageModel(teacher)(batch, documents_of(attention), OutputSpec(extra=("sop",)))
     teacher.save_pretrained(tmp_path)
-    with pytest.raises(SettingError, match=r"choose one of AlbertForPreTraining, .*or set objective.soft_sop"):
+    with pytest.raises(
+        SettingError, match=r"lacks weights of a masked language model with a head for the order of segments"
+    ):
         load_pretrained("teacher.path", str(tmp_path), ORDERED)
-
-
-def test_dropout_before_the_head_is_the_students(tokenizer: Any) -> None:
-    settings = StudentConfig(init="random", architecture="albert", config={**SIZES, "embedding_size": 16}, dropout=0.25)
-    rates = [
-        make_student(settings, None, tokenizer, 12, kind).config.classifier_dropout_prob for kind in (ORDERED, MASKED)
-    ]
-    assert rates == [0.25, 0.1], "masked models have no such head; fine-tuning later finds the family's own rate"
 
 
 def test_a_saved_one_is_a_masked_model_too(tmp_path: Any) -> None:

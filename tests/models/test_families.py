@@ -165,7 +165,6 @@ RULES: list[tuple[Any, dict[str, int], list[int]]] = [
     ("every_second", {"num_layers": 3}, [0, 2, 3]),
     ("even", {"num_layers": 2}, [0, 3]),
     ("first", {"num_layers": 2}, [0, 1]),
-    ("ends", {"num_layers": 3}, [0, 1, 3]),
 ]
 
 

@@ -1,6 +1,5 @@
 """What is read from a model's forward: its own hidden states and head, or the model is refused."""
 
-import logging
 from copy import deepcopy
 from typing import Any
 
@@ -56,18 +55,6 @@ def test_it_gives_the_models_own_logits_and_hidden_states(family: str, padded: b
     assert model.training is False
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_are_the_models_own(family: str) -> None:
-    model = make_model(family, 2)
-    ids, _ = inputs(3, padded=False)
-    model(**ids).logits.square().mean().backward()
-    own = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    logits_of(model, ids, None, None).square().mean().backward()
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    tiny.assert_close(found, own, rtol=1e-5, atol=1e-7)
-
-
 def test_it_leaves_no_trace_in_the_model() -> None:
     """A copy that is made between two forwards answers for itself, and the model is as it was."""
     model = make_model("bert", 2)
@@ -106,12 +93,6 @@ def test_the_number_of_the_last_layer_is_its_depth() -> None:
     ids, _ = inputs(2, padded=False)
     found = LanguageModel(model)(ids, None, OutputSpec(False, None, (2, 3, LAST)))
     assert torch.equal(found.hidden[3], found.hidden[LAST]) and not torch.equal(found.hidden[2], found.hidden[3])
-
-
-def test_check_keeps_the_training_mode() -> None:
-    model = make_model("bert", 1).train()
-    check_model(model, "student")
-    assert model.training
 
 
 def refusal(model: Any) -> str:
@@ -203,8 +184,3 @@ def test_an_adapter_on_the_output_embedding_is_refused() -> None:
     model = Plain()
     model.output = Adapter(8, VOCAB)
     assert "the output embedding of Plain has an adapter" in refusal(model)
-
-
-def test_reading_a_model_leaves_the_loggers_of_transformers_as_they_are() -> None:
-    LanguageModel(make_model("bert", 1))({"input_ids": torch.ones(1, 4, dtype=torch.long)}, None, OutputSpec())
-    assert not logging.getLogger("transformers.modeling_utils").filters

@@ -1,16 +1,28 @@
-"""The teacher as training runs it: the same function within the rounding, and the teacher itself is left alone."""
+"""The teacher as training runs it, and GELU as one operator: the same function; the teacher itself is left alone."""
 
+import copy
 from typing import Any
 
 import families
 import pytest
 import tiny
 import torch
+from torch import nn
+from transformers.activations import NewGELUActivation
 
-from distill.config.settings import PrecisionConfig
+from distill.config.settings import BackendConfig, PrecisionConfig
+from distill.distributed.single import Single
 from distill.models.kernels import FAMILIES, packed_linear
 from distill.models.kernels.attention import use_batched_products
-from distill.models.kernels.packed_linear import PackedLinear, can_pack, pack_for_evaluation, pack_teacher
+from distill.models.kernels.packed_linear import (
+    PackedLinear,
+    can_pack,
+    pack_for_evaluation,
+    pack_teacher,
+    use_one_gelu,
+)
+from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.runs.setup import setup_student, setup_teacher
 
 CPU = torch.device("cpu")
 NO_BF16 = "this processor has no packed products in bf16"  # such as one without AVX-512
@@ -45,21 +57,6 @@ def test_it_answers_as_the_teacher_does(
         assert (answers(packed, precision, padded) - expected).norm() < tolerance * expected.norm()
     assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
     assert not any(isinstance(module, PackedLinear) for module in teacher.modules())
-
-
-def test_all_but_the_linear_layers_is_shared() -> None:
-    teacher = tiny.make_model("bert", 2).eval().requires_grad_(False)
-    packed = pack_teacher(teacher, PrecisionConfig(teacher="bf16"), CPU)
-    own = teacher.get_input_embeddings()
-    assert packed.get_input_embeddings().weight is own.weight
-    assert packed.get_output_embeddings().weight.dtype == torch.bfloat16
-    assert teacher.get_output_embeddings().weight is own.weight and own.weight.dtype == torch.float32
-
-
-def test_an_unknown_family_is_left_as_it_is() -> None:
-    teacher = tiny.make_model("bert", 1).eval()
-    teacher.config.model_type = "mine"
-    assert pack_teacher(teacher, PrecisionConfig(teacher="bf16"), CPU) is teacher
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.03)])
@@ -130,3 +127,56 @@ def test_without_its_private_operators_torchs_own_layers_run(operator: str, monk
         assert not any(isinstance(module, PackedLinear) for module in packed.modules())
     finally:
         can_pack.cache_clear()
+
+
+# --- GELU
+
+
+def count(model: Any, kind: type[nn.Module]) -> int:
+    return sum(type(module) is kind for module in model.modules())
+
+
+def hidden(model: Any) -> torch.Tensor:
+    ids = torch.from_numpy(tiny.make_rows(4)).long()
+    return LanguageModel(model)({"input_ids": ids}, None, OutputSpec(layers=(LAST,))).hidden[LAST]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "albert"])
+def test_value_and_gradient_are_those_of_the_formula(family: str) -> None:
+    fields = {"hidden_act": "gelu_new"} if family == "albert" else {}
+    model = families.without_dropout(family, **fields).train()
+    changed = copy.deepcopy(model)
+    use_one_gelu(changed)
+    assert count(model, NewGELUActivation) == count(changed, nn.GELU) > 0
+    assert count(changed, NewGELUActivation) == 0 and list(changed.state_dict()) == list(model.state_dict())
+    found = []
+    for each in (changed, model):
+        output = hidden(each)
+        output.square().sum().backward()
+        gradients = [p.grad.flatten() for p in each.parameters() if p.grad is not None]
+        found.append((output.detach(), torch.cat(gradients)))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-5)
+    assert (found[0][1] - found[1][1]).norm() < 1e-5 * found[1][1].norm()
+
+
+@pytest.mark.parametrize("kernels", ["auto", "plain"])
+def test_a_pair_in_training_has_it_unless_its_kernels_are_plain(kernels: str) -> None:
+    student, teacher = families.make_family("gpt2"), families.make_family("gpt2").requires_grad_(False)
+    objective = tiny.make_objective(tiny.objective_config(), student, teacher)
+    ranks = Single(BackendConfig(device="cpu"))
+    frozen = setup_teacher(teacher, PrecisionConfig(kernels=kernels), ranks)
+    setup_student(student, objective, PrecisionConfig(kernels=kernels), ranks)
+    plain = 2 if kernels == "plain" else 0
+    assert count(student, NewGELUActivation) == count(frozen.model, NewGELUActivation) == plain
+    assert count(teacher, NewGELUActivation) == 2, "which the report scores"
+
+
+def test_a_packed_gpt2_multiplies_and_activates_at_once() -> None:
+    model = families.make_family("gpt2")
+    packed = pack_for_evaluation(model, PrecisionConfig(), CPU)
+    assert count(packed, nn.GELU) == 0 and packed.transformer.h[0].mlp.c_fc.then == ("gelu", "tanh")
+    torch.testing.assert_close(hidden(packed), hidden(model), rtol=1e-5, atol=1e-5)
+    relu = families.make_family("gpt2", activation_function="relu")
+    packed = pack_for_evaluation(relu, PrecisionConfig(), CPU)
+    assert packed.transformer.h[0].mlp.c_fc.then == ("none", "")
+    torch.testing.assert_close(hidden(packed), hidden(relu), rtol=1e-5, atol=1e-5)

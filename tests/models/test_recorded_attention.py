@@ -1,6 +1,5 @@
 """Queries, keys and values are those that attention uses: they give the model's own probabilities and contexts."""
 
-import contextlib
 from copy import deepcopy
 from typing import Any
 
@@ -10,13 +9,12 @@ from families import make
 from tiny import PAD, VOCAB, documents_of, make_rows
 from torch import Tensor, nn
 
+from distill.models.blocks import block_list
 from distill.models.kernels.attention import use_batched_products
-from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.models.language_model import LAST, LanguageModel, OutputSpec, attention_shapes, hidden_widths, pooled_width
 from distill.models.pooling import CLS as FIRST
 from distill.models.pooling import MEAN
-from distill.models.protocol import block_list
 from distill.models.recorded_attention import QKV
-from distill.models.shapes import attention_shapes, hidden_widths, pooled_width
 
 # What takes the context of all heads, side by side, in a block of each family.
 OUTPUT = {
@@ -109,26 +107,6 @@ def test_gradients_reach_the_projections() -> None:
         each.square().sum().backward(retain_graph=True)
         assert layer.weight.grad is not None and float(layer.weight.grad.abs().max()) > 0
         assert model.bert.encoder.layer[2].attention.self.query.weight.grad is None
-
-
-def test_nothing_is_kept_but_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forward that wants no queries never comes near the recording, and one that does keeps those blocks alone."""
-    from distill.models import language_model
-
-    model, (ids, _) = make("bert"), rows(padded=False)
-    entered: list[Any] = []
-
-    def watch(model: Any, keep: Any) -> Any:
-        entered.append(model)
-        return contextlib.nullcontext()
-
-    monkeypatch.setattr(language_model, "record_attention", watch)
-    LanguageModel(model)({"input_ids": ids}, None, OutputSpec(True, None, (1, LAST), (), (MEAN,)))
-    assert not entered
-    monkeypatch.undo()
-    with language_model._watched(model, OutputSpec(qkv=(2,))) as found:
-        model(input_ids=ids)
-    assert list(found) == [("qkv", 2)]
 
 
 def test_a_copy_answers_for_itself_and_a_failure_leaves_no_trace() -> None:

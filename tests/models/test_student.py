@@ -1,4 +1,4 @@
-"""Students: all layers taken is the teacher itself, chosen layers are copies, and impossible wishes are refused."""
+"""Students: all layers taken is the teacher itself, chosen layers are copies; frozen parts; what is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -6,16 +6,21 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from families import make_family
+from job import Shelf, weights
+from safetensors.torch import load_file
 from tiny import LENGTH, PAD, VOCAB, make_model, make_rows, make_tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GPTNeoConfig, GPTNeoForCausalLM
 from vocabularies import vocabulary_of
 
 from distill.config.settings import StudentConfig
+from distill.models.blocks import freeze
 from distill.models.kind import CAUSAL
+from distill.models.layers import choose_layers
 from distill.models.student import make_student, tokenizer_of
 from distill.runtime.errors import SettingError
 
-PAIRS = [("bert", "distilbert")] + [(f, "same") for f in ("bert", "distilbert", "roberta", "modernbert", "albert")]
+PAIRS = [("bert", "distilbert"), ("modernbert", "same"), ("albert", "same")]
 IDS = torch.from_numpy(make_rows(6, shortest=4).astype("int64"))
 REAL = IDS != PAD
 
@@ -61,33 +66,14 @@ def test_student_owns_its_weights_and_ties_them(family: str, architecture: str) 
     tiny.assert_close(tiny.weights_of(teacher), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("layers", [[1, 3], [3, 0, 0], None])
-def test_chosen_layers_are_copied(teacher: Any, layers: list[int] | None) -> None:
-    student = make(StudentConfig(architecture="distilbert", layers=layers), teacher)
-    chosen = [0, 2] if layers is None else layers
-    assert student.config.n_layers == len(student.distilbert.transformer.layer) == len(chosen)
-    hidden = torch.randn(2, 7, tiny.WIDTH)
-    for new, old in enumerate(chosen):
-        new_layer, old_layer = student.eval().distilbert.transformer.layer[new], teacher.bert.encoder.layer[old]
-        with torch.no_grad():
-            one, other = new_layer(hidden, attention_mask=None), old_layer(hidden)
-        torch.testing.assert_close(*(x[0] if isinstance(x, tuple) else x for x in (one, other)))
-    torch.testing.assert_close(
-        student.distilbert.embeddings.word_embeddings.weight, teacher.bert.embeddings.word_embeddings.weight
-    )
-    torch.testing.assert_close(student.vocab_projector.bias, teacher.cls.predictions.bias)
-
-
-@pytest.mark.parametrize(("layers", "fitting"), [([1, 2], [0, 2]), ([2, 0], [0, 1])])
-def test_modernbert_layers_that_move(layers: list[int], fitting: list[int]) -> None:
+def test_modernbert_layers_that_move() -> None:
     """Its first layer has no norm before the attention, the others have; and layers differ in their attention."""
     teacher = make_model("modernbert")
     assert teacher.config.layer_types[0] != teacher.config.layer_types[1]
     with pytest.raises(SettingError) as error:
-        make(StudentConfig(architecture="same", layers=layers), teacher)
-    assert (error.value.setting, error.value.value) == ("student.layers", layers)
-    assert f"student.layers={fitting}" in error.value.cure
-    make(StudentConfig(architecture="same", layers=fitting), teacher)
+        make(StudentConfig(architecture="same", layers=[1, 2]), teacher)
+    assert (error.value.setting, error.value.value) == ("student.layers", [1, 2])
+    assert "student.layers=auto or first" in error.value.cure
     student = make(StudentConfig(architecture="same", layers=[0, 3]), teacher)
     assert student.config.layer_types == [teacher.config.layer_types[0], teacher.config.layer_types[3]]
     torch.testing.assert_close(student.model.layers[1].attn.Wqkv.weight, teacher.model.layers[3].attn.Wqkv.weight)
@@ -118,14 +104,10 @@ def test_student_from_a_configuration(family: str) -> None:
     """Every family works on full rows of the length that was asked for."""
     number = "n_layers" if family == "distilbert" else "num_hidden_layers"
     settings = StudentConfig(init="random", architecture=family, config={**tiny.FIELDS[family], number: 1})
-    torch.manual_seed(0)
     student = make(settings, None)
     assert student.config.vocab_size == VOCAB and student.config.pad_token_id == PAD
-    assert student.get_input_embeddings().weight.shape == (VOCAB, 16 if family == "albert" else tiny.WIDTH)
     full = torch.from_numpy(make_rows(2).astype("int64"))
     assert student(input_ids=full).logits.shape == (2, LENGTH, VOCAB)
-    torch.manual_seed(0)
-    tiny.assert_close(tiny.weights_of(make(settings, None)), tiny.weights_of(student), rtol=0, atol=0)
 
 
 def test_saved_student(tmp_path: Path, tokenizer: Any) -> None:
@@ -138,21 +120,6 @@ def test_saved_student(tmp_path: Path, tokenizer: Any) -> None:
     own = tokenizer_of(StudentConfig(init="pretrained", path=str(tmp_path)))
     assert own is not None and own.get_vocab() == tokenizer.get_vocab()
     assert tokenizer_of(StudentConfig(init="random", architecture="bert")) is None
-
-
-def test_saved_student_of_another_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
-    make_model("bert", 1, vocab=VOCAB + 1).save_pretrained(tmp_path)
-    make_tokenizer(("whale",)).save_pretrained(tmp_path)
-    text = refused(StudentConfig(init="pretrained", path=str(tmp_path)))
-    assert f"student.path={tmp_path}" in text and "vocabulary" in text
-
-
-def test_a_saved_student_without_a_tokenizer_takes_the_one_that_is_named(tmp_path: Path, tokenizer: Any) -> None:
-    make_model("distilbert", 1).save_pretrained(tmp_path / "pruned")
-    tokenizer.save_pretrained(tmp_path / "words")
-    assert make(
-        StudentConfig(init="pretrained", path=str(tmp_path / "pruned"), tokenizer=str(tmp_path / "words")), None
-    ).training
 
 
 def test_a_saved_encoder_is_a_student_where_no_head_is_read(tmp_path: Path, tokenizer: Any) -> None:
@@ -239,8 +206,6 @@ def test_impossible_students_are_refused(settings: StudentConfig, words: tuple[s
     ("settings", "words"),
     [
         (StudentConfig(layers=[0, 4]), ("student.layers=[0, 4]", "0 to 3")),
-        (StudentConfig(layers=[-1]), ("student.layers=[-1]", "0 to 3")),
-        (StudentConfig(layers=[]), ("student.layers=[]",)),
         (StudentConfig(architecture="roberta"), ("student.architecture=roberta", "distilbert")),
         (StudentConfig(config={"hidden_size": 16}), ("student.config", "hidden_size")),
     ],
@@ -260,25 +225,112 @@ def test_rows_longer_than_the_positions_are_refused(teacher: Any) -> None:
     assert "corpus.sequence_length=32" in refused(StudentConfig(layers=[0]), roberta, length=32)
 
 
-ALTERNATING = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 2}
-
-
-def alternating() -> Any:
-    """Qwen3-MoE with experts in layers 1 and 3, as their numbers decide."""
+def test_layers_of_kinds_that_their_numbers_decide() -> None:
+    """Qwen3-MoE with experts in layers 1 and 3."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **sizes, **heads, **ALTERNATING)).eval()
-
-
-def test_layers_of_kinds_that_their_numbers_decide() -> None:
-    teacher = alternating()
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 2}
+    teacher = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **sizes, **heads, **experts)).eval()
 
     def start(layers: Any) -> Any:
-        settings = StudentConfig(layers=layers)
-        return make_student(settings, teacher, vocabulary_of("gpt2"), 16, CAUSAL)
+        return make_student(StudentConfig(layers=layers), teacher, vocabulary_of("gpt2"), 16, CAUSAL)
 
-    with pytest.raises(SettingError) as error:
+    with pytest.raises(SettingError, match=r"student\.layers=\[0, 2\]"):
         start([0, 2])
-    assert error.value.value == [0, 2] and "student.layers=[0, 1]" in error.value.cure
     assert start([0, 1]).config.num_hidden_layers == start("auto").config.num_hidden_layers == 2
+
+
+def test_a_causal_student_ends_its_answers_as_its_teacher_and_counts_its_kinds_of_layers() -> None:
+    teacher = make_family("llama")
+    teacher.generation_config.eos_token_id = [1, 7]
+    student = make_student(StudentConfig(layers=[0]), teacher, make_tokenizer(), 16, CAUSAL)
+    assert student.generation_config.eos_token_id == [1, 7]
+    assert student.generation_config is not teacher.generation_config
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_layers": 4, "num_heads": 4, "max_position_embeddings": 32}
+    teacher = GPTNeoForCausalLM(GPTNeoConfig(**sizes, attention_types=[[["global", "local"], 2]]))
+    student = make_student(StudentConfig(layers=[1, 2]), teacher, make_tokenizer(), 16, CAUSAL)
+    assert student.config.attention_layers == ["local", "global"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "count", "available", "chosen"),
+    [
+        ([0, 2, 4, 7, 9, 11], None, 12, [0, 2, 4, 7, 9, 11]),  # the published DistilBERT
+        (None, None, 12, [0, 2, 4, 6, 8, 10]),
+        (None, None, 5, [0, 2, 4]),
+        ("every_second", 8, 12, [0, 2, 4, 6, 8, 9, 10, 11]),
+        ("even", 6, 12, [0, 2, 4, 7, 9, 11]),  # by rounding halves to even, that of DistilBERT
+        ("even", 1, 12, [0]),
+        ("even", 2, 12, [0, 11]),
+        ("first", 3, 12, [0, 1, 2]),
+        ("auto", 3, 5, [0, 2, 4]),  # until the layers are found: what has their number
+        ([0, 4], None, 4, "layers 0 to 3"),
+        ([0, 1], 3, 4, "names 2"),
+        ("even", 5, 4, "take 1 to 4"),
+        (None, 0, 4, "take 1 to 4"),
+    ],
+)
+def test_what_a_list_or_a_rule_chooses(layers: Any, count: int | None, available: int, chosen: Any) -> None:
+    if isinstance(chosen, str):
+        with pytest.raises(SettingError, match=chosen):
+            choose_layers(layers, count, available)
+    else:
+        assert choose_layers(layers, count, available) == chosen
+
+
+# --- frozen parts
+
+
+def trained(model: torch.nn.Module) -> set[str]:
+    return {name for name, each in model.named_parameters() if each.requires_grad}
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "modernbert", "gpt2", "llama"])
+def test_the_parts_that_are_named_are_frozen_and_no_others(family: str) -> None:
+    model = make_family(family)
+    before = trained(model)
+    freeze(model, ["embeddings", 0])
+    gone = before - trained(model)
+    blocks = {name for name in before if ".0." in name}
+    assert blocks <= gone and gone - blocks
+    assert all("embed" in name or "wte" in name or "wpe" in name for name in gone - blocks)
+
+
+def test_what_cannot_be_frozen_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"student\.frozen=.*2 is no layer.*layers 0 to 1"):
+        freeze(make_model("bert", 2), [2])
+    with pytest.raises(SettingError, match="calls one block several times"):
+        freeze(make_model("albert", 4), [0])
+
+
+def test_frozen_weights_stay_those_of_the_teacher(shelf: Shelf, tmp_path: Path) -> None:
+    same = ["student.layers=[0,1]", "student.dropout=0", "student.frozen=[embeddings,0]"]
+    assert shelf.run(tmp_path / "frozen", *same) == 0
+    teacher = load_file(shelf.teacher / "student" / "model.safetensors")
+    student = weights(tmp_path / "frozen")
+    query = "bert.encoder.layer.{}.attention.self.query.weight"
+    assert torch.equal(student["distilbert.transformer.layer.0.attention.q_lin.weight"], teacher[query.format(0)])
+    assert not torch.equal(student["distilbert.transformer.layer.1.attention.q_lin.weight"], teacher[query.format(1)])
+    words = "embeddings.word_embeddings.weight"
+    assert torch.equal(student[f"distilbert.{words}"], teacher[f"bert.{words}"])
+
+
+# --- a start that looks at neighbouring words
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "albert"])
+def test_every_head_of_the_first_layer_attends_to_its_offset(family: str) -> None:
+    """On random words at 48 positions: over six times the attention of a uniform head, at -1, +1, -2, +2."""
+    torch.manual_seed(0)
+    config = {"dim": 128, "n_heads": 4} if family == "distilbert" else {"hidden_size": 128, "num_attention_heads": 4}
+    if family == "albert":
+        config |= {"embedding_size": 64, "num_hidden_layers": 2, "intermediate_size": 256}
+    settings = StudentConfig(init="neighbours", architecture=family, dropout=0.0, config=config)
+    model = make(settings, None, 48).eval()
+    model.set_attn_implementation("eager")
+    ids = torch.randint(5, model.config.vocab_size, (4, 48))
+    attention = model(input_ids=ids, output_attentions=True).attentions[0].mean(0)  # [heads, S, S]
+    for head, offset in enumerate((-1, 1, -2, 2)):
+        fraction = torch.diagonal(attention[head], offset).mean()
+        assert fraction > 6 / 48 and fraction > 3 * torch.diagonal(attention[head], -offset).mean()

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from job import Shelf, distill, refused_line, results, save_model
+from job import Shelf, distill, results, save_model
 from transformers import AutoTokenizer
 
 from distill.models.check import check_vocabulary_size
@@ -30,14 +30,6 @@ def test_a_run_learns_from_such_a_model(shelf: Shelf, teacher: Path, tmp_path: P
     assert distill(*arguments(shelf, teacher, tmp_path / "run"), "student.layers=[0,2]") == 0
     assert results(tmp_path / "run")["student"]["perplexity"]["heldout"] > 1
     assert "<image>" in AutoTokenizer.from_pretrained(tmp_path / "run" / "student").get_vocab()
-
-
-def test_a_student_with_them_beside_a_teacher_without_is_refused(
-    shelf: Shelf, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    new = ["student=gpt2", "student.layers=null", "student.config={n_embd:32,n_layer:1,n_head:2}"]
-    line = refused_line(capsys, *arguments(shelf, teacher, tmp_path / "run"), *new)
-    assert "teacher predicts" in line and "student predicts" in line
 
 
 def test_other_tokens_beyond_are_refused(teacher: Path) -> None:

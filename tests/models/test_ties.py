@@ -19,7 +19,7 @@ from distill.models.kind import MASKED, ModelKind
 from distill.models.load import load_pretrained
 from distill.models.loaded import load_model
 from distill.models.student import make_student
-from distill.models.ties import word_embeddings
+from distill.models.weights import word_embeddings
 from distill.runtime.errors import SettingError
 
 IDS = torch.arange(5, 17)[None]
@@ -93,27 +93,6 @@ def test_a_head_that_a_program_has_exchanged(family: str, tied: bool, tmp_path: 
     torch.testing.assert_close(logits(load_model(tmp_path / "student", "cpu").model), expected, rtol=0, atol=1e-5)
 
 
-def test_distilbert_from_a_bert_with_a_head_of_its_own(tmp_path: Path) -> None:
-    model = make_family("bert", type_vocab_size=1)
-    folder = written(model, "bert", tmp_path / "teacher")
-    own_head(folder, model)
-    teacher = load_pretrained("teacher.path", str(folder), MASKED)
-    settings = StudentConfig(layers=[0, 1], dropout=0.0, architecture="distilbert")
-    student = make_student(settings, teacher, tokenizer_of("bert"), 12, MASKED)
-    torch.testing.assert_close(logits(student), logits(teacher), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("saved", [True, False])
-def test_no_setting_ties_a_head_of_its_own(saved: bool, tmp_path: Path) -> None:
-    folder = written(make_family("llama", tie_word_embeddings=False), "llama", tmp_path / "teacher")
-    teacher = load_pretrained("teacher.path", str(folder), CAUSAL_KIND)
-    changes: dict[str, Any] = {"config": {"tie_word_embeddings": True}}
-    settings = StudentConfig(init="pretrained", path=str(folder), **changes) if saved else StudentConfig(**changes)
-    with pytest.raises(SettingError) as raised:
-        make_student(settings, teacher, tokenizer_of("llama"), 12, CAUSAL_KIND)
-    assert raised.value.setting == "student.config.tie_word_embeddings"
-
-
 @pytest.mark.parametrize("name", ["lm_head.weight", "lm_head.bias"])
 def test_a_head_of_which_file_and_configuration_disagree(name: str, tmp_path: Path) -> None:
     """Its weight is in neither place, or it has a bias that its class does not add."""
@@ -124,17 +103,3 @@ def test_a_head_of_which_file_and_configuration_disagree(name: str, tmp_path: Pa
     with pytest.raises(SettingError, match=name) as raised:
         load_pretrained("teacher.path", str(folder), CAUSAL_KIND)
     assert raised.value.setting == "teacher.path" and raised.value.cure
-
-
-def test_an_adapter_of_the_embeddings_alone_unties_what_is_exported(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    model = make_family("bert")
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["word_embeddings"]))
-    student = adapted.get_base_model()
-    for name, weight in student.named_parameters():
-        if "lora" in name:
-            nn.init.normal_(weight)
-    export(student, tokenizer_of("bert"), tmp_path / "student", "")
-    assert not says_tied(tmp_path / "student")
-    again = load_model(tmp_path / "student", "cpu").model
-    torch.testing.assert_close(logits(again), logits(student), rtol=0, atol=1e-4)

@@ -11,8 +11,7 @@ from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 from distill.commands.api.pair import load_pair
-from distill.models.loaded import LoadedModel
-from distill.models.wrappers import unwrapped
+from distill.models.loaded import LoadedModel, unwrapped
 from distill.runtime.errors import SettingError
 
 peft = pytest.importorskip("peft")
@@ -30,11 +29,6 @@ def adapted(model: Any, **more: Any) -> Any:
 
 def compiled_in_place(model: Any) -> Any:
     model.compile(backend="eager")
-    return model
-
-
-def compiled_part(model: Any) -> Any:
-    setattr(model, model.base_model_prefix, torch.compile(model.base_model, backend="eager"))
     return model
 
 
@@ -100,7 +94,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "T5ForConditionalGeneration": lambda: T5ForConditionalGeneration(
         T5Config(vocab_size=40, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=4)
     ),
-    "LlamaForCausalLM": lambda: compiled_part(make_family("llama")),
 }
 
 

@@ -11,8 +11,8 @@ from tiny import loss_of, make_model, make_objective, objective_config
 from torch import Tensor, nn
 
 from distill.config.settings import ObjectiveConfig, PrecisionConfig
+from distill.models.blocks import block_list
 from distill.models.language_model import LanguageModel, OutputSpec
-from distill.models.protocol import block_list
 from distill.models.recorded_attention import QKV
 from distill.objective.terms.attention_scores import mean_squared_error
 from distill.objective.terms.relations import divergence

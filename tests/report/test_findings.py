@@ -1,18 +1,15 @@
 """What the report says in sentences holds for every kind of run: made-up results, beside the golden pages."""
 
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sample import objective
 
-from distill.config.settings import Config, PrecisionConfig, TeacherConfig
 from distill.data.batches import StepShape
 from distill.report import summary
 from distill.report.page import Code
 from distill.runs.banner import _sequences_of_a_step as sequences_of_step_in_banner
-from distill.runs.banner import notes_of
 from distill.runs.record import Record
 from distill.runtime.progress import counted, in_a_sentence
 
@@ -160,18 +157,6 @@ def test_where_it_started(results: dict[str, Any], start: dict[str, Any], teache
         results.update(teacher=None, baseline=None, agreement=None, objective=objective("mlm"))
     words = summary.setting(Record.from_json(results))
     assert expected in words and ("started" in words) == bool(expected) and ("Teacher:" in words) == teacher
-
-
-def test_a_teacher_that_is_not_learned_from_ran_in_no_format() -> None:
-    data: Any = SimpleNamespace(tokens=SimpleNamespace(left_out={}, duplicates=None), left_out=[])
-    pair: Any = SimpleNamespace(comparable=True, trained_head=True)
-    config = Config(teacher=TeacherConfig(path="bundled_deep"), precision=PrecisionConfig(teacher="int8"))
-    run: Any = SimpleNamespace(config=config, pair=pair, data=data, baseline=None, scored_on_the_way=None)
-    of_teacher, of_none = (
-        notes_of(SimpleNamespace(**vars(run), objective=SimpleNamespace(needs_teacher=needs)))  # type: ignore[arg-type]
-        for needs in (True, False)
-    )
-    assert "int8" in of_teacher[0] and of_none == []
 
 
 def test_of_one_there_is_a_singular_and_names_keep_their_capital(results: dict[str, Any]) -> None:

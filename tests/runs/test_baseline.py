@@ -76,7 +76,6 @@ def refused(baseline: Record, *overrides: str, **digests: Any) -> str:
 
 def test_the_recipes_baseline_is_one() -> None:
     assert checked(finished(identity(BASELINE))) == []
-    assert checked(finished(identity(BASELINE, "precision.teacher=int8"))) == []  # it runs no teacher
     assert checked(finished(identity(BASELINE)), "objective.temperature=4", "objective.soft.positions=all") == []
 
 

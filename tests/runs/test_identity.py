@@ -75,7 +75,6 @@ def test_the_rows_of_a_step_count_however_they_are_given() -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "precision.teacher=int8",
         "objective.temperature=3",
         "objective.soft.positions=all",
         "objective.mlm.weight=7",

@@ -26,7 +26,7 @@ from distill.data.sequence_format import causal_format
 from distill.data.text_pairs import LabelledSequences
 from distill.distributed.single import Single
 from distill.models.kind import CAUSAL, CLASSES, MASKED
-from distill.models.layer_choice import RULES
+from distill.models.layers import RULES
 from distill.models.student import from_layers
 from distill.runs.layer_search import Losses, Prediction, find_layers, search_layers, table_of
 from distill.runtime.errors import SettingError
@@ -67,8 +67,8 @@ def test_of_many_subsets_one_layer_after_another_is_removed() -> None:
     score = Costs(costs)
     found = search_layers(12, 3, score)  # type: ignore[arg-type]
     assert found.layers == [0, 1, 11] and not found.all_subsets and not found.stopped
-    removals, rules = 5 * 8 + 7 + 6 + 5 + 4, 4  # eight at a time, or all there are; what the rules add to them
-    assert found.tried == removals + rules and len(score.asked) == found.tried + 2  # the whole model, averages
+    removals, rules = 5 * 8 + 7 + 6 + 5 + 4, 3  # eight at a time, or all there are; what the rules add to them
+    assert found.tried == removals + rules and len(score.asked) == found.tried + 1  # the whole model
     assert {rule for each in found.by_rule for rule in each.rules} == set(RULES)
     assert found.teacher == 1.0
 
@@ -150,16 +150,6 @@ def test_the_influence_of_a_layer_is_how_far_it_turns_its_input(family: str) -> 
     assert family == "gpt2" or found[1] == pytest.approx(turned[1], abs=1e-5)  # whose last state is normalised
 
 
-def test_a_list_in_place_of_a_layer_gives_the_mean_of_their_weights() -> None:
-    teacher, settings = make_model("bert", 4), StudentConfig(architecture="distilbert")
-    made = from_layers(settings, teacher, [[0, 1], 3], MASKED, alias=False)
-    blocks = teacher.bert.encoder.layer
-    first, second = (blocks[number].attention.self.query.weight for number in (0, 1))
-    found = made.distilbert.transformer.layer
-    torch.testing.assert_close(found[0].attention.q_lin.weight, (first + second) / 2)
-    assert torch.equal(found[1].attention.q_lin.weight, blocks[3].attention.self.query.weight)
-
-
 @pytest.fixture(scope="module")
 def searched(shelf: Shelf) -> Path:
     """A run whose student starts from the layers that were found."""
@@ -174,7 +164,7 @@ def test_the_losses_are_those_of_the_students_that_start_there(shelf: Shelf, sea
     found = start["search"]
     assert found["layers"] == start["layers"] == found["best"][0]["layers"]
     assert found["all_subsets"] and found["tried"] == 6 and found["perplexity"]
-    assert found["best"][0]["loss"] <= min(each["loss"] for each in found["by_rule"] if "averaged" not in each["rules"])
+    assert found["best"][0]["loss"] <= min(each["loss"] for each in found["by_rule"])
     rows = ["train.batch_size=60", "train.accumulate=1", "train.epochs=null", "train.steps=1"]
     for number, each in enumerate(found["best"][:2]):
         folder = shelf.root / f"untrained-{number}"

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 from distill.config.settings import BackendConfig, PrecisionConfig
 from distill.distributed.single import Single
-from distill.models.kernels import precision
+from distill.models import precision
 from distill.models.kind import MASKED
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.runs import setup

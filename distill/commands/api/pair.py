@@ -25,8 +25,9 @@ from distill.models.check import check_positions, check_vocabulary
 from distill.models.export_folder import export, foreign_file
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel
-from distill.models.layer_choice import AUTO
-from distill.models.loaded import LoadedModel, device_of, in_memory, kind_of, without_bars
+from distill.models.layers import AUTO
+from distill.models.load import without_bars
+from distill.models.loaded import LoadedModel, device_of, in_memory, kind_of
 from distill.models.student import make_student, tokenizer_of
 from distill.models.teacher import load_teacher, teacher_path
 from distill.objective.build import bind_terms, check_losses, make_terms

@@ -17,8 +17,8 @@ from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures.over_ranks import sum_exchange
 from distill.evaluation.measures.perplexity import Part, Perplexity, TokenPass
 from distill.evaluation.sets import SEED, EvaluationSet
-from distill.models.kernels.precision import autocast
 from distill.models.language_model import LanguageModel
+from distill.models.precision import autocast
 from distill.runtime.seed import key, uniform
 
 PSEUDO_PERPLEXITY = Measure(

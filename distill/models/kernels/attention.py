@@ -9,7 +9,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from distill.models.kernels import FAMILIES, family_of
+from distill.models.kernels import is_known
 from distill.models.kernels.dropout import factors
 
 NAME = "batched_products"  # of `attention`, in transformers' list
@@ -23,25 +23,14 @@ def use_batched_products(model: Any, plain: bool = False) -> None:
     Args:
         plain: only under dropout, whose random numbers have to be those of the sequences (see `dropout`).
     """
-    config: Any = getattr(model, "config", None)
-    if family_of(model) in FAMILIES and config._attn_implementation == "sdpa":
+    if is_known(model) and model.config._attn_implementation == "sdpa":
         name = DROPOUT_ONLY if plain else NAME
         AttentionInterface.register(name, _attention_under_dropout if plain else attention)
-        AttentionMaskInterface.register(name, sdpa_mask if plain else added_mask)
+        AttentionMaskInterface.register(name, sdpa_mask if plain else _added_mask)
         model.set_attn_implementation(name)
 
 
-def keep_soft_cap(model: Any) -> None:
-    """Let a model whose attention scores have a soft cap use no SDPA, which leaves it out.
-
-    transformers 5.17 takes SDPA for Gemma 2 by default, 5.23 does not.
-    """
-    config: Any = getattr(model, "config", None)
-    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
-        model.set_attn_implementation("eager")
-
-
-def added_mask(
+def _added_mask(
     *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", **named: Any
 ) -> Tensor | None:
     """transformers' mask function, called once a forward: what is added to the scores in place of a boolean mask.
@@ -84,11 +73,14 @@ def attention(
     if torch.is_autocast_enabled(query.device.type):  # which supports SDPA, and not the products
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if dropout == 0 and not pays(query, key):
+    num_scores = query.shape[:-1].numel() * key.shape[-2]
+    is_faster = query.device.type == "cpu" and query.dtype == torch.bfloat16 and num_scores <= MAX_SCORES
+    if dropout == 0 and not is_faster:
         return sdpa_attention_forward(module, query, key, value, attention_mask, 0.0, scaling, **others)
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
     if attention_mask is None and getattr(module, "is_causal", False):
-        attention_mask = causal_mask(query.shape[2], query)
+        size = query.shape[2]
+        attention_mask = torch.full((size, size), unseen(query.dtype), dtype=query.dtype, device=query.device).triu_(1)
     if (groups := query.shape[1] // key.shape[1]) > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     return products(query, key, value, attention_mask, scale, dropout).transpose(1, 2).contiguous(), None
@@ -100,17 +92,6 @@ def _attention_under_dropout(
     """`attention` where something is dropped, else torch's SDPA."""
     function = attention if others.get("dropout") else sdpa_attention_forward
     return function(module, query, key, value, attention_mask, **others)
-
-
-def pays(query: Tensor, key: Tensor) -> bool:
-    """Whether `products` are faster than SDPA without dropout, and their scores [B, heads, S, S] not too large."""
-    num_scores = query.shape[:-1].numel() * key.shape[-2]
-    return query.device.type == "cpu" and query.dtype == torch.bfloat16 and num_scores <= MAX_SCORES
-
-
-def causal_mask(size: int, like: Tensor) -> Tensor:
-    """[size, size] to be added to scores: every query attends to the keys up to its own position."""
-    return torch.full((size, size), unseen(like.dtype), dtype=like.dtype, device=like.device).triu_(1)
 
 
 def products(

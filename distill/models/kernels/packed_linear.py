@@ -1,19 +1,30 @@
-"""Models that only go forward, on the CPU: linear layers rounded and laid out once instead of in every forward."""
+"""Models that only go forward: linear layers rounded and laid out once, one operator for GELU, memory that is kept.
+
+Packing rests on private operators of torch, `torch.ops.mkldnn._reorder_linear_weight` and `_linear_pointwise`. They are
+tried before they are used; where one is gone or computes something else, torch's own layers run.
+"""
 
 import copy
+import ctypes
 import functools
+import platform
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.activations import NewGELUActivation
+from transformers.pytorch_utils import Conv1D
 
 from distill.config.settings import PrecisionConfig
 from distill.distributed.shard import is_sharded
-from distill.models.kernels import FAMILIES, family_of, int8
-from distill.models.kernels.activations import is_tanh_gelu, use_one_gelu
+from distill.models.kernels import is_known
 from distill.models.kernels.attention import use_batched_products
-from distill.models.kernels.linear_layers import linear_layers
-from distill.models.kernels.precision import dtype_of
+from distill.models.precision import dtype_of
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of glibc's malloc.h
+_LARGEST = 2**31 - 1
+_LARGE = 2**20  # bytes; what is larger gets a mapping of its own
 
 
 class PackedLinear(nn.Module):
@@ -44,23 +55,18 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, self.bias, name, [], kind)
 
 
-def pack_teacher(
-    teacher: Any, precision: PrecisionConfig, device: torch.device, setting: str = "precision.teacher"
-) -> Any:
+def pack_teacher(teacher: Any, precision: PrecisionConfig, device: torch.device) -> Any:
     """A copy of `teacher`, which is in evaluation mode, for training's forward passes under `precision.teacher`.
 
-    A sharded model and unsupported families are returned as they are; int8 takes any family. Error lines call
-    the format `setting`.
+    A sharded model and unsupported families are returned as they are. Inductor lays out what it compiles itself.
     """
-    dtype = dtype_of(precision.teacher)
-    # Inductor lays out what it compiles itself.
-    packs = device.type == "cpu" and not precision.compile and precision.kernels != "plain" and can_pack(dtype)
-    if is_sharded(teacher) or (precision.teacher != "int8" and family_of(teacher) not in FAMILIES):
+    if is_sharded(teacher) or not is_known(teacher):
         return teacher
-    frozen = int8.quantize(teacher, setting) if precision.teacher == "int8" else _aliased(teacher)
-    if precision.kernels != "plain" and not precision.compile:
+    frozen, dtype = _aliased(teacher), dtype_of(precision.teacher)
+    is_fast = precision.kernels != "plain" and not precision.compile
+    if is_fast:
         use_one_gelu(frozen)
-    return _pack(frozen, dtype, packs)
+    return _pack(frozen, dtype, packs=is_fast and device.type == "cpu" and can_pack(dtype))
 
 
 def pack_for_evaluation(model: Any, precision: PrecisionConfig, device: torch.device) -> Any:
@@ -71,16 +77,15 @@ def pack_for_evaluation(model: Any, precision: PrecisionConfig, device: torch.de
     activation alone.
     """
     dtype = dtype_of(precision.evaluate)
-    if precision.kernels == "plain" or precision.compile or is_sharded(model) or family_of(model) not in FAMILIES:
+    if precision.kernels == "plain" or precision.compile or is_sharded(model) or not is_known(model):
         return model
     if device.type == "cpu" and not can_pack(dtype):
         return model
     packed = _aliased(model)
     use_one_gelu(packed)
-    if device.type != "cpu":
-        return packed
-    packed = _pack(packed, dtype, packs=True)
-    use_batched_products(packed)  # a student in training does already: teacher and baseline are scored as it is
+    if device.type == "cpu":
+        packed = _pack(packed, dtype, packs=True)
+        use_batched_products(packed)  # a student in training does already: teacher and baseline are scored as it is
     return packed
 
 
@@ -90,17 +95,35 @@ def _aliased(model: Any) -> Any:
 
 
 def _pack(model: Any, dtype: torch.dtype, packs: bool) -> Any:
-    """`model`, changed: every linear layer in `dtype`, and packed, but for the head."""
+    """`model`, changed: every linear layer in `dtype`, and packed, but for the head, which the objective multiplies."""
     head = model.get_output_embeddings()
-    for parent, name, layer, linear in linear_layers(model):
-        # The head is multiplied by the objective.
+    for parent, name, layer, linear in _linear_layers(model):
         new = PackedLinear(linear, dtype) if packs and layer is not head else _rounded(linear, dtype)
         setattr(parent, name, new)
     for module in model.modules():
-        if type(module).__name__ == "GPT2MLP" and isinstance(module.c_fc, PackedLinear) and is_tanh_gelu(module.act):
+        if type(module).__name__ != "GPT2MLP" or not isinstance(module.c_fc, PackedLinear):
+            continue
+        if isinstance(module.act, nn.GELU) and module.act.approximate == "tanh":
             # torch's own activation takes half as long as the product.
             module.c_fc, module.act = module.c_fc.with_gelu(), nn.Identity()
     return model
+
+
+def _linear_layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module, nn.Linear]]:
+    """Every linear layer with its parent, its name there, and as an `nn.Linear` over the same memory.
+
+    What inherits from a linear layer may compute something else, and is left out.
+    """
+    children = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+    for parent, name, child in children:
+        if type(child) is nn.Linear:
+            yield parent, name, child, child
+        elif type(child) is Conv1D:  # of GPT-2, whose weight is transposed: [in, out]
+            size_in, size_out = child.weight.shape
+            made = nn.Linear(size_in, size_out, device="meta")  # draws no random numbers
+            made.weight = nn.Parameter(child.weight.detach().t(), requires_grad=False)
+            made.bias = nn.Parameter(child.bias.detach(), requires_grad=False)
+            yield parent, name, child, made.train(child.training)
 
 
 @functools.cache
@@ -123,9 +146,45 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 def _rounded(layer: nn.Linear, dtype: torch.dtype) -> nn.Linear:
     """A layer with the same weights in `dtype`; the very same tensors where they have it already."""
-    new = nn.Linear(1, 1, bias=layer.bias is not None, device="meta")  # draws no random numbers
+    new = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
     new.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
     if layer.bias is not None:
         new.bias = nn.Parameter(layer.bias.detach().to(dtype), requires_grad=False)
-    new.in_features, new.out_features = layer.in_features, layer.out_features
     return new.eval()
+
+
+def use_one_gelu(model: Any) -> None:
+    """Give a model of a known family torch's tanh approximation of GELU instead of transformers' formula for it.
+
+    GPT-2 and ALBERT have it as eight operations, of which autograd keeps most for backward: three times as long.
+    """
+    if not is_known(model):
+        return
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is NewGELUActivation:
+                setattr(module, name, nn.GELU(approximate="tanh"))
+
+
+def retain_heap() -> None:
+    """Give nothing back to the system: tensors come from memory that has pages already.
+
+    By default glibc asks the system anew for every tensor above 32 MiB, and gives back what is free at the heap's end.
+    Each page then costs a fault, again and again: a tenth of a training step. Elsewhere than under glibc nothing is
+    changed.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, _LARGEST)
+
+
+def return_large_tensors() -> None:
+    """Give every tensor above 1 MiB back to the system as soon as it is freed.
+
+    By default glibc does so above 32 MiB alone. Smaller ones that live on, such as parts of a sharded model, then lie
+    between those that were whole for a moment, whose memory nothing larger fits in: half a gigabyte and more for a
+    model of 1.1 B parameters.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from distill.data.batch import Batch
-from distill.models.kernels.precision import at_least_fp32
-from distill.models.language_model import LAST, Outputs, OutputSpec
-from distill.models.protocol import depth_of
-from distill.models.shapes import hidden_widths
+from distill.models.blocks import depth_of
+from distill.models.language_model import LAST, Outputs, OutputSpec, hidden_widths
+from distill.models.precision import at_least_fp32
 from distill.objective.terms import Term
 from distill.teacher.output import TeacherOutput
 

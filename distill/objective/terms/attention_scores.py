@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from distill.data.batch import Batch
-from distill.models.kernels.precision import at_least_fp32
-from distill.models.language_model import Outputs, OutputSpec
+from distill.models.language_model import Outputs, OutputSpec, attention_shapes
+from distill.models.precision import at_least_fp32
 from distill.models.recorded_attention import QKV, visible_to_both
-from distill.models.shapes import attention_shapes
 from distill.objective.terms._pairs import PairsTerm, layer_pairs, sides
 from distill.teacher.output import TeacherOutput
 

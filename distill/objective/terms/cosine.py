@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from distill.data.batch import Batch
-from distill.models.language_model import LAST, Outputs, OutputSpec
-from distill.models.shapes import hidden_widths
+from distill.models.language_model import LAST, Outputs, OutputSpec, hidden_widths
 from distill.objective import losses
 from distill.objective.terms import ALL, Term
 from distill.objective.terms._distributions import SoftPositions, where

@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distill.data.batch import Batch
-from distill.models.kernels.precision import at_least_fp32
-from distill.models.language_model import Outputs, OutputSpec
-from distill.models.shapes import hidden_widths
+from distill.models.language_model import Outputs, OutputSpec, hidden_widths
+from distill.models.precision import at_least_fp32
 from distill.objective.terms._pairs import PairsTerm, layer_pairs, sides
 from distill.teacher.output import TeacherOutput
 

@@ -7,9 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from distill.data.batch import Batch
-from distill.models.language_model import Outputs, OutputSpec
+from distill.models.language_model import Outputs, OutputSpec, pooled_width
 from distill.models.pooling import MEAN, saved_pooling
-from distill.models.shapes import pooled_width
 from distill.objective import losses
 from distill.objective.terms import Term
 from distill.objective.terms._pairs import projected, projections

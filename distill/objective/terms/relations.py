@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distill.data.batch import Batch
-from distill.models.kernels.precision import at_least_fp32
-from distill.models.language_model import LAST, Outputs, OutputSpec
+from distill.models.language_model import LAST, Outputs, OutputSpec, attention_shapes
+from distill.models.precision import at_least_fp32
 from distill.models.recorded_attention import visible_to_both
-from distill.models.shapes import attention_shapes
 from distill.objective.terms import Term
 from distill.objective.terms._pairs import block_number
 from distill.teacher.output import TeacherOutput

@@ -1,16 +1,15 @@
-"""Whether a model's output embedding is its input embedding: what its weights say, and not what its configuration does.
+"""What a model's weights say: which are tied, how many there are; and where its attention scores are capped.
 
 transformers leaves a head that a file has for itself apart, although the configuration ties it (tie_word_embeddings);
-a model that is built from that configuration, or read by transformers 4, would have the embeddings for a head.
+a model that is built from that configuration would have the embeddings for a head.
 """
 
+import sys
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-
-from distill.runtime.errors import SettingError
 
 TIED = "tie_word_embeddings"
 
@@ -26,8 +25,8 @@ def settle_ties(model: Any) -> None:
     if names is None or names[0] not in ties:
         return
     head, embeddings = (model.get_parameter(name) for name in names)
-    is_tied, says_tied = head is embeddings, model.config.tie_word_embeddings
-    if is_tied == says_tied:
+    is_tied = head is embeddings
+    if is_tied == model.config.tie_word_embeddings:
         return
     model.config.update({TIED: is_tied or torch.equal(head, embeddings)})
     if model.config.tie_word_embeddings:
@@ -43,17 +42,6 @@ def settle_ties(model: Any) -> None:
     model.all_tied_weights_keys.update(model.get_expanded_tied_weights_keys(all_submodels=True))
 
 
-def refuse_tying(changes: dict[str, Any], model: Any, named: str) -> None:
-    """Raises SettingError where `student.config` ties the two weights of a student that starts from separate ones."""
-    if changes.get(TIED) is True and getattr(model.config, TIED, True) is False:
-        raise SettingError(
-            f"the output embedding of {named} has weights of its own, which are not those of its input embedding",
-            setting=f"student.config.{TIED}",
-            value="true",
-            cure="leave it out",
-        )
-
-
 def declared_ties(model: Any) -> dict[str, str]:
     """The weights that the class of a model can tie, by name, with what it ties each to; whatever its configuration."""
     ties = getattr(model, "_tied_weights_keys", None) if isinstance(model, PreTrainedModel) else None
@@ -66,9 +54,9 @@ def word_embeddings(model: Any) -> tuple[str, str] | None:
     if not isinstance(model, PreTrainedModel):
         return None
     layers = model.get_output_embeddings(), model.get_input_embeddings()
-    names = {id(module): name for name, module in model.named_modules()}
     if any(not isinstance(getattr(layer, "weight", None), nn.Parameter) for layer in layers):
         return None
+    names = {id(module): name for name, module in model.named_modules()}
     head, embeddings = (f"{names[id(layer)]}.weight" for layer in layers)
     return head, embeddings
 
@@ -76,3 +64,26 @@ def word_embeddings(model: Any) -> tuple[str, str] | None:
 def _replace(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
     parent, _, last = name.rpartition(".")
     setattr(model.get_submodule(parent), last, parameter)
+
+
+def size(model: nn.Module) -> tuple[int, int]:
+    """Number of parameters (tied ones once) and the bytes they take, both as the model is published.
+
+    Adapters of PEFT are merged into their layers then, and count for nothing.
+    """
+    peft: Any = sys.modules.get("peft.tuners.tuners_utils")
+    adapted = [module for module in model.modules() if peft is not None and isinstance(module, peft.BaseTunerLayer)]
+    adapters = {id(parameter) for layer in adapted for parameter in layer.parameters()}
+    adapters -= {id(parameter) for layer in adapted for parameter in layer.get_base_layer().parameters()}
+    parameters = [parameter for parameter in model.parameters() if id(parameter) not in adapters]
+    return sum(p.numel() for p in parameters), sum(p.numel() * p.element_size() for p in parameters)
+
+
+def keep_soft_cap(model: Any) -> None:
+    """Let a model whose attention scores have a soft cap use no SDPA, which leaves it out.
+
+    transformers 5.17 takes SDPA for Gemma 2 by default, 5.23 does not.
+    """
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
+        model.set_attn_implementation("eager")
