@@ -87,13 +87,16 @@ UNPACKED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_con
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without transformers' table of the weights that a model lacks, has besides, or has in another shape."""
-    before = transformers_logging.get_verbosity()
+    """Without transformers' bars, and its table of the weights that a model lacks, has besides, or in another shape."""
+    before, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(transformers_logging.CRITICAL)  # it logs an error before it raises it
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(before)
+        if bars:
+            transformers_logging.enable_progress_bar()
 
 
 def origin_of(folder: Path) -> Origin | None:

@@ -14,7 +14,6 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file
-from transformers.utils import logging as transformers_logging
 
 from distill.config import HERE
 from distill.config.models import BUNDLED
@@ -357,15 +356,3 @@ def _reason(error: BaseException) -> str:
         return "its weights have other shapes than its config.json names"
     text = text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
     return text if text and isinstance(error, SENTENCES) else f"{type(error).__name__}: {text}".removesuffix(": ")
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Without transformers' bars, which show how the weights of a model are read."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()

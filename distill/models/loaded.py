@@ -27,7 +27,6 @@ from distill.models.load import (
     model_folder,
     refuse_custom_class,
     saved_config,
-    without_bars,
 )
 from distill.models.weights import keep_soft_cap, settle_ties, size
 from distill.runtime.errors import SettingError, first_line, raising_at_the_call
@@ -114,8 +113,7 @@ def load_model(path: str | Path, device: str = "auto", setting: str = SETTING) -
     """
     target_device = device_of(device)
     kind = kind_of(setting, str(path))
-    with without_bars():
-        model = load_pretrained(setting, str(path), kind).requires_grad_(False).eval()
+    model = load_pretrained(setting, str(path), kind).requires_grad_(False).eval()
     tokenizer = load_tokenizer(setting, str(path), kind)
     check_vocabulary(model, f"{setting}={path}", tokenizer)
     set_padding(model, tokenizer)

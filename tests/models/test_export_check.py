@@ -89,18 +89,6 @@ def test_a_student_learns_by_adapters_alone(shelf: Shelf, tmp_path: Path) -> Non
     assert changed == {f"bert.encoder.layer.{number}.attention.self.query.weight" for number in range(4)}
 
 
-def test_adapters_of_peft_are_merged(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    student = make_family("distilbert")
-    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["q_lin", "v_lin"]), student)
-    for name, parameter in student.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    before = {name: tensor.clone() for name, tensor in student.state_dict().items()}
-    export(student, tokenizer_of("distilbert"), tmp_path / "student", "", auto_class="AutoModelForMaskedLM")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in student.state_dict().items())
-
-
 CONFIGURATION = """
 from transformers import BertConfig
 

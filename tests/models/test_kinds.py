@@ -10,7 +10,6 @@ from families import FAMILIES, GROUPED, SIZES, make_family
 from tiny import VOCAB, make_model, make_tokenizer
 from transformers import (
     AutoConfig,
-    AutoModel,
     AutoModelForCausalLM,
     AutoModelForPreTraining,
     BertConfig,
@@ -85,10 +84,6 @@ def test_the_discriminator_of_electra_has_no_trained_head(tmp_path: Path) -> Non
     refused_folder(tmp_path, make(AutoModelForPreTraining, "electra", **fields), MASKED, "lacks weights", "generator_")
 
 
-def test_an_encoder_without_a_head(tmp_path: Path) -> None:
-    refused_folder(tmp_path, make(AutoModel, "roberta", **FAMILIES["roberta"]), MASKED, "lacks weights", "lm_head")
-
-
 def test_models_of_images_and_text() -> None:
     text = GROUPED | {"vocab_size": VOCAB, "head_dim": 8}
     vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -149,14 +144,6 @@ def test_models_that_do_not_keep_documents_apart(family: str) -> None:
         check_packing(model, "teacher")
     refusal(error, f"teacher: {type(model).__name__}", "corpus.cross_documents=false")
     assert model.training is False
-
-
-@pytest.mark.parametrize(("family", "architecture"), [("roberta", "distilbert"), ("bert", "roberta")])
-def test_layers_that_go_into_no_such_architecture(family: str, architecture: str) -> None:
-    """As with a RoBERTa and the student that the recipe names."""
-    with pytest.raises(SettingError) as error:
-        make_student(StudentConfig(architecture=architecture), make_family(family), make_tokenizer(), 12)
-    refusal(error, f"student.architecture={architecture}", family, "set student.architecture=same")
 
 
 TWO_CLASSES = replace(CLASSES, fields={"id2label": {0: "no", 1: "yes"}})

@@ -109,22 +109,6 @@ def test_gradients_reach_the_projections() -> None:
         assert model.bert.encoder.layer[2].attention.self.query.weight.grad is None
 
 
-def test_a_copy_answers_for_itself_and_a_failure_leaves_no_trace() -> None:
-    model, (ids, _) = make("bert"), rows(padded=False)
-    spec = OutputSpec(qkv=(1,))
-    first = LanguageModel(model)({"input_ids": ids}, None, spec).qkv[1]
-    copied = deepcopy(model)
-    with torch.no_grad():
-        for parameter in copied.parameters():
-            parameter.zero_()
-    assert float(LanguageModel(copied)({"input_ids": ids}, None, spec).qkv[1].query.detach().abs().max()) == 0
-    assert torch.equal(LanguageModel(model)({"input_ids": ids}, None, spec).qkv[1].query, first.query)
-    with pytest.raises(IndexError):
-        LanguageModel(model)({"input_ids": ids + VOCAB}, None, spec)
-    assert model.config._attn_implementation == "sdpa"
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
 class Block(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden.tanh()

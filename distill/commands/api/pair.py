@@ -26,7 +26,6 @@ from distill.models.export_folder import export, foreign_file
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel
 from distill.models.layers import AUTO
-from distill.models.load import without_bars
 from distill.models.loaded import LoadedModel, device_of, in_memory, kind_of
 from distill.models.student import make_student, tokenizer_of
 from distill.models.teacher import load_teacher, teacher_path
@@ -262,7 +261,7 @@ def load_pair(
     parse(CorpusConfig, {"sequence_length": length}, "corpus")
     if reads_same_tokens(tokenizer, frozen.tokenizer, kind):
         check_positions(frozen.model, "teacher", length)
-    with torch.random.fork_rng([]), without_bars():
+    with torch.random.fork_rng([]):
         torch.default_generator.manual_seed(seed)  # the student is made on the CPU; GPUs keep their generators
         made = make_student(settings, frozen.model, tokenizer, length, kind)
     check_vocabulary(frozen.model, "teacher", frozen.tokenizer)
@@ -280,8 +279,7 @@ def _frozen(teacher: Any) -> LoadedModel:
     if kind not in (MASKED, CAUSAL):
         cure = "choose a masked or a causal language model"
         raise SettingError(f"a {kind.noun}", setting="teacher", value=teacher, cure=cure)
-    with without_bars():
-        model, tokenizer, _ = load_teacher(settings, kind)
+    model, tokenizer, _ = load_teacher(settings, kind)
     return LoadedModel(model, tokenizer, kind, path)
 
 
