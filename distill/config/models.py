@@ -124,7 +124,7 @@ class StudentConfig(Part):
     """The model to train. `init` says where its weights come from, unless a callable of the user's makes it."""
 
     group: SkipJsonSchema[str] = group_named("student")
-    # With neighbours the heads of the first layer attend to the tokens beside, `distill.models.initialisation`.
+    # With neighbours the heads of the first layer attend to the tokens beside, `distill.models.student`.
     init: Literal["layers", "random", "neighbours", "pretrained"] = setting(
         "layers",
         "Its weights at first: layers of the teacher, random, random that attend to neighbours, or saved ones.",

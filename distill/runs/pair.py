@@ -17,10 +17,9 @@ from distill.distributed.gather import empty_copy, put_together
 from distill.evaluation.readers import MeanModel
 from distill.models.check import check_packing, check_positions, check_tokenizers, check_vocabulary, set_padding
 from distill.models.export_folder import try_export
-from distill.models.identity import model_digest, saved_digest
 from distill.models.kind import ModelKind
 from distill.models.load import load_pretrained, load_tokenizer
-from distill.models.loaded import load_weights
+from distill.models.loaded import load_weights, model_digest, saved_digest
 from distill.models.student import make_student
 from distill.models.teacher import is_encoder_alone, teacher_path
 from distill.objective.build import bind_terms

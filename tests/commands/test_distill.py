@@ -23,7 +23,7 @@ import distill
 from distill.commands.api.data import in_memory, splits_of
 from distill.commands.api.distill import Call
 from distill.commands.api.objects import CallSettings, target_of
-from distill.models.identity import model_digest
+from distill.models.loaded import model_digest
 from distill.runtime.errors import SettingError
 
 TEXTS = [book(number, 2).strip() for number in range(60)]

@@ -17,9 +17,9 @@ from distill.config.settings import BackendConfig
 from distill.distributed import join_ranks
 from distill.distributed.mapped import parameters_on_meta, release
 from distill.distributed.shard import whole
-from distill.models.identity import model_digest
 from distill.models.kind import CAUSAL
 from distill.models.load import load_pretrained
+from distill.models.loaded import model_digest
 from distill.runs.setup import blocks_of
 
 MB = 1 << 20

@@ -13,11 +13,10 @@ from distill.config.settings import TeacherConfig
 from distill.models.blocks import depth_of
 from distill.models.check import check_model
 from distill.models.export_folder import export
-from distill.models.identity import model_digest
 from distill.models.kind import MASKED
 from distill.models.language_model import LAST, LanguageModel, OutputSpec, hidden_widths
 from distill.models.load import load_pretrained
-from distill.models.loaded import custom_model, load_weights
+from distill.models.loaded import custom_model, load_weights, model_digest
 from distill.models.teacher import load_teacher
 from distill.report.use import use_of_student
 from distill.runs.describe import call_of, origin_of

@@ -15,9 +15,9 @@ from tiny import make_batches, make_rows
 from distill.config.settings import Config
 from distill.distributed.rank_identity import refuse_differing_ranks
 from distill.evaluation.sets import EvaluationSet
-from distill.models.identity import model_digest, saved_digest
 from distill.models.kind import MASKED, ORDERED
 from distill.models.load import load_pretrained
+from distill.models.loaded import model_digest, saved_digest
 from distill.runs.identity import refuse_other_settings, run_identity, set_digests
 from distill.runtime.errors import SettingError
 

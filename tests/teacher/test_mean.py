@@ -13,8 +13,8 @@ from distill.config import settings as conf
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed.single import Single
-from distill.models.identity import model_digest
 from distill.models.language_model import LanguageModel, OutputSpec
+from distill.models.loaded import model_digest
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.teacher.build_cache import Recorder, build

@@ -36,9 +36,9 @@ from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import join_ranks
 from distill.distributed.single import Single
-from distill.models.identity import model_digest
 from distill.models.kind import MASKED
 from distill.models.language_model import LanguageModel
+from distill.models.loaded import model_digest
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.runs import setup

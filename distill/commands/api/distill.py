@@ -28,10 +28,9 @@ from distill.config.settings import (
     TrainConfig,
 )
 from distill.data.sources import Source
-from distill.models.identity import model_digest
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind, kind_in_memory
 from distill.models.load import saved_config
-from distill.models.loaded import LoadedModel, kind_of, refuse_unread, unwrapped
+from distill.models.loaded import LoadedModel, kind_of, model_digest, refuse_unread, unwrapped
 from distill.runtime.errors import SettingError, raising_at_the_call
 from distill.runtime.users_code import source_digest
 
