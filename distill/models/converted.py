@@ -260,7 +260,7 @@ def merged_folder(path: str, setting: str) -> Path | None:
         target = _place(f"{folder.resolve().name}-merged", (base, *stats))
         _write_once(target, lambda new: _merge(folder, base, new), f"{setting}={path}")
     except (SettingError, OSError, ValueError, KeyError) as error:
-        problem = f"its adapters cannot be merged into their base ({first_line(error)[:300]})"
+        problem = f"its adapters cannot be merged into their base ({first_line(error.__cause__ or error)[:300]})"
         raise SettingError(problem, setting=setting, value=path, cure=cure) from error
     return target
 
