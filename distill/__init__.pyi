@@ -39,8 +39,8 @@ from distill.models.loaded import load_model as load_model
 from distill.models.recorded_attention import QKV as QKV
 from distill.objective.terms import Term as Term
 from distill.objective.terms import VocabularyTerm as VocabularyTerm
-from distill.report.comparison.write import ComparedRuns as ComparedRuns
-from distill.report.comparison.write import compare as compare
+from distill.report.comparison.compare import ComparedRuns as ComparedRuns
+from distill.report.comparison.compare import compare as compare
 from distill.report.scores import Scores as Scores
 from distill.runs.callbacks import Observer as Observer
 from distill.runs.facts import HistoryPoint as HistoryPoint

@@ -34,13 +34,14 @@ from distill.models.kind import ModelKind, output_names
 from distill.models.load import load_pretrained, load_tokenizer, saved_config
 from distill.models.loaded import SETTING
 from distill.models.weights import size
-from distill.report.scores import Comparison, ModelScores, Scores, Vocabulary, check_folder
+from distill.report.scores import Comparison, ModelScores, Scores, Vocabulary
 from distill.runs import facts
 from distill.runs.describe import environment, measure_facts
 from distill.runs.identity import digest_of
 from distill.runs.located import Located, formats_of_run, locate, settings_of_run
 from distill.runs.setup import choose_precision
 from distill.runtime.errors import SettingError, did_you_mean, raising_at_the_call
+from distill.runtime.files import make_folder
 from distill.runtime.progress import configure_logging
 from distill.runtime.redaction import redact
 from distill.runtime.signals import handled
@@ -114,9 +115,9 @@ def evaluate_models(
     configure_logging(0)
     transformers_logging.disable_progress_bar()
     located = locate([str(model) for model in models])
-    if output is not None:
-        check_folder(output)  # before hours of scoring rather than after them
     config, task_name = settings_of(located, settings)
+    if output is not None:
+        make_folder(Path(output).expanduser(), f"output={output}")
     with join_ranks(config.backend) as ranks:
         config = config.changed(precision=choose_precision(config.precision, {}, ranks))
         scores = _score(config, _task(task_name, located, config), located, ranks)

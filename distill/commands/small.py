@@ -77,8 +77,8 @@ class CompareArguments(Arguments):
 
 def compare(arguments: list[str]) -> None:
     """Compare the runs, write the page, and print the tables and where it is."""
+    from distill.report.comparison.compare import HTML, ComparedRuns
     from distill.report.comparison.runs import find_runs
-    from distill.report.comparison.write import HTML, ComparedRuns
     from distill.report.page import is_written_here
 
     options = parse(CompareArguments, arguments, "compare")

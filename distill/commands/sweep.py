@@ -122,7 +122,7 @@ class SweepPage(Callback):
     """Compares the runs so far when one has ended, at most once a minute, in whatever process that was."""
 
     def on_job_end(self, config: DictConfig, job_return: Any, **_: Any) -> None:
-        from distill.report.comparison.write import HTML
+        from distill.report.comparison.compare import HTML
 
         # Hydra prints them of a run that failed.
         job_return.overrides[:] = [redact(text) for text in job_return.overrides]
@@ -141,16 +141,15 @@ def write_page(folder: Path, goal: str | None, renew: int | None = None) -> str:
     Returns:
         The table to print, and where the page is.
     """
-    from distill.report.comparison.compare import Comparison
+    from distill.report.comparison.compare import HTML, ComparedRuns
     from distill.report.comparison.runs import find_runs
-    from distill.report.comparison.write import HTML, text_of, write
 
     title = f"Sweep {folder.name}" + (", so far" if renew else "")
     try:
-        comparison = Comparison(find_runs([str(folder)]), goal)
-        write(folder, comparison, title, renew)
+        compared = ComparedRuns(find_runs([str(folder)]), goal)
+        compared.write_pages(folder, title, renew)
     except Exception as error:
         if renew is None:
             logger.warning(f"No comparison: {storage_failure(error) or first_line(error)}")
         return ""
-    return f"{text_of(comparison)}\nComparison: {folder / HTML}\n"
+    return f"{compared}\nComparison: {folder / HTML}\n"

@@ -8,12 +8,15 @@ from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Self
+from urllib.parse import quote
+
+from markupsafe import Markup
 
 from distill.report import page
 from distill.report.comparison.runs import is_run, last_step, read_run
 from distill.report.live import PAGE, RESTING, Renewer, clock
-from distill.report.page import Block, Link, Section, Table, table_markdown
-from distill.report.words import NONE, count_of, is_number, number, short, time_of
+from distill.report.page import Block, Section, Table, render
+from distill.report.words import NONE, count_of, number, short, time_of
 from distill.runs.record import Record
 from distill.runtime.errors import first_line
 from distill.runtime.files import atomic
@@ -80,7 +83,8 @@ class ChainPage:
 def state_of(run: Path, folder: Path, is_current: bool) -> list[str]:
     """Name of a run (a link to its page, where there is one), its state, and the first scores of its student."""
     name = str(run.relative_to(folder))
-    name = Link(name, os.path.relpath(run / PAGE, folder)) if (run / PAGE).is_file() else name
+    if (run / PAGE).is_file():
+        name = Markup('<a href="{}">{}</a>').format(quote(os.path.relpath(run / PAGE, folder)), name)
     if not is_run(run):
         return [name, "under way" if is_current else "waiting", NONE]
     read = read_run(run)
@@ -88,18 +92,10 @@ def state_of(run: Path, folder: Path, is_current: bool) -> list[str]:
         return [name, f"under way, {last_step(run)}" if is_current else read.status, NONE]
     training = read.record.training
     took = " in ".join(filter(None, [count_of(training.steps, "step"), time_of(training.seconds)]))
-    return [name, ": ".join(filter(None, ["finished", took])), first_scores(read.record)]
-
-
-def first_scores(record: Record) -> str:
-    """The first scores of the student, as text."""
-    scores = [
-        f"{in_a_sentence(measure.title)} {record.label_of(key)} {number(value)}"
-        for name, measure in record.measures.items()
-        for key, value in record.student.scores.get(name, {}).items()
-        if is_number(value)
-    ]
-    return ", ".join(scores[:MAX_SCORES]) + (", ..." if len(scores) > MAX_SCORES else "") or NONE
+    scores = [of for of in read.numbers.values() if of.measure in read.record.measures and of.value is not None]
+    shown = [f"{in_a_sentence(of.group)} {of.label} {number(of.value)}" for of in scores[:MAX_SCORES]]
+    more = ["..."] * (len(scores) > MAX_SCORES)
+    return [name, ": ".join(filter(None, ["finished", took])), ", ".join([*shown, *more]) or NONE]
 
 
 def write(path: Path, results: dict[str, list[Runs]], anchors: list[str]) -> tuple[str, list[Block]]:
@@ -111,7 +107,8 @@ def write(path: Path, results: dict[str, list[Runs]], anchors: list[str]) -> tup
     # Of a measure and set that several stages have, the scores of the last one.
     scores = {model: {name: of for runs in stages for name, of in _scores(runs)} for model, stages in results.items()}
     tables = [_table(results, scores)] if results else []
-    text = "\n\n".join([*map(table_markdown, tables), *anchors]) + "\n"
+    shown = [render("table.md", table=table).rstrip() for table in tables]
+    text = "\n\n".join([*shown, *anchors]) + "\n"
     for name, content in zip(FILES, (text, json.dumps({"models": scores}, indent=1)), strict=True):
         with atomic(path / name) as new:
             new.write_text(content, encoding="utf-8")

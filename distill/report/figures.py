@@ -1,16 +1,17 @@
 """All drawing, by matplotlib: the figures of a run, that of runs side by side, and the chart of a notebook.
 
-Figure objects are drawn without pyplot: no global state, no display. The colours are those of Okabe and Ito (a darker
-purple), which people with any form of colour blindness can tell apart. In SVG they become CSS variables, so that a page
-can lighten them on a dark background.
+A figure has panels of curves or of rows of dots. Figure objects are drawn without pyplot: no global state, no display.
+The colours are those of Okabe and Ito (a darker purple), which people with any form of colour blindness can tell apart.
+In SVG they become CSS variables, so that a page can lighten them on a dark background.
 """
 
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from statistics import fmean
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,32 +33,7 @@ CSS_NAMES = {
     **{hue: f"var(--series-{number})" for number, hue in enumerate(SERIES, 1)},
     **{hue: f"var(--{name})" for name, hue in MODELS.items()},
 }
-STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.titlelocation": "left",
-    "axes.titlepad": 7,
-    "axes.edgecolor": RULE,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "ytick.minor.size": 0,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4,
-    "legend.frameon": False,
-    "svg.fonttype": "none",  # text stays text: it takes the page's fonts and can be searched
-    "svg.hashsalt": "distill",
-}
+STYLE = Path(__file__).parent / "templates" / "figures.mplstyle"
 MAX_POINTS = 600  # of one curve; more would be drawn over each other
 MAX_MARKED = 30  # points of a curve that are marked each
 CROWDED = 20  # a largest value beyond so many medians makes the axis logarithmic
@@ -74,29 +50,30 @@ MACHINE: dict[str, dict[str, tuple[str, float]]] = {
 }
 
 
-Drawn = tuple[Any, str]  # a figure, and what it shows
+Drawn = tuple[Any, str]  # a figure, None where there is nothing to draw, and what it shows
 
 
-class Sheet(NamedTuple):
-    """A figure with its panels."""
+class Curve(NamedTuple):
+    """A curve in the panel of a title; `points`: a frame of two columns, places and values."""
 
-    figure: Any
-    areas: list[Any]
+    title: str
+    label: str
+    colour: str
+    points: "pd.DataFrame"
 
 
-def sheet(
-    titles: Sequence[str], axis: str = "", columns: int = 1, height: float = 1.9, names: int = 0, figure: Any = None
-) -> Sheet:
-    """A figure with a panel for each title.
+def sheet(titles: Sequence[str], columns: int, height: float, names: int = 0, figure: Any = None) -> tuple[Any, list]:
+    """A figure, and an area in it below each title.
 
     Args:
-        axis: what is below the lowest ones.
-        height: of a panel, in inches.
-        names: letters of the longest name at the left of the panels.
+        columns: areas beside each other, at most.
+        height: of an area, in inches.
+        names: letters of the longest name at the left of the areas.
         figure: an empty one to be filled.
     """
     from matplotlib.figure import Figure
 
+    columns = min(columns, len(titles))
     rows = math.ceil(len(titles) / columns)
     figure = figure or Figure(figsize=(7.6, height * rows), layout="constrained")
     areas = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
@@ -105,59 +82,118 @@ def sheet(
         area.set_title(plain("\n".join("\n".join(wrap(line, letters)) for line in title.splitlines())))
     for spare in areas[len(titles) :]:
         spare.set_visible(False)
-    for area in areas[max(0, len(titles) - columns) : len(titles)]:
-        area.set_xlabel(plain(axis))
-    return Sheet(figure, areas[: len(titles)])
+    return figure, areas[: len(titles)]
 
 
-def curve(area: Any, x: Any, y: Any, colour: str, label: str = "", marker: str = "", smooth: bool = False) -> None:
-    """A curve of two pandas series; `smooth`: the values faintly, and their moving average on top."""
-    stride = math.ceil(len(x) / MAX_POINTS) or 1
-    if smooth:
-        area.plot(x[::stride], y[::stride], color=colour, alpha=0.28, linewidth=0.8)
-        if (y > 0).all() and y.max() > CROWDED * y.median():
-            area.set_yscale("log")
-        y = y.rolling(2 * (len(y) // 60) + 1, center=True, min_periods=1).mean()
-    shown = marker if len(x) <= MAX_MARKED else ""
-    look = {"color": colour, "marker": shown or ("o" if len(x) == 1 else None), "label": plain(label) or None}
-    area.plot(x[::stride], y[::stride], **look)
-
-
-def marks(area: Any, places: Sequence[float]) -> None:
-    """Dotted lines at these places of the axis below."""
-    for place in places:
-        area.axvline(place, color=MODELS["baseline"], linewidth=0.8, linestyle=":")
-
-
-def dots(area: Any, rows: Sequence[str], series: Mapping[str, tuple[str, str, dict[int, float]]], spans: Any) -> None:
-    """A row for each name, with a dot for each series that has a value there.
+def panels(
+    curves: Sequence[Curve],
+    axis: str,
+    columns: int,
+    marks: Sequence[float] = (),
+    levels: Mapping[str, list[tuple[float, str, str]]] | None = None,
+    from_zero: Collection[str] = (),
+    figure: Any = None,
+) -> Any:
+    """A figure with a panel for each title of the curves; None where none has a point.
 
     Args:
-        series: by label: colour, marker, and the values by row.
-        spans: the ends of a line for each row that has one, and its colour and width.
+        axis: what is below the lowest panels.
+        marks: places of dotted lines in all of them.
+        levels: dashed lines by title: their heights, colours and labels.
+        from_zero: titles of panels whose vertical axis starts at 0; a few values far above all others are cut there.
     """
-    for row, (low, high, colour, width) in spans.items():
-        area.hlines(row, low, high, color=colour, linewidth=width, zorder=1)
-    for label, (colour, marker, values) in series.items():
-        area.scatter([*values.values()], [*values], s=32, color=colour, marker=marker, label=label or None, zorder=2)
-    shown = [value for _, _, values in series.values() for value in values.values()]
-    if min(shown) > 0 and max(shown) > 8 * min(shown):
-        area.set_xscale("log")
-    area.set_ylim(len(rows) - 0.5, -0.5)
-    area.set_yticks(range(len(rows)), [plain(row) for row in rows])
-    area.tick_params(axis="y", labelleft=area.get_subplotspec().is_first_col())
-    area.grid(axis="y", visible=False)
-    area.margins(x=0.08)
+    from matplotlib.ticker import MaxNLocator
+
+    titles = list(dict.fromkeys(curve.title for curve in curves if len(curve.points)))
+    if not titles:
+        return None
+    figure, areas = sheet(titles, columns, 1.9, figure=figure)
+    for title, area in zip(titles, areas, strict=True):
+        shown = [curve for curve in curves if curve.title == title and len(curve.points)]
+        highest = max(draw_curve(area, curve) for curve in shown)
+        for level, colour, label in (levels or {}).get(title, ()):
+            area.axhline(level, color=colour, linestyle="--", linewidth=1.2, label=plain(label))
+        for place in marks:
+            area.axvline(place, color=MODELS["baseline"], linewidth=0.8, linestyle=":")
+        values = sorted(value for line in area.lines for value in line.get_ydata() if is_number(value))
+        if title in from_zero:
+            area.set_ylim(bottom=0, top=1.15 * highest or None)
+        elif values[0] > 0 and values[-1] > CROWDED * values[len(values) // 2]:
+            area.set_yscale("log")
+        if area.get_yscale() == "linear":
+            area.yaxis.set_major_locator(MaxNLocator(5))
+            area.yaxis.set_major_formatter("{x:,g}")
+        area.xaxis.set_major_locator(MaxNLocator(4, integer=axis in ("step", "epoch")))
+        area.xaxis.set_major_formatter("{x:,g}")
+    for area in areas[-columns:]:
+        area.set_xlabel(plain(axis))
+    return figure
 
 
-def legend_below(drawn: Sheet) -> None:
-    """One legend of all panels, of each label once."""
-    pairs = [pair for area in drawn.areas for pair in zip(*area.get_legend_handles_labels(), strict=True)]
+def draw_curve(area: Any, curve: Curve) -> float:
+    """Draw the values, faintly where there are many, with their moving average on top; what 98 % of them are below."""
+    x, y = (curve.points[name] for name in curve.points)
+    stride, width = math.ceil(len(x) / MAX_POINTS), 2 * (len(x) // 60) + 1
+    if width > 1:
+        area.plot(x[::stride], y[::stride], color=curve.colour, alpha=0.28, linewidth=0.8)
+    marker = ("d" if curve.colour == MODELS["baseline"] else "o") if len(x) <= MAX_MARKED else None
+    mean = y.rolling(width, center=True, min_periods=1).mean()
+    area.plot(x[::stride], mean[::stride], color=curve.colour, marker=marker, label=plain(curve.label) or None)
+    return float(y.quantile(0.98, interpolation="higher"))
+
+
+def dots(
+    shown: Mapping[str, Mapping[str, tuple[str, str, dict[int, list[float]]]]],
+    rows: Sequence[str],
+    height: float,
+    line: tuple[str, float],
+) -> Any:
+    """A figure of panels beside each other with a row for each name: a dot for each mean, a line between all values.
+
+    Args:
+        shown: by the titles of the panels, then by label: colour, marker, and the values by row.
+        height: of the figure, in inches.
+        line: its colour and width.
+    """
+    figure, areas = sheet([*shown], len(shown), height, max(map(len, rows)))
+    for area, series in zip(areas, shown.values(), strict=True):
+        spans = dict[int, list[float]]()
+        for label, (colour, marker, values) in series.items():
+            means = [fmean(of_row) for of_row in values.values()]
+            area.scatter(means, [*values], s=32, color=colour, marker=marker, label=label or None, zorder=2)
+            for row, of_row in values.items():
+                spans.setdefault(row, []).extend(of_row)
+        for row, span in spans.items():
+            area.hlines(row, min(span), max(span), color=line[0], linewidth=line[1], zorder=1)
+        lowest, highest = min(map(min, spans.values())), max(map(max, spans.values()))
+        if lowest > 0 and highest > 8 * lowest:
+            area.set_xscale("log")
+        area.set_ylim(len(rows) - 0.5, -0.5)
+        area.set_yticks(range(len(rows)), [plain(row) for row in rows])
+        area.tick_params(axis="y", labelleft=area.get_subplotspec().is_first_col())
+        area.grid(axis="y", visible=False)
+        area.margins(x=0.08)
+    return figure
+
+
+def legend_below(figure: Any) -> Any:
+    """The figure with one legend of all panels, of each label once."""
+    areas = figure.axes if figure else ()
+    pairs = [pair for area in areas for pair in zip(*area.get_legend_handles_labels(), strict=True)]
     handles = {label: handle for handle, label in reversed(pairs)}
     if len(handles) > 1:
         labels = [*dict.fromkeys(label for _, label in pairs)]
         place = {"loc": "outside lower center", "ncols": min(3, len(labels)), "handletextpad": 0.4}
-        drawn.figure.legend([handles[label] for label in labels], labels, **place)
+        figure.legend([handles[label] for label in labels], labels, **place)
+    return figure
+
+
+def legend_inside(figure: Any) -> Any:
+    """The figure with a legend in each panel of several labels."""
+    for area in figure.axes if figure else ():
+        if len(area.get_legend_handles_labels()[0]) > 1:
+            area.legend(loc="upper right", fontsize=7)
+    return figure
 
 
 def plain(text: str) -> str:
@@ -165,18 +201,12 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def frame_of(metrics: Sequence[LogLine]) -> "pd.DataFrame":
-    """The lines of metrics.jsonl, with nan for what is no finite number."""
+def points_of(lines: Any, x: str, y: str) -> "pd.DataFrame":
+    """Two columns of the lines of a log, or of a frame of them, where both are finite numbers."""
     import pandas as pd
 
-    frame = pd.DataFrame(metrics).apply(pd.to_numeric, errors="coerce")
-    return frame.replace([math.inf, -math.inf], math.nan)
-
-
-def points_of(frame: "pd.DataFrame", x: str, y: str) -> tuple[Any, Any]:
-    """The values of two columns in the lines that have both."""
-    both = frame.reindex(columns=[x, y]).dropna()
-    return both[x], both[y]
+    frame = pd.DataFrame(lines).reindex(columns=[x, y]).apply(pd.to_numeric, errors="coerce")
+    return frame.replace([math.inf, -math.inf], math.nan).dropna()
 
 
 def draw(
@@ -191,8 +221,10 @@ def draw(
         metrics: lines of metrics.jsonl.
         samples: of the machine.
     """
-    frame = frame_of(metrics)
-    makers: dict[str, Callable[[], Drawn | None]] = {
+    import pandas as pd
+
+    frame = pd.DataFrame(metrics)
+    makers: dict[str, Callable[[], Drawn]] = {
         "comparison": lambda: comparison(record),
         "history": lambda: history(record),
         "minutes": lambda: minutes(record),
@@ -205,16 +237,13 @@ def draw(
     return {name: made for name, made in drawn.items() if made is not None}
 
 
-def picture(name: str, make: Callable[[], Drawn | None], folder: Path | None) -> Picture | None:
+def picture(name: str, make: Callable[[], Drawn], folder: Path | None) -> Picture | None:
     """The figure of a page, also as `folder`/plots/`name`.png; None where `make` has nothing to draw."""
     import matplotlib
 
-    with matplotlib.rc_context(STYLE):
-        drawn = make()
-        if drawn is None:
-            return None
-        figure, caption = drawn
-        return Picture(f"plots/{name}.png", save_figure(figure, folder, name), caption)
+    with matplotlib.rc_context(fname=STYLE):
+        figure, caption = make()
+        return figure and Picture(f"plots/{name}.png", save_figure(figure, folder, name), caption)
 
 
 def save_figure(figure: Any, folder: Path | None, name: str) -> str:
@@ -238,165 +267,115 @@ def save_figure(figure: Any, folder: Path | None, name: str) -> str:
     return svg.strip()
 
 
-def losses(record: Record, metrics: "pd.DataFrame") -> Drawn | None:
+def losses(record: Record, metrics: "pd.DataFrame") -> Drawn:
     """A panel for each loss term, the weighted total first; with one term alone the total is that term again."""
     titles = term_titles(record)
     titles |= {key[5:]: key[5:] for key in metrics if key.startswith("loss/") and key[5:] not in titles}
-    titles["total"] = "Total (weighted sum)"
-    colours = {"total": INK} | dict(zip((name for name in titles if name != "total"), cycle(SERIES), strict=False))
-    curves = {name: points_of(metrics, "step", f"loss/{name}") for name in titles}
-    shown = [name for name, (x, _) in curves.items() if len(x)]
+    points = {name: points_of(metrics, "step", f"loss/{name}") for name in titles}
+    shown = [name for name in titles if len(points[name])]
     shown = shown[1:] if len(shown) == 2 and shown[0] == "total" else shown
-    if not shown:
-        return None
-    made = sheet([titles[name] for name in shown], "step", min(2, len(shown)))
+    colours = {"total": INK} | dict(zip((name for name in titles if name != "total"), cycle(SERIES), strict=False))
+    titles["total"] = "Total (weighted sum)"
     # Before these steps some were skipped: those at which their running count has grown.
-    steps, counts = points_of(metrics, "step", "skipped")
-    skipped = steps[counts.diff().fillna(counts) > 0].tolist()
-    for area, name in zip(made.areas, shown, strict=True):
-        curve(area, *curves[name], colours[name], smooth=True)
-        marks(area, skipped)
+    skipped = points_of(metrics, "step", "skipped")
+    marks = skipped.step[skipped.skipped.diff().fillna(skipped.skipped) > 0].tolist()
     caption = "Training loss by step: each logged value faintly, their moving average on top."
-    caption += " Dotted lines: skipped steps, not finite." if skipped else ""
-    return made.figure, caption
+    curves = [Curve(titles[name], "", colours[name], points[name]) for name in shown]
+    return panels(curves, "step", 2, marks), caption + " Dotted lines: skipped steps, not finite." * bool(marks)
 
 
-def optimizer(metrics: "pd.DataFrame") -> Drawn | None:
+def optimizer(metrics: "pd.DataFrame") -> Drawn:
     """Learning rate, gradient norm and, in fp16, the loss scale."""
     titles = {"lr": "Learning rate", "grad_norm": "Gradient norm, before clipping", "loss_scale": "Loss scale"}
-    curves = {name: points for name in titles if len((points := points_of(metrics, "step", name))[0])}
-    if not curves:
-        return None
-    made = sheet([titles[name] for name in curves], "step", len(curves))
-    for (name, points), area, colour in zip(curves.items(), made.areas, SERIES, strict=False):
-        curve(area, *points, colour, smooth=name == "grad_norm")
-        if name == "lr":
-            area.set_ylim(bottom=0)
-            area.yaxis.set_major_formatter("{x:g}")
-    caption = f"{', '.join(titles[name] for name in curves).capitalize()}, by step."
-    return made.figure, caption
+    points = {title: points_of(metrics, "step", name) for name, title in titles.items()}
+    shown = [title for title in points if len(points[title])]
+    curves = [Curve(title, "", colour, points[title]) for title, colour in zip(shown, SERIES, strict=False)]
+    return panels(curves, "step", 3, from_zero=[titles["lr"]]), f"{', '.join(shown).capitalize()}, by step."
 
 
-def speed(metrics: "pd.DataFrame") -> Drawn | None:
+def speed(metrics: "pd.DataFrame") -> Drawn:
     """Tokens a second, and the fraction of the time spent waiting for data."""
-    seconds, tokens = points_of(metrics, "seconds", "tokens_per_second")
-    if not len(seconds):
-        return None
-    waits = points_of(metrics, "seconds", "data_wait")
-    titles = ["Training tokens per second", *["Waiting for data, % of the time"][: len(waits[0])]]
-    made = sheet(titles, MINUTES, len(titles))
-    curve(made.areas[0], seconds / 60, tokens, MODELS["student"], smooth=True)
-    made.areas[0].set_yscale("linear")
-    # A few that are far above all others are cut.
-    made.areas[0].set_ylim(bottom=0, top=1.15 * tokens.quantile(0.98, interpolation="higher") or None)
-    made.areas[0].yaxis.set_major_formatter("{x:,.0f}")
-    for area in made.areas[1:]:
-        curve(area, waits[0] / 60, 100 * waits[1], SERIES[3])
-        area.set_ylim(bottom=0)
-    caption = "Training throughput over time."
-    return made.figure, caption
+    titles = {"tokens_per_second": "Training tokens per second", "data_wait": "Waiting for data, % of the time"}
+    curves = []
+    for (name, title), colour in zip(titles.items(), (MODELS["student"], SERIES[3]), strict=True):
+        points = points_of(metrics, "seconds", name)
+        curves.append(Curve(title, "", colour, points * [1 / 60, 100 if name == "data_wait" else 1]))
+    return panels(curves, MINUTES, 2, from_zero=[*titles.values()]), "Training throughput over time."
 
 
-def comparison(record: Record) -> Drawn | None:
+def comparison(record: Record) -> Drawn:
     """Teacher, student and baseline by every measure and set."""
     models = record.models()
-    values = {
-        measure: {
-            name: {key: value for key, value in model.scores.get(measure, {}).items() if is_number(value) and value > 0}
-            for name, model in models.items()
+    sets = list(
+        dict.fromkeys(key for name in record.measures for of in models.values() for key in of.scores.get(name, {}))
+    )
+    shown = {}
+    for name, measure in record.measures.items():
+        title = f"{measure.title} ({'lower' if measure.lower_is_better else 'higher'} is better)"
+        scores = {model: {row: of.score(name, key) for row, key in enumerate(sets)} for model, of in models.items()}
+        shown[title] = {
+            model: (
+                MODELS[model],
+                marker,
+                {row: [value] for row, value in of.items() if is_number(value) and value > 0},
+            )
+            for (model, of), marker in zip(scores.items(), "sod", strict=False)
         }
-        for measure in record.measures
-    }
-    shown = [measure for measure in record.measures if any(values[measure].values())]
+    shown = {title: series for title, series in shown.items() if any(values for _, _, values in series.values())}
     if len(models) < 2 or not shown:
-        return None
-    sets = list(dict.fromkeys(key for measure in shown for by_set in values[measure].values() for key in by_set))
-    rows = [record.label_of(key) for key in sets]
-    better = {measure: "lower" if record.measures[measure].lower_is_better else "higher" for measure in shown}
-    titles = [f"{record.measures[measure].title} ({better[measure]} is better)" for measure in shown]
-    made = sheet(titles, "", len(shown), 0.85 + 0.42 * len(sets), max(map(len, rows)))
-    for area, measure in zip(made.areas, shown, strict=True):
-        series = {
-            name: (MODELS[name], marker, {sets.index(key): value for key, value in by_set.items()})
-            for (name, by_set), marker in zip(values[measure].items(), "sod", strict=False)
-        }
-        beside = {row: [of[row] for _, _, of in series.values() if row in of] for row in range(len(rows))}
-        dots(area, rows, series, {row: (min(of), max(of), RULE, 3) for row, of in beside.items() if of})
-    legend_below(made)
+        return None, ""
+    figure = dots(shown, [record.label_of(key) for key in sets], 0.85 + 0.42 * len(sets), (RULE, 3))
     baseline = " and from the same student trained without one." if "baseline" in models else "."
-    caption = f"How far the student is from its teacher{baseline}"
-    return made.figure, caption
+    return legend_below(figure), f"How far the student is from its teacher{baseline}"
 
 
-def history(record: Record) -> Drawn | None:
+def history(record: Record) -> Drawn:
     """Every measure on every set by epoch or step."""
-    keys = [(measure, key) for measure in record.measures for key in _scored_sets(record, measure)]
-    if not keys or len(record.history) < 2:
-        return None
-    sets = len([measure for measure, _ in keys if measure == keys[0][0]])
-    made = _score_panels(record, keys, record.history_by, min(3, sets if sets > 1 else len(keys)))
-    measured = " and ".join(dict.fromkeys(record.measures[measure].title.lower() for measure, _ in keys)).capitalize()
+    by_measure = {name: _scored_sets(record, name) for name in record.measures}
+    by_measure = {name: sets for name, sets in by_measure.items() if sets}
+    if not by_measure or len(record.history) < 2:
+        return None, ""
+    columns = max(map(len, by_measure.values()))
+    figure = _scores(record, by_measure, record.history_by, min(3, columns if columns > 1 else len(by_measure)))
+    measured = " and ".join(record.measures[name].title.lower() for name in by_measure).capitalize()
     caption = f"{measured} {'by step' if record.history_by == 'step' else 'after each epoch'}."
     is_marked = record.best is not None and record.best.step in [point.step for point in record.history]
-    caption += " Dotted line: the student that was kept." if is_marked else ""
-    return made.figure, caption
+    return figure, caption + " Dotted line: the student that was kept." * is_marked
 
 
-def minutes(record: Record) -> Drawn | None:
+def minutes(record: Record) -> Drawn:
     """The first measure over the minutes of training, a panel for each set: how long for how good."""
-    measure, described = record.first_measure
-    keys = [(measure, key) for key in _scored_sets(record, measure)]
-    if not keys or len([point for point in record.history if is_number(point.seconds)]) < 2:
-        return None
-    made = _score_panels(record, keys, MINUTES, min(3, len(keys)))
-    title = described.title.lower().capitalize()
-    caption = f"{title} over the minutes of training, evaluation left out."
-    return made.figure, caption
+    name, measure = record.first_measure
+    if len([point for point in record.history if is_number(point.seconds)]) < 2:
+        return None, ""
+    figure = _scores(record, {name: _scored_sets(record, name)}, MINUTES, 3)
+    return figure, f"{measure.title.lower().capitalize()} over the minutes of training, evaluation left out."
 
 
 def _scored_sets(record: Record, measure: str) -> list[str]:
     return list(dict.fromkeys(key for point in record.history for key in point.scores.get(measure, {})))
 
 
-def _score_panels(record: Record, keys: Sequence[tuple[str, str]], axis: str, columns: int) -> Sheet:
-    """The scores of student and baseline on each set, and the teacher's level."""
-    titles = [f"{record.label_of(key)}\n{record.measures[measure].title.lower()}" for measure, key in keys]
-    made = sheet(titles, axis, columns)
+def _scores(record: Record, sets: Mapping[str, list[str]], axis: str, columns: int) -> Any:
+    """The scores of student and baseline by each measure on each of its sets, and the teacher's level."""
+    is_whole = record.training.scored_sequences is None  # as the teacher's score is
     histories = {"student": record.history, "baseline": record.baseline.history if record.baseline else []}
+    curves, levels = list[Curve](), dict[str, list[tuple[float, str, str]]]()
+    for name, key in [(name, key) for name, keys in sets.items() for key in keys]:
+        title = f"{record.label_of(key)}\n{record.measures[name].title.lower()}"
+        curves += [
+            Curve(title, model, MODELS[model], _points(points, name, key, axis)) for model, points in histories.items()
+        ]
+        if record.teacher and is_whole and is_number(level := record.teacher.score(name, key)):
+            levels[title] = [(level, MODELS["teacher"], "teacher")]
     kept = [point for point in record.history if record.best is not None and point.step == record.best.step]
-    for area, (measure, key) in zip(made.areas, keys, strict=True):
-        for (name, points), marker in zip(histories.items(), "od", strict=True):
-            x, y = _points(points, measure, key, axis)
-            if len(x):
-                curve(area, x, y, MODELS[name], name, marker)
-        is_whole = record.training.scored_sequences is None  # as the teacher's score is
-        level = record.teacher.score(measure, key) if record.teacher and is_whole else None
-        if is_number(level):
-            area.axhline(level, color=MODELS["teacher"], linestyle="--", linewidth=1.2, label="teacher")
-        marks(area, [place for point in kept if (place := _place(point, axis)) is not None])
-        _count_axis(area, axis)
-    legend_below(made)
-    return made
+    marks = [place for point in kept if (place := _place(point, axis)) is not None]
+    return legend_below(panels(curves, axis, columns, marks, levels))
 
 
-def _count_axis(area: Any, axis: str) -> None:
-    """Few numbers on both axes, and whole ones below, where these count steps or epochs."""
-    from matplotlib.ticker import MaxNLocator
-
-    if axis != MINUTES:
-        area.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        area.xaxis.set_major_formatter("{x:,.0f}")
-    lines = [value for line in area.lines for value in line.get_ydata() if is_number(value)]
-    if lines and min(lines) > 0 and max(lines) > CROWDED * sorted(lines)[len(lines) // 2]:
-        area.set_yscale("log")
-    else:
-        area.yaxis.set_major_locator(MaxNLocator(5))
-
-
-def _points(points: Sequence[HistoryPoint], measure: str, key: str, axis: str) -> tuple[Any, Any]:
+def _points(points: Sequence[HistoryPoint], measure: str, key: str, axis: str) -> "pd.DataFrame":
     """The places and scores of the points of a history that have both."""
-    lines = [{"x": _place(point, axis), "y": point.score(measure, key)} for point in points]
-    return points_of(frame_of(lines), "x", "y")
+    return points_of([{"x": _place(point, axis), "y": point.score(measure, key)} for point in points], "x", "y")
 
 
 def _place(point: HistoryPoint, axis: str) -> float | None:
@@ -405,49 +384,34 @@ def _place(point: HistoryPoint, axis: str) -> float | None:
     return point.step if axis == "step" else point.epoch
 
 
-def utilisation(samples: Mapping[str, Sequence[float]]) -> Drawn | None:
+def utilisation(samples: Mapping[str, Sequence[float]]) -> Drawn:
     """Processors, memory, network and GPU over time, by the names that `distill.runs.profile.sampler` gives them."""
-    import pandas as pd
-
-    seconds = pd.Series(samples.get("seconds", []), dtype=float)
-    panels = {
-        title: {label: of for label, of in curves.items() if of[0] in samples} for title, curves in MACHINE.items()
-    }
-    panels = {title: curves for title, curves in panels.items() if curves}
-    if not len(seconds) or not panels:
-        return None
-    made = sheet([*panels], "seconds", 2, 1.7)
-    for area, curves in zip(made.areas, panels.values(), strict=True):
-        for colour, (label, (name, scale)) in zip(SERIES, curves.items(), strict=False):
-            curve(area, seconds, scale * pd.Series(samples[name]), colour, label)
-        area.set_ylim(bottom=0)
-        if len(curves) > 1:
-            area.legend(loc="upper right", fontsize=7)
+    curves = [
+        Curve(title, label * (len(of_panel) > 1), colour, points_of(samples, "seconds", name) * [1, scale])
+        for title, of_panel in MACHINE.items()
+        for colour, (label, (name, scale)) in zip(SERIES, of_panel.items(), strict=False)
+    ]
     caption = "Utilisation over the time of training, of rank 0 and its host."
-    return made.figure, caption
+    return legend_inside(panels(curves, "seconds", 2, from_zero=[*MACHINE])), caption
 
 
 def chart(record: Record, metrics: Sequence[LogLine], figure: Any) -> None:
     """Losses by step on the left; on the right the first measure of the student on every set, by epoch or step."""
     import matplotlib
 
-    with matplotlib.rc_context(STYLE):
-        measure, described = record.first_measure
-        left, right = sheet(["Loss", described.title], columns=2, figure=figure).areas
-        left.set_xlabel("step")
-        right.set_xlabel(record.history_by)
-        frame = frame_of(metrics)
-        for (name, title), colour in zip(term_titles(record).items(), cycle([INK, *SERIES]), strict=False):
-            x, y = points_of(frame, "step", f"loss/{name}")
-            if len(x):
-                curve(left, x, y.rolling(2 * (len(y) // 60) + 1, center=True, min_periods=1).mean(), colour, title)
-        for key, colour in zip(record.sets_of(measure), cycle(SERIES), strict=False):
-            curve(right, *_points(record.history, measure, key, record.history_by), colour,
-                  f"student, {record.label_of(key)}", "o")  # fmt: skip
-            if record.teacher and is_number(level := record.teacher.score(measure, key)):
-                label = plain(f"teacher, {record.label_of(key)}")
-                right.axhline(level, color=colour, linestyle="--", linewidth=1.2, label=label)
-        _count_axis(right, record.history_by)
-        for area in (left, right):
-            if len(area.get_legend_handles_labels()[0]) > 1:
-                area.legend(loc="upper right", fontsize=7)
+    name, measure = record.first_measure
+    curves = [
+        Curve("Loss", title, colour, points_of(metrics, "step", f"loss/{term}"))
+        for (term, title), colour in zip(term_titles(record).items(), cycle([INK, *SERIES]), strict=False)
+    ]
+    levels = dict[str, list[tuple[float, str, str]]]({measure.title: []})
+    for key, colour in zip(record.sets_of(name), cycle(SERIES), strict=False):
+        label = record.label_of(key)
+        points = _points(record.history, name, key, record.history_by)
+        curves.append(Curve(measure.title, f"student, {label}", colour, points))
+        if record.teacher and is_number(level := record.teacher.score(name, key)):
+            levels[measure.title].append((level, colour, f"teacher, {label}"))
+    with matplotlib.rc_context(fname=STYLE):
+        legend_inside(panels(curves, "step", 2, levels=levels, figure=figure))
+        if len(figure.axes) > 1:
+            figure.axes[1].set_xlabel(record.history_by)

@@ -14,8 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
-from enum import IntEnum
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -23,9 +22,9 @@ from typing import Any, Self
 
 from distill.distributed import Ranks
 from distill.report import figures, page, report
-from distill.report.page import Block, Code, Renewal, Section, Tiles
+from distill.report.page import Block, Code, Section, Tiles, prose
 from distill.report.summary import reproduced_by
-from distill.report.words import NONE, is_number, number, percent, time_of
+from distill.report.words import NONE, number, percent, time_of
 from distill.runs.profile.sampler import Sampler
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError, first_line, printable
@@ -40,17 +39,7 @@ PATIENCE = 30.0  # seconds that the end of a run waits for a page that is being 
 SIGN = 'id="overdue"'  # is in a page that renews itself, and in no report
 MAX_POINTS = 500  # lines of metrics that are drawn; no screen shows more
 LINES, BYTES, LONGEST = 30, 16_384, 2000  # of each log: lines shown, bytes read, characters of a line
-MAX_RANKS = 32  # those whose logs were written to last, where there are more
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # of terminals: colours, and how a progress line is drawn anew
-AGAIN = "The same command, in the same folder, resumes from the newest checkpoint."
-# What the same command does when it is given again, by exit status; every other status: the text in `_stopped`.
-AFTER = {
-    1: f"This is a bug, of Distill or of code that a setting names. {AGAIN}",
-    2: "Nothing is lost. Correct what the message names and give the same command: it resumes.",
-    3: "Nothing was published. The same command resumes from the newest good checkpoint.",
-    74: f"No finished file is lost. Make room or repair the storage. {AGAIN}",
-}
-
 logger = logging.getLogger(__name__)
 
 
@@ -78,7 +67,6 @@ class Status:
         activities: the progress of what is being done now, the innermost last.
         samples: of the host of rank 0, by name (`distill.runs.profile.sampler`).
         logs: the last lines of each rank's log; of a run of one process its own log.
-        num_logs: ranks that have one.
     """
 
     folder: Path
@@ -92,7 +80,6 @@ class Status:
     activities: list[str] = field(default_factory=list)
     samples: dict[str, list[float]] = field(default_factory=dict)
     logs: dict[int, list[str]] = field(default_factory=dict)
-    num_logs: int = 1
     ending: Ending | None = None
 
 
@@ -109,29 +96,27 @@ def sections(run: Status) -> list[Section]:
     pictures = figures.draw(run.record, run.metrics, None, run.samples)
     opening, *others = report.sections(run.record, pictures)
     state = _stopped(run, run.ending) if run.ending else _under_way(run)
-    title = "The last lines of every rank" if run.num_logs > 1 else "The last lines of its log"
-    parts = [Section("", [*state, *opening.blocks]), *others, Section(title, _logs(run))]
-    return [part for part in parts if part.blocks]
+    title = "The last lines of every rank" if len(run.logs) > 1 else "The last lines of its log"
+    return [Section("", [*state, *opening.blocks]), *others, Section(title, _logs(run))]
 
 
 def _under_way(run: Status) -> list[Block]:
     idle = "between two phases" if run.record.corpus.name else "preparing models and text"
     now = "; ".join(run.activities) or idle
     renewed = f"Written {clock()}; reloads every {time_of(run.every)}, and becomes the report when the run ends."
-    return [f"Under way: {now}.", *_tiles(run), f"{renewed} Folder: {run.folder}."]
+    return [f"Under way: {now}.", _tiles(run), f"{renewed} Folder: {run.folder}."]
 
 
 def _stopped(run: Status, ending: Ending) -> list[Block]:
     if ending.status == 0:
         command = shlex.join(["distill", "report", f"run={os.path.abspath(run.folder)}"])
         return ["The run is finished, but its report could not be written. This command writes it:", Code(command)]
-    after = AFTER.get(ending.status, f"What is done so far is kept. {AGAIN}")
-    stopped: list[Block] = [f"Stopped with status {ending.status}: {ending.message}", after]
+    stopped: list[Block] = [f"Stopped with status {ending.status}: {ending.message}", prose("after", ending.status)]
     stopped += [*reproduced_by(run.record.command_from_anywhere), f"Folder: {run.folder}. Written {clock()}."]
-    return stopped + ([Code(ending.traceback, "Traceback")] if ending.traceback else []) + _tiles(run)
+    return [*stopped, Code(ending.traceback, "Traceback"), _tiles(run)]
 
 
-def _tiles(run: Status) -> list[Block]:
+def _tiles(run: Status) -> Tiles:
     latest = run.metrics[-1] if run.metrics else {}
     step, of_all = latest.get("step"), f" of {number(run.steps)}" if run.steps else ""
     candidates = [
@@ -144,17 +129,14 @@ def _tiles(run: Status) -> list[Block]:
         (percent(run.exchange_wait, 1), "of the time in exchanges between ranks"),
         (number(latest.get("skipped") or None), "steps skipped, not finite"),
     ]
-    shown = [(value, text) for value, text in candidates if value != NONE and text]
-    return [Tiles(shown)] if shown else []
+    return Tiles([(value, text) for value, text in candidates if value != NONE and text])
 
 
 def _logs(run: Status) -> list[Block]:
     shown = {rank: "\n".join(lines) or "nothing yet" for rank, lines in run.logs.items()}
-    if run.num_logs <= 1:
+    if len(shown) <= 1:
         return [Code(text, wrap=True) for text in shown.values()]
     note = f"Rank 0 first; the others unfold. The logs themselves lie in {run.folder}/logs."
-    if run.num_logs > len(shown):
-        note += f" The {len(shown)} of {run.num_logs} ranks that wrote last are shown."
     return [note, *(Code(text, f"rank {rank}" if rank else "", wrap=True) for rank, text in sorted(shown.items()))]
 
 
@@ -169,11 +151,11 @@ class Renewer:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, patience: float = PATIENCE) -> bool:
+    def stop(self) -> bool:
         """Draw no more; whether the thread has ended: it may hang in storage, where a second writer would hang, too."""
         self.stopped.set()
         if self._thread.is_alive():
-            self._thread.join(patience)
+            self._thread.join(PATIENCE)
         return not self._thread.is_alive()
 
     def draw(self) -> None:
@@ -198,22 +180,13 @@ class Renewer:
         Raises:
             OSError: storage that fails; what stood there before stays.
         """
-        renewal = Renewal(max(RESTING, self.every) if rests else self.every, watched=not rests)
+        text = page.html(title, parts, max(RESTING, self.every) if rests else self.every, watched=not rests)
         new = self.path.with_name(f".{self.path.name}.live")  # not that of `atomic`, which the report may use meanwhile
-        new.write_text(page.html(title, parts, renewal), encoding="utf-8")
+        new.write_text(text, encoding="utf-8")
         if rests or not self.stopped.is_set():
             new.replace(self.path)
         else:
             new.unlink()
-
-
-class Phase(IntEnum):
-    """How far a run is, as its page sees it."""
-
-    preparing = 0  # the run in the folder may be finished
-    begun = 1  # it is not
-    described = 2  # it is the run's
-    published = 3  # the report is there, which no page of a run that ends badly replaces
 
 
 class RunPage:
@@ -231,23 +204,24 @@ class RunPage:
             every: seconds between two pages; None or 0: there is none.
             minutes: after which the clock ends the training, if it does.
         """
-        self.path, self.minutes, self.ranks = path, minutes, ranks
+        self.minutes, self.ranks = minutes, ranks
         self.on = ranks.rank == 0 and bool(every)
         self._renewer = Renewer(path / PAGE, every or RESTING, self._draw)
-        self._record = Record(recipe=recipe, command=command, started_in=os.getcwd())
-        self._phase, self._began = Phase.preparing, 0.0
-        self._steps: int | None = None
-        self._ending: Ending | None = None
+        self._run = Status(path, every or RESTING, Record(recipe=recipe, command=command, started_in=os.getcwd()))
+        self._may_write = self._is_published = self._is_described = False
+        self._began: float | None = None  # seconds of training before this process; None: it is preparing
         self._logged: deque[str] = deque(maxlen=LINES)
         self._sampler: Sampler | None = None
         self._held = ExitStack()
-        self._may_write = self._wrote = False
-        self._before: bytes | None = None  # what the page has replaced, until the run owns the folder
+        self._before: bytes | None = None  # what the page replaces until the run owns the folder
+        self._wrote = False
 
     def __enter__(self) -> Self:
         if self.on:
             self._held.enter_context(keeping(self._logged))
-            self._may_write = not (self.path / "results.json").exists()
+            with suppress(OSError):
+                self._before = self._renewer.path.read_bytes()
+            self._may_write = not (self._run.folder / "results.json").exists()
             self._renewer.start()
         return self
 
@@ -258,12 +232,11 @@ class RunPage:
             seconds: the training time until here.
             steps: after which the run ends; None: the clock ends it.
         """
-        self._began, self._steps = seconds, steps
-        self._may_write, self._phase = True, Phase.begun
+        self._began, self._may_write, self._run = seconds, True, replace(self._run, steps=steps)
 
     def describe(self, record: Record) -> None:
         """Set the facts on the run that the page shows; the folder is the run's from now on."""
-        self._record, self._phase = record.redacted(), Phase.described
+        self._is_described, self._run = True, replace(self._run, record=record.redacted())
 
     def stop(self) -> bool:
         """Write no more: what comes next is the report itself, or the end; whether the thread has ended."""
@@ -272,33 +245,35 @@ class RunPage:
 
     def publish(self) -> None:
         """The report is there: it stays, whatever happens from here on."""
-        self._phase = Phase.published
+        self._is_described = self._is_published = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.stop() or not (self.on and self._may_write):
             return
-        if isinstance(error, SettingError) and self._phase < Phase.described:
+        if isinstance(error, SettingError) and not self._is_described:
             self._restore()
-        elif error is not None and self._phase < Phase.published and (self._wrote or self._phase >= Phase.begun):
-            self._ending = ending_of(error)
-            self._renewer.draw()
-        elif self._phase >= Phase.begun and self._is_live():
-            self._ending = Ending(0, "")
-            self._renewer.draw()
+        elif error is not None and not self._is_published and (self._wrote or self._began is not None):
+            self._end(ending_of(error))
+        elif self._began is not None and self._is_live():
+            self._end(Ending(0, ""))
+
+    def _end(self, ending: Ending) -> None:
+        self._run = replace(self._run, ending=ending)
+        self._renewer.draw()
 
     def _restore(self) -> None:
         """Leave the folder as it was before the page."""
-        if not self._wrote:
-            return
+        path = self._renewer.path
         with suppress(OSError):
-            (self.path / PAGE).unlink() if self._before is None else (self.path / PAGE).write_bytes(self._before)
+            if self._wrote:
+                path.unlink() if self._before is None else path.write_bytes(self._before)
 
     def _is_live(self) -> bool:
         """Whether the page is still one of these, because no report has taken its place."""
         with suppress(OSError, ValueError):
-            return SIGN in (self.path / PAGE).read_text(encoding="utf-8")
+            return SIGN in self._renewer.path.read_text(encoding="utf-8")
         return False
 
     def _draw(self) -> None:
@@ -309,36 +284,29 @@ class RunPage:
             self._sampler = Sampler(self.ranks.device)
         else:
             self._sampler.sample()
-        run = self._status(self._sampler.series())
-        if not self._wrote and self._phase < Phase.described and (self.path / PAGE).is_file():
-            self._before = (self.path / PAGE).read_bytes()
-        self._renewer.write(title_of(run), sections(run), rests=self._ending is not None)
+        run = self._now(self._sampler.series())
+        self._renewer.write(title_of(run), sections(run), rests=run.ending is not None)
         self._wrote = True
 
-    def _status(self, samples: dict[str, list[float]]) -> Status:
-        metrics = evenly_spaced(self.path / "metrics.jsonl")
+    def _now(self, samples: dict[str, list[float]]) -> Status:
+        run, several = self._run, self.ranks.size > 1
+        metrics = evenly_spaced(run.folder / "metrics.jsonl")
         seconds = float(metrics[-1]["seconds"]) if metrics else 0.0
-        done = [metrics[-1]["step"] / self._steps] if metrics and self._steps else [0.0]
+        done = [metrics[-1]["step"] / run.steps] if metrics and run.steps else [0.0]
         if self.minutes is not None:  # whichever comes first ends the run
             done.append(seconds / (60 * self.minutes))
-        training = next((work for work in under_way() if work.label == "training"), None)
-        logs, count = tails(self.path / "logs") if self.ranks.size > 1 else ({0: cleaned(self._logged)}, 1)
-        exchanges, span = self.ranks.traffic.exchange_seconds, seconds - self._began
-        history = read_lines(self.path / "history.jsonl", only_good=True)
-        return Status(
-            self.path,
-            self._renewer.every,
-            self._record.with_history(history),
-            metrics,
-            self._steps,
-            None if training is None or self._ending else training.seconds_left,
-            None if self._phase < Phase.begun else min(max(done), 1.0),
-            exchange_wait=min(exchanges / span, 1.0) if self.ranks.size > 1 and span > 0 else None,
-            activities=[] if self._ending else [redact(work.line()) for work in under_way()],
+        span = seconds - (self._began or 0.0)
+        works = [] if run.ending else under_way()
+        return replace(
+            run,
+            record=run.record.with_history(read_lines(run.folder / "history.jsonl", only_good=True)),
+            metrics=metrics,
+            left=next((work.seconds_left for work in works if work.label == "training"), None),
+            fraction=None if self._began is None else min(max(done), 1.0),
+            exchange_wait=min(self.ranks.traffic.exchange_seconds / span, 1.0) if several and span > 0 else None,
+            activities=[redact(work.line()) for work in works],
             samples=samples,
-            logs=logs,
-            num_logs=count,
-            ending=self._ending,
+            logs=tails(run.folder / "logs") if several else {0: cleaned(self._logged)},
         )
 
 
@@ -356,9 +324,9 @@ def ending_of(error: BaseException) -> Ending:
     return Ending(1, redact(f"{type(error).__name__}: {first_line(error)}"), trace)
 
 
-def clock(now: float | None = None) -> str:
-    """A moment, by default this one, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+def clock() -> str:
+    """This moment, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
 
 
 def evenly_spaced(path: Path, count: int = MAX_POINTS) -> list[LogLine]:
@@ -368,20 +336,14 @@ def evenly_spaced(path: Path, count: int = MAX_POINTS) -> list[LogLine]:
     *whole, _torn = path.read_bytes().split(b"\n")
     lines = []
     for text in whole[::-1][:: -(-len(whole) // count) or 1][::-1]:
-        with suppress(ValueError, RecursionError):  # of a damaged line, which is the run folder's to report
-            line = json.loads(text)
-            if isinstance(line, dict) and is_number(line.get("step")) and is_number(line.get("seconds")):
-                lines.append(line)
+        with suppress(ValueError):  # of a damaged line, which is the run folder's to report
+            lines.append(json.loads(text))
     return lines
 
 
-def tails(folder: Path) -> tuple[dict[int, list[str]], int]:
-    """The last lines by rank of the logs in a run's folder `logs`, and how many logs there are in all."""
-    logs = [
-        (int(match[1]), path) for path in folder.glob("*.log") if (match := re.fullmatch(r"rank(\d+)\.log", path.name))
-    ]
-    newest = sorted(logs, key=lambda log: log[1].stat().st_mtime, reverse=True)[:MAX_RANKS]
-    return {rank: last_lines(path) for rank, path in sorted(newest)}, len(logs)
+def tails(folder: Path) -> dict[int, list[str]]:
+    """The last lines by rank of the logs in a run's folder `logs`."""
+    return {int(path.stem.removeprefix("rank")): last_lines(path) for path in folder.glob("rank[0-9]*.log")}
 
 
 def last_lines(path: Path) -> list[str]:

@@ -7,25 +7,12 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Any
 
 from distill.report import page
-from distill.report.page import Block, Code, Section, facts_table
+from distill.report.page import Block, Code, Section, facts, facts_table, prose, prose_lines
 from distill.report.summary import comparison, findings, reproduced_by, sequences_of_step, setting
-from distill.report.use import (
-    AUTO,
-    CAUSAL,
-    CHAT,
-    CLASSES,
-    FEATURES,
-    MASKED,
-    SPANS,
-    VECTORS,
-    Use,
-    encoding,
-    use_of_student,
-)
-from distill.report.words import is_number, listed, number
+from distill.report.use import Use, use_of_student
+from distill.report.words import is_number, number
 from distill.runs.facts import Published
 from distill.runs.record import Record
 
@@ -50,22 +37,18 @@ METRICS = {
 OF_HEADS = re.compile(r"(?<=\w)(LMHeadModel|For[A-Z]\w*)$")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 KINDS = {"layers": "baseline", "pretrained": "continued", "random": "pre-trained", "neighbours": "pre-trained"}
-AS_IT_STANDS = "In this folder, with this card:"
-FROM_PYTHON = "Or from Python after the lines under Use, without this card:"
-ONNX = "Distill writes it as ONNX files in fp32 and int8, with the size and the speed of each:"
 
 
 def model_card(record: Record) -> str:
     """README.md of the exported student: front matter of the Hugging Face Hub, use, evaluation, training, limits."""
     record = shareable(record)
     use, title = use_of_run(record), title_of_run(record)
-    notes: list[Block] = [record.notes] if record.notes else []
-    opening: list[Block] = [findings(record), setting(record)]
+    training = facts_table("", facts("card", record, sequences_of_step(record.backend)))
     sections = [
-        Section("", [block for block in opening if block]),
+        Section("", [findings(record), setting(record)]),
         Section("Use", [Code(use.code, language="python")]),
         Section("Evaluation", [comparison(record)]),
-        Section("Training", [*reproduced_by(record.command), *facts_table("", _facts(record)), *notes]),
+        Section("Training", [*reproduced_by(record.command), training, record.notes]),
         Section("Limits", [_limits(record, use)]),
         Section("Publish and export", _elsewhere(record, use)),
     ]
@@ -79,29 +62,22 @@ def front_matter(record: Record, use: Use, title: str) -> str:
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    scored = [name for name in record.measures if record.sets_of(name)]
+    scored = {name: record.sets_of(name) for name in record.measures}
     scores = [
-        EvalResult(
-            task_type=use.task,
-            dataset_type=data,
-            dataset_name=record.label_of(data),
-            metric_type=METRICS.get(name, name),
-            metric_name=record.measures[name].title,
-            metric_value=value,
-        )
-        for name in scored
-        for data in record.sets_of(name)
+        EvalResult(use.task, data, record.label_of(data), METRICS.get(name, name), value, metric_name=measure.title)
+        for name, measure in record.measures.items()
+        for data in scored[name]
         if is_number(value := record.student.score(name, data))
     ]
     data = ModelCardData(
         model_name=title,
-        library_name="pytorch" if use.custom_code else "transformers",
+        library_name="pytorch" if use.own else "transformers",
         pipeline_tag=use.task,
         tags=[*dict.fromkeys(["distill", use.task, "distillation" if record.teacher else use.training])],
         base_model=[*dict.fromkeys(source.hub for source in _sources(record) if source.hub)] or None,
         license=stated[0] if len(stated := licenses(record)) == 1 else None,
         datasets=record.corpus.hub or None,
-        metrics=[*dict.fromkeys(METRICS[name] for name in scored if name in METRICS)] or None,
+        metrics=[*dict.fromkeys(METRICS[name] for name in scored if scored[name] and name in METRICS)] or None,
         eval_results=scores or None,  # of a snapshot, which is saved before it is scored, there are none
     )
     return f"{data.to_yaml()}\n"
@@ -113,26 +89,15 @@ def title_of_run(record: Record) -> str:
     family = OF_HEADS.sub("", student.name or "") or "Student"
     teacher = f"{len(members)} teachers" if members else model_name(record.teacher.name if record.teacher else None)
     start = model_name(student.start.source)
-    match kind_of_run(record):
-        case "fine-tuned":
-            title = f"{family} fine-tuned on {_examples(record)}" + (f", learning from {teacher} too" * bool(teacher))
-        case "distilled":
-            title = f"{family} distilled from {teacher or 'a teacher'}"
-        case "baseline":
-            title = f"{family}, a baseline without a teacher" + (f", from layers of {start}" * bool(start))
-        case "continued":
-            title = f"{family} trained further" + (f" from {start}" * bool(start))
-        case "pre-trained":
-            title = f"{family} pre-trained from scratch"
-        case _:
-            title = student.name or record.recipe or "Student"
+    examples, name = _examples(record), student.name or record.recipe or "Student"
+    title = prose("title", kind_of_run(record), family, teacher, start, examples, name)
     return title + (f", after step {number(record.snapshot)}" if record.snapshot is not None else "")
 
 
 def kind_of_run(record: Record) -> str:
     """`fine-tuned`, `distilled`, `baseline` (layers of a teacher alone), `continued`, `pre-trained`, or nothing."""
     identity = record.identity
-    if use_of_run(record).task in (SPANS.task, CLASSES.task) or identity.get("objective.task") in ("spans", "classes"):
+    if {use_of_run(record).kind, identity.get("objective.task")} & {"spans", "classes"}:
         return "fine-tuned"
     if record.teacher:
         return "distilled"
@@ -141,12 +106,8 @@ def kind_of_run(record: Record) -> str:
 
 def use_of_run(record: Record) -> Use:
     """How the student is loaded and used."""
-    student = record.student
-    use = use_of_student(student.origin, student.name or record.recipe or "student")
-    if not use.custom_code and student.origin is not None and student.origin.encodes in VECTORS:
-        return encoding(use, student.origin.encodes)
-    is_chat = use.task == CAUSAL.task and not use.custom_code and record.corpus.chat_template is not None
-    return CHAT._replace(brings_code=use.brings_code, tokenizer=use.tokenizer) if is_chat else use
+    name = record.student.name or record.recipe or "student"
+    return use_of_student(record.student.origin, name, record.corpus.chat_template is not None)
 
 
 def _examples(record: Record) -> str:
@@ -159,57 +120,25 @@ def _examples(record: Record) -> str:
     return name
 
 
-def _facts(record: Record) -> list[tuple[str, Any]]:
-    environment = record.environment
-    software = {"distill": environment.distill, "torch": environment.torch, "transformers": environment.transformers}
-    return [
-        ("Corpus", record.corpus.name),
-        ("Teacher", record.teacher.name if record.teacher else None),
-        ("Steps", number(record.training.steps)),
-        ("Tokens", number(record.training.tokens)),
-        ("Sequences per step", sequences_of_step(record.backend)),
-        ("Sequence length", number(record.corpus.sequence_length)),
-        ("Software", ", ".join(f"{name} {version}" for name, version in software.items() if version)),
-        ("Revision", environment.git_revision),
-    ]
-
-
 def _limits(record: Record, use: Use) -> list[str]:
-    length = record.corpus.sequence_length
-    expected = (
-        "Expect lower scores on other kinds of text."
-        if kind_of_run(record) == "fine-tuned"
-        else "Expect vectors less like the teacher's on other kinds of text."
-        if use.task == FEATURES
-        else "Expect higher perplexity on other kinds of text, and predictions that repeat the corpus's views."
-    )
-    limits = [
-        f"It was trained on {record.corpus.name} alone. {expected}" if record.corpus.name else expected,
-        f"{use.does} It was evaluated only on the sets of the table above." if record.evaluation else use.does,
-    ]
-    if length is not None:
-        limits.append(f"It was trained on sequences of {length} tokens; longer inputs were not tested.")
-    if record.teacher:
-        limits.append("It imitates the teacher, mistakes included, and the teacher's licence applies to it.")
     start = model_name(record.student.start.source)
-    if start and start != model_name(record.teacher.name if record.teacher else None):
-        limits.append(f"It began with weights of {start}, whose licence applies to it.")
-    return limits
+    is_teacher = start == model_name(record.teacher.name if record.teacher else None)
+    return prose_lines("limits", record, use, kind_of_run(record) == "fine-tuned", "" if is_teacher else start)
 
 
 def _elsewhere(record: Record, use: Use) -> list[Block]:
     """How the student is published on the Hub, and how it becomes ONNX where that is possible."""
-    recipe = record.recipe or ""
+    recipe, origin = record.recipe or "", record.student.origin
     is_its_name = HUB_NAME.fullmatch(recipe) and not record.changed_groups
     target = f"YOUR_NAME/{recipe if is_its_name else 'MODEL'}"
     upload = Code(f"hf auth login\nhf upload {target} .", language="bash")
-    blocks: list[Block] = [before_publishing(record), AS_IT_STANDS, upload]
-    origin = record.student.origin
-    if not use.custom_code or (origin is not None and origin.has_config):
-        lines = f'model.push_to_hub("{target}")\ntokenizer.push_to_hub("{target}")'
-        blocks += [FROM_PYTHON, Code(lines, language="python")]
-    if use._replace(tokenizer=AUTO) in (MASKED, CAUSAL, CHAT, CLASSES, SPANS):
-        blocks += [ONNX, Code("distill export model=FOLDER", language="bash")]
+    blocks: list[Block] = [before_publishing(record), "In this folder, with this card:", upload]
+    if not use.own or (origin is not None and origin.has_config):
+        lines = Code(f'model.push_to_hub("{target}")\ntokenizer.push_to_hub("{target}")', language="python")
+        blocks += ["Or from Python after the lines under Use, without this card:", lines]
+    if not (use.own or use.brings_code or use.kind == "vectors"):
+        onnx = "Distill writes it as ONNX files in fp32 and int8, with the size and the speed of each:"
+        blocks += [onnx, Code("distill export model=FOLDER", language="bash")]
     return blocks
 
 
@@ -269,11 +198,7 @@ def licenses(record: Record) -> list[str | None]:
 def before_publishing(record: Record) -> str:
     """What its user adds to the front matter, which no record has."""
     stated = [license for license in licenses(record) if license]
-    if stated == licenses(record) and len(stated) == 1:
-        return "Before you publish it, add its languages to the front matter of this card (language)."
-    why = f"some of its source models state {listed(stated)}" if stated else "no source model states a licence"
-    where = "in the front matter of this card (license, language)"
-    return f"Before you publish it, set its licence and languages {where}: {why}."
+    return prose("before_publishing", stated, stated == licenses(record) and len(stated) == 1)
 
 
 def _sources(record: Record) -> Iterator[Published]:

@@ -2,26 +2,17 @@
 
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from distill.report.words import NONE
+from distill.report.words import NONE, is_number, listed, number, percent, ratio, short, time_of
+from distill.runtime.progress import counted
 
 MARKS = re.compile(r"([\\|<>*`\[\]])")  # characters that mean something in Markdown
 GENERATOR = '<meta name="generator" content="distill"/>'  # is at the beginning of every page
-
-
-class Link(str):
-    """A cell of a table that leads to another file; in Markdown and everywhere else it is its text."""
-
-    href: str
-
-    def __new__(cls, text: str, href: str) -> "Link":
-        made = super().__new__(cls, text)
-        made.href = href
-        return made
 
 
 @dataclass
@@ -40,6 +31,9 @@ class Table:
     groups: list[tuple[str, int]] = field(default_factory=list)
     text: bool = False
 
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
     def full_head(self) -> list[str]:
         """The headings, each behind that of its group."""
         over = [group for group, span in self.groups for _ in range(span)] or [""] * len(self.head)
@@ -52,6 +46,9 @@ class Tiles:
 
     kind: ClassVar = "tiles"
     tiles: list[tuple[str, str]]
+
+    def __bool__(self) -> bool:
+        return bool(self.tiles)
 
     def as_table(self) -> Table:
         return Table([value for value, _ in self.tiles], [[text for _, text in self.tiles]], text=True)
@@ -67,10 +64,13 @@ class Code:
     language: str = ""
     wrap: bool = False  # long lines wrap instead of running beyond the edge
 
+    def __bool__(self) -> bool:
+        return bool(self.text.strip())
+
     @property
     def fence(self) -> str:
         """One for Markdown, longer than any in the text, which therefore cannot close it."""
-        return "`" * max(3, 1 + max((len(run) for run in re.findall("`+", self.text)), default=0))
+        return "`" * max(3, 1 + max(map(len, re.findall("`+", self.text)), default=0))
 
 
 @dataclass
@@ -86,29 +86,35 @@ class Picture:
 Block = str | list[str] | Table | Tiles | Code | Picture  # a string is a paragraph, a list of strings a list
 
 
-@dataclass
 class Section:
-    title: str
-    blocks: list[Block] = field(default_factory=list)
+    """A heading and what is below it; blocks without content are left out, and so is a section without blocks."""
+
+    def __init__(self, title: str, blocks: Sequence[Block | None]) -> None:
+        self.title, self.blocks = title, [block for block in blocks if block]
 
 
-class Renewal:
-    """A page that a process writes anew every so many seconds, and that loads itself again, also from a file.
+def facts_table(title: str, facts: Sequence[tuple[str, Any]]) -> Table:
+    """A table of labels and values, without the missing ones."""
+    rows = [[label, str(value)] for label, value in facts if value not in (None, "", NONE)]
+    return Table(["", ""], rows, title=title, text=True)
 
-    It stays where the reader has scrolled, keeps open what was opened, and waits while text is selected or the page is
-    not to be seen. After three times as long and half a minute without news it shows a notice.
+
+def html(title: str, sections: list[Section], renew: float | None = None, watched: bool = True) -> str:
+    """One well-formed page that loads nothing: styles and figures are inside.
+
+    Args:
+        renew: seconds after which the page loads itself again, also from a file. It stays where the reader has
+            scrolled, keeps open what was opened, and waits while text is selected or the page is not to be seen.
+        watched: whether it shows a notice after three times as long and half a minute without news.
     """
-
-    def __init__(self, seconds: float, watched: bool = True) -> None:
-        """`watched`: whether the page shows a notice when no news comes."""
-        self.seconds = max(1, round(seconds))
-        self.every, self.written = round(1000 * seconds), round(1000 * time.time())
-        self.limit = round(1000 * (3 * seconds + 30)) if watched else 0
-
-
-def html(title: str, sections: list[Section], renewal: Renewal | None = None) -> str:
-    """One well-formed page that loads nothing: styles and figures are inside."""
-    return render("page.html", title=title, sections=sections, renewal=renewal, generator=GENERATOR)
+    renewal = renew and {
+        "seconds": max(1, round(renew)),
+        "every": round(1000 * renew),
+        "written": round(1000 * time.time()),
+        "limit": round(1000 * (3 * renew + 30)) if watched else 0,
+    }
+    shown = [section for section in sections if section.blocks]
+    return render("page.html", title=title, sections=shown, renewal=renewal, generator=GENERATOR)
 
 
 def is_written_here(path: Path) -> bool:
@@ -122,37 +128,48 @@ def is_written_here(path: Path) -> bool:
 
 def markdown(title: str, sections: list[Section]) -> str:
     """A page as GitHub-flavoured Markdown; figures are linked by their file."""
-    return render("page.md", title=title, sections=sections)
+    return render("page.md", title=title, sections=[section for section in sections if section.blocks])
 
 
 def table_text(table: Table) -> str:
     """A table in columns of spaces, for a terminal: the first one on the left, the others on the right."""
-    rows = [row for row in (table.head, *table.rows) if len(row) == len(table.head)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    over, at = [], 0
+    rows = [table.head, *table.rows]
+    widths = [
+        max(map(len, column)) for column in zip(*(row for row in rows if len(row) == len(table.head)), strict=True)
+    ]
+    widths[0] = max(widths[0], *(len(row[0]) for row in rows))
+    over, at = "", 0
     for group, span in table.groups:  # a heading has the width of all its columns
         widths[at] += max(0, len(group) - sum(widths[at : at + span]) - 2 * (span - 1))
-        over.append(group.rjust(sum(widths[at : at + span]) + 2 * (span - 1)))
+        over += group.rjust(sum(widths[at : at + span]) + 2 * (span - 1)) + "  "
         at += span
-    widths[0] = max(widths[0], *(len(row[0]) for row in table.rows)) if table.rows else widths[0]
-    lines = [
-        [
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=False))
-        ]
-        for row in (table.head, *table.rows)
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in ([over] if over else []) + lines)
-
-
-def table_markdown(table: Table) -> str:
-    """A table alone."""
-    return render("table.md", table=table).rstrip()
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    return "\n".join(([over.rstrip()] if over else []) + lines)
 
 
 def render(template: str, **values: Any) -> str:
-    """A file of templates/ with these values, which are escaped in HTML and SVG whatever they hold."""
+    """A file of templates/ with these values, which are escaped in HTML whatever they hold."""
     return str(_environment().get_template(template).render(values))
+
+
+def prose(macro: str, *values: Any) -> str:
+    """A paragraph of templates/prose.txt."""
+    return " ".join(_rendered("prose.txt", macro, values).split())
+
+
+def prose_lines(macro: str, *values: Any) -> list[str]:
+    """The lines of one of its macros, each an item of a list."""
+    return [line.strip() for line in _rendered("prose.txt", macro, values).splitlines() if line.strip()]
+
+
+def facts(macro: str, *values: Any) -> list[tuple[str, str]]:
+    """Labels and values of templates/facts.txt."""
+    lines = (line.partition(":") for line in _rendered("facts.txt", macro, values).splitlines())
+    return [(label, value.strip()) for label, _, value in lines]
+
+
+def _rendered(template: str, macro: str, values: tuple[Any, ...]) -> str:
+    return str(getattr(_environment().get_template(template).module, macro)(*values))
 
 
 @cache
@@ -161,22 +178,18 @@ def _environment() -> Any:
 
     made = Environment(
         loader=PackageLoader("distill.report"),
-        autoescape=select_autoescape(["html", "svg"]),
+        autoescape=select_autoescape(["html"]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters["md"] = escaped
+    made.filters |= {each.__name__: each for each in (number, percent, short, ratio, listed, time_of, counted)}
+    made.filters |= {"md": escaped, "ms": lambda seconds: f"{1000 * (seconds or 0):,.1f} ms"}
+    made.tests["finite"] = is_number
     return made
 
 
 def escaped(text: str) -> str:
     """A text in one line of Markdown, in which it means nothing but itself."""
     return MARKS.sub(r"\\\1", " ".join(text.split()))
-
-
-def facts_table(title: str, facts: list[tuple[str, Any]]) -> list[Block]:
-    """A table of labels and values, without the missing ones; nothing where none is left."""
-    rows = [[label, str(value)] for label, value in facts if value not in (None, "", NONE)]
-    return [Table(["", ""], rows, title=title, text=True)] if rows else []

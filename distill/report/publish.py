@@ -78,13 +78,13 @@ def _write_outputs(run: Run, student: Any, record: Record, resolved: str) -> Non
 def _export(run: Run, student: Any, path: Path, record: Record, durable: bool = False) -> None:
     """Write a folder that gives the student back when it is loaded as its card says."""
     use = use_of_run(record)
-    auto_class = None if use.custom_code else use.auto_class
+    auto_class = None if use.own else use.auto_class
     tokenizer = run.pair.tokenizer
     if record.corpus.chat_template is not None:  # that of the teacher's tokenizer may be another one
         tokenizer = copy.copy(tokenizer)
         tokenizer.chat_template = record.corpus.chat_template
     origin = record.student.origin
     vectors = None
-    if origin is not None and origin.encodes in SAVED_AS and not use.custom_code:
+    if origin is not None and origin.encodes in SAVED_AS and not use.own:
         vectors = SavedPooling("", origin.encodes, normalizes=bool(origin.normalizes))
     export(student, tokenizer, path, model_card(record), durable, auto_class, vectors)

@@ -1,30 +1,28 @@
 """Writes the report of a run as report.html and report.md."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from distill.data.duplicates import describe_duplicates
 from distill.report import page
 from distill.report.figures import draw
-from distill.report.history import history_blocks
 from distill.report.model_card import title_of_run
-from distill.report.page import Block, Code, Picture, Section, Table, Tiles, facts_table
+from distill.report.page import Block, Code, Picture, Section, Table, Tiles, facts, facts_table, prose
 from distill.report.summary import comparison, explained, findings, reproduced_by, sequences_of_step, setting, tiles
-from distill.report.words import NONE, count_of, is_number, number, percent, time_of, with_unit
-from distill.runs.facts import Fed, Profile, Training
+from distill.report.words import NONE, is_number, number, percent, short, time_of
+from distill.runs.facts import Fed, HistoryPoint, Profile
 from distill.runs.profile.phases import TITLES
 from distill.runs.record import Record, term_titles
 from distill.runtime.files import atomic
 from distill.runtime.jsonl import LogLine
-from distill.runtime.progress import counted
 
 FEW_POSITIONS = 1000  # of pseudo-perplexity
-PROFILE_FILES = (
-    "The folder profile/ has the steps and samples of each rank, and traces of a few steps, operation by operation, "
-    "which chrome://tracing and ui.perfetto.dev show."
-)
+MAX_LINES = 40  # of a history in a table; the figures show all
+
+Points = dict[str, HistoryPoint]  # by step or epoch, as it is shown
 
 
 def write(folder: Path, record: Record, metrics: Sequence[LogLine], config_yaml: str) -> None:
@@ -36,7 +34,7 @@ def write(folder: Path, record: Record, metrics: Sequence[LogLine], config_yaml:
         metrics: the lines of metrics.jsonl.
     """
     samples = record.profile.samples if record.profile else {}
-    parts = [part for part in sections(record, draw(record, metrics, folder, samples), config_yaml) if part.blocks]
+    parts = sections(record, draw(record, metrics, folder, samples), config_yaml)
     title = f"{title_of_run(record)}: report"
     for name, text in (("report.html", page.html(title, parts)), ("report.md", page.markdown(title, parts))):
         with atomic(folder / name) as new:
@@ -49,27 +47,29 @@ def sections(record: Record, pictures: dict[str, Picture], config_yaml: str = ""
     Args:
         pictures: by the names that `figures.draw` gives them.
     """
+    unfinished = "" if record.finished else "This run has not finished: the numbers are those so far."
+    terms = term_titles(record)
+    terms |= {name: name for name in record.training.final_loss if name not in terms}
+    training = facts_table("", facts("training", record, terms, sequences_of_step(record.backend)))
+    duplicates = describe_duplicates(record.corpus.duplicates) if record.corpus.duplicates else ""
+    corpus = facts_table("Corpus", facts("corpus", record.corpus, duplicates))
+    environment = facts_table("Environment", [(name.replace("_", " "), value) for name, value in record.environment])
+    config = Code(config_yaml, "Resolved configuration", "yaml")
+    drawn = pictures.get
     return [
-        Section("", _headline(record)),
-        Section("Size, speed and quality", _models(record, pictures)),
-        Section("Samples of text", _samples(record)),
-        Section(f"Learning curve by {record.history_by}", history_blocks(record, pictures)),
-        Section("Layer selection", _layers(record)),
-        Section("Training", _training(record, pictures)),
-        Section("Where the time goes", _profile(record.profile, pictures)),
-        Section("Data", _data(record)),
-        Section("Reproduce", _reproduce(record, config_yaml)),
+        Section("", [findings(record), unfinished, Tiles(tiles(record)), setting(record), record.notes]),
+        Section("Size, speed and quality", [*_models(record), drawn("comparison")]),
+        Section("Samples of text", [_samples(record)]),
+        Section(f"Learning curve by {record.history_by}", [*history(record), drawn("history"), drawn("minutes")]),
+        Section("Layer selection", [_layers(record)]),
+        Section("Training", [drawn("loss"), drawn("optimizer"), drawn("throughput"), training]),
+        Section("Where the time goes", _profile(record.profile, drawn("utilisation"))),
+        Section("Data", [corpus, _sources(record), _sets(record)]),
+        Section("Reproduce", [*reproduced_by(record.command_from_anywhere), environment, config]),
     ]
 
 
-def _headline(record: Record) -> list[Block]:
-    unfinished = "" if record.finished else "This run has not finished: the numbers are those so far."
-    first = tiles(record)
-    blocks: list[Block] = [findings(record), unfinished, Tiles(first) if first else "", setting(record), record.notes]
-    return [block for block in blocks if block]
-
-
-def _models(record: Record, pictures: dict[str, Picture]) -> list[Block]:
+def _models(record: Record) -> list[Block]:
     table = comparison(record)
     if not table.rows:
         return []
@@ -80,30 +80,22 @@ def _models(record: Record, pictures: dict[str, Picture]) -> list[Block]:
     titles = {"Teacher": record.teacher, "Student" if record.teacher else "Model": record.student}
     names = [f"{title}: {model.name}." for title, model in titles.items() if model and model.name]
     if (baseline := record.baseline) is not None:
-        alike = "" if baseline.remarks else ", with the same beginning and the same data,"
-        origin = f" (run folder {baseline.folder})." if baseline.folder else "."
-        names += [f"The baseline is the same student{alike} trained without a teacher{origin}", *baseline.remarks]
-    picture = [pictures["comparison"]] if "comparison" in pictures else []
-    return [*([" ".join(names)] if names else []), table, *picture]
+        names += [prose("baseline", baseline), *baseline.remarks]
+    return [" ".join(names), table]
 
 
 def _few_positions(record: Record) -> str:
     """A sentence where a set has so few positions for pseudo-perplexity that its value is rough."""
     counts = {name: data.pseudo_positions for name, data in record.evaluation.items()}
     few = [f"{count:,} on {name}" for name, count in counts.items() if is_number(count) and 0 < count < FEW_POSITIONS]
-    if not few:
-        return ""
-    return (
-        f"Pseudo-perplexity scored few positions here ({', '.join(few)}), so that its values are rough; a larger "
-        "evaluate.pseudo_perplexity.fraction scores more."
-    )
+    return prose("few_positions", few) if few else ""
 
 
-def _samples(record: Record) -> list[Block]:
+def _samples(record: Record) -> Table | None:
     """A table with each beginning as a heading and a row for each model below; nothing where there are no samples."""
     samples = record.samples
-    if samples is None or not samples.texts:
-        return []
+    if samples is None:
+        return None
     teacher = record.teacher
     titles = {
         "teacher": "Teachers together" if teacher and teacher.members else "Teacher",
@@ -115,21 +107,102 @@ def _samples(record: Record) -> list[Block]:
         rows.append([sample.prompt.strip() or "(the beginning of a text)"])
         for name, text in sample.continuations.items():
             rows.append([titles.get(name, name), text.strip() or "(ends the text here)"])
-    length = f", up to {tokens}" if (tokens := count_of(samples.max_tokens, "token")) else ""
-    note = (
-        f"In bold are beginnings of evenly spaced sequences of {record.label_of(samples.data)}, which may start inside "
-        f"a word; below is how each model continues them{length}. Tokens are drawn at temperature "
-        f"{samples.temperature}, with the same random numbers for all models and in every run. Samples show how a "
-        "model writes; the scores show how well it predicts."
+    note = prose("samples", samples, record.label_of(samples.data))
+    return Table(["", ""], rows, note, text=True)
+
+
+def history(record: Record) -> list[Block]:
+    """The tables of a history; of a run under way that so far."""
+    of_baseline = record.baseline.history if record.baseline else []
+    key = _key([*record.history, *of_baseline], record.history_by)
+    both = {"Student": record.history, "Baseline": of_baseline}
+    points = {name: _some({key(point): point for point in points}) for name, points in both.items()}
+    num_points, num_shown = len({*map(key, record.history)}), len(points["Student"])
+    some = f"The tables list {num_shown} of {num_points} points; history.jsonl has all."
+    tables = [_losses(record, points), *(_measure(record, measure, points) for measure in record.measures)]
+    return [some if num_shown < num_points else "", *tables]
+
+
+def _key(history: Sequence[HistoryPoint], axis: str) -> Callable[[HistoryPoint], str]:
+    """What names a point: its step, or its epoch in as few digits as keep those of this history apart."""
+    if axis == "step":
+        return lambda point: number(point.step or 0)
+    epochs = {point.epoch or 0.0 for point in history}
+    digits = next((count for count in range(2, 9) if len({round(epoch, count) for epoch in epochs}) == len(epochs)), 9)
+    return lambda point: f"{point.epoch or 0.0:.{digits}f}".rstrip("0").rstrip(".")
+
+
+def _some(points: Points) -> Points:
+    """The points themselves, or every n-th from the last one back where a table of all would be too long."""
+    keys = [*points][:: -(-(-len(points) // MAX_LINES) or 1)]
+    return {key: points[key] for key in reversed(keys)}
+
+
+def _losses(record: Record, both: dict[str, Points]) -> Table:
+    """Training losses up to each point, with what the baseline's terms were beside them."""
+    titles = term_titles(record, record.baseline) if record.baseline else term_titles(record)
+    columns = []
+    for name, points in both.items():
+        terms = [term for term in titles if any(point.loss.get(term) is not None for point in points.values())]
+        # With one term alone the weighted total is that term again.
+        terms = terms[1:] if len(terms) == 2 and terms[0] == "total" else terms
+        columns += [(name, titles[of], {key: number(at.loss.get(of)) for key, at in points.items()}) for of in terms]
+    by_step = record.history_by == "step"
+    first = [*(["Step", "Epochs"] if by_step else ["Epoch", "Steps"]), "Tokens", "Time"]
+    rows = [
+        [
+            key,
+            f"{point.epoch or 0.0:.3g}" if by_step else number(point.step),
+            short(point.tokens),
+            time_of(point.seconds) or NONE,
+            *(cells.get(key, NONE) for _, _, cells in columns),
+        ]
+        for key, point in both["Student"].items()
+    ]
+    heads = [(name, title) for name, title, _ in columns]
+    groups = [("", 4), *_spans(heads)] if "Baseline" in dict(heads) else []
+    return Table(
+        [*first, *(title for _, title in heads)], rows if columns else [], title="Training loss", groups=groups
     )
-    return [Table(["", ""], rows, note, text=True)]
 
 
-def _layers(record: Record) -> list[Block]:
+def _spans(heads: Sequence[tuple[str, str]]) -> Iterator[tuple[str, int]]:
+    """The groups of columns with the number of columns in each."""
+    return ((group, len(list(of))) for group, of in groupby(heads, key=lambda head: head[0]))
+
+
+def _measure(record: Record, measure: str, both: dict[str, Points]) -> Table:
+    """One measure at each point for each evaluation set, student and baseline side by side; the teacher's last."""
+    columns = [
+        (key, name, {at: number(point.score(measure, key)) for at, point in points.items()})
+        for key in record.sets_of(measure)
+        for name, points in both.items()
+        if any(point.score(measure, key) is not None for point in points.values())
+    ]
+    axis, points = record.history_by, both["Baseline"] | both["Student"]
+    rows = []
+    for at in sorted(points, key=lambda at: float((points[at].step if axis == "step" else points[at].epoch) or 0)):
+        cells = [by_point.get(at, NONE) for _, _, by_point in columns]
+        is_kept = record.best is not None and at in both["Student"] and points[at].step == record.best.step
+        rows += [[f"{at}, kept" if is_kept else at, *cells]] if {*cells} - {NONE} else []
+    is_whole = record.training.scored_sequences is None  # the teacher's score is that of all sequences
+    if rows and is_whole and record.teacher and record.teacher.scores.get(measure):
+        keys = [key for key, _, _ in columns]
+        firsts = [keys.index(key) == column for column, key in enumerate(keys)]  # once for each set
+        scores = [number(record.teacher.score(measure, key)) for key in keys]
+        rows.append(["Teacher", *(score if first else "" for score, first in zip(scores, firsts, strict=True))])
+    heads = [(record.label_of(key), name) for key, name, _ in columns]
+    title, first = record.measures[measure].title, axis.capitalize()
+    if not both["Baseline"]:
+        return Table([first, *(label for label, _ in heads)], rows, title=title)
+    return Table([first, *(name for _, name in heads)], rows, title=title, groups=[("", 1), *_spans(heads)])
+
+
+def _layers(record: Record) -> Table | None:
     """The table of student.layers=auto: the loss of the untrained student by choice of layers, the best first."""
     search = record.student.start.search
     if search is None or not is_number(search.teacher):
-        return []
+        return None
 
     def shown(loss: float | None) -> str:
         return number(math.exp(min(loss, 700.0)) if search.perplexity and is_number(loss) else loss)
@@ -140,116 +213,38 @@ def _layers(record: Record) -> list[Block]:
         rules = ["chosen"] * (choice.layers == search.layers) + [rule.replace("_", " ") for rule in choice.rules]
         layers = ["+".join(map(str, layer)) if isinstance(layer, list) else str(layer) for layer in choice.layers]
         rows.append([", ".join(layers), ", ".join(rules), shown(choice.loss)])
-    how = "All subsets were scored." if search.all_subsets else "Layers were taken away one after another."
-    how += " student.search_seconds ended the search." * search.stopped
-    note = (
-        f"Scores of the untrained student on {number(search.sequences)} training sequences; {number(search.tried)} "
-        f"choices. {how} A plus sign joins layers whose weights are averaged."
-    )
     head = ["Layers", "Rule", "Perplexity" if search.perplexity else "Loss"]
-    return [Table(head, rows, note, text=True)]
+    return Table(head, rows, prose("layers", search), text=True)
 
 
-def _training(record: Record, pictures: dict[str, Picture]) -> list[Block]:
-    training, backend, rings = record.training, record.backend, record.backend.rings
-    final, snapshots = training.final_loss, record.snapshots
-    titles = {**dict.fromkeys(term_titles(record)), **dict.fromkeys(final)}
-    titles = {name: term_titles(record).get(name, name) for name in titles}
-    losses = [f"{title} {number(final[term])}" for term, title in titles.items() if is_number(final.get(term))]
-    facts = [
-        ("Steps", number(training.steps)),
-        ("Epochs", f"{training.epochs:.4g}" if is_number(training.epochs) else None),
-        ("Ended by", training.ended_by),
-        ("Tokens", number(training.tokens)),
-        ("Time", time_of(training.seconds)),
-        ("Throughput", with_unit(training.tokens_per_second, "tokens/s")),
-        (
-            "Waiting for data",
-            f"{percent(training.data_wait, 1)} of the time" if is_number(training.data_wait) else None,
-        ),
-        ("Evaluation", _evaluation(training)),
-        ("Final loss", ", ".join(losses)),
-        ("Snapshots", f"snapshots/step-N for N = {', '.join(map(str, snapshots))}" if snapshots else None),
-        ("Skipped steps", _skipped(training.skipped_steps)),
-        ("Skipped for the loss scale", _left_out(training.overflow_steps)),
-        ("Backend", ", ".join(filter(None, [backend.name, count_of(backend.ranks, "rank")]))),
-        ("Collective", backend.collective),
-        ("Sequences per step", sequences_of_step(backend)),
-        ("Rings", f"{rings.asked} requested, {number(rings.in_force)} in use" if rings.asked else None),
-    ]
-    drawn: list[Block] = [pictures[name] for name in ("loss", "optimizer", "throughput") if name in pictures]
-    return drawn + facts_table("", facts)
-
-
-def _evaluation(training: Training) -> str | None:
-    """The time that scoring took; of a resumed run only that of its last process."""
-    seconds = training.evaluation_seconds
-    return f"{time_of(seconds)} in the last process of the run" if is_number(seconds) else None
-
-
-def _skipped(count: int | None) -> str | None:
-    if count is None:
-        return None
-    return f"{number(count)}: loss or gradient not finite, no update" if count else "none"
-
-
-def _left_out(count: int | None) -> str | None:
-    return f"{count_of(count, 'step')}, whose gradient overflowed in fp16" if count else None
-
-
-def _profile(profile: Profile | None, pictures: dict[str, Picture]) -> list[Block]:
-    drawn: list[Block] = [pictures["utilisation"]] if "utilisation" in pictures else []
+def _profile(profile: Profile | None, utilisation: Picture | None) -> list[Block | None]:
     if profile is None:
-        return drawn
-    blocks: list[Block] = [profile.conclusion, _rules(profile), _phases(profile), *drawn, PROFILE_FILES]
-    return [block for block in blocks if block]
+        return [utilisation]
+    return [profile.conclusion, _rules(profile), _phases(profile), utilisation, prose("profile_files")]
 
 
-def _rules(profile: Profile) -> Block:
+def _rules(profile: Profile) -> Table:
     rows = [
         [finding.rule, percent(finding.lost, 1), finding.sentence if finding.named else NONE]
         for finding in profile.findings
     ]
     head = ["Rule", "Time lost", "What would help"]
-    return Table(head, rows, title="What the rules found", text=True) if rows else ""
+    return Table(head, rows, title="What the rules found", text=True)
 
 
-def _phases(profile: Profile) -> Block:
+def _phases(profile: Profile) -> Table | None:
     total, steps = sum(profile.phases.values()), profile.steps
     if not total or not steps:
-        return ""
+        return None
     rows = [
         [TITLES.get(phase, phase), number(seconds), percent(seconds / total, 1), number(1000 * seconds / steps)]
         for phase, seconds in profile.phases.items()
     ]
-    note = f"Mean of {counted(profile.ranks or 1, 'rank')}, all {counted(steps, 'step')}."
-    if (times := profile.step_seconds) is not None:
-        median, p95, longest = (f"{1000 * (value or 0):,.1f} ms" for value in (times.median, times.p95, times.longest))
-        note += (
-            f" Single steps ({number(times.steps)}, without the first ones and those that were traced): median "
-            f"{median}, 95 % below {p95}, longest {longest}."
-        )
+    note = prose("phases", profile.ranks or 1, steps, profile.step_seconds)
     return Table(["Phase", "Seconds", "Fraction", "ms a step"], rows, note, "Phases of a step")
 
 
-def _data(record: Record) -> list[Block]:
-    corpus = record.corpus
-    prepared = [time_of(corpus.preparation.seconds), with_unit(corpus.preparation.tokens_per_second, "tokens/s")]
-    facts = [
-        ("Name", corpus.name),
-        ("Documents", number(corpus.documents)),
-        ("Tokens", number(corpus.tokens)),
-        ("Sequences", with_unit(corpus.sequences, f"of {number(corpus.sequence_length)} tokens")),
-        ("Held out", with_unit(corpus.held_out, "sequences, on which nothing trains")),
-        ("Of the rest", f"about {100 * taken:.2g} % is trained on" if (taken := corpus.fraction_used) else None),
-        ("Preparation", ", ".join(filter(None, prepared))),
-        ("Left out", "; ".join(f"{number(count)}: {reason}" for reason, count in corpus.left_out.items()) or None),
-        ("Duplicates", describe_duplicates(corpus.duplicates) if corpus.duplicates else None),
-    ]
-    return [*facts_table("Corpus", facts), *_sources(record), *_sets(record)]
-
-
-def _sets(record: Record) -> list[Block]:
+def _sets(record: Record) -> Table:
     """The evaluation sets, and the positions of each that were scored."""
     head = ["", "Documents", "Sequences", "Tokens", "Scored"]
     note = "The last column counts what is scored: next tokens of a causal model, labelled examples."
@@ -261,10 +256,10 @@ def _sets(record: Record) -> list[Block]:
     for name, data in record.evaluation.items():
         counts = [data.documents, data.sequences, data.tokens, data.positions, *[data.pseudo_positions] * pseudo]
         rows.append([record.label_of(name), *map(number, counts)])
-    return [Table(head, rows, note, "Evaluation sets")] if rows else []
+    return Table(head, rows, note, "Evaluation sets")
 
 
-def _sources(record: Record) -> list[Block]:
+def _sources(record: Record) -> Table:
     """The sources of a mixture: the size of each, and the part that the run was fed."""
     rows = []
     for name, source in record.corpus.sources.items():
@@ -274,11 +269,4 @@ def _sources(record: Record) -> list[Block]:
         rows.append([name, source.name or NONE, percent(source.weight, 1), *counts, passes])
     head = ["", "Text", "Fraction of sequences", "Documents", "Sequences", "Sequences used", "Tokens used", "Passes"]
     note = "Tokens used are the sequences used times the mean length of the source, which is exact after whole passes."
-    return [Table(head, rows, note, "Sources")] if rows else []
-
-
-def _reproduce(record: Record, config_yaml: str) -> list[Block]:
-    environment = [(name.replace("_", " "), value) for name, value in record.environment]
-    config: list[Block] = [Code(config_yaml, "Resolved configuration", "yaml")] if config_yaml.strip() else []
-    command = reproduced_by(record.command_from_anywhere)
-    return [*command, *facts_table("Environment", environment), *config]
+    return Table(head, rows, note, "Sources")

@@ -4,27 +4,19 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 
 from distill.evaluation.significance import Bootstrap
-from distill.report.page import Block, Code, Section, Table, markdown, table_text
+from distill.report.page import Code, Section, Table, markdown, prose, table_text
 from distill.report.summary import AGREEMENT, explained, in_points, interval
-from distill.report.words import NONE, number, percent
+from distill.report.words import number, percent
 from distill.runs import facts
-from distill.runtime.errors import SettingError
 from distill.runtime.files import atomic, make_folder, quarantine
 from distill.runtime.jsonl import without_nan
 
 FILES = ("scores.json", "scores.md")
-COMPARED = (
-    "A ratio of perplexities below 1, or a difference of accuracies above 0, is in favour of the model in the first "
-    "column. Both models were scored on the same 10,000 draws of the set, unit by unit and with replacement (Koehn "
-    "2004): the interval holds 95 % of these, and the next column says in how many draws the model is the better one; "
-    "a tie counts half."
-)
 
 
 @dataclass(frozen=True)
@@ -102,19 +94,18 @@ class Scores:
         return content
 
     def _sections(self) -> list[Section]:
-        first: list[Block] = [self._table(), explained(self.measures), [*self.notes]]
-        command: list[Block] = [Code(self.command, language="sh")] if self.command else []
-        sections = [Section("", [block for block in first if block])]
-        if self.comparisons:
-            sections.append(Section("One model against another", [self._compared()]))
-        return [*sections, Section("What was scored", [self._scored(), *command])]
+        return [
+            Section("", [self._table(), explained(self.measures), [*self.notes]]),
+            Section("One model against another", [self._compared()]),
+            Section("What was scored", [self._scored(), Code(self.command, language="sh")]),
+        ]
 
     def markdown(self) -> str:
         """The page: the table of all scores, what was scored, comparisons and notes."""
         return markdown("Scores", self._sections())
 
     def __str__(self) -> str:
-        tables = [self._table(), *([self._compared()] if self.comparisons else [])]
+        tables = filter(None, [self._table(), self._compared()])
         first, *others = ("\n\n".join(filter(None, [table_text(table), table.note])) for table in tables)
         return "\n\n".join([first, *self.notes, *others])
 
@@ -129,7 +120,6 @@ class Scores:
         Raises:
             SettingError: the folder cannot be written.
         """
-        check_folder(folder)
         make_folder(folder, f"output={folder}")
         texts = (json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n", self.markdown())
         for name, text in zip(FILES, texts, strict=True):
@@ -141,35 +131,32 @@ class Scores:
 
     def _table(self) -> Table:
         """Measures and sets down, models across."""
-        rows = [
-            ["Parameters", *(number(model.parameters) for model in self.models)],
-            ["Vocabulary (tokens)", *(number(self.vocabularies[model.vocabulary].tokens) for model in self.models)],
+        models, sets = self.models, self.sets
+        lines: list[tuple[str, list[float | None], Callable[[Any], str]]] = [
+            ("Parameters", [model.parameters for model in models], number),
+            ("Vocabulary (tokens)", [self.vocabularies[model.vocabulary].tokens for model in models], number),
         ]
-
-        def add(title: str, values: list[float | None], form: Callable[[Any], str]) -> None:
-            if any(value is not None for value in values):
-                rows.append([title, *(NONE if value is None else form(value) for value in values)])
-
         for measure, described in self.measures.items():
-            for name in self.sets:
-                values = [model.scores.get(measure, {}).get(name) for model in self.models]
-                add(f"{described.title}, {name}", values, number)
+            for name in sets:
+                values = [model.scores.get(measure, {}).get(name) for model in models]
+                lines.append((f"{described.title}, {name}", values, number))
         for key, (title, form) in AGREEMENT.items():
-            for name in self.sets:
-                add(f"{title}, {name}", [(model.agreement or {}).get(name, {}).get(key) for model in self.models], form)
-        return Table(["", *(model.name for model in self.models)], rows)
+            for name in sets:
+                values = [(model.agreement or {}).get(name, {}).get(key) for model in models]
+                lines.append((f"{title}, {name}", values, form))
+        rows = [[title, *map(form, values)] for title, values, form in lines if {*values} - {None}]
+        return Table(["", *(model.name for model in models)], rows)
 
     def _compared(self) -> Table:
         rows = []
         for compared in self.comparisons:
             drawn, title = compared.bootstrap, self.measures[compared.measure].title
-            by_points = drawn.points is not None
-            difference = in_points(drawn.points) if drawn.points is not None else f"{drawn.ratio:.3f} times"
-            cells = [compared.model, compared.against, f"{title}, {compared.set}", difference]
-            cells += [interval(drawn.low, drawn.high, by_points), percent(drawn.better, 1)]
-            rows.append([*cells, f"{number(drawn.num_units)} {drawn.units}"])
+            difference = f"{drawn.ratio:.3f} times" if drawn.points is None else in_points(drawn.points)
+            low_to_high = interval(drawn.low, drawn.high, drawn.points is not None)
+            cells = [compared.model, compared.against, f"{title}, {compared.set}", difference, low_to_high]
+            rows.append([*cells, percent(drawn.better, 1), f"{number(drawn.num_units)} {drawn.units}"])
         head = ["", "against", "measure and set", "difference", "95 % interval", "better in", "drawn"]
-        return Table(head, rows, COMPARED)
+        return Table(head, rows, prose("compared"))
 
     def _scored(self) -> Table:
         rows = []
@@ -179,24 +166,3 @@ class Scores:
                 sizes = (scored.documents, scored.sequences, scored.tokens, scored.positions, scored.pseudo_positions)
                 rows.append([f"{name}{size}", str(scored.description), *map(number, sizes)])
         return Table(["", "text", "documents", "sequences", "tokens", "scored positions", "masked one at a time"], rows)
-
-
-def check_folder(output: str | Path) -> None:
-    """Refuse an output in which no scores can be written; nothing is made.
-
-    Raises:
-        SettingError: it is empty, a file is in the way, or no file can be made in it or the folder that would hold it.
-    """
-    folder, problem = Path(output).expanduser().absolute(), ""
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not str(output).strip():
-        problem = " is empty (a shell variable that is not set?)"
-    elif not existing.is_dir():
-        problem = f"{output} is no folder that can be made: {existing} is a file"
-    else:
-        try:
-            TemporaryFile(dir=existing).close()
-        except OSError as error:
-            problem = f"{output} cannot be written: no file can be made in {existing} ({error.strerror})"
-    if problem:
-        raise SettingError(f"output={problem}; give another folder")

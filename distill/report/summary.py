@@ -2,21 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from operator import methodcaller
 from typing import Any
 
 from distill.config.component import PREFIX
-from distill.report import gap
-from distill.report.page import Block, Code, Table
-from distill.report.words import MINUS, NONE, TIMES, count_of, is_number, listed, number, percent, ratio, short, time_of
-from distill.runs.facts import Backend, Baseline, Measure, Model, Resampled
+from distill.report.page import Block, Code, Table, prose
+from distill.report.words import MINUS, NONE, TIMES, count_of, is_number, listed, number, percent, ratio, short
+from distill.runs.facts import Backend, Baseline, GapClosed, Measure, Model, Resampled
 from distill.runs.record import INHERITED, Record, starts_fine_tuned
 from distill.runtime.progress import counted, in_a_sentence
 
 FEWEST_SEQUENCES = 10  # of a set whose scores say something of other text
 IN_PERCENT = "in percent"  # in the explanation of measures whose differences are points
-NO_RECIPE = "default"  # what records call the lack of one
 SAME = "the same"
+GAP_CLOSED = "Gap closed"
 AGREEMENT: dict[str, tuple[str, Callable[[Any], str]]] = {
     "top1": ("Top-1 agreement with the teacher", lambda value: percent(value, 1)),
     "kl": ("KL divergence from the teacher (nats)", number),
@@ -34,61 +32,22 @@ def explained(measures: Mapping[str, Measure]) -> str:
 
 def findings(record: Record) -> str:
     """Size and speed, quality against teacher and baseline: one sentence each, where there are numbers."""
-    parts = [_size(record), _quality(record), _kept(record)]
-    parts += [against_baseline(record), gap.sentences(record), _resampled(record), _unscored(record), _few(record)]
+    parts = [prose("size", record.student, record.teacher), _quality(record), _kept(record)]
+    parts += [against_baseline(record), _gap_closed(record), _resampled(record), _unscored(record), _few(record)]
     return " ".join(filter(None, parts))
 
 
 def setting(record: Record) -> str:
     """Which recipe, corpus, teacher and start were used, and how long training took."""
-    corpus, training = record.corpus, record.training
-    recipe, changed = record.recipe, record.changed_groups
-    others = f", with other settings of {listed(changed)}" if changed else ""
-    sentence = f"Recipe: {recipe}{others}." if recipe and recipe != NO_RECIPE else "No recipe."
-    sentences = [sentence]
-    amounts = {"documents": corpus.documents, "tokens": corpus.tokens}
-    counts = [f"{number(count)} {name}" for name, count in amounts.items() if is_number(count)]
-    if corpus.name:
-        sentences.append(f"Corpus: {corpus.name}" + (f" ({', '.join(counts)})." if counts else "."))
-    if record.teacher and record.teacher.name:
-        sentences.append(f"Teacher: {record.teacher.name}.")
-    sentences += [_start(record)]
-    if is_number(training.steps):
-        epochs = f" ({training.epochs:.3g} epoch{'s' * (training.epochs != 1)})" if is_number(training.epochs) else ""
-        time = f" in {time_of(training.seconds)}" if is_number(training.seconds) else ""
-        hardware = f" on {record.environment.device}" if record.environment.device else ""
-        sentences.append(f"Training took {counted(training.steps, 'step')}{epochs}{time}{hardware}.")
-    return " ".join(filter(None, sentences))
+    return prose("setting", record, starts_fine_tuned(record.identity))
 
 
 def reproduced_by(command: str | None) -> list[Block]:
     """The command that gives this run again; of one that a program started with its own objects, what it needs too."""
     if not command:
         return []
-    remark = (
-        "A Python program started this run by distill.distill() with objects of its own, which this command cannot "
-        "name: call that function with the same objects and folder. The command shows the settings:"
-    )
-    return [*([remark] if PREFIX in command else []), Code(command, language="bash", wrap=True)]
-
-
-def _start(record: Record) -> str:
-    """What the student was before its first step; empty where it is not known."""
-    start = record.student.start
-    what = "The student" if record.teacher else "The model"
-    match start.init:
-        case "layers":
-            names = [str(layer) for layer in start.layers]
-            which = f"layer{'s' * (len(names) > 1)} {listed(names)} of " if names else ""
-            without = "" if record.teacher else ", and learned without it"
-            knows = ", which was fine-tuned for this task" * starts_fine_tuned(record.identity)
-            return f"{what} started from {which}{start.source or 'a teacher'}{knows}{without}."
-        case "random" | "neighbours":
-            return f"{what} started from new weights."
-        case "pretrained":
-            return f"{what} started from {start.source or 'a saved model'}."
-        case _:
-            return ""
+    remark = [prose("of_program")] if PREFIX in command else []
+    return [*remark, Code(command, language="bash", wrap=True)]
 
 
 def tiles(record: Record) -> list[tuple[str, str]]:
@@ -98,25 +57,21 @@ def tiles(record: Record) -> list[tuple[str, str]]:
     first = next(iter(record.sets_of(measure)), "")
     value, title = student.score(measure, first), in_a_sentence(described.title)
     whose = "teachers'" if teacher and teacher.members else "teacher's"  # several are compared as they are together
-    shown: list[tuple[str, str]] = []
-    if teacher is None and is_number(student.parameters):
-        shown.append((short(student.parameters), "parameters"))
-    if teacher and (size := ratio(student.parameters, teacher.parameters)):
-        shown.append((percent(size), f"of the {whose} parameters"))
-    if teacher and (speed := ratio(student.tokens_per_second, teacher.tokens_per_second)):
-        shown.append((f"{speed:.2f}{TIMES}", f"the {whose} speed"))
-    if is_number(value):
-        shown.append((number(value), f"{title} on {record.label_of(first)}"))
+    of_teacher = teacher or Model()
+    agreement = (record.agreement or {}).get(first) if record.is_scored(first) else None
+    shown = [
+        (short(student.parameters) if teacher is None else NONE, "parameters"),
+        (_fraction(student.parameters, of_teacher.parameters), f"of the {whose} parameters"),
+        (_times(student.tokens_per_second, of_teacher.tokens_per_second), f"the {whose} speed"),
+        (number(value) if is_number(value) else NONE, f"{title} on {record.label_of(first)}"),
+    ]
     for other in others if teacher is None else ():
-        if is_number(beside := student.score(other, first)):
-            shown.append((number(beside), f"{in_a_sentence(record.measures[other].title)}, the same text"))
-    for name, model in ((whose, teacher), ("baseline's (no teacher)", record.baseline)):
-        if model and (change := _against(described, value, model.score(measure, first))):
-            shown.append((change, f"{title} against the {name}"))
-    agreement = (record.agreement or {}).get(first)
-    if agreement and is_number(agreement.top1) and record.is_scored(first):
-        shown.append((percent(agreement.top1), "top-1 agreement with the teacher"))
-    return shown
+        beside = in_a_sentence(record.measures[other].title)
+        shown.append((number(student.score(other, first)), f"{beside}, the same text"))
+    for name, model in ((whose, of_teacher), ("baseline's (no teacher)", record.baseline or Model())):
+        shown.append((_against(described, value, model.score(measure, first)), f"{title} against the {name}"))
+    shown.append((percent(agreement.top1) if agreement else NONE, "top-1 agreement with the teacher"))
+    return [(number, text) for number, text in shown if number not in (None, NONE)]
 
 
 def comparison(record: Record) -> Table:
@@ -125,40 +80,36 @@ def comparison(record: Record) -> Table:
     Behind the teacher that several are together, each of them has a column; a baseline adds what of its gap is closed.
     """
     student, teacher, columns = record.student, record.teacher, _columns(record)
-    more = ["Against teacher"] * bool(teacher) + [gap.TITLE] * gap.has_gap(record)
-    table = Table(["", *columns, *more], note=gap.NOTE if gap.has_gap(record) else "")
+    gaps = has_gap(record)
+    more = ["Against teacher"] * bool(teacher) + [GAP_CLOSED] * gaps
+    table = Table(["", *columns, *more], note=prose("gap") if gaps else "")
 
     def add(
-        label: str,
-        value_of: Callable[[Model], Any],
-        form: Callable[[Any], str],
-        against: Callable[[float, float], str | None],
-        closed: str = "",
+        label: str, values: list[Any], form: Callable[[Any], str], beside: Callable[..., str], closed: str = ""
     ) -> None:
-        values = [value_of(model) for model in columns.values()]
-        if any(value is not None for value in values):
-            pair = [value_of(student), value_of(teacher)] if teacher else []
-            last = [(against(*pair) if all(map(is_number, pair)) else None) or NONE] if pair else []
-            table.rows.append([label, *map(form, values), *last, *([closed] * gap.has_gap(record))])
+        if all(value is None for value in values):
+            return
+        pair = (values[[*columns].index("Student" if teacher else "Model")], values[0])
+        against = beside(*pair) if all(map(is_number, pair)) else NONE
+        table.rows.append([label, *map(form, values), *[against] * bool(teacher), *[closed] * gaps])
 
-    def as_percent(one: float, other: float) -> str | None:
-        change = ratio(one, other)
-        return None if change is None else percent(change)
-
-    def as_times(one: float, other: float) -> str | None:
-        change = ratio(one, other)
-        return None if change is None else f"{change:.2f}{TIMES}"
-
-    add("Parameters", lambda model: model.parameters, number, as_percent)
-    add("Weights", lambda model: model.bytes, lambda value: short(value, "B"), as_percent)
-    add("Speed (tokens/s)", lambda model: model.tokens_per_second, number, as_times)
+    models = columns.values()
+    add("Parameters", [model.parameters for model in models], number, _fraction)
+    add("Weights", [model.bytes for model in models], partial(short, unit="B"), _fraction)
+    add("Speed (tokens/s)", [model.tokens_per_second for model in models], number, _times)
     for name, measure in record.measures.items():
         sets = record.sets_of(name)
-        table.rows.extend([[measure.title]] if sets else [])
+        table.rows += [[measure.title]] if sets else []
         for key in sets:
-            score_of = methodcaller("score", name, key)
-            add(record.label_of(key), score_of, number, partial(_against, measure), gap.cell(record, name, key))
-    table.rows.extend(_agreement(record, list(columns.values()), len(more)))
+            values = [model.score(name, key) for model in models]
+            add(record.label_of(key), values, number, partial(_against, measure), _gap_cell(record, name, key))
+    for key, (title, form) in AGREEMENT.items():
+        agreement = {name: getattr(of, key) for name, of in (record.agreement or {}).items() if record.is_scored(name)}
+        agreement = {name: value for name, value in agreement.items() if value is not None}
+        table.rows += [[title]] if agreement else []
+        for name, value in agreement.items():
+            cells = [form(value) if model is student else "" for model in models]
+            table.rows.append([record.label_of(name), *cells, *[""] * len(more)])
     return table
 
 
@@ -172,37 +123,6 @@ def _columns(record: Record) -> dict[str, Model]:
     if record.baseline is not None:
         columns["Baseline (no teacher)"] = record.baseline
     return columns
-
-
-def _agreement(record: Record, columns: list[Model], more: int) -> list[list[str]]:
-    """The rows of agreement with the teacher, with so many empty cells behind those of the models."""
-    rows: list[list[str]] = []
-    for key, (title, form) in AGREEMENT.items():
-        values = {
-            name: getattr(values_of_set, key)
-            for name, values_of_set in (record.agreement or {}).items()
-            if record.is_scored(name)
-        }
-        values = {name: value for name, value in values.items() if value is not None}
-        rows += [[title]] if values else []
-        for name, value in values.items():
-            cells = [form(value) if model is record.student else "" for model in columns]
-            rows.append([record.label_of(name), *cells, *[""] * more])
-    return rows
-
-
-def _size(record: Record) -> str:
-    student, teacher = record.student, record.teacher
-    fraction = ratio(student.parameters, teacher.parameters) if teacher else None
-    if teacher is None or fraction is None:
-        name = student.name or "the model"
-        what = f"{name[:1].upper()}{name[1:]} has {short(student.parameters)} parameters."
-        return what if is_number(student.parameters) else ""
-    speed = ratio(student.tokens_per_second, teacher.tokens_per_second)
-    whose, than = ("its teachers'", " as all of them together") if teacher.members else ("its teacher's", "")
-    times = f" and is {speed:.2f} times as fast{than}" if speed else ""
-    sizes = f"{short(student.parameters)} of {short(teacher.parameters)}"
-    return f"The student has {percent(fraction)} of {whose} parameters ({sizes}){times}."
 
 
 def _quality(record: Record) -> str:
@@ -227,16 +147,11 @@ def _quality(record: Record) -> str:
 
 def _kept(record: Record) -> str:
     """Which evaluation's student is published, where `train.keep_best` chooses it."""
-    best, steps = record.best, record.training.steps
+    best = record.best
     if best is None or not record.finished or best.measure not in record.measures:
         return ""
     by = f"by {in_a_sentence(record.measures[best.measure].title)} on {record.label_of(best.data)}"
-    if best.step is None:
-        return f"No evaluation could be compared {by}: the last student was kept."
-    if best.step == steps:
-        return f"Of the evaluations the last one was the best {by} ({number(best.score)}): its student was kept."
-    last = f"{number(best.score)}, and {number(best.last_score)} after the last step"
-    return f"The student after step {number(best.step)} of {number(steps)} was kept, the best {by} ({last})."
+    return prose("kept", best, record.training.steps, by)
 
 
 def against_baseline(record: Record) -> str:
@@ -268,12 +183,13 @@ def against_baseline(record: Record) -> str:
     compared = f"its {in_a_sentence(described.title)} is {words}"
     same, after = _steps_beside(record.training.steps, baseline)
     after += f" at its own learning rate ({baseline.learning_rate:g})" if is_number(baseline.learning_rate) else ""
-    if not same or baseline.remarks or not all(gap.is_tested(baseline, measure, key) for key in pairs):
+    if not same or baseline.remarks or not all(_is_tested(baseline, measure, key) for key in pairs):
         inherited = f" {INHERITED}" * (INHERITED in baseline.remarks)
         return f"Against its baseline, trained without a teacher{after}, {compared}.{inherited}"
-    unclear = [baseline.drawn(measure, key).is_unclear for key in pairs]
-    conclusion = _conclusion(list(pairs.values()), ratios, unclear, described.lower_is_better)
-    return f"{conclusion}: against its baseline, the same student trained without a teacher{after}, {compared}."
+    triples = [(*pair, baseline.drawn(measure, key)) for key, pair in pairs.items()]
+    made = _conclusion({_outcome(*each, described.lower_is_better) for each in triples})
+    beside = f"against its baseline, the same student trained without a teacher{after}"
+    return f"Learning from the teacher {made}: {beside}, {compared}."
 
 
 def _steps_beside(steps: int | None, baseline: Baseline) -> tuple[bool, str]:
@@ -284,21 +200,90 @@ def _steps_beside(steps: int | None, baseline: Baseline) -> tuple[bool, str]:
     return same, f" for the same {count_of(steps, 'step')}" if same else ""
 
 
-def _conclusion(
-    pairs: list[tuple[float, float]], ratios: list[float | None], unclear: list[bool], lower_is_better: bool
-) -> str:
-    """A conclusion on the teacher from the pairs of scores of student and baseline."""
-    alike = [change is not None and _change(change) == SAME for change in ratios]
-    if all(alike):
-        return "Learning from the teacher made no difference"
-    same = [is_same or unsure for is_same, unsure in zip(alike, unclear, strict=True)]
-    better = [(student < baseline) == lower_is_better and student != baseline for student, baseline in pairs]
-    better = [is_better and not unsure for is_better, unsure in zip(better, same, strict=True)]
-    if all(same):
-        return "Learning from the teacher made no clear difference"
-    if all(better):
-        return "Learning from the teacher helped"
-    return f"Learning from the teacher {'helped on some sets only' if any(better) else 'did not help'}"
+def _outcome(student: float, baseline: float, drawn: Resampled, lower_is_better: bool) -> str:
+    """What learning from the teacher made of a score."""
+    change = ratio(student, baseline)
+    if change is not None and _change(change) == SAME:
+        return SAME
+    if drawn.is_unclear:
+        return "unclear"
+    return "better" if (student < baseline) == lower_is_better and student != baseline else "worse"
+
+
+def _conclusion(outcomes: set[str]) -> str:
+    """A conclusion on the teacher from those of all sets."""
+    if outcomes == {SAME}:
+        return "made no difference"
+    if outcomes <= {SAME, "unclear"}:
+        return "made no clear difference"
+    if outcomes == {"better"}:
+        return "helped"
+    return "helped on some sets only" if "better" in outcomes else "did not help"
+
+
+def has_gap(record: Record) -> bool:
+    """Whether a baseline shows how much of the gap the student closes."""
+    return record.baseline is not None and bool(record.baseline.gap_closed)
+
+
+def closed_of(record: Record, measure: str, data: str) -> GapClosed | None:
+    """What the record has of a measure on a set."""
+    return record.baseline.gap_closed.get(measure, {}).get(data) if record.baseline else None
+
+
+def _is_tested(baseline: Baseline, measure: str, data: str) -> bool:
+    """Whether a bootstrap shows how sure the difference of student and baseline on a set is."""
+    drawn = baseline.drawn(measure, data)
+    return is_number(drawn.low) and is_number(drawn.high)
+
+
+def _gap_cell(record: Record, measure: str, data: str) -> str:
+    """`34% (29 to 40)`, `34%` without an interval, or `no gap`; a dash where a model has no score."""
+    closed = closed_of(record, measure, data)
+    if closed is None or not is_number(closed.fraction):
+        return NONE if closed is None else "no gap"
+    return _closed(closed, "")
+
+
+def _closed(closed: GapClosed, of: str) -> str:
+    """`34% (95% interval 29 to 40)`; `of`: what stands before the interval."""
+    fraction, low, high = (
+        str(round(100 * (of or 0))).replace("-", MINUS) for of in (closed.fraction, closed.low, closed.high)
+    )
+    return f"{fraction}% ({of}{low} to {high})" if is_number(closed.low) else f"{fraction}%"
+
+
+def _gap_closed(record: Record) -> str:
+    """The fraction of the first measure on every set, the sets without a gap, and why an interval is missing.
+
+    Where the baseline differs in more than its teacher, the student closes the gap, and not what it learned from.
+    """
+    baseline, (measure, described) = record.baseline, record.first_measure
+    closed = {key: entry for key in record.sets_of(measure) if (entry := closed_of(record, measure, key))}
+    if baseline is None or not closed:
+        return ""
+    models = f"between baseline and teacher{'s' * bool(record.teacher and record.teacher.members)}"
+    with_gap = {key: entry for key, entry in closed.items() if is_number(entry.fraction)}
+    parts: list[str] = []
+    if with_gap:
+        is_fair = baseline.steps == record.training.steps and not baseline.remarks
+        is_fair = is_fair and all(_is_tested(baseline, measure, key) for key in with_gap)
+        who = f"{'Learning from the teacher' if is_fair else 'The student'} closes"
+        (first, of_first), *others = [
+            (_closed(entry, f"{percent(baseline.drawn(measure, key).confidence)} interval "), record.label_of(key))
+            for key, entry in with_gap.items()
+        ]
+        closes = [f"{first} of the gap {models} on {of_first}", *(f"{shown} on {label}" for shown, label in others)]
+        parts.append(f"{who} {listed(closes)}, by {in_a_sentence(described.title)}.")
+    if without := [record.label_of(key) for key in closed if key not in with_gap]:
+        parts.append(f"There is no gap {models} on {listed(without)}: the baseline is no worse there.")
+    parts += [
+        f"The gap closed on {record.label_of(key)} has no interval: in {number(entry.without_gap)} of "
+        f"{number(baseline.drawn(measure, key).resamples)} resamples the baseline is no worse than the teacher."
+        for key, entry in with_gap.items()
+        if entry.without_gap  # draws without a gap leave none
+    ]
+    return " ".join(parts)
 
 
 def _resampled(record: Record) -> str:
@@ -348,12 +333,21 @@ def _few(record: Record) -> str:
     return f"Too little text is scored on {shown} to say anything of other text: hold more out."
 
 
-def _against(measure: Measure, one: float | None, other: float | None) -> str | None:
-    """How a score differs from another: `+1.2 points` of what is in percent, else `+1.2%`; None where it has none."""
+def _fraction(one: Any, other: Any) -> str:
+    return percent(ratio(one, other))
+
+
+def _times(one: Any, other: Any) -> str:
+    change = ratio(one, other)
+    return NONE if change is None else f"{change:.2f}{TIMES}"
+
+
+def _against(measure: Measure, one: float | None, other: float | None) -> str:
+    """How a score differs from another: `+1.2 points` of what is in percent, else `+1.2%`; a dash where it has none."""
     if IN_PERCENT in measure.explanation and is_number(one) and is_number(other):
         return in_points((one or 0) - (other or 0))
     change = ratio(one, other)
-    return None if change is None else _signed(change)
+    return NONE if change is None else _signed(change)
 
 
 def _signed_tenths(number: float) -> str:

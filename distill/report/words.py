@@ -50,11 +50,6 @@ def time_of(seconds: Any) -> str | None:
     return duration(seconds) if is_number(seconds) else None
 
 
-def with_unit(value: Any, unit: str) -> str | None:
-    """`12,300 tokens/s`; None where there is no number."""
-    return f"{number(value)} {unit}" if is_number(value) else None
-
-
 def count_of(value: Any, noun: str) -> str | None:
     """`12 ranks`; None where there is no number."""
     return counted(value, noun) if is_number(value) else None

@@ -31,5 +31,4 @@ def under_way() -> Status:
         activities=["training 81% 100/123 steps, 0.57 steps/s", "student on heldout 40%"],
         samples=samples,
         logs=LOGS,
-        num_logs=3,
     )

@@ -104,38 +104,32 @@ def test_the_hub_reads_what_the_models_are(results: dict[str, Any]) -> None:
 
 
 def test_what_nobody_states_is_left_out_and_asked_for() -> None:
-    written = metadata_of(own_run())
-    assert not {"base_model", "license", "datasets", "metrics"} & written.keys()
-    card = model_card(Record.from_json(own_run()))
-    assert "set its licence and languages in the front matter of this card (license, language): no source model" in card
-
-
-def test_licences_that_differ_are_named_and_none_is_chosen() -> None:
-    content = own_run()
-    content["teacher"]["published"] = QWEN
-    content["student"]["start"]["published"] = {"license": "mit"}
-    assert "license" not in metadata_of(content)
-    assert "some of its source models state mit and apache-2.0" in model_card(Record.from_json(content))
-    content["student"]["start"]["published"] = {}
-    assert "license" not in metadata_of(content) and "some of its source models state apache-2.0" in model_card(
-        Record.from_json(content)
-    )
-    content["student"]["start"] = {"init": "random"}
-    assert metadata_of(content)["license"] == "apache-2.0"
+    assert not {"base_model", "license", "datasets", "metrics"} & metadata_of(own_run()).keys()
+    assert "set its licence and languages in the front matter" in model_card(Record.from_json(own_run()))
 
 
 @pytest.mark.parametrize(
-    ("files", "stated"),
+    ("start", "license", "says"),
     [
-        ({"README.md": "---\nlicense: MIT\n---\n# A model\n"}, "mit"),
-        ({"README.md": "---\nlicense: other\n---\n"}, None),
-        ({"README.md": "---\nlicense: [\n---\n"}, None),
-        ({}, None),
+        ({"published": {"license": "mit"}}, None, "some of its source models state mit and apache-2.0"),
+        ({"published": {}}, None, "some of its source models state apache-2.0"),
+        ({"from": None}, "apache-2.0", "add its languages to the front matter"),
     ],
 )
-def test_the_licence_of_a_folder(files: dict[str, str], stated: str | None, tmp_path: Path) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
+def test_licences_that_differ_are_named_and_none_is_chosen(start: Any, license: str | None, says: str) -> None:
+    content = own_run()
+    content["teacher"]["published"] = QWEN
+    content["student"]["start"] = {"init": "pretrained", "from": "/srv/models/small", **start}
+    assert metadata_of(content).get("license") == license and says in model_card(Record.from_json(content))
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [("license: MIT\n---\n# A model\n", "mit"), ("license: other\n---\n", None), ("license: [\n---\n", None)],
+)
+def test_the_licence_of_a_folder(text: str, stated: str | None, tmp_path: Path) -> None:
+    assert published(str(tmp_path)) == Published()
+    (tmp_path / "README.md").write_text(f"---\n{text}")
     assert published(str(tmp_path)) == Published(license=stated)
 
 
@@ -183,7 +177,7 @@ def test_a_path_in_a_command_loses_all_of_its_folders() -> None:
     ("path", "name"),
     [
         ("/srv/models/2024", "2024"),
-        ("runs/mine/snapshots/step-00000100", "mine after step 100"),
+        ("a/mine/snapshots/step-0100", "mine after step 100"),
         ("runs/mine/student", "mine"),
     ],
 )

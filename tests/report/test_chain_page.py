@@ -2,7 +2,6 @@
 
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
 
 import pytest
 from job import wait_for
@@ -10,8 +9,7 @@ from made_runs import make_run, settings_of
 from sample import sample_results
 
 from distill.report.chain_report import ChainPage, state_of
-from distill.report.live import PAGE, Renewer
-from distill.report.page import Link
+from distill.report.live import PAGE
 from distill.report.words import NONE
 from distill.runtime.errors import StageFailed
 
@@ -36,8 +34,7 @@ def test_the_state_of_a_run_follows_from_its_folder(
         make_run(tmp_path / made, settings_of(0), content)
     (tmp_path / "damaged" / "results.json").write_text("{")
     cells = state_of(tmp_path / name, tmp_path, is_current)
-    assert cells[0] == name and not isinstance(cells[0], Link)
-    assert cells[1].startswith(state) and cells[2].startswith(scores)
+    assert cells[0] == name and cells[1].startswith(state) and cells[2].startswith(scores)
 
 
 def test_runs_are_listed_linked_and_renewed(tmp_path: Path) -> None:
@@ -61,19 +58,3 @@ def test_a_run_that_failed_ends_the_page(tmp_path: Path) -> None:
         raise StageFailed("student", 3)
     text = (tmp_path / PAGE).read_text()
     assert "Stopped: stage student ended with status 3" in text and "limit = 0" in text
-
-
-def test_a_page_that_cannot_be_written_is_said_once(
-    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write, titles = Renewer.write, list[str]()
-
-    def noted(self: Renewer, title: str, *given: Any, **named: Any) -> None:
-        titles.append(title)
-        write(self, title, *given, **named)
-
-    monkeypatch.setattr(Renewer, "write", noted)
-    (tmp_path / PAGE).mkdir()
-    with ChainPage(tmp_path, [], every=0.02):
-        wait_for(lambda: len(titles) > 2)
-    assert len(lines) == 1 and "cannot write" in lines[0]

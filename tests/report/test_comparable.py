@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from made_runs import make_run, results_of, settings_of
 
-from distill.report.comparison.compare import Comparison
+from distill.report.comparison.compare import ComparedRuns, best_lines, scores_table
 from distill.report.comparison.runs import find_runs
-from distill.report.comparison.tables import best_lines, costs_table, scores_table
 
 NAMES = ("perplexity", "bits_per_byte", "order_accuracy")
 TITLES = {name: {"title": name, "lower_is_better": name != "order_accuracy"} for name in NAMES}
@@ -24,10 +23,14 @@ def results(of_set: dict[str, Any] | None = None, **others: Any) -> dict[str, An
     return content
 
 
-def laid_out(folder: Path, *runs: tuple[dict[str, Any], dict[str, Any]]) -> Comparison:
+def beside_baseline(settings: dict[str, Any] | None = None, identity: Any = None, **baseline: Any) -> Any:
+    return settings or {}, results(baseline={"steps": 9, **GAP, **baseline}, identity=identity or {})
+
+
+def laid_out(folder: Path, *runs: tuple[dict[str, Any], dict[str, Any]]) -> ComparedRuns:
     for number, (settings, content) in enumerate(runs):
         make_run(folder / str(number), settings_of(0, 1.0 + number, **settings), content)
-    return Comparison(find_runs([str(folder)]))
+    return ComparedRuns(find_runs([str(folder)]))
 
 
 def limited(sequences: int | None, **others: Any) -> dict[str, Any]:
@@ -52,70 +55,52 @@ OTHER_TOKENS, OTHER_TEXT = {"digest": "beef"}, {"digest": "beef", "documents": 4
 def test_what_a_number_was_measured_on_decides(
     one: Any, other: Any, apart: list[str], reasons: list[str], tmp_path: Path
 ) -> None:
-    comparison = laid_out(tmp_path, *((settings, results(of_set)) for settings, of_set in (one, other)))
-    assert {name: folders for name, folders in comparison.apart.items() if folders}.keys() == {
-        f"heldout.{name}" for name in apart
-    }
-    assert all(len(folders) == 1 for folders in comparison.apart.values()) and comparison.reasons == reasons
-    cells = dict(zip(NAMES, scores_table(comparison).rows[1][-3:], strict=True))
+    compared = laid_out(tmp_path, *((settings, results(of_set)) for settings, of_set in (one, other)))
+    assert {name for name, rows in compared.apart.items() if rows} == {f"heldout.{name}" for name in apart}
+    assert all(len(rows) == 1 for rows in compared.apart.values()) and compared.reasons == reasons
+    cells = dict(zip(NAMES, scores_table(compared).rows[1][-3:], strict=True))
     assert [name for name, cell in cells.items() if cell.endswith("†")] == apart
 
 
 def test_what_cannot_be_compared_is_marked_and_neither_ranked_nor_averaged(tmp_path: Path) -> None:
-    for seed, (score, documents) in enumerate([(10.0, "a"), (12.0, "a"), (1.0, "b")]):
+    scores = {"0": (0, 2.0, 10.0, "a"), "1": (1, 2.0, 12.0, "a"), "2": (2, 2.0, 1.0, "b"), "other": (0, 8.0, 11.5, "a")}
+    for name, (seed, temperature, score, digest) in scores.items():
         content = results_of({"heldout": score})
-        content["evaluation"]["heldout"]["digest"] = documents
-        make_run(tmp_path / str(seed), settings_of(seed), content)
-    make_run(tmp_path / "other", settings_of(0, 9.0), results_of({"heldout": 11.5}))
-    (tmp_path / "other" / "results.json").unlink()
-    other = results_of({"heldout": 11.5})
-    other["evaluation"]["heldout"]["digest"] = "a"
-    make_run(tmp_path / "another", settings_of(0, 8.0), other)
-    comparison = Comparison(find_runs([str(tmp_path)]))
-    table = scores_table(comparison)
+        content["evaluation"]["heldout"]["digest"] = digest
+        make_run(tmp_path / name, settings_of(seed, temperature), content)
+    compared = ComparedRuns(find_runs([str(tmp_path)]))
+    table = scores_table(compared)
     assert table.rows[0][-1] == "11.00 (10.00 to 12.00); 1.000 †" and f"What is not the same: {SET}." in table.note
-    (line,) = best_lines(comparison)
+    (line,) = best_lines(compared)
     assert line.startswith("Perplexity, heldout: best is 11.00 with")
+
+
+def teacher(**identity: Any) -> Any:
+    return beside_baseline(identity={f"teacher.members.a.{name}": value for name, value in identity.items()})
 
 
 @pytest.mark.parametrize(
     ("one", "other", "reason"),
     [
-        ({"baseline": {"steps": 9}}, {"baseline": {"steps": 9, "learning_rate": 1e-4}}, "the baseline"),
-        ({"baseline": {"steps": 9}}, {"baseline": {"steps": 10}}, "the baseline"),
-        (
-            {"identity": {"teacher.members.a.digest": "1"}},
-            {"identity": {"teacher.members.a.digest": "2"}},
-            "the teacher",
-        ),
+        (beside_baseline(), beside_baseline(learning_rate=1e-4), "the baseline"),
+        (beside_baseline(), beside_baseline(steps=10), "the baseline"),
+        (teacher(digest="1"), teacher(digest="2"), "the teacher"),
         # Another cache: the report scores the teacher itself, and only the training reads the cache.
-        ({"identity": {"teacher.members.a.cache.top_k": 1}}, {"identity": {"teacher.members.a.cache.top_k": 2}}, None),
+        (teacher(**{"cache.top_k": 1}), teacher(**{"cache.top_k": 2}), None),
+        # Whatever steps the clock, or a lack of progress, gives.
+        *(
+            (beside_baseline({"train": limit}), beside_baseline({"train": limit}, steps=10), None)
+            for limit in ({"minutes": 5.0}, {"patience": 3})
+        ),
+        (beside_baseline({"train": {"minutes": 5.0}}), beside_baseline({"train": {"minutes": 9.0}}), "the baseline"),
     ],
 )
 def test_the_gap_closed_rests_on_baseline_and_teachers(
-    one: dict[str, Any], other: dict[str, Any], reason: str | None, tmp_path: Path
+    one: Any, other: Any, reason: str | None, tmp_path: Path
 ) -> None:
-    contents = [results(**{**others, "baseline": {**others.get("baseline", {}), **GAP}}) for others in (one, other)]
-    table = scores_table(laid_out(tmp_path, *(({}, content) for content in contents)))
+    table = scores_table(laid_out(tmp_path, one, other))
     assert [row[-1] for row in table.rows[:2]] == ["50%", "50% †" if reason else "50%"]
     assert (f"What is not the same: {reason}." in table.note) == (reason is not None)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "comparable"),
-    [
-        (({"minutes": 5.0}, 100), ({"minutes": 5.0}, 103), True),  # whatever steps that gives
-        (({"patience": 3}, 100), ({"patience": 3}, 103), True),
-        (({"steps": 100}, 100), ({"steps": 100}, 103), False),
-        (({"minutes": 5.0}, 100), ({"minutes": 50.0}, 1000), False),
-    ],
-)
-def test_steps_of_a_baseline_count_where_they_end_the_run(
-    one: Any, other: Any, comparable: bool, tmp_path: Path
-) -> None:
-    runs = [({"train": train}, results(baseline={"steps": steps, **GAP})) for train, steps in (one, other)]
-    cells = [row[-1] for row in scores_table(laid_out(tmp_path, *runs)).rows[:2]]
-    assert cells == ["50%", "50%" if comparable else "50% †"]
 
 
 def test_agreement_with_another_teacher_is_marked(tmp_path: Path) -> None:
@@ -126,17 +111,11 @@ def test_agreement_with_another_teacher_is_marked(tmp_path: Path) -> None:
     assert [row[-2] for row in table.rows[:3]] == ["60.00"] * 3 and "What is not the same: the teacher." in table.note
 
 
-def test_processors_of_other_sizes_are_named(tmp_path: Path) -> None:
-    environments = [{"device": "cpu (AMD EPYC)", "cpu_count": cores} for cores in (2, 64)]
-    comparison = laid_out(tmp_path, *(({}, results(environment=of)) for of in environments))
-    assert "cpu (AMD EPYC), 2 cores; cpu (AMD EPYC), 64 cores" in costs_table(comparison).note
-
-
 def test_the_held_out_text_of_a_source_belongs_to_its_corpus(tmp_path: Path) -> None:
     measures = {"order_accuracy": TITLES["order_accuracy"]}
     for number, documents in enumerate((20, 21)):
         content = results_of({}, corpus={"name": "mixture", "documents": documents}, measures=measures)
         content["student"] = {"order_accuracy": {"heldout_web": 5.0}}
         make_run(tmp_path / str(number), settings_of(0, 1.0 + number), content)
-    rows = scores_table(Comparison(find_runs([str(tmp_path)]))).rows
+    rows = scores_table(ComparedRuns(find_runs([str(tmp_path)]))).rows
     assert [row[-1] for row in rows[:2]] == ["5.000", "5.000 †"]

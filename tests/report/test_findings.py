@@ -4,14 +4,11 @@ import re
 from typing import Any
 
 import pytest
-from sample import objective
 
-from distill.data.batches import StepShape
 from distill.report import summary
 from distill.report.page import Code
-from distill.runs.banner import _sequences_of_a_step as sequences_of_step_in_banner
 from distill.runs.record import Record
-from distill.runtime.progress import counted, in_a_sentence
+from distill.runtime.progress import in_a_sentence
 
 SETS = ("heldout", "wikitext2")
 CLOSED = {"fraction": 0.341, "low": 0.288, "high": 0.402, "without_gap": 0}
@@ -40,7 +37,6 @@ def against_baseline(content: dict[str, Any]) -> str:
         ((1000.0, 100.0), None, "helped on some sets only"),
         ((39.047, 140.53), None, "made no difference"),
         ((39.047, 100.0), None, "did not help"),
-        ((39.047, 1000.0), None, "helped on some sets only"),
         # What hangs on the sample that was drawn is no verdict.
         ((1000.0, 1000.0), (0.9, 0.9), "made no clear difference"),
         ((1000.0, 1000.0), (0.9, 0.02), "helped on some sets only"),
@@ -78,12 +74,10 @@ def test_what_was_not_tested_or_differs_otherwise_is_no_verdict(results: dict[st
     assert "Learning from the teacher" not in words and "The student closes 34%" in words
     start = "Against its baseline, trained without a teacher"
     baseline_scores(results, 1000.0, 1000.0)
+    remarks = ["The baseline differs: schedule.kind."]
     for changes, phrase in (
         ({"steps": 100}, " for 100 steps instead of 123, its perplexity"),
-        (
-            {"steps": 123, "remarks": ["The baseline differs: schedule.kind."]},
-            " for the same 123 steps, its perplexity",
-        ),
+        ({"steps": 123, "remarks": remarks}, " for the same 123 steps, its perplexity"),
         ({"steps": None, "remarks": []}, ", its perplexity"),
     ):
         results["baseline"].update(changes)
@@ -94,20 +88,9 @@ def test_what_was_not_tested_or_differs_otherwise_is_no_verdict(results: dict[st
 
 
 def test_where_there_is_no_gap_there_is_no_number(results: dict[str, Any]) -> None:
-    def closed_by(**fractions: Any) -> tuple[str, list[str]]:
-        results["baseline"]["bootstrap"] = {"perplexity": {name: interval(0.5) for name in SETS}}
-        results["baseline"]["gap_closed"] = {"perplexity": fractions}
-        record = Record.from_json(results)
-        return summary.findings(record), [row[-1] for row in summary.comparison(record).rows[4:6]]
-
-    words, cells = closed_by(heldout=CLOSED, wikitext2={"fraction": -0.05})
-    assert "teacher closes 34% (95% interval 29 to 40) of the gap between baseline and teacher on heldout test" in words
-    assert cells == ["34% (29 to 40)", "\u22125%"]
-    words, cells = closed_by(heldout={"fraction": None}, wikitext2={"fraction": 0.5, "without_gap": 320})
-    assert "no gap between baseline and teacher on heldout test" in words and cells == ["no gap", "50%"]
-    assert "wikitext2 test has no interval: in 320 of 10,000 resamples" in words
-    words, _ = closed_by(heldout={"fraction": None}, wikitext2={"fraction": None})
-    assert "closes" not in words and "on heldout test and wikitext2 test:" in words
+    results["baseline"]["gap_closed"] = {"perplexity": {name: {"fraction": None} for name in SETS}}
+    words = summary.findings(Record.from_json(results))
+    assert "closes" not in words and "no gap between baseline and teacher on heldout test and wikitext2 test:" in words
 
 
 def test_scores_that_have_no_ratio_are_given_as_they_are(results: dict[str, Any]) -> None:
@@ -133,30 +116,6 @@ def test_a_set_without_a_scored_position_has_no_numbers(results: dict[str, Any])
     assert not [text for _, text in summary.tiles(record) if "agreement" in text or "perplexity" in text]
 
 
-@pytest.mark.parametrize(
-    ("start", "teacher", "expected"),
-    [
-        (
-            {"init": "layers", "from": "runs/big", "layers": [0, 2, 5]},
-            True,
-            "student started from layers 0, 2 and 5 of",
-        ),
-        (
-            {"init": "layers", "from": "runs/big", "layers": [0]},
-            False,
-            "started from layer 0 of runs/big, and learned w",
-        ),
-        ({"init": "pretrained", "from": "runs/small"}, False, "The model started from runs/small."),
-        ({"init": "random", "from": None}, True, "The student started from new weights."),
-        ({"init": "custom", "from": None}, False, ""),
-    ],
-)
-def test_where_it_started(results: dict[str, Any], start: dict[str, Any], teacher: bool, expected: str) -> None:
-    results["student"]["start"] = start
-    if not teacher:
-        results.update(teacher=None, baseline=None, agreement=None, objective=objective("mlm"))
-    words = summary.setting(Record.from_json(results))
-    assert expected in words and ("started" in words) == bool(expected) and ("Teacher:" in words) == teacher
 
 
 def test_of_one_there_is_a_singular_and_names_keep_their_capital(results: dict[str, Any]) -> None:
@@ -165,9 +124,6 @@ def test_of_one_there_is_a_singular_and_names_keep_their_capital(results: dict[s
     words = f"{summary.setting(record)} {summary.findings(record)} {summary.sequences_of_step(record.backend)}"
     assert "Training took 1 step (" in words and "for the same 1 step," in words
     assert not re.search(r"\b1 (steps|ranks|sequences|micro-batches|documents)\b|\(s\)", words)
-    banner = sequences_of_step_in_banner(StepShape(16, 8, 0, 1, False))
-    assert banner == "8 sequences (1 micro-batch of at most 8)"
-    assert (counted(2, "micro-batch"), counted(1200, "rank")) == ("2 micro-batches", "1,200 ranks")
     titles = ["Perplexity", "F1, best threshold", "Pearson correlation"]
     assert [in_a_sentence(title) for title in titles] == ["perplexity", *titles[1:]]
 

@@ -17,6 +17,7 @@ from distill.runtime.errors import SettingError
 
 Measure = namedtuple("Measure", "name title lower_is_better")
 MEASURES = [Measure("perplexity", "Perplexity", True), Measure("accuracy", "Accuracy", False)]
+WRONG_WAY = r"highest is best: set hydra\.sweeper\.direction=maximize"
 
 
 class Direction(Enum):
@@ -24,51 +25,44 @@ class Direction(Enum):
     maximize = 2
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("perplexity", 3.0),
-        ("imdb.perplexity", 4.0),
-        ("heldout.top1", 0.5),
-        ("training.seconds", 10.0),
-        ("loss.total", 1.5),
-        ("parameters", 1000),
-    ],
-)
+def check(name: str, direction: Any = None, compares: bool = True, has_gap: bool = True) -> None:
+    goal = Goal.of(name, direction)
+    assert goal is not None
+    goal.check(MEASURES, ["heldout", "imdb"], ["soft"], compares, has_gap)
+
+
+NUMBERS = {"perplexity": 3.0, "imdb.perplexity": 4.0, "heldout.top1": 0.5, "training.seconds": 10.0, "loss.total": 1.5}
+
+
+@pytest.mark.parametrize("name, value", [*NUMBERS.items(), ("parameters", 1000)])
 def test_a_name_is_a_number_of_the_results(name: str, value: float) -> None:
     found = Record.from_json(results_of({"heldout": 3.0, "imdb": 4.0}, agreement={"heldout": {"top1": 0.5, "kl": 0.1}}))
-    goal = Goal.of(name)
-    assert goal is not None and goal.value(found) == value
+    assert Goal(name).value(found) == value
 
 
 def test_a_number_that_is_missing_is_none() -> None:
-    goal = Goal("perplexity")
-    assert goal.value(Record(recipe="smoke", profile=Profile())) is None, "a run that ended with its profile"
+    assert Goal("perplexity").value(Record(profile=Profile())) is None, "a run that ended with its profile"
     results = results_of({"heldout": 1.0}, training={"final_loss": {"total": None}})
     assert Goal("loss.total").value(Record.from_json(results)) is None
 
 
-def test_names_are_checked_before_the_training() -> None:
-    for name in ("perplexity", "heldout.accuracy", "heldout.kl", "loss.soft", "training.seconds"):
-        Goal(name).check(MEASURES, ["heldout"], ["soft"], compares=True, has_gap=False)
+def test_names_and_directions_are_checked_before_the_training() -> None:
+    for name in ("perplexity", "heldout.accuracy", "heldout.kl", "loss.soft", "training.seconds", "imdb.gap_closed"):
+        check(name)
+    check("accuracy", "maximize")
     for name, says in [
         ("heldout.acuracy", "did you mean heldout.accuracy"),
-        ("imdb.perplexity", "choose one of perplexity, accuracy"),
-        ("nothing", "not a number of this run"),
+        ("wikitext2.perplexity", "choose one of perplexity, accuracy"),
     ]:
-        with pytest.raises(SettingError, match=rf"optimize={name} .*{says}"):
-            Goal(name).check(MEASURES, ["heldout"], ["soft"], compares=True, has_gap=False)
+        with pytest.raises(SettingError, match=rf"optimize={name} is not a number of this run.*{says}"):
+            check(name)
     with pytest.raises(SettingError, match=r"optimize=heldout\.kl"):
-        Goal("heldout.kl").check(MEASURES, ["heldout"], [], compares=False, has_gap=False)
-
-
-def test_a_search_in_the_wrong_direction_is_refused() -> None:
-    for direction in ("minimize", Direction.minimize):
-        goal = Goal.of("accuracy", direction)
-        assert goal is not None
-        with pytest.raises(SettingError, match=r"highest is best: set hydra\.sweeper\.direction=maximize"):
-            goal.check(MEASURES, ["heldout"], [], compares=False, has_gap=False)
-    Goal("accuracy", "maximize").check(MEASURES, ["heldout"], [], compares=False, has_gap=False)
+        check("heldout.kl", compares=False)
+    with pytest.raises(SettingError, match=r"optimize=gap_closed"):
+        check("gap_closed", has_gap=False)
+    for name, direction in (("accuracy", "minimize"), ("accuracy", Direction.minimize), ("gap_closed", "minimize")):
+        with pytest.raises(SettingError, match=WRONG_WAY):
+            check(name, direction)
 
 
 @pytest.mark.parametrize("optimize, direction", [(3, None), ("", None), (["a"], None), ("perplexity", ["minimize"])])
@@ -76,16 +70,6 @@ def test_what_is_no_name_is_refused(optimize: Any, direction: Any) -> None:
     with pytest.raises(SettingError):
         Goal.of(optimize, direction)
     assert Goal.of(None, ["minimize", "maximize"]) is None
-
-
-def test_the_gap_closed_is_a_number_beside_a_baseline() -> None:
-    sets = ["heldout", "imdb"]
-    for name in ("gap_closed", "imdb.gap_closed"):
-        Goal(name).check(MEASURES, sets, [], compares=False, has_gap=True)
-        with pytest.raises(SettingError, match=rf"^optimize={name} is not a number of this run"):
-            Goal(name).check(MEASURES, sets, [], compares=False, has_gap=False)
-    with pytest.raises(SettingError, match=r"highest is best: set hydra\.sweeper\.direction=maximize"):
-        Goal("gap_closed", "minimize").check(MEASURES, sets, [], compares=False, has_gap=True)
 
 
 def test_a_run_has_a_gap_where_its_teacher_and_a_baseline_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:

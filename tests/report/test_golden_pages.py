@@ -14,9 +14,8 @@ from pages import under_way
 from sample import CONFIG, objective, sample_metrics, sample_results
 
 from distill.report import live, report
-from distill.report.comparison.compare import Comparison
+from distill.report.comparison.compare import ComparedRuns, sections_of
 from distill.report.comparison.runs import find_runs
-from distill.report.comparison.write import sections_of, text_of
 from distill.report.model_card import model_card
 from distill.report.page import markdown
 from distill.runs.record import Record
@@ -98,9 +97,9 @@ def pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, 
                 of_set["digest"] = digest
             make_run(folder / "runs" / f"{kind}-{seed}", settings_of(seed, optimizer={"kind": kind}), content)
     make_run(folder / "runs" / "stopped", settings_of(4, optimizer={"kind": "sgd"}))
-    comparison = Comparison(find_runs([str(folder / "runs")]))
+    comparison = ComparedRuns(find_runs([str(folder / "runs")]))
     yield "comparison.md", markdown("Comparison", sections_of(comparison, folder))
-    yield "comparison.txt", f"{text_of(comparison)}\n"
+    yield "comparison.txt", f"{comparison}\n"
 
 
 def test_pages_are_those_that_were_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

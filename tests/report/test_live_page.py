@@ -16,9 +16,8 @@ from pages import LOGS, under_way
 from distill.distributed import single
 from distill.report import live, report
 from distill.report.live import Ending, Renewer, Status, cleaned, ending_of, evenly_spaced, tails, title_of
-from distill.report.page import Renewal, html
+from distill.report.page import html
 from distill.runs.callbacks import RunLog
-from distill.runs.check import check
 from distill.runs.record import Record
 from distill.runtime.errors import Diverged, Interrupted, SettingError
 from distill.runtime.progress import log
@@ -28,7 +27,7 @@ OFTEN = "report.every=0.2"
 
 def text_of(run: Status) -> tuple[str, str]:
     """The page as a file, and as the text that people read."""
-    page = html(title_of(run), live.sections(run), Renewal(run.every, watched=run.ending is None))
+    page = html(title_of(run), live.sections(run), run.every, watched=run.ending is None)
     return page, " ".join("".join(ElementTree.fromstring(page).find("body").itertext()).split())
 
 
@@ -46,13 +45,8 @@ def test_it_shows_the_state_of_the_run_and_the_report_so_far() -> None:
 
 
 def test_a_run_that_has_just_begun_has_a_page_too() -> None:
-    record = Record(recipe="mine", command="python -m distill")
-    bare = Status(Path("runs/mine"), 15.0, record, activities=["tokens 34% 3/9 MB"])
-    _, text = text_of(bare)
-    assert "Under way: tokens 34% 3/9 MB." in text and "runs/mine" in text
-    for absent in ("Training", "None", "nan", "step"):
-        assert absent not in text.replace("python -m distill", ""), absent
-    assert "Under way: preparing models and text." in text_of(replace(bare, activities=[]))[1]
+    _, text = text_of(Status(Path("runs/mine"), 15.0, Record(recipe="mine"), activities=["tokens 34% 3/9 MB"]))
+    assert "Under way: tokens 34% 3/9 MB." in text and "runs/mine" in text and "None" not in text
 
 
 @pytest.mark.parametrize(
@@ -80,11 +74,10 @@ def test_a_run_that_has_stopped_says_so_and_how_to_go_on(error: BaseException, s
 def test_of_a_long_log_some_lines_are_drawn_the_last_always(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert evenly_spaced(path) == []
-    lines = [json.dumps({"step": step, "seconds": 1.0 * step, "data_wait": 0.0}) for step in range(1, 5001)]
+    lines = [json.dumps({"step": step, "seconds": 1.0 * step}) for step in range(1, 5001)]
     path.write_text("\n".join([*lines[:4000], "damage", *lines[4000:], lines[0][:9]]))
     steps = [line["step"] for line in evenly_spaced(path)]
     assert steps[-1] == 5000 and 400 < len(steps) <= live.MAX_POINTS and steps == sorted(steps)
-    assert [line["step"] for line in evenly_spaced(path, 10**6)] == [*range(1, 5001)]
 
 
 def test_the_last_lines_of_logs_are_fit_to_be_shown(tmp_path: Path) -> None:
@@ -92,22 +85,20 @@ def test_the_last_lines_of_logs_are_fit_to_be_shown(tmp_path: Path) -> None:
         "b", "red", "pass s3://***@host on", "bell\\x07",
     ]  # fmt: skip
     assert cleaned(["x" * 2001]) == ["(a line of 2,001 characters)"]
-    assert tails(tmp_path / "none") == ({}, 0)
-    for rank in range(40):
-        path = tmp_path / f"rank{rank}.log"
-        path.write_text("".join(f"line {number} of rank {rank} {'x ' * 100}\n" for number in range(1000)))
-        os.utime(path, (1000 + rank, 1000 + rank))
+    assert tails(tmp_path / "none") == {}
+    for rank in range(2):
+        lines = (f"line {number} of rank {rank} {'x ' * 100}\n" for number in range(1000))
+        (tmp_path / f"rank{rank}.log").write_text("".join(lines))
     (tmp_path / "other.log").write_text("no rank")
-    found, count = tails(tmp_path)
-    assert count == 40 and list(found) == list(range(8, 40))
-    assert len(found[9]) == live.LINES and found[9][-1].startswith("line 999 of rank 9 ")
+    found = tails(tmp_path)
+    assert {*found} == {0, 1} and len(found[1]) == live.LINES and found[1][-1].startswith("line 999 of rank 1 ")
     assert LOGS[0][0] in cleaned(LOGS[0])
 
 
-def test_the_head_names_its_seconds_and_survives_without_scripts() -> None:
-    page = html("a page", [], Renewal(20))
+def test_a_page_that_renews_itself_survives_without_scripts() -> None:
+    page = html("a page", [], 20)
     assert '<meta http-equiv="refresh" content="20"/>' in page and "every = 20000," in page and "limit = 90000," in page
-    assert "limit = 0," in html("a page", [], Renewal(20, watched=False)) and "<script" not in html("a page", [])
+    assert "limit = 0," in html("a page", [], 20, watched=False) and "<script" not in html("a page", [])
     ElementTree.fromstring(page)
 
 
@@ -156,11 +147,8 @@ def test_a_stopped_run_says_so_and_lives_again_with_the_same_command(
         at_step(patch, 3, lambda _: os.kill(os.getpid(), signal.SIGTERM))
         assert shelf.run(folder) == 143  # sooner than the first page
     page = shown(folder / "report.html")
-    assert "Stopped with status 143: stopped by SIGTERM at step 4" in page and "its checkpoint is written" in page
-    assert "limit = 0" in page
-    with monkeypatch.context() as patch:
-        at_step(patch, 5, lambda _: wait_for(lambda: ">step 5 of 8" in shown(folder / "report.html")))
-        assert shelf.run(folder, OFTEN) == 0
+    assert "Stopped with status 143: stopped by SIGTERM at step 4" in page and "limit = 0" in page
+    assert shelf.run(folder) == 0
     assert_same(folder, done)
     assert "<script" not in shown(folder / "report.html")
 
@@ -177,25 +165,12 @@ def test_a_bug_leaves_its_traceback_in_the_page(shelf: Shelf, monkeypatch: pytes
     assert "abcdefgh" not in page
 
 
-@pytest.mark.slow
-def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(
-    shelf: Shelf, done: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
-) -> None:
-    tried: list[str] = []
-
-    def full(self: Renewer, title: str, *_: Any, **__: Any) -> None:
-        tried.append(title)
-        raise OSError(errno.ENOSPC, "No space left on device", str(self.path))
-
-    folder = shelf.root / "no_page"
-    with monkeypatch.context() as patch:
-        patch.setattr(Renewer, "write", full)
-        at_step(patch, 4, lambda _: wait_for(lambda: len(tried) > 2))
-        assert shelf.run(folder, OFTEN) == 0
-    assert_same(folder, done)
-    said = capfd.readouterr().err
-    assert said.count("cannot write") == 1 and "No space left on device" in said
-    assert "Size, speed and quality" in shown(folder / "report.html")
+def test_a_page_that_cannot_be_written_is_said_once(tmp_path: Path, lines: list[str]) -> None:
+    (tmp_path / "report.html").mkdir()
+    page = Renewer(tmp_path / "report.html", 60, lambda: page.write("a page", []))
+    page.draw()
+    page.draw()
+    assert len(lines) == 1 and "cannot write" in lines[0] and "the run continues" in lines[0]
 
 
 def test_a_report_that_fails_leaves_a_page_that_names_the_cure(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,16 +190,10 @@ def page_of(path: Path, *settings: str, ranks: Any = None) -> Any:
     return whole_run.make_page(config, path, "smoke", "the command", ranks or single.Single(config.backend))
 
 
-@pytest.mark.parametrize("every", ["null", "0"])
-def test_it_can_be_turned_off(every: str, tmp_path: Path) -> None:
-    with page_of(tmp_path, f"report.every={every}") as page:
+def test_it_can_be_turned_off(tmp_path: Path) -> None:
+    with page_of(tmp_path, "report.every=null") as page:
         page.begin(0.0, 8)
     assert not page.on and list(tmp_path.iterdir()) == []
-
-
-def test_a_negative_number_of_seconds_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"report\.every=-1: .*give a number from 0 up to 86,400"):
-        check(composed("+recipe=smoke", "report.every=-1"))
 
 
 def test_a_report_stays_until_it_is_known_that_there_is_more_to_do(tmp_path: Path) -> None:

@@ -1,17 +1,22 @@
-"""The report and the model card: complete, self-contained, well-formed, and calm about missing numbers."""
+"""The report and the model card: complete, self-contained, well-formed, and calm about what is missing, odd or long."""
 
+import copy
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from sample import CONFIG, parsed
 
 from distill.report import figures, report, words
-from distill.report.comparison.columns import scores_of
-from distill.report.history import history_blocks
+from distill.report.comparison.columns import numbers_of
 from distill.report.model_card import model_card
 from distill.report.page import Table
+from distill.report.scores import ModelScores, Scores, Vocabulary
+from distill.runs.describe import data_wait
+from distill.runs.facts import EvaluationSet, Measure
 from distill.runs.record import Record
 
 
@@ -24,13 +29,9 @@ def test_page_is_well_formed_and_loads_nothing(written: Path) -> None:
             if key.split("}")[-1] in ("src", "href", "action", "srcset", "data", "poster"):
                 assert value.startswith("#"), (element.tag, key, value)
     text = (written / "report.html").read_text(encoding="utf-8")
-    assert "@import" not in text
-    assert set(re.findall(r"url\((.)", text)) <= {"#"}
+    assert "@import" not in text and set(re.findall(r"url\((.)", text)) <= {"#"}
     # Addresses only as names of XML's vocabularies.
-    assert set(re.findall(r"https?://[^\s\"']+", text)) <= {
-        "http://www.w3.org/2000/svg",
-        "http://www.w3.org/1999/xlink",
-    }
+    assert all(url.startswith("http://www.w3.org/") for url in re.findall(r"https?://[^\s\"']+", text))
     identities = [element.attrib["id"] for element in elements if "id" in element.attrib]
     assert len(identities) == len(set(identities))
     used = {name for pair in re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", text) for name in pair if name}
@@ -48,12 +49,29 @@ def test_figures_are_small_linked_and_themed(written: Path) -> None:
     assert len(svg) == 6 and all("var(--rule)" in drawing and "currentColor" in drawing for drawing in svg)
 
 
-def test_skipped_steps_are_marked_in_every_loss_curve(tmp_path: Path, metrics: list) -> None:
-    def marks(lines: list[dict[str, Any]]) -> int:
-        return figures.draw(Record(), lines, None)["loss"].svg.count("stroke: var(--baseline)")
+def test_what_figures_show(results: dict, metrics: list) -> None:
+    """Skipped steps, where their count grows; minutes where they are known; every line in the legend."""
+    drawn = figures.draw(Record.from_json(results), metrics, None)
+    assert drawn["loss"].svg.count("stroke: var(--baseline)") == 4  # at step 61, in each of four panels
+    assert "minutes of training" in drawn["minutes"].svg
+    for colour in ("student", "baseline", "teacher"):
+        assert f"var(--{colour})" in drawn["minutes"].svg
+    for line in results["baseline"]["history"]:
+        line["perplexity"] = {"wikitext2": line["perplexity"]["wikitext2"]}
+        del line["pseudo_perplexity"]
+    results["history"] = [
+        {name: value for name, value in line.items() if name != "seconds"} for line in results["history"]
+    ]
+    drawn = figures.draw(Record.from_json(results), [{**line, "skipped": 0} for line in metrics], None)
+    assert "minutes" not in drawn and "stroke: var(--baseline)" not in drawn["loss"].svg
+    assert [drawn["history"].svg.count(f">{name}<") for name in ("student", "baseline", "teacher")] == [1, 1, 1]
 
-    assert marks(metrics) == 4  # the running count grows once, at step 61
-    assert marks([{**line, "skipped": 0} for line in metrics]) == 0
+
+def test_fractions_of_waiting_are_drawn_in_percent(metrics: list) -> None:
+    points: Any = figures.points_of([{"seconds": 60.0, "data_wait": 0.03}], "seconds", "data_wait")
+    figure, _ = figures.speed(points)
+    (line,) = figure.axes[0].get_lines()
+    assert [*line.get_xdata()] == [1.0] and [*line.get_ydata()] == [pytest.approx(3.0)]
 
 
 def test_long_runs_make_no_heavier_page(tmp_path: Path, results: dict, metrics: list) -> None:
@@ -62,56 +80,27 @@ def test_long_runs_make_no_heavier_page(tmp_path: Path, results: dict, metrics: 
     assert (tmp_path / "report.html").stat().st_size < 600_000
 
 
-@pytest.mark.slow
-def test_a_history_by_steps(tmp_path: Path, results: dict, metrics: list) -> None:
-    """Tables and figures go by steps; of a long history the tables list some points, the last always."""
+def history_rows(results: dict[str, Any]) -> list[list[str]]:
+    """The first cells of the rows of each table of the history."""
+    blocks = report.history(Record.from_json(results))
+    return [[row[0] for row in block.rows] for block in blocks if isinstance(block, Table) and block]
+
+
+def test_of_a_long_history_some_points_are_listed_the_last_always(results: dict) -> None:
     results["history_by"] = "step"
     results["history"] = [{**results["history"][0], "step": 1000 * n, "epoch": n / 50} for n in range(1, 126)]
     results["baseline"]["history"] = [{**results["baseline"]["history"][0], "step": 1000 * n} for n in range(1, 126)]
-    report.write(tmp_path, Record.from_json(results), metrics, CONFIG)
-    text = (tmp_path / "report.md").read_text()
-    assert "## Learning curve by step" in text and "after each epoch" not in text and "Perplexity and pseudo-" in text
-    loss, *measures = (re.findall(r"^\| ([\d,]+) \|", table, re.M) for table in text.split("| Step |")[1:])
+    loss, *measures = history_rows(results)
     assert len(loss) == 32 and loss[0] == "1,000" and loss[-1] == "125,000" and loss[1] == "5,000"
-    assert [table[:32] for table in measures] == [loss, loss] and "32 of 125 points" in text
-    assert figures.draw(Record.from_json(results), metrics, None)["history"].caption.endswith("by step.")
+    assert [rows[:32] for rows in measures] == [loss, loss]
+    assert "32 of 125 points" in str(report.history(Record.from_json(results))[0])
 
 
-@pytest.mark.slow
-def test_scores_over_minutes(tmp_path: Path, results: dict, metrics: list) -> None:
-    """Student, baseline and the teacher's level; nothing where there is one point, or no time was kept."""
-    figure = figures.draw(Record.from_json(results), metrics, None)["minutes"]
-    assert "minutes of training" in figure.svg and figure.caption.startswith("Perplexity over the minutes")
-    for colour in ("var(--student)", "var(--baseline)", "var(--teacher)"):
-        assert colour in figure.svg
-    results["history"], lines = results["history"][-1:], results["history"]
-    assert "minutes" not in figures.draw(Record.from_json(results), metrics, None)
-    results["history"] = [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
-    assert "minutes" not in figures.draw(Record.from_json(results), metrics, None)
-
-
-def test_samples_of_text_are_shown_and_mean_nothing_to_the_page(tmp_path: Path, results: dict, metrics: list) -> None:
-    prompt, text = " Once <b>there</b> | was ", "a *king*, `and`\n</table> [so](on)"
-    by_model = {"teacher": text, "student": " of\nsteel", "baseline": ""}
-    texts = [{"prompt": prompt, "continuations": by_model}, {"prompt": "", "continuations": {"student": "x"}}]
-    results["samples"] = {"set": "heldout", "temperature": 0.7, "max_tokens": 40, "texts": texts}
-    report.write(tmp_path, Record.from_json(results), metrics, CONFIG)
-    (table,) = (of for of in parsed(tmp_path).iter("table") if "there" in "".join(of.itertext()))
-    rows = [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
-    assert rows == [
-        [prompt.strip()],
-        ["Teacher", text],
-        ["Student", "of\nsteel"],
-        ["Baseline (no teacher)", "(ends the text here)"],
-        ["(the beginning of a text)"],
-        ["Student", "x"],
-    ]
-    assert not list(table.iter("b"))
-    page = " ".join("".join(parsed(tmp_path).itertext()).split())
-    assert "at temperature 0.7" in page and "up to 40 tokens" in page and "sequences of heldout" in page
-    markdown = (tmp_path / "report.md").read_text()
-    assert r"| **Once \<b\>there\</b\> \| was** |  |" in markdown and "| Student | of steel |" in markdown
-    assert r"| Teacher | a \*king\*, \`and\` \</table\> \[so\](on) |" in markdown
+def test_points_with_one_epoch_in_two_digits_are_rows_of_their_own(results: dict) -> None:
+    for lines in (results["history"], results["baseline"]["history"]):
+        for line, epoch in zip(lines, (0.121, 0.123, 0.125), strict=True):
+            line["epoch"] = epoch
+    assert [rows[:3] for rows in history_rows(results)] == [["0.121", "0.123", "0.125"]] * 3
 
 
 def test_a_run_that_scores_nothing_has_its_page_and_its_card(tmp_path: Path, results: dict, metrics: list) -> None:
@@ -125,16 +114,7 @@ def test_a_run_that_scores_nothing_has_its_page_and_its_card(tmp_path: Path, res
     report.write(tmp_path, record, metrics, CONFIG)
     for text in ("".join(parsed(tmp_path).find("body").itertext()), model_card(record)):
         assert "parameters" in text and "Perplexity" not in text and "seudo-perplexity" not in text
-    assert [column.name for column in scores_of(record)] == []
-
-
-def test_points_with_one_epoch_in_two_digits_are_rows_of_their_own(results: dict) -> None:
-    for lines in (results["history"], results["baseline"]["history"]):
-        for line, epoch in zip(lines, (0.121, 0.123, 0.125), strict=True):
-            line["epoch"] = epoch
-    tables = [block for block in history_blocks(Record.from_json(results), {}) if isinstance(block, Table)]
-    assert [[row[0] for row in table.rows[:3]] for table in tables] == [["0.121", "0.123", "0.125"]] * 3
-    assert not any(words.NONE in row for table in tables for row in table.rows[:3])
+    assert not [each for each in numbers_of(record) if each.measure]
 
 
 def test_a_term_and_a_measure_of_the_users_own_are_shown(tmp_path: Path, results: dict, metrics: list) -> None:
@@ -151,9 +131,96 @@ def test_a_term_and_a_measure_of_the_users_own_are_shown(tmp_path: Path, results
     assert "Perplexity" not in text
 
 
-def test_the_legend_names_a_line_that_only_another_panel_has(results: dict) -> None:
-    for line in results["baseline"]["history"]:
-        line["perplexity"] = {"wikitext2": line["perplexity"]["wikitext2"]}
-        del line["pseudo_perplexity"]
-    svg = figures.draw(Record.from_json(results), [], None)["history"].svg
-    assert [svg.count(f">{name}<") for name in ("student", "baseline", "teacher")] == [1, 1, 1]
+def without(value: Any, path: tuple[str, ...]) -> Any:
+    changed = copy.deepcopy(value)
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    del inner[path[-1]]
+    return changed
+
+
+def paths(value: Any, so_far: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not isinstance(value, dict):
+        return [so_far]
+    own = [so_far] if so_far else []
+    return own + [path for key in value for path in paths(value[key], (*so_far, key))]
+
+
+@pytest.mark.slow
+def test_any_missing_value_is_survived(tmp_path: Path, results: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Words and tables for each; the figures, which are slow, with a few.
+    for part in (("teacher",), ("baseline",), ("history",), ("student", "perplexity"), ("evaluation",)):
+        assert {*figures.draw(Record.from_json(without(results, part)), [], None)} <= {
+            "comparison",
+            "history",
+            "minutes",
+        }
+    monkeypatch.setattr(report, "draw", lambda *_: {})
+    for path in paths(results):
+        record = Record.from_json(without(results, path))
+        report.write(tmp_path, record, [], CONFIG)
+        parsed(tmp_path)
+        for text in (model_card(record), (tmp_path / "report.md").read_text()):
+            assert "None" not in text and "nan" not in text, path
+
+
+def test_empty_results_and_odd_numbers_give_a_page(tmp_path: Path, results: dict) -> None:
+    report.write(tmp_path, Record.from_json({}), [], "")
+    assert "report" in "".join(parsed(tmp_path).itertext())
+    assert model_card(Record.from_json({})).startswith("---\n")
+    results["student"]["perplexity"] = {"heldout": math.inf, "wikitext2": math.nan}
+    results["history"][0]["perplexity"]["heldout"] = 3.2e11
+    one = {
+        "step": 1,
+        "seconds": 0.0,
+        "loss/total": math.nan,
+        "lr": 0.0,
+        "grad_norm": math.inf,
+        "tokens_per_second": 5.0,
+    }
+    report.write(tmp_path, Record.from_json(results), [one], CONFIG)
+    text = "".join(parsed(tmp_path).itertext())
+    assert "∞" in text and "3.2e+11" in text and "nan" not in text
+
+
+def test_names_are_escaped(tmp_path: Path, results: dict, metrics: list) -> None:
+    evil = '<script>alert("x")</script> & $x^2$ | `co` ![i](http://x/y.png)'
+    results["teacher"]["name"] = results["student"]["name"] = results["corpus"]["name"] = evil
+    results["evaluation"]["heldout"]["name"] = evil
+    results["recipe"], results["command"], results["notes"] = evil, evil + "\n```\n# no", [evil]
+    report.write(tmp_path, Record.from_json(results), metrics, "a: </pre>\n```\n")
+    text = "".join(parsed(tmp_path).itertext())
+    assert evil in text and "<script" not in (tmp_path / "report.html").read_text()
+    card = model_card(Record.from_json(results))
+    assert yaml.safe_load(card.split("---\n")[1])["model-index"][0]["name"].startswith(f"{evil} distilled from ")
+    for markdown in ((tmp_path / "report.md").read_text(), card.split("---\n", 2)[2]):
+        outside = re.sub(r"^(`{3,})\w*\n.*?^\1$", "", markdown, flags=re.DOTALL | re.MULTILINE)
+        assert not re.search(r"(?<!\\)<script|(?<!\\)\]\(http|^# no", outside, flags=re.MULTILINE)
+
+
+def test_the_page_of_scores_means_nothing_but_its_texts() -> None:
+    name, mark = "<img src=x onerror=alert(1)>", "`<b>`[a](javascript:1)|*x*"
+    model = ModelScores(name, mark, 1, 4, 0, {"perplexity": {mark: 2.0}})
+    sets = {mark: EvaluationSet(name=mark, description=name, documents=1, sequences=1, tokens=1, positions=1)}
+    measures = {"perplexity": Measure(title=mark, explanation=name)}
+    command = "distill x\n```\n<b>"
+    scores = Scores("mlm", (model,), (Vocabulary(9, (name,), sets),), measures, notes=(mark,), command=command)
+    page = scores.markdown()
+    shown = page.partition("````sh")[0]
+    assert not re.search(r"(?<!\\)[<>`*\[\]]", shown), shown
+    assert page.endswith("````sh\ndistill x\n```\n<b>\n````\n")
+    assert name in str(scores), "a console shows it as it is"
+
+
+def test_the_share_of_waiting_is_weighted_by_time() -> None:
+    lines = [{"seconds": 1.0, "data_wait": 0.4}, {"seconds": 4.0, "data_wait": 0.1}]
+    assert data_wait(lines) == pytest.approx((0.4 * 1 + 0.1 * 3) / 4)
+    assert data_wait([]) is None
+
+
+def test_numbers_have_sensible_digits() -> None:
+    missing = {value: words.NONE for value in (None, math.nan, True)}
+    texts = {math.inf: "∞", 3_212_544: "3,212,544", 0.14234: "0.142", 5.6237: "5.624", 38.904: "38.90", 112.44: "112.4"}
+    texts |= {41_250.3: "41,250", 0.0: "0.000", 0.00012: "0.00012", 3.2e11: "3.2e+11"}
+    assert {value: words.number(value) for value in [*missing, *texts]} == missing | texts

@@ -19,7 +19,7 @@ from distill.distributed.single import Single
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.pooling import saved_pooling
 from distill.objective.build import make_terms
-from distill.report.comparison.columns import columns_of
+from distill.report.comparison.columns import numbers_of
 from distill.report.summary import findings, tiles
 from distill.runs.pair import Teachers, load_teachers
 from distill.runs.record import Record
@@ -114,7 +114,7 @@ def test_the_headline_of_vectors_alone_is_their_loss(done_alone: Path, monkeypat
         text = (done_alone / page).read_text().replace("pseudo_perplexity", "")  # a setting
         assert "erplexity is" not in text and "erplexity |" not in text and "higher perplexity" not in text
         assert "oss of pooled vectors" in text
-    names = [column.name for column in columns_of(record)]
+    names = [column.name for column in numbers_of(record)]
     assert "heldout.pooled_loss" in names and not any("perplexity" in name for name in names)
     card = (done_alone / "student" / "README.md").read_text()
     assert "pipeline_tag: feature-extraction" in card and "fill-mask" not in card and "\nmetrics:" not in card

@@ -1,12 +1,11 @@
-"""The numbers that runs are compared, ordered and searched by: names, readers and directions."""
+"""The numbers of a run by their names, by which runs are compared, ordered and searched."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distill.config.settings import TrainConfig
-from distill.report import gap
-from distill.report.summary import AGREEMENT
+from distill.report import summary
 from distill.report.words import is_number, number, percent
 from distill.runs.facts import Best
 from distill.runs.record import Record
@@ -17,23 +16,23 @@ GAP_CLOSED = "gap_closed"
 
 
 @dataclass(frozen=True)
-class Column:
-    """One number of a run, as a column of the comparison.
+class Number:
+    """One number of a run, and what heads its column in a comparison.
 
     Attributes:
         name: as the setting `optimize` takes it, such as `heldout.perplexity`.
         group: title of the measure, the first part of the heading.
         label: title of the evaluation set, the second part of the heading; may be empty.
-        read: reads the number from a record.
+        value: finite; None where the run has none.
         measure: key of the measure in the record; empty for costs and losses.
         data: name of the evaluation set; empty for costs and losses.
     """
 
     name: str
     group: str
-    label: str
-    lower_is_better: bool
-    read: Callable[[Record], Any] = field(compare=False)
+    label: str = ""
+    lower_is_better: bool = True
+    value: float | None = field(default=None, compare=False)
     form: Callable[[Any], str] = field(default=number, compare=False)
     measure: str = ""
     data: str = ""
@@ -43,86 +42,65 @@ class Column:
         """The whole heading, for a line of text."""
         return f"{self.group}, {self.label}" if self.label else self.group
 
-    def value(self, record: Record) -> float | None:
-        """The number of this run; None where its record has none."""
-        value = self.read(record)
-        return value if is_number(value) else None
+
+def _score(key: str, measure: Any, data: str, label: str, value: float | None = None) -> Number:
+    """`measure`: with its title and direction."""
+    return Number(f"{data}.{key}", measure.title, label, measure.lower_is_better, value, number, key, data)
 
 
-def _of_student(name: str) -> Callable[[Record], Any]:
-    return lambda record: getattr(record.student, name)
+def _agreement(key: str, data: str, label: str, value: float | None = None) -> Number:
+    title, form = summary.AGREEMENT[key]
+    return Number(f"{data}.{key}", title, label, key == "kl", value, form, key, data)
 
 
-SPEED = Column("tokens_per_second", "Student, tokens/s", "", False, _of_student("tokens_per_second"))
-COSTS = (
-    Column("parameters", "Parameters", "", True, _of_student("parameters")),
-    SPEED,
-    Column("training.tokens_per_second", "Training, tokens/s", "", False, lambda run: run.training.tokens_per_second),
-    Column("training.seconds", "Training, seconds", "", True, lambda run: run.training.seconds),
-)
+def _closed(first: Any, data: str, label: str, value: float | None = None) -> Number:
+    title = f"{summary.GAP_CLOSED}, {in_a_sentence(first.title)}"
+    return Number(f"{data}.{GAP_CLOSED}", title, label, False, value, percent, GAP_CLOSED, data)
 
 
-def scores_of(record: Record) -> list[Column]:
-    """Columns for the student's scores: every measure on every set, then its agreement with the teacher.
+def _others(record: Record, terms: Iterable[str]) -> list[Number]:
+    """Size, speed and time, and the final losses of these terms."""
+    student, training = record.student, record.training
+    return [
+        Number("parameters", "Parameters", value=student.parameters),
+        Number("tokens_per_second", "Student, tokens/s", "", False, student.tokens_per_second),
+        Number("training.tokens_per_second", "Training, tokens/s", "", False, training.tokens_per_second),
+        Number("training.seconds", "Training, seconds", value=training.seconds),
+        *(Number(f"loss.{term}", f"Loss {term}", value=training.final_loss.get(term)) for term in terms),
+    ]
 
-    Beside a baseline the fraction of the gap that is closed follows, by the first measure.
-    """
-    first, first_measure = record.first_measure
-    columns = [
-        _score(name, measure, data, record.label_of(data))
+
+def numbers_of(record: Record) -> list[Number]:
+    """Every measure of the student on every set, its agreement with the teacher, the gap closed, costs and losses."""
+    first, described = record.first_measure
+    found = [
+        _score(name, measure, data, record.label_of(data), record.student.score(name, data))
         for name, measure in record.measures.items()
         for data in record.sets_of(name)
     ]
-    columns += [
-        _agreement(key, data, record.label_of(data))
-        for key in AGREEMENT
+    found += [
+        _agreement(key, data, record.label_of(data), value)
+        for key in summary.AGREEMENT
         for data, agreement in (record.agreement or {}).items()
-        if getattr(agreement, key) is not None
+        if (value := getattr(agreement, key)) is not None
     ]
-    return columns + [
-        _closed(first_measure, data, record.label_of(data))
-        for data in (record.sets_of(first) if gap.has_gap(record) else ())
-    ]
+    for data in record.sets_of(first) if summary.has_gap(record) else ():
+        closed = summary.closed_of(record, first, data)
+        found.append(_closed(described, data, record.label_of(data), closed.fraction if closed else None))
+    found += _others(record, record.training.final_loss)
+    return [each if is_number(each.value) else replace(each, value=None) for each in found]
 
 
-def _score(key: str, measure: Any, data: str, label: str) -> Column:
-    """`measure`: with its title and direction."""
-    read = lambda record: record.student.score(key, data)  # noqa: E731
-    return Column(f"{data}.{key}", measure.title, label, measure.lower_is_better, read, number, key, data)
-
-
-def _agreement(key: str, data: str, label: str) -> Column:
-    title, form = AGREEMENT[key]
-    read = lambda record: getattr((record.agreement or {}).get(data), key, None)  # noqa: E731
-    return Column(f"{data}.{key}", title, label, key == "kl", read, form, key, data)
-
-
-def _closed(first: Any, data: str, label: str) -> Column:
-    title = f"{gap.TITLE}, {in_a_sentence(first.title)}"
-    read = lambda record: getattr(gap.closed_of(record, record.first_measure[0], data), "fraction", None)  # noqa: E731
-    return Column(f"{data}.{GAP_CLOSED}", title, label, False, read, percent, GAP_CLOSED, data)
-
-
-def _loss(term: str) -> Column:
-    return Column(f"loss.{term}", f"Loss {term}", "", True, lambda record: record.training.final_loss.get(term))
-
-
-def columns_of(record: Record) -> list[Column]:
-    """All columns of a run: scores, costs and final losses."""
-    return [*scores_of(record), *COSTS, *map(_loss, record.training.final_loss)]
-
-
-def column_named(name: str, columns: list[Column], setting: str) -> Column:
-    """Find a column by its name; the name of a measure alone means its first evaluation set.
+def number_named(name: str, numbers: list[Number], setting: str) -> Number:
+    """Find a number by its name; the name of a measure alone means its first evaluation set.
 
     Raises:
         SettingError: there is none; names `setting` and the nearest names.
     """
-    by_name = {column.name: column for column in reversed(columns)}
-    by_name |= {column.measure: column for column in reversed(columns) if column.measure}
+    by_name = {each.name: each for each in reversed(numbers)}
+    by_name |= {each.measure: each for each in reversed(numbers) if each.measure}
     if name not in by_name:
-        names = [*dict.fromkeys(column.measure for column in columns if column.measure)]
-        names += [column.name for column in columns]
+        names = [*dict.fromkeys(each.measure for each in numbers if each.measure), *(each.name for each in numbers)]
         nearest = did_you_mean(name, names)
         raise SettingError(f"{setting}={name} is not a number of this run{nearest}: choose one of {', '.join(names)}")
     return by_name[name]
@@ -150,10 +128,8 @@ class Goal:
         if not isinstance(optimize, str) or not optimize:
             raise SettingError(f"optimize={optimize} is not the name of a number: give one, for example perplexity")
         if isinstance(direction, list | tuple):
-            raise SettingError(
-                f"hydra.sweeper.direction={list(direction)}, but optimize={optimize} is one number: give minimize or "
-                "maximize"
-            )
+            problem = f"hydra.sweeper.direction={list(direction)}, but optimize={optimize} is one number"
+            raise SettingError(f"{problem}: give minimize or maximize")
         return cls(optimize, None if direction is None else str(getattr(direction, "name", direction)))
 
     def check(
@@ -172,10 +148,10 @@ class Goal:
             SettingError: no number has that name, or the search goes the wrong way.
         """
         measures, sets = list(measures), list(sets)
-        columns = [_score(measure.name, measure, data, data) for measure in measures for data in sets]
-        columns += [_agreement(key, data, data) for key in AGREEMENT for data in sets if compares]
-        columns += [_closed(measure, data, data) for measure in measures[:1] for data in sets if has_gap]
-        self._among([*columns, *COSTS, *map(_loss, ["total", *terms])])
+        numbers = [_score(measure.name, measure, data, data) for measure in measures for data in sets]
+        numbers += [_agreement(key, data, data) for key in summary.AGREEMENT for data in sets if compares]
+        numbers += [_closed(measure, data, data) for measure in measures[:1] for data in sets if has_gap]
+        self._among([*numbers, *_others(Record(), ["total", *terms])])
 
     def value(self, record: Record) -> float | None:
         """The number in a record; None where this run has none, as of a perplexity that is infinite.
@@ -185,17 +161,15 @@ class Goal:
         Raises:
             SettingError: no number has that name, or the search goes the wrong way.
         """
-        return self._among(columns_of(record)).value(record) if record.finished else None
+        return self._among(numbers_of(record)).value if record.finished else None
 
-    def _among(self, columns: list[Column]) -> Column:
-        column = column_named(self.name, columns, "optimize")
-        better = "minimize" if column.lower_is_better else "maximize"
+    def _among(self, numbers: list[Number]) -> Number:
+        found = number_named(self.name, numbers, "optimize")
+        better, best = ("minimize", "lowest") if found.lower_is_better else ("maximize", "highest")
         if self.direction not in (None, better):
-            raise SettingError(
-                f"hydra.sweeper.direction={self.direction}, but of optimize={self.name} the "
-                f"{'lowest' if column.lower_is_better else 'highest'} is best: set hydra.sweeper.direction={better}"
-            )
-        return column
+            problem = f"hydra.sweeper.direction={self.direction}, but of optimize={self.name} the {best} is best"
+            raise SettingError(f"{problem}: set hydra.sweeper.direction={better}")
+        return found
 
 
 def choose_best(settings: TrainConfig, measures: Iterable[Any], sets: Iterable[str]) -> Best | None:
@@ -210,11 +184,7 @@ def choose_best(settings: TrainConfig, measures: Iterable[Any], sets: Iterable[s
     if settings.keep_best is None:
         return None
     sets = list(sets)
-    columns = [_score(measure.name, measure, data, data) for measure in measures for data in sets]
-    column = column_named(settings.keep_best, columns, "train.keep_best")
-    return Best(
-        measure=column.measure,
-        data=column.data,
-        lower_is_better=column.lower_is_better,
-        patience=settings.patience,
-    )
+    numbers = [_score(measure.name, measure, data, data) for measure in measures for data in sets]
+    found = number_named(settings.keep_best, numbers, "train.keep_best")
+    lower = found.lower_is_better
+    return Best(measure=found.measure, data=found.data, lower_is_better=lower, patience=settings.patience)

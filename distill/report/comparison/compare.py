@@ -1,66 +1,89 @@
-"""Runs laid side by side: the settings that differ, the numbers of each run, and which of these can be compared."""
+"""Runs side by side: the settings that differ, the numbers of each run, which can be compared, as tables and pages."""
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
 
-from distill.report.comparison.columns import COSTS, GAP_CLOSED, SPEED, Column, column_named, columns_of, scores_of
-from distill.report.comparison.runs import Run, natural
-from distill.report.summary import AGREEMENT
-from distill.report.words import NONE
-from distill.runs.facts import Baseline, EvaluationSet
+import pandas as pd
+
+from distill.report import figures, page
+from distill.report.comparison.columns import GAP_CLOSED, Number, number_named
+from distill.report.comparison.runs import FINISHED, Run, find_runs, natural
+from distill.report.page import Section, Table, Tiles, prose, render, table_text
+from distill.report.summary import AGREEMENT, closed_of
+from distill.report.words import NONE, count_of, is_number
+from distill.runs.facts import Baseline, EvaluationSet, Model
 from distill.runs.record import Record
+from distill.runtime.errors import printable, raising_at_the_call
+from distill.runtime.files import atomic, make_folder, refuse_overwriting
 
-if TYPE_CHECKING:
-    import pandas as pd
-
+HTML, MARKDOWN, TABLE = "compare.html", "compare.md", "compare.csv"
 # Settings, or groups of them, that do not change the student.
-IGNORED = ["resume", "optimize", "tracker", "profile", "report", "evaluate.baseline"]
+IGNORED = ["seed", "resume", "optimize", "tracker", "profile", "report", "evaluate.baseline"]
 IGNORED += [f"train.{name}" for name in ("workers", "log_every", "keep", "save_every", "on_usr1")]
 IGNORED += [f"data.{name}" for name in ("cache", "workers", "local", "local_bytes", "tokens")]
 DIGESTS = ("corpus.digest", "teacher.digest")  # of the identity: two runs may name the same path and read other content
-SEED = "seed"
 UNEVEN = 1.25  # times by which speeds of one model differ where a machine had other work
 OF_VOCABULARY = ("perplexity", "pseudo_perplexity")  # measures of tokens: another vocabulary has others to predict
 OF_TEXT = ("bits_per_byte", "order_accuracy", GAP_CLOSED)  # measures of a text that no vocabulary changes
 OF_CONTEXT = ("perplexity", "bits_per_byte")  # measures of a text, whose tokens have more before them at a small stride
+MAX_SETTINGS = 5  # that are columns of the tables; more have a table of their own
+MAX_BEST = 8  # sentences on the best groups
+# The 97.5 % quantiles of Student's distribution, for 1 to 10 degrees of freedom.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+MAX_TILES, MAX_LABEL = 4, 60  # numbers to see first, and letters of the settings beside each
+MAX_PANELS, MAX_ROWS = 3, 24  # of the figure
+APART = "†"
+REFERENCES: dict[str, Callable[[Record], Model | None]] = {
+    "teacher": lambda record: record.teacher,
+    "baseline without a teacher": lambda record: record.baseline,
+}
 
 
 @dataclass
 class Group:
-    """Runs with the same settings but for their seed; `values`: of the settings that differ between groups."""
+    """Runs with the same settings but for their seed.
 
-    runs: list[Run]
+    Attributes:
+        values: of the settings that differ between groups.
+        rows: its runs, of `Comparison.frame`.
+    """
+
     values: dict[str, Any]
+    rows: pd.DataFrame
 
     @property
-    def finished(self) -> list[Run]:
-        return [run for run in self.runs if run.record is not None]
+    def finished(self) -> pd.DataFrame:
+        return self.rows[self.rows.status == FINISHED]
 
     @property
-    def repeats(self) -> str:
-        """What its runs differ in: their seeds, or nothing."""
-        return "seeds" if len({run.seed for run in self.finished}) == len(self.finished) else "runs"
+    def name(self) -> str:
+        """Of its first run."""
+        return str(self.rows.run.iloc[0])
 
     @property
     def label(self) -> str:
         """The settings that distinguish it from the other groups."""
-        return ", ".join(f"{name}={shown(value)}" for name, value in self.values.items()) or self.runs[0].name
+        return ", ".join(f"{name}={shown(value)}" for name, value in self.values.items()) or self.name
 
 
-class Comparison:
-    """Runs, the groups that they make, and their numbers.
+class ComparedRuns:
+    """Runs side by side, as a table of text (`print`), as records, or as the files of `distill compare`.
 
     Attributes:
         names: of the settings that differ.
+        frame: a row for each run: folder, status, seed, the settings that differ, every number; None for what it lacks.
         groups: in the order of these settings' values, or by a number, best first.
-        columns: the scores, each with the runs that have it.
+        columns: the scores, with the value of the first run that has each; those of a measure together.
         costs: size, speed and time.
-        apart: by name of a column the folders of the runs whose number cannot be compared with the others.
+        apart: by name of a column the rows of the runs whose number cannot be compared with the others.
         reasons: why there are such.
-        uneven: folders of runs whose model was faster or slower in another run.
+        uneven: rows of runs whose model was faster or slower in another run.
     """
 
     def __init__(self, runs: Sequence[Run], first: str | None = None, setting: str = "by") -> None:
@@ -73,90 +96,328 @@ class Comparison:
             SettingError: no number has that name.
         """
         self.runs = [*runs]
-        configured = [run for run in runs if run.settings]
-        self.names = differing(configured)
-        self.groups = _grouped(configured, self.names)
-        records = self.records
-        columns = {column.name: column for record in reversed(records) for column in reversed(scores_of(record))}
-        # Measures in the order of their first run, and the sets of each together.
-        order = list(dict.fromkeys(column.group for column in reversed(columns.values())))
-        self.columns = sorted(reversed(columns.values()), key=lambda column: order.index(column.group))
-        self.costs = [column for column in COSTS if any(column.value(record) is not None for record in records)]
+        self.names = differing([run for run in runs if run.settings])
+        numbers = dict[str, Number]()
+        for run in runs:
+            numbers |= {name: each for name, each in run.numbers.items() if name not in numbers}
+        rows = [
+            {"run": run.name, "status": run.status, "seed": run.settings.get("seed")}
+            | ({name: value_of(run, name) for name in self.names} if run.settings else {})
+            | {name: each.value for name, each in run.numbers.items()}
+            for run in runs
+        ]
+        frame = pd.DataFrame(rows, columns=["run", "status", "seed", *self.names, *numbers], dtype=object)
+        self.frame = frame.where(frame.notna(), None)
+        self.groups = self._grouped()
+        scores = [each for each in numbers.values() if each.measure]
+        order = list(dict.fromkeys(each.group for each in scores))
+        self.columns = sorted(scores, key=lambda each: order.index(each.group))
+        self.costs = [each for each in numbers.values() if not (each.measure or each.name.startswith("loss."))]
+        self.costs = [each for each in self.costs if self.frame[each.name].notna().any()]
         self.apart, self.reasons = dict[str, set[Any]](), list[str]()
         for column in self.columns:
             self._separate(column)
         self.uneven = self._uneven()
-        if first is not None and records:
-            by_name = {column.name: column for record in records for column in columns_of(record)} | columns
-            chosen = column_named(first, list(by_name.values()), setting)
+        if first is not None and numbers:
+            chosen = number_named(first, [*numbers.values()], setting)
             self.columns.sort(key=lambda other: other.name != chosen.name)
-            ranked = [group for group, _ in self.best(chosen)]
-            self.groups.sort(key=lambda group: ranked.index(group) if group in ranked else len(ranked))
+            ranked = [id(group) for group, _ in self.best(chosen)]
+            self.groups.sort(key=lambda group: ranked.index(id(group)) if id(group) in ranked else len(ranked))
 
     @property
-    def records(self) -> list[Record]:
-        """Of the finished runs."""
-        return [run.record for run in self.runs if run.record is not None]
+    def records(self) -> list[dict[str, Any]]:
+        """One dict for each run: `run`, `status`, `seed`, the settings that differ, and every number by its name."""
+        return self.frame.to_dict("records")
 
-    @cached_property
-    def frame(self) -> "pd.DataFrame":
-        """A row for each run: folder, status, seed, the settings that differ, every number; None for what it lacks."""
-        import pandas as pd
+    def write(self, folder: str | Path, title: str = "Comparison of runs", *, overwrite: bool = False) -> Path:
+        """Write compare.html, compare.md, compare.csv and plots/ into `folder`; gives the first.
 
-        numbers = dict.fromkeys(column.name for record in self.records for column in columns_of(record))
-        of_group = {id(run): group.values for group in self.groups for run in group.runs}
-        rows = [
-            {"run": run.name, "status": run.status, SEED: run.seed}
-            | {name: of_group.get(id(run), {}).get(name) for name in self.names}
-            | dict.fromkeys(numbers)
-            | ({column.name: column.value(run.record) for column in columns_of(run.record)} if run.record else {})
-            for run in self.runs
-        ]
-        return pd.DataFrame(rows, columns=["run", "status", SEED, *self.names, *numbers], dtype=object)
+        Args:
+            overwrite: whether they may replace files of these names that another program wrote.
 
-    def values(self, group: Group, column: Column, apart: bool = False) -> "pd.Series":
-        """The numbers of a group's runs by seed, of those that can be compared, or of those `apart`."""
-        import pandas as pd
+        Raises:
+            SettingError: such a file is in the way.
+        """
+        written_here = page.is_written_here(Path(folder) / HTML)
+        for name in (HTML, MARKDOWN, TABLE, "plots/compare.png"):
+            refuse_overwriting(Path(folder) / name, f"output={folder}", overwrite=overwrite or written_here)
+        self.write_pages(Path(folder), title)
+        return Path(folder) / HTML
 
-        folders = self.apart.get(column.name, set())
-        runs = [run for run in group.finished if (run.folder in folders) == apart]
-        numbers = [column.value(run.record) if run.record else None for run in runs]
-        return pd.Series(numbers, index=[str(run.seed) for run in runs], dtype=float).dropna()
+    def write_pages(self, folder: Path, title: str, renew: int | None = None) -> None:
+        """Write these files, whatever is there.
 
-    def best(self, column: Column) -> list[tuple[Group, "pd.Series"]]:
+        Args:
+            renew: seconds after which a browser loads the page again, while runs are under way.
+        """
+        make_folder(folder, f"output={folder}")
+        sections = sections_of(self, folder)
+        # The page changes only when a run ends, so it shows no notice of missing news.
+        html = page.html(title, sections, renew, watched=False)
+        texts = {HTML: html, MARKDOWN: page.markdown(title, sections), TABLE: self.frame.to_csv(index=False)}
+        for name, text in texts.items():
+            with atomic(folder / name) as new:
+                new.write_text(text, encoding="utf-8")
+
+    def __str__(self) -> str:
+        """The table of scores, and the runs that are not finished, for a terminal, to which names send no commands."""
+        parts = [summary(self)]
+        if self.columns:
+            table = scores_table(self)
+            parts += [table_text(table), table.note]
+        parts += [f"{run.name}: {run.status}" for run in self.runs if run.record is None]
+        return "\n".join(printable(line) for part in parts if part for line in part.split("\n"))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return render("text.html", text=str(self))
+
+    def values(self, group: Group, column: Number, apart: bool = False) -> pd.Series:
+        """The numbers of a group's runs by their rows, of those that can be compared, or of those `apart`."""
+        numbers = group.rows[column.name].dropna().astype(float)
+        return numbers[numbers.index.isin(self.apart.get(column.name, ())) == apart]
+
+    def best(self, column: Number) -> list[tuple[Group, pd.Series]]:
         """The groups with numbers that can be compared, best mean first."""
         ranked = [(group, values) for group in self.groups if len(values := self.values(group, column))]
         return sorted(ranked, key=lambda pair: pair[1].mean(), reverse=not column.lower_is_better)
 
-    def _separate(self, column: Column) -> None:
+    def _grouped(self) -> list[Group]:
+        """The runs by the values of the settings that differ, ordered by them; those of a group by their seed."""
+        rows = [row for row, run in enumerate(self.runs) if run.settings]
+        rows.sort(key=lambda row: (natural(self.frame.seed[row]), natural(self.frame.run[row])))
+        frame = self.frame.loc[rows]
+        keys = frame[self.names].map(repr).agg(tuple, axis=1) if self.names else frame.run.map(lambda _: ())
+        groups = [Group(of[self.names].iloc[0].to_dict(), of) for _, of in frame.groupby(keys, sort=False)]
+        return sorted(groups, key=lambda group: [_order(value) for value in group.values.values()])
+
+    def _separate(self, column: Number) -> None:
         """Set the runs apart whose number of this column was measured on something else than in most runs."""
-        bases = {
-            run.folder: basis(run, run.record, column)
-            for run in self.runs
-            if run.record is not None and column.value(run.record) is not None
-        }
+        scored = self.frame[column.name].dropna().index
+        bases = {row: basis(run, run.record, column) for row in scored if (run := self.runs[row]).record}
         counts = Counter(map(repr, bases.values()))
         if len(counts) > 1:
-            (most, _), *_ = counts.most_common(1)
-            self.apart[column.name] = {folder for folder, of in bases.items() if repr(of) != most}
+            most = counts.most_common(1)[0][0]
+            self.apart[column.name] = {row for row, of in bases.items() if repr(of) != most}
             usual = next(of for of in bases.values() if repr(of) == most)
             others = [reason for of in bases.values() for reason in of if of[reason] != usual[reason]]
             self.reasons += [reason for reason in usual if reason in others and reason not in self.reasons]
 
     def _uneven(self) -> set[Any]:
         """The runs of one model on one kind of machine whose speeds differ by more than `UNEVEN`."""
-        by_model: dict[tuple[Any, ...], dict[Any, float]] = {}
-        for run in self.runs:
-            if run.record is not None and (speed := SPEED.value(run.record)) is not None:
+        by_model: dict[tuple[Any, ...], dict[int, float]] = {}
+        for row, run in enumerate(self.runs):
+            if run.record is not None and (speed := run.numbers["tokens_per_second"].value) is not None:
                 student, machine = run.record.student, run.record.environment
-                model = (student.name, student.parameters, student.bytes)
                 where = (machine.device, machine.cpu_count, run.record.precision.get("evaluate"))
-                by_model.setdefault((*model, *where), {})[run.folder] = speed
+                by_model.setdefault((student.name, student.parameters, student.bytes, *where), {})[row] = speed
         unlike = (speeds for speeds in by_model.values() if max(speeds.values()) > UNEVEN * min(speeds.values()))
-        return {folder for speeds in unlike for folder in speeds}
+        return {row for speeds in unlike for row in speeds}
 
 
-def basis(run: Run, record: Record, column: Column) -> dict[str, Any]:
+def summary(compared: ComparedRuns) -> str:
+    """How many runs there are, and how many groups they make."""
+    finished = sum(run.record is not None for run in compared.runs)
+    several = sum(group.rows.seed.map(repr).nunique() > 1 for group in compared.groups)
+    numbers = (len(compared.runs), finished, len(compared.groups), several)
+    return prose("comparison", *numbers, compared.names, MAX_SETTINGS)
+
+
+def best_lines(compared: ComparedRuns) -> list[str]:
+    """For each score the best group, and whether the ranges of the seeds overlap."""
+    lines = []
+    for column in compared.columns[:MAX_BEST]:
+        ranked = compared.best(column)
+        if len(ranked) < 2:
+            continue
+        (group, values), (second, others) = ranked[:2]
+        line = f"{column.title}: best is {column.form(values.mean())} with {group.label}"
+        repeats = "seeds" if group.finished.seed.map(repr).is_unique else "runs"
+        line += f" (mean of {len(values)} {repeats})" if len(values) > 1 else ""
+        line += f"; next {column.form(others.mean())} with {second.label}"
+        overlap = max(values.min(), others.min()) <= min(values.max(), others.max())
+        line += ", and the ranges of their seeds overlap" if min(len(values), len(others)) > 1 and overlap else ""
+        seeds = compared.frame.seed.map(str)
+        pair = (of.groupby(seeds[of.index]).last() for of in (values, others))
+        lines.append(f"{line}{_difference(column, *pair)}.")
+    return lines
+
+
+def _difference(column: Number, one: pd.Series, two: pd.Series) -> str:
+    """The mean difference of two groups over the seeds that both have, with its 95 % interval (paired t-test).
+
+    Args:
+        one, two: their numbers by seed.
+    """
+    differences = (two - one).dropna()
+    if len(differences) < 2:
+        return ""
+    degrees, mean = len(differences) - 1, differences.mean()
+    quantile = STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96 + 2.6 / degrees
+    half = quantile * differences.std() / math.sqrt(len(differences))
+    low, high = (column.form(mean + sign * half) for sign in (-1, 1))
+    seeds = f"{len(differences)} seeds of both"
+    return f"; over {seeds} the difference is {column.form(mean)} (95 % interval {low} to {high})"
+
+
+def best_tiles(compared: ComparedRuns) -> Tiles:
+    """The best number of each measure on its first set."""
+    tiles = []
+    for column in {column.group: column for column in reversed(compared.columns)}.values():
+        for group, values in compared.best(column)[:1]:
+            label = shorten(group.label, MAX_LABEL, placeholder=" …")
+            tiles.append((column.form(values.mean()), f"{column.title}: the best, with {label}"))
+    return Tiles(tiles[::-1][:MAX_TILES])
+
+
+def scores_table(compared: ComparedRuns) -> Table:
+    """A line for each group, then the teacher's and the baseline's scores where they are the same for all."""
+    columns = compared.columns
+    several = any(len(group.finished) > 1 for group in compared.groups)
+    has_gap = any(column.measure == GAP_CLOSED for column in columns)
+    titles = [
+        list(dict.fromkeys(column.group for column in columns if column.lower_is_better is lower))
+        for lower in (True, False)
+    ]
+    table = _table(compared, columns, prose("scores", several, has_gap, compared.reasons, *titles))
+    between = [""] * (len(table.head) - len(columns) - 1)
+    for title, model_of in REFERENCES.items():
+        cells = [_reference(compared, column, model_of) for column in columns]
+        table.rows += [[title, *between, *cells]] if {*cells} - {NONE} else []
+    return table
+
+
+def _reference(compared: ComparedRuns, column: Number, model_of: Callable[[Record], Model | None]) -> str:
+    """The score of a model that is not the student, where it is the same in every run whose numbers can be compared."""
+    apart = compared.apart.get(column.name, set())
+    models = [model_of(run.record) for row, run in enumerate(compared.runs) if run.record and row not in apart]
+    values = {None if model is None else model.score(column.measure, column.data) for model in models}
+    texts = {column.form(value) for value in values if value is not None}
+    return texts.pop() if len(texts) == 1 and None not in values else NONE
+
+
+def costs_table(compared: ComparedRuns) -> Table:
+    """Size, speed and time of each group."""
+    machines = [run.record.environment for run in compared.runs if run.record]
+    devices = {", ".join(filter(None, (str(of.device), count_of(of.cpu_count, "core")))) for of in machines}
+    notes = []
+    if len(devices) > 1:
+        notes.append(f"Speeds and times come from different devices ({'; '.join(sorted(devices))}).")
+    notes += [prose("uneven", UNEVEN - 1)] if compared.uneven else []
+    return _table(compared, compared.costs, " ".join(notes))
+
+
+def settings_table(compared: ComparedRuns) -> Table:
+    """The settings that differ, one a line, where they are too many for columns; else a table without rows."""
+    names = compared.names if len(compared.names) > MAX_SETTINGS else []
+    rows = [[name, *(shown(group.values[name]) for group in compared.groups)] for name in names]
+    return Table(["", *(group.name for group in compared.groups)], rows, text=True)
+
+
+def runs_table(compared: ComparedRuns) -> Table:
+    """Every run with its seed and its status."""
+    rows = [[run.name, shown(run.settings.get("seed")) if run.settings else NONE, run.status] for run in compared.runs]
+    return Table(["Run", "Seed", "Status"], rows, text=True)
+
+
+def _table(compared: ComparedRuns, columns: Sequence[Number], note: str) -> Table:
+    names = compared.names if len(compared.names) <= MAX_SETTINGS else []
+    head = [*(names or ["Run"]), "Runs", *(column.label or column.group for column in columns)]
+    groups: list[tuple[str, int]] = []
+    if any(column.label for column in columns):
+        groups = [("", len(head) - len(columns))]
+        groups += [(name, len(list(members))) for name, members in groupby(columns, key=lambda column: column.group)]
+    rows = []
+    for group in compared.groups:
+        first = [shown(group.values[name]) for name in names] or [group.name]
+        rows.append([*first, _seeds(group), *(_cell(compared, group, column) for column in columns)])
+    return Table(head, rows, note, groups=groups)
+
+
+def _seeds(group: Group) -> str:
+    """The seeds of the finished runs by name, as a bare 0 reads as a number of runs, and how many more there are."""
+    finished, missing = len(group.finished), len(group.rows) - len(group.finished)
+    seeds = f"seed{'s' * (finished > 1)} {', '.join(map(shown, group.finished.seed))}" if finished else ""
+    return ", ".join(filter(None, [seeds, f"{missing} not finished" if missing else ""]))
+
+
+def _cell(compared: ComparedRuns, group: Group, column: Number) -> str:
+    """The mean with the range; the numbers that cannot be compared by themselves, with their mark."""
+    mark = " *" if column.name == "tokens_per_second" and compared.uneven & {*group.rows.index} else ""
+    both = {mark: compared.values(group, column), f" {APART}": compared.values(group, column, apart=True)}
+    text = "; ".join(f"{mean_and_range(of, column.form)}{mark}" for mark, of in both.items() if len(of)) or NONE
+    if column.measure == GAP_CLOSED and len(group.finished) == 1:
+        # Of one run there is no range, but the bootstrap of its student and its baseline.
+        record = compared.runs[group.finished.index[0]].record or Record()
+        closed = closed_of(record, record.first_measure[0], column.data)
+        if closed and is_number(closed.low) and is_number(closed.high):
+            return f"{text} ({column.form(closed.low)} to {column.form(closed.high)})"
+    return text
+
+
+def mean_and_range(values: pd.Series, form: Callable[[Any], str]) -> str:
+    """`44.1 (43.9 to 44.3)`; one number alone where there is one, or where they show as the same."""
+    mean, low, high = (form(value) for value in (values.mean(), values.min(), values.max()))
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def figure(compared: ComparedRuns) -> figures.Drawn:
+    """A panel for each score with a row for each group, of many the best by the first score, in the tables' order.
+
+    None where fewer than two groups have numbers that can be compared.
+    """
+    columns = [column for column in compared.columns if len(compared.best(column)) > 1][:MAX_PANELS]
+    if not columns:
+        return None, ""
+    best = [id(group) for group, _ in compared.best(columns[0])][:MAX_ROWS]
+    groups = [group for group in compared.groups if id(group) in best]
+    panels = {}
+    for column in columns:
+        of_rows = {row: [*compared.values(group, column)] for row, group in enumerate(groups)}
+        if of_rows := {row: values for row, values in of_rows.items() if values}:
+            panels[_panel_title(column)] = {"": (figures.MODELS["student"], "o", of_rows)}
+    rows = [shorten(group.label, MAX_LABEL, placeholder=" …") for group in groups]
+    drawn = figures.dots(panels, rows, 0.9 + 0.22 * len(rows), (figures.MODELS["student"], 1.5))
+    several = any(len(group.finished) > 1 for group in groups)
+    caption = "Scores" + ": the mean of the seeds, and lines from the lowest to the highest" * several
+    return drawn, caption + (", without the numbers that cannot be compared." if compared.reasons else ".")
+
+
+def _panel_title(column: Number) -> str:
+    better = "lower" if column.lower_is_better else "higher"
+    group, label = (shorten(text, 80, placeholder=" …") for text in (column.group, column.label))
+    return f"{group}\n{label} ({better} is better)".strip()
+
+
+def sections_of(compared: ComparedRuns, folder: Path) -> list[Section]:
+    """The page; its figure is drawn into `folder`/plots."""
+    drawn = figures.picture("compare", lambda: figure(compared), folder)
+    return [
+        Section("", [summary(compared), best_tiles(compared)]),
+        Section("Scores", [scores_table(compared) if compared.columns else None, drawn, best_lines(compared)]),
+        Section("Size, speed and time", [costs_table(compared) if compared.costs else None]),
+        Section("Settings that differ", [settings_table(compared)]),
+        Section("Runs", [runs_table(compared)]),
+    ]
+
+
+@raising_at_the_call
+def compare(*runs: str | Path, by: str | None = None) -> ComparedRuns:
+    """Lay runs side by side: the settings in which they differ against their results.
+
+    Args:
+        runs: run folders, folders of runs, sweeps or chains, or globs.
+        by: name of the number to begin with and to order by, such as `perplexity` or `heldout.perplexity`.
+
+    Raises:
+        SettingError: there are no such runs, or no number has that name.
+    """
+    return ComparedRuns(find_runs([str(run) for run in runs]), by)
+
+
+def basis(run: Run, record: Record, column: Number) -> dict[str, Any]:
     """What a number rests on besides the model; two numbers of which it is the same can be compared."""
     of_teacher = column.measure in (*AGREEMENT, GAP_CLOSED) or column.measure.endswith("_loss")
     ends = ("digest", "members", "weight")  # and not the cache: the report scores the teacher itself
@@ -169,7 +430,7 @@ def basis(run: Run, record: Record, column: Column) -> dict[str, Any]:
     }
 
 
-def _scored(run: Run, record: Record, column: Column) -> list[Any]:
+def _scored(run: Run, record: Record, column: Number) -> list[Any]:
     """What was scored: of measures of tokens these by their digest, of measures of a text or of examples its source."""
     data, measure = record.evaluation.get(column.data) or EvaluationSet(), column.measure
     is_text = any(name in record.measures for name in OF_VOCABULARY)
@@ -199,28 +460,26 @@ def differing(runs: Sequence[Run]) -> list[str]:
     A setting that takes its value from another of the same name, as objective.soft.temperature does, is left out,
     and a digest counts only where it distinguishes runs that no setting does.
     """
-    present = dict.fromkeys(name for run in runs for name in run.settings if name != SEED and not _is_ignored(name))
-    names = [name for name in present if len({repr(value_of(run, name)) for run in runs}) > 1]
-    names = [name for name in names if not any(_follows(name, other, runs) for other in names)]
+
+    def values(name: str) -> list[str]:
+        return [repr(value_of(run, name)) for run in runs]
+
+    present = dict.fromkeys(name for run in runs for name in run.settings)
+    names = [name for name in present if not any(f"{name}.".startswith(f"{ignored}.") for ignored in IGNORED)]
+    names = [name for name in names if len({*values(name)}) > 1]
+    names = [name for name in names if not any(_is_below(name, of) and values(name) == values(of) for of in names)]
+    finished = [run for run in runs if run.record is not None]
     for digest in DIGESTS:
-        found = {
-            tuple(repr(value_of(run, name)) for name in (*names, digest)) for run in runs if run.record is not None
-        }
-        if len({key[:-1] for key in found}) < len(found):
+        settings = [tuple(repr(value_of(run, name)) for name in names) for run in finished]
+        if len({*settings}) < len({*zip(settings, (value_of(run, digest) for run in finished), strict=True)}):
             names.append(digest)
     return names
 
 
-def _is_ignored(name: str) -> bool:
-    return any(name == ignored or name.startswith(f"{ignored}.") for ignored in IGNORED)
-
-
-def _follows(name: str, other: str, runs: Sequence[Run]) -> bool:
-    """Whether a setting has the value of another one further up that is called the same, in every run."""
+def _is_below(name: str, other: str) -> bool:
+    """Whether a setting is called as another one further up."""
     (*within, last), (*above, same) = name.split("."), other.split(".")
-    if last != same or len(above) >= len(within):
-        return False
-    return all(repr(value_of(run, name)) == repr(value_of(run, other)) for run in runs)
+    return last == same and len(above) < len(within)
 
 
 def value_of(run: Run, name: str) -> Any:
@@ -229,15 +488,6 @@ def value_of(run: Run, name: str) -> Any:
         digest = run.record.identity.get(name) if run.record else None
         return NONE if digest is None else str(digest)[:8]
     return run.settings.get(name, NONE)
-
-
-def _grouped(runs: Sequence[Run], names: Sequence[str]) -> list[Group]:
-    """The runs by the values of these settings, ordered by them."""
-    groups: dict[str, Group] = {}
-    for run in sorted(runs, key=lambda run: (natural(run.seed), natural(run.name))):
-        values = {name: value_of(run, name) for name in names}
-        groups.setdefault(repr(values), Group([], values)).runs.append(run)
-    return sorted(groups.values(), key=lambda group: [_order(value) for value in group.values.values()])
 
 
 def _order(value: Any) -> tuple[int, float, list[Any]]:

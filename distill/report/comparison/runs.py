@@ -4,10 +4,12 @@ import glob
 import os
 import re
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from distill.config.base import flatten
+from distill.report.comparison.columns import Number, numbers_of
 from distill.runs.record import Record
 from distill.runs.results_file import is_continued, read_results
 from distill.runtime.errors import Damaged, SettingError
@@ -15,7 +17,6 @@ from distill.runtime.files import read_settings
 from distill.runtime.jsonl import read_lines
 
 FINISHED = "finished"
-MAX_FOLDERS = 10_000  # that are looked at for runs
 
 
 @dataclass
@@ -35,9 +36,10 @@ class Run:
     settings: dict[str, Any] = field(default_factory=dict)
     record: Record | None = None
 
-    @property
-    def seed(self) -> Any:
-        return self.settings.get("seed")
+    @cached_property
+    def numbers(self) -> dict[str, Number]:
+        """By their names; none of a run that is not finished."""
+        return {each.name: each for each in numbers_of(self.record)} if self.record else {}
 
 
 def find_runs(arguments: list[str]) -> list[Run]:
@@ -72,14 +74,8 @@ def natural(name: Any) -> list[Any]:
 
 def _runs_below(path: Path) -> list[Run]:
     """The run of this folder, or those of the folders in it."""
-    if is_run(path):
-        return [read_run(path)]
     runs: list[Run] = []
-    for walked, (folder, below, _) in enumerate(os.walk(path)):
-        if walked - len(runs) > MAX_FOLDERS:
-            raise SettingError(
-                f"run={path} has more than {MAX_FOLDERS:,} folders that are no runs: name a folder nearer to the runs"
-            )
+    for folder, below, _ in os.walk(path):
         if is_run(Path(folder)):
             runs.append(read_run(Path(folder)))
             below.clear()
@@ -99,22 +95,15 @@ def read_run(folder: Path) -> Run:
     run = Run(folder, settings=flatten(read_settings(folder / "config.yaml")))
     try:
         record = read_results(folder / "results.json")
-        if is_continued(folder, record):
-            return replace(run, status=_progress(folder))
-        return replace(run, record=record)
+        if not is_continued(folder, record):
+            return replace(run, record=record)
     except FileNotFoundError:
-        return replace(run, status=_progress(folder))
+        pass
     except Damaged as damage:
         return replace(run, status=f"damaged: {damage.reason}")
-
-
-def _progress(folder: Path) -> str:
-    """How far an unfinished run came."""
     if is_at_work(folder):
-        return f"running, {last_step(folder)}"
-    if (folder / "chain.json").exists():
-        return "a chain: see chain.md in its folder"
-    return f"not finished: it stopped {last_step(folder)}"
+        return replace(run, status=f"running, {last_step(folder)}")
+    return replace(run, status=f"not finished: it stopped {last_step(folder)}")
 
 
 def last_step(folder: Path) -> str:
