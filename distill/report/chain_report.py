@@ -116,17 +116,17 @@ def write(path: Path, results: dict[str, list[Runs]], anchors: list[str]) -> tup
 
 
 def _scores(runs: Runs) -> Iterator[tuple[str, list[float]]]:
-    """By measure and set every score of the students, of each seed that has it."""
+    """By measure and set every score of the students, of each seed that has it.
+
+    A set is called what it holds where stages share the name, such as `dev` of SQuAD and of GLUE.
+    """
     for name, measure in runs[0].measures.items():
         for data in runs[0].student.scores.get(name, {}):
+            of_set = runs[0].evaluation.get(data)
+            holds = ((of_set and of_set.description) or "").partition(" of ")[2].partition(";")[0]
             values = [run.student.score(name, data) for run in runs]
-            yield f"{measure.title}, {_label(runs[0], data)}", [value for value in values if value is not None]
-
-
-def _label(record: Record, data: str) -> str:
-    """The set's name, or what it holds where stages share the name, such as `dev` of SQuAD and of GLUE."""
-    description = record.evaluation[data].description or "" if data in record.evaluation else ""
-    return description.partition(" of ")[2].partition(";")[0] or data if data == "dev" else data
+            label = holds if data == "dev" and holds else data
+            yield f"{measure.title}, {label}", [value for value in values if value is not None]
 
 
 def _table(results: dict[str, list[Runs]], scores: dict[str, dict[str, list[float]]]) -> Table:

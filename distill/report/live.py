@@ -343,16 +343,15 @@ def evenly_spaced(path: Path, count: int = MAX_POINTS) -> list[LogLine]:
 
 def tails(folder: Path) -> dict[int, list[str]]:
     """The last lines by rank of the logs in a run's folder `logs`."""
-    return {int(path.stem.removeprefix("rank")): last_lines(path) for path in folder.glob("rank[0-9]*.log")}
-
-
-def last_lines(path: Path) -> list[str]:
-    """The last lines of a log."""
-    with path.open("rb") as log:
-        size = log.seek(0, os.SEEK_END)
-        log.seek(max(0, size - BYTES))
-        lines = log.read().decode("utf-8", errors="replace").split("\n")
-    return cleaned(lines[1:] if size > BYTES else lines)  # the first one may have lost its beginning
+    found = {}
+    for path in folder.glob("rank[0-9]*.log"):
+        with path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - BYTES))
+            lines = log.read().decode("utf-8", errors="replace").split("\n")
+        # The first one may have lost its beginning.
+        found[int(path.stem.removeprefix("rank"))] = cleaned(lines[1:] if size > BYTES else lines)
+    return found
 
 
 def cleaned(lines: Iterable[str]) -> list[str]:

@@ -107,13 +107,8 @@ def html(title: str, sections: list[Section], renew: float | None = None, watche
             scrolled, keeps open what was opened, and waits while text is selected or the page is not to be seen.
         watched: whether it shows a notice after three times as long and half a minute without news.
     """
-    renewal = renew and {
-        "seconds": max(1, round(renew)),
-        "every": round(1000 * renew),
-        "written": round(1000 * time.time()),
-        "limit": round(1000 * (3 * renew + 30)) if watched else 0,
-    }
     shown = [section for section in sections if section.blocks]
+    renewal = renew and {"seconds": renew, "written": round(1000 * time.time()), "watched": watched}
     return render("page.html", title=title, sections=shown, renewal=renewal, generator=GENERATOR)
 
 

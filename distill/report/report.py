@@ -55,6 +55,9 @@ def sections(record: Record, pictures: dict[str, Picture], config_yaml: str = ""
     corpus = facts_table("Corpus", facts("corpus", record.corpus, duplicates))
     environment = facts_table("Environment", [(name.replace("_", " "), value) for name, value in record.environment])
     config = Code(config_yaml, "Resolved configuration", "yaml")
+    of = record.profile or Profile()
+    conclusion, rules, phases = of.conclusion, _rules(of), _phases(of)
+    files = prose("profile_files") if record.profile else ""
     drawn = pictures.get
     return [
         Section("", [findings(record), unfinished, Tiles(tiles(record)), setting(record), record.notes]),
@@ -63,7 +66,7 @@ def sections(record: Record, pictures: dict[str, Picture], config_yaml: str = ""
         Section(f"Learning curve by {record.history_by}", [*history(record), drawn("history"), drawn("minutes")]),
         Section("Layer selection", [_layers(record)]),
         Section("Training", [drawn("loss"), drawn("optimizer"), drawn("throughput"), training]),
-        Section("Where the time goes", _profile(record.profile, drawn("utilisation"))),
+        Section("Where the time goes", [conclusion, rules, phases, drawn("utilisation"), files]),
         Section("Data", [corpus, _sources(record), _sets(record)]),
         Section("Reproduce", [*reproduced_by(record.command_from_anywhere), environment, config]),
     ]
@@ -215,12 +218,6 @@ def _layers(record: Record) -> Table | None:
         rows.append([", ".join(layers), ", ".join(rules), shown(choice.loss)])
     head = ["Layers", "Rule", "Perplexity" if search.perplexity else "Loss"]
     return Table(head, rows, prose("layers", search), text=True)
-
-
-def _profile(profile: Profile | None, utilisation: Picture | None) -> list[Block | None]:
-    if profile is None:
-        return [utilisation]
-    return [profile.conclusion, _rules(profile), _phases(profile), utilisation, prose("profile_files")]
 
 
 def _rules(profile: Profile) -> Table:

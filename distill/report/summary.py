@@ -347,7 +347,7 @@ def _against(measure: Measure, one: float | None, other: float | None) -> str:
     if IN_PERCENT in measure.explanation and is_number(one) and is_number(other):
         return in_points((one or 0) - (other or 0))
     change = ratio(one, other)
-    return NONE if change is None else _signed(change)
+    return NONE if change is None else f"{100 * (change - 1):+.1f}%".replace("-", MINUS)
 
 
 def _signed_tenths(number: float) -> str:
@@ -379,10 +379,6 @@ def _changes(changes: list[float]) -> str:
         if all(word.endswith(direction) for word in words):
             return listed([word.removesuffix(direction) for word in words]) + direction
     return listed(words)
-
-
-def _signed(change: float) -> str:
-    return f"{100 * (change - 1):+.1f}%".replace("-", MINUS)
 
 
 def sequences_of_step(backend: Backend) -> str | None:

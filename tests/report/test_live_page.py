@@ -31,14 +31,9 @@ def text_of(run: Status) -> tuple[str, str]:
     return page, " ".join("".join(ElementTree.fromstring(page).find("body").itertext()).split())
 
 
-def test_it_shows_the_state_of_the_run_and_the_report_so_far() -> None:
-    page, text = text_of(under_way())
-    for part in (
-        "Under way: training 81% 100/123 steps", "student on heldout 40%", "12:34 min", "step 100 of 123", "3.0%of the",
-        "12.3%of the time in exchanges", "1,732", "every 1:00 min, and becomes the report", "rank 1", "nothing yet",
-        "Soft targets", "Learning rate", "Gradient norm", "71.19", "Waiting for data, % of the time", "Cores in use",
-        "epoch 1, step 41: loss total 8.1", "Project Gutenberg", "runs/distilbert_gutenberg", "has not finished",
-    ):  # fmt: skip
+def test_it_means_nothing_but_its_texts_and_loads_nothing() -> None:
+    page, text = text_of(under_way())  # whose words are those of golden/live.md
+    for part in ("step 100 of 123", "12.3%of the time in exchanges", "Soft targets", "Cores in use", "nothing yet"):
         assert part in text, part
     assert "&lt;b&gt;bold&lt;/b&gt; &amp; more" in page and title_of(under_way()) == "81% of distilbert_gutenberg"
     assert "http" not in page.replace('http-equiv="refresh"', "").replace("http://www.w3.org/", "")

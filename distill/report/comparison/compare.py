@@ -347,7 +347,12 @@ def _cell(compared: ComparedRuns, group: Group, column: Number) -> str:
     """The mean with the range; the numbers that cannot be compared by themselves, with their mark."""
     mark = " *" if column.name == "tokens_per_second" and compared.uneven & {*group.rows.index} else ""
     both = {mark: compared.values(group, column), f" {APART}": compared.values(group, column, apart=True)}
-    text = "; ".join(f"{mean_and_range(of, column.form)}{mark}" for mark, of in both.items() if len(of)) or NONE
+    texts = []
+    for mark, values in both.items():
+        if len(values):
+            mean, low, high = (column.form(value) for value in (values.mean(), values.min(), values.max()))
+            texts.append((mean if low == high else f"{mean} ({low} to {high})") + mark)
+    text = "; ".join(texts) or NONE
     if column.measure == GAP_CLOSED and len(group.finished) == 1:
         # Of one run there is no range, but the bootstrap of its student and its baseline.
         record = compared.runs[group.finished.index[0]].record or Record()
@@ -355,12 +360,6 @@ def _cell(compared: ComparedRuns, group: Group, column: Number) -> str:
         if closed and is_number(closed.low) and is_number(closed.high):
             return f"{text} ({column.form(closed.low)} to {column.form(closed.high)})"
     return text
-
-
-def mean_and_range(values: pd.Series, form: Callable[[Any], str]) -> str:
-    """`44.1 (43.9 to 44.3)`; one number alone where there is one, or where they show as the same."""
-    mean, low, high = (form(value) for value in (values.mean(), values.min(), values.max()))
-    return mean if low == high else f"{mean} ({low} to {high})"
 
 
 def figure(compared: ComparedRuns) -> figures.Drawn:
@@ -377,18 +376,14 @@ def figure(compared: ComparedRuns) -> figures.Drawn:
     for column in columns:
         of_rows = {row: [*compared.values(group, column)] for row, group in enumerate(groups)}
         if of_rows := {row: values for row, values in of_rows.items() if values}:
-            panels[_panel_title(column)] = {"": (figures.MODELS["student"], "o", of_rows)}
+            group, label = (shorten(text, 80, placeholder=" …") for text in (column.group, column.label))
+            better = "lower" if column.lower_is_better else "higher"
+            panels[f"{group}\n{label} ({better} is better)".strip()] = {"": (figures.MODELS["student"], "o", of_rows)}
     rows = [shorten(group.label, MAX_LABEL, placeholder=" …") for group in groups]
     drawn = figures.dots(panels, rows, 0.9 + 0.22 * len(rows), (figures.MODELS["student"], 1.5))
     several = any(len(group.finished) > 1 for group in groups)
     caption = "Scores" + ": the mean of the seeds, and lines from the lowest to the highest" * several
     return drawn, caption + (", without the numbers that cannot be compared." if compared.reasons else ".")
-
-
-def _panel_title(column: Number) -> str:
-    better = "lower" if column.lower_is_better else "higher"
-    group, label = (shorten(text, 80, placeholder=" …") for text in (column.group, column.label))
-    return f"{group}\n{label} ({better} is better)".strip()
 
 
 def sections_of(compared: ComparedRuns, folder: Path) -> list[Section]:

@@ -2,7 +2,7 @@
    open twice shares its memory, which does no harm. `since` is when something new was seen last: by the clock of the
    reader once a change was seen, because the host that writes may have another one; before that by the page's own time. #}
 (function () {
-  var every = {{ renewal.every }}, written = {{ renewal.written }}, limit = {{ renewal.limit }}, began = Date.now();
+  var every = {{ (1000 * renewal.seconds)|round|int }}, written = {{ renewal.written }}, limit = {{ (3000 * renewal.seconds + 30000)|round|int if renewal.watched else 0 }}, began = Date.now();
   var key = "distill " + location.pathname, state = {};
   try { state = JSON.parse(sessionStorage.getItem(key)) || {}; } catch (error) { }
   if (state.written !== written) {
