@@ -116,8 +116,6 @@ def test_a_set_without_a_scored_position_has_no_numbers(results: dict[str, Any])
     assert not [text for _, text in summary.tiles(record) if "agreement" in text or "perplexity" in text]
 
 
-
-
 def test_of_one_there_is_a_singular_and_names_keep_their_capital(results: dict[str, Any]) -> None:
     results["training"]["steps"] = results["baseline"]["steps"] = results["backend"]["ranks"] = 1
     record = Record.from_json(results)

@@ -36,6 +36,7 @@ from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import join_ranks
 from distill.distributed.single import Single
+from distill.models.kernels.packed_linear import pack_teacher
 from distill.models.kind import MASKED
 from distill.models.language_model import LanguageModel
 from distill.models.loaded import model_digest
