@@ -20,11 +20,10 @@ from distill.report.comparison.columns import Goal, choose_best
 from distill.report.live import RunPage
 from distill.report.publish import make_snapshots, write_outputs
 from distill.runs import profiling, trackers
-from distill.runs.banner import announce, notes_of
 from distill.runs.baseline import find_baseline
 from distill.runs.callbacks import RunLog, UserObservers, check_snapshots, make_observers
 from distill.runs.check import check
-from distill.runs.describe import describe
+from distill.runs.describe import announce, describe, notes_of
 from distill.runs.facts import Best
 from distill.runs.identity import Identity, run_identity, set_digests
 from distill.runs.learning import FrozenTeachers, make_learner

@@ -10,7 +10,7 @@ from distill.evaluation.measures.users import check_measures
 from distill.models.student import check_student_settings
 from distill.objective.build import make_terms
 from distill.objective.objective import mixing_temperature
-from distill.objective.terms import Term, VocabularyTerm
+from distill.objective.terms import VocabularyTerm
 from distill.optim import updates
 from distill.optim.optimizer_state import optimizer_state
 from distill.optim.schedule import ENDLESS, length_in_steps, make_schedule
@@ -32,17 +32,15 @@ def check(config: Config, folder: Path | None = None) -> None:
     terms = make_terms(config.objective)
     task = find_task(config.objective.task, terms.values())
     for name, term in terms.items():
-        if term.task not in ("", *task.labels):
-            raise SettingError(
-                f"is a term of objective.task={task_of(term.task)}, but objective.task={config.objective.task}",
-                setting=f"objective.{name}",
-                cure=f"set objective.{name}.weight=0, or choose another objective",
-            )
         heads = {*term.student_reads.extra, *term.teacher_reads.extra} - {*task.kind.heads}
-        if heads or (isinstance(term, VocabularyTerm) and not task.kind.vocabulary):
-            lacks = f"for {min(heads)}" if heads else "over the vocabulary"
+        problem = ""
+        if term.task not in ("", *task.labels):
+            problem = f"is a term of objective.task={task_of(term.task)}, but"
+        elif heads or (isinstance(term, VocabularyTerm) and not task.kind.vocabulary):
+            problem = f"reads a head {f'for {min(heads)}' if heads else 'over the vocabulary'}, which is not one of"
+        if problem:
             raise SettingError(
-                f"reads a head {lacks}, which models of objective.task={config.objective.task} do not have",
+                f"{problem} objective.task={config.objective.task}",
                 setting=f"objective.{name}",
                 cure=f"set objective.{name}.weight=0, or choose another objective",
             )
@@ -60,7 +58,16 @@ def check(config: Config, folder: Path | None = None) -> None:
     check_student_settings(config.student)
     has_gone_on = folder is not None and any((folder / "checkpoints").glob("step-*"))
     check_paths(config.changed(resume="auto") if has_gone_on else config)
-    _check_baseline(config, terms)
+    if (path := config.evaluate.baseline) is None:
+        return
+    if not any(term.needs_teacher for term in terms.values()):
+        raise SettingError(
+            "shows what a teacher is worth, but no term of this objective learns from a teacher",
+            setting="evaluate.baseline",
+            value=path,
+            cure="leave it out (`distill compare` compares any runs)",
+        )
+    read_run(Path(path), "evaluate.baseline")
 
 
 def _check_optimizer(config: Config) -> None:
@@ -76,17 +83,3 @@ def _check_optimizer(config: Config) -> None:
     # the real numbers.
     if not is_users(config.schedule.make.path) or not unknown & arguments.keys():
         make_schedule(config.schedule.make, length, peak)
-
-
-def _check_baseline(config: Config, terms: dict[str, Term]) -> None:
-    """Refuse a baseline that is no finished run, or that is beside a run which has no teacher either."""
-    if (path := config.evaluate.baseline) is None:
-        return
-    if not any(term.needs_teacher for term in terms.values()):
-        raise SettingError(
-            "shows what a teacher is worth, but no term of this objective learns from a teacher",
-            setting="evaluate.baseline",
-            value=path,
-            cure="leave it out (`distill compare` compares any runs)",
-        )
-    read_run(Path(path), "evaluate.baseline")

@@ -1,16 +1,16 @@
 """What a record is made of: the facts of a corpus, of models and their scores, of training, machine and profile.
 
 The descriptions of the fields are the page reference/record.md of the manual. A value that is not known, or not yet,
-is None.
+is None. A part is also made of an object that has attributes of the names of its fields.
 """
 
 import math
 from collections.abc import Container, Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
-from pydantic_core.core_schema import SerializerFunctionWrapHandler
+from pydantic import BaseModel, ConfigDict, Field
 
+from distill.config.objective import WeightSchedule
 from distill.runtime.jsonl import LogLine
 
 Scores = dict[str, dict[str, float | None]]  # by measure and evaluation set
@@ -21,7 +21,12 @@ class Part(BaseModel):
     """A part of what JSON holds: every value is of its field's kind, and keys that it does not have are passed over."""
 
     model_config = ConfigDict(
-        frozen=True, strict=True, validate_by_name=True, serialize_by_alias=True, ser_json_inf_nan="constants"
+        frozen=True,
+        strict=True,
+        from_attributes=True,
+        validate_by_name=True,
+        serialize_by_alias=True,
+        ser_json_inf_nan="constants",
     )
 
     def changed(self, **values: Any) -> Self:
@@ -40,24 +45,19 @@ def sparse(default: Any, description: str) -> Any:
     return field(default, f"{description} Left out where empty.", exclude_if=is_empty)
 
 
-class Scored(Part):
-    """What has scores: JSON has them beside the other keys, one key for each measure."""
+class Scored(Part, extra="allow"):
+    """What has scores: every key besides its fields is the name of a measure."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _gather_scores(cls, content: Any) -> Any:
-        if not isinstance(content, dict) or "scores" in content:
-            return content
-        keys = {name for key, info in cls.model_fields.items() for name in (key, info.alias)}
-        scores = {name: value for name, value in content.items() if name not in keys and isinstance(value, dict)}
-        return content | {"scores": scores}
+    __pydantic_extra__: Scores = Field(init=False)
 
-    @model_serializer(mode="wrap")
-    def _spread_scores(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content: dict[str, Any] = {}
-        for key, value in written(self).items():
-            content |= value if key == "scores" else {key: value}
-        return content
+    @property
+    def scores(self) -> Scores:
+        """By measure, then by evaluation set."""
+        return self.__pydantic_extra__
+
+    def score(self, measure: str, data: str) -> float | None:
+        """By a measure on an evaluation set; None where there is none."""
+        return self.scores.get(measure, {}).get(data)
 
 
 class Preparation(Part):
@@ -65,28 +65,25 @@ class Preparation(Part):
     tokens_per_second: float | None = field(None, "Speed of the tokenizer.")
 
 
-class Source(Part):
+class Sized(Part):
+    name: str | None = field(None, "What the report calls it.")
+    documents: int | None = field(None, "How many documents.")
+    tokens: int | None = field(None, "How many tokens, without padding.")
+    sequences: int | None = field(None, "How many sequences.")
+
+
+class Source(Sized):
     """One source of a mixture."""
 
-    name: str | None = field(None, "What the report calls it.")
     weight: float | None = field(None, "Fraction of the sequences that are fed.")
-    documents: int | None = field(None, "How many documents.")
-    tokens: int | None = field(None, "How many tokens, without padding.")
-    sequences: int | None = field(None, "How many sequences.")
 
 
-class Corpus(Part):
+class Corpus(Sized):
     """The text: how much there is of it, and what of it is of no use or there twice."""
 
-    name: str | None = field(None, "What the report calls it.")
-    documents: int | None = field(None, "How many documents.")
-    tokens: int | None = field(None, "How many tokens, without padding.")
-    sequences: int | None = field(None, "How many sequences.")
     sequence_length: int | None = field(None, "Tokens of a sequence.")
     held_out: int | None = sparse(None, "Sequences of it that no step reads.")
-    fraction_used: float | None = sparse(
-        None, "About what of the text not held out `corpus.max_sequences` takes; null: all of it."
-    )
+    fraction_used: float | None = sparse(None, "About what of the rest `corpus.max_sequences` takes, if not all.")
     left_out: dict[str, int] = sparse({}, "Sound records, or parts of them, by why they are not used.")
     duplicates: dict[str, int] = sparse({}, "How many documents are there several times, by what was done.")
     sources: dict[str, Source] = sparse({}, "The sources of a mixture.")
@@ -114,15 +111,9 @@ class Model(Scored):
     """A model and its scores."""
 
     name: str | None = field(None, "What the report calls it.")
-    parameters: int | None = field(
-        None, "How many; tied ones count once, and adapters, which are merged in the end, not at all."
-    )
+    parameters: int | None = field(None, "How many; tied ones count once, adapters (they are merged) not at all.")
     bytes: int | None = field(None, "Size of the weights, in bytes.")
     tokens_per_second: float | None = field(None, "Speed.")
-    scores: Scores = field({}, "By evaluation set, one key for each measure, such as `perplexity`.")
-
-    def score(self, measure: str, data: str) -> float | None:
-        return (self.scores.get(measure) or {}).get(data)
 
 
 class Published(Part):
@@ -149,10 +140,7 @@ class Origin(Part):
     has_config: bool = field(True, "Whether it was saved with a configuration, as transformers models are.")
     call: str | None = field(None, "The arguments of that callable, as they are written; null: not known.")
     tokenizer: str | None = sparse(None, "The class that gives its tokenizer back, where AutoTokenizer does not.")
-    encodes: str | None = sparse(
-        None,
-        "What of a text was trained where no head was: `states` of its tokens, or one vector by a kind of pooling.",
-    )
+    encodes: str | None = sparse(None, "What was trained where no head was: `states`, or vectors by a pooling.")
     normalizes: bool | None = sparse(None, "Whether its vectors get the length 1, as the teacher's do.")
 
 
@@ -194,18 +182,10 @@ class Student(Model):
     start: Start = field(Start(), "Its weights before the first step.")
 
 
-class Scheduled(Part):
-    start: float = field(0.0, "Value at the beginning of the run.")
-    end: float = field(0.0, "Value at its end.")
-    shape: str = field("linear", "As linear or cosine.")
-
-
 class Term(Part):
-    """A loss term; a weight or a temperature that changes over the run is a `Scheduled`."""
-
     title: str = field("", "What the report calls it.")
-    weight: Scheduled | float | None = field(None, "In the total.")
-    temperature: Scheduled | float | None = sparse(None, "Of the term, where it has one.")
+    weight: WeightSchedule | float | None = field(None, "In the total.")
+    temperature: WeightSchedule | float | None = sparse(None, "Of the term, where it has one.")
 
 
 class Objective(Part):
@@ -230,12 +210,8 @@ class Measure(Part):
     lower_is_better: bool = field(True, "Whether the lowest value is the best.")
 
 
-class EvaluationSet(Part):
-    name: str | None = field(None, "What the report calls it.")
+class EvaluationSet(Sized):
     description: str | None = field(None, "Where its text comes from.")
-    documents: int | None = field(None, "How many documents.")
-    sequences: int | None = field(None, "How many sequences.")
-    tokens: int | None = field(None, "How many tokens, without padding.")
     positions: int | None = field(None, "Scored positions.")
     pseudo_positions: int | None = field(None, "Positions that are masked one by one.")
     digest: str | None = sparse(None, "Of the sequences that are scored; runs in which it is the same can be compared.")
@@ -271,14 +247,7 @@ class HistoryPoint(Scored):
     step: int | None = field(None, "The number of the step.")
     tokens: int | None = field(None, "Seen by then.")
     seconds: float | None = field(None, "Of training by then.")
-    loss: dict[str, float | None] = field(
-        {}, "The mean of each term since the point before, without its weight, and `total`."
-    )
-    scores: Scores = field({}, "By evaluation set, one key for each measure, such as `perplexity`.")
-
-    def score(self, measure: str, data: str) -> float | None:
-        """The student's score by a measure on an evaluation set; None where it has none."""
-        return (self.scores.get(measure) or {}).get(data)
+    loss: dict[str, float | None] = field({}, "Of each term since the point before, without weight, and `total`.")
 
     @classmethod
     def of(cls, line: LogLine) -> "HistoryPoint":
@@ -293,22 +262,23 @@ class Best(Part):
     data: str = field("", "The evaluation set of that score.", alias="set")
     lower_is_better: bool = field(True, "The direction of the measure.")
     patience: int | None = field(None, "Evaluations without a better one after which the run ends.")
-    step: int | None = field(
-        None, "After which the best evaluation came, the first of several equal ones; null where none has a score."
-    )
+    step: int | None = field(None, "After which the best one came, the first of equal ones; null: none has a score.")
     score: float | None = field(None, "Of that one.")
     last_score: float | None = field(None, "Of the last evaluation.")
     later: int = field(0, "Evaluations after the best one.")
 
     def among(self, points: list[HistoryPoint], steps: Container[int] | None = None) -> "Best":
         """The best of these points; `steps`: those whose student can be published, None: all."""
-        has_score = [point for point in points if self.data in point.scores.get(self.measure, {})]
-        scored = [(point.step or 0, point.score(self.measure, self.data)) for point in has_score]
-        choices = [(score, step) for step, score in scored if score is not None and (steps is None or step in steps)]
+        scored = {
+            point.step or 0: point.score(self.measure, self.data)
+            for point in points
+            if self.data in point.scores.get(self.measure, {})
+        }
+        choices = [(score, at) for at, score in scored.items() if score is not None and (steps is None or at in steps)]
         best = min if self.lower_is_better else max
         score, step = best(choices, key=lambda choice: choice[0], default=(None, None))
-        later = sum(at > (step or 0) for at, _ in scored)
-        return self.changed(step=step, score=score, last_score=scored[-1][1] if scored else None, later=later)
+        last = next(reversed(scored.values()), None)
+        return self.changed(step=step, score=score, last_score=last, later=sum(at > (step or 0) for at in scored))
 
 
 class Resampled(Part):
@@ -337,14 +307,10 @@ class GapClosed(Part):
     The interval is left out where some draws have no gap, and where nothing is resampled.
     """
 
-    fraction: float | None = field(
-        None, "(baseline - student) / (baseline - teacher), of perplexities in logarithms; null: no gap."
-    )
+    fraction: float | None = field(None, "(baseline - student) / (baseline - teacher), perplexities as logarithms.")
     low: float | None = sparse(None, "Lower end of the interval that holds 95 % of the fractions.")
     high: float | None = sparse(None, "Its upper end.")
-    without_gap: int | None = sparse(
-        None, "Draws in which the baseline is no worse than the teacher; with any there is no interval."
-    )
+    without_gap: int | None = sparse(None, "Draws with a baseline no worse than the teacher; any: no interval.")
 
 
 def fraction_closed(scores: Mapping[str, float], measure: str, lower_is_better: bool = True) -> float | None:
@@ -375,12 +341,8 @@ class Baseline(Model):
     objective: Objective = field(Objective(), "Its loss.")
     remarks: list[str] = field([], "What else differs from the run of the student.")
     learning_rate: float | None = sparse(None, "The baseline's learning rate, where it is not the student's.")
-    bootstrap: dict[str, dict[str, Resampled]] = field(
-        {}, "The ratio of perplexities or the difference of accuracies, by measure and evaluation set."
-    )
-    gap_closed: dict[str, dict[str, GapClosed]] = sparse(
-        {}, "How much of its gap to the teacher the student closes, by measure and evaluation set."
-    )
+    bootstrap: dict[str, dict[str, Resampled]] = field({}, "Of the student against it, by measure and evaluation set.")
+    gap_closed: dict[str, dict[str, GapClosed]] = sparse({}, "What of its gap the student closes, by measure and set.")
 
     def drawn(self, measure: str, data: str) -> Resampled:
         """The bootstrap by a measure on a set; an empty one where there is none."""

@@ -10,10 +10,7 @@ import numpy as np
 from distill.config.base import flatten
 from distill.config.component import PREFIX
 from distill.config.objective import WeightSchedule, is_zero
-from distill.config.settings import (
-    Config,
-    TeacherCacheConfig,
-)
+from distill.config.settings import Config, TeacherCacheConfig
 from distill.data.batches import Batches
 from distill.evaluation.sets import EvaluationSet
 from distill.runtime.errors import SettingError
@@ -25,44 +22,19 @@ Identity = dict[str, Any]  # settings, and digests of what they name, by their d
 
 # Groups on which the trained student does not depend, so a resumed run may change them. The corpus is in the
 # identity by the digest of its sequences, the teacher by that of its weights.
-RESUME_IGNORES = (
-    "corpus",
-    "data",
-    "teacher",
-    "evaluate",
-    "backend",
-    "precision",
-    "tracker",
-    "profile",
-    "report",
-    "observers",
-    "resume",
-    "optimize",
-)
+GROUPS_IGNORED = {"corpus", "data", "teacher", "evaluate", "backend", "precision", "tracker", "profile", "report"}
+GROUPS_IGNORED |= {"observers", "resume", "optimize"}
 # Settings of the other groups for which the same holds.
-SETTINGS_IGNORED = {
-    *(
-        f"train.{name}"
-        for name in ("batch_size", "accumulate", "log_every", "save_every", "keep", "workers", "on_usr1")
-    ),
-    "train.patience",
-    "train.max_nonfinite",
-    "train.max_loss_ratio",
-    "train.max_spike",
-    "train.snapshots",
-    "train.snapshot_every",
-    "objective.kernel",
-    "student.gradient_checkpointing",
-    "student.path",
-    "student.trust_remote_code",
-}
+SETTINGS_IGNORED = {"student.gradient_checkpointing", "student.path", "student.trust_remote_code", "objective.kernel"}
+SETTINGS_IGNORED |= {"train.batch_size", "train.accumulate", "train.workers", "train.log_every", "train.on_usr1"}
+SETTINGS_IGNORED |= {"train.save_every", "train.keep", "train.snapshots", "train.snapshot_every", "train.patience"}
+SETTINGS_IGNORED |= {"train.max_nonfinite", "train.max_loss_ratio", "train.max_spike"}
 CODE = "code."  # before the name of a setting: a digest of the user's code behind its `_target_`
 FROZEN = "student.frozen.digest"  # of the names of frozen parameters
 CONSTANT = "distill.optim.schedules.constant.Constant"
 LENGTH = ("train.epochs", "train.steps", "train.minutes")
-CHANGED = {  # what digests cannot say by their values
+IN_WORDS = {  # what digests cannot say by their values
     "corpus.digest": "the corpus has another text now",
-    "teacher.digest": "the teacher has other weights or another tokenizer now",
     "student.digest": "the student starts from other weights now",
     FROZEN: "other parameters of the student are frozen now",
     "evaluate.digest": "the set by which train.keep_best chooses has other sequences now (its text, "
@@ -89,23 +61,22 @@ def run_identity(
         total_steps: after which the run ends, wall-clock aside.
         sets: that the student is scored on.
     """
-    terms = config.objective.terms
+    terms, schedules = config.objective.terms, config.objective.schedule_of
     weightless = {name for name, term in terms.items() if is_zero(term.weight)}
-    scheduled = any(
-        isinstance(term.weight, WeightSchedule) or config.objective.schedule_of(name) is not None
-        for name, term in terms.items()
-        if name not in weightless
-    )
     settings = {
         name: value
         for name, value in flatten(config.compared).items()
-        if name.split(".")[0] not in RESUME_IGNORES and name not in SETTINGS_IGNORED
+        if name.split(".")[0] not in GROUPS_IGNORED and name not in SETTINGS_IGNORED
         if name != "student._target_" or not str(value).startswith(PREFIX)  # its digest is there
         if not (name.startswith("objective.") and name.split(".")[1] in weightless)
     }
     if config.schedule.make.path == CONSTANT:
         warmup = settings.pop("schedule.warmup", 0.0)
         settings |= {"schedule.warmup_steps": round(warmup * total_steps, 6)} if warmup else {}
+        scheduled = any(
+            isinstance(terms[name].weight, WeightSchedule) or schedules(name) is not None
+            for name in terms.keys() - weightless
+        )
         if not scheduled and (not warmup or config.train.minutes is None):
             settings = {name: value for name, value in settings.items() if name not in LENGTH}
     return {
@@ -123,16 +94,14 @@ def run_identity(
 
 def _teachers(config: Config) -> Identity:
     """What the student learns from besides the teachers' weights; the first of several is also read in its layers."""
-    teacher = config.teacher
-    if not teacher.members:
-        cache = TeacherCacheConfig() if teacher.is_none else teacher.cache
-        return _cached(cache, "teacher.cache")
-    settings: Identity = {"teacher.members": list(teacher.members)}
-    for name, member in settings_by_member(config).items():
-        settings |= {
-            f"teacher.members.{name}.weight": member.weight,
-            **_cached(member.cache, f"teacher.members.{name}.cache"),
-        }
+    members = settings_by_member(config)
+    settings: Identity = {"teacher.members": [*members]} if config.teacher.members else {}
+    if not members:
+        settings = {"teacher.cache.top_k": TeacherCacheConfig().top_k}
+    for name, member in members.items():
+        settings |= {f"{member.setting}.weight": member.weight} if name else {}
+        cached = ("top_k",) if member.cache.sampled is None else ("top_k", "sampled", "seed")
+        settings |= {f"{member.setting}.cache.{field}": getattr(member.cache, field) for field in cached}
     return settings
 
 
@@ -159,12 +128,11 @@ def _scores(config: Config, sets: Sequence[EvaluationSet]) -> Identity:
     data, _, measure = config.train.keep_best.rpartition(".")
     name = next((one.name for one in sets if data in ("", one.name)), data)
     few = config.evaluate.on_the_way.sequences
-    chosen = [one if few is None else one.first(few) for one in sets if one.name == name]
-    digests = [digest_of(one) for one in chosen] or [hashlib.sha256(name.encode()).hexdigest()]
+    chosen = (one if few is None else one.first(few) for one in sets if one.name == name)
     fraction = {"evaluate.pseudo_perplexity.fraction": config.evaluate.fraction_of(name)}
     settings = config.compared.get("evaluate", {}).get("measures", {})
     return {
-        "evaluate.digest": digests[0],
+        "evaluate.digest": next(map(digest_of, chosen), None),
         "evaluate.stride": config.evaluate.stride,
         **(fraction if measure == "pseudo_perplexity" else {}),
         **({f"evaluate.measures.{measure}": settings[measure]} if measure in settings else {}),
@@ -185,14 +153,6 @@ def digest_of(data: EvaluationSet) -> str:
     return digest.hexdigest()
 
 
-def _cached(cache: TeacherCacheConfig, name: str) -> Identity:
-    """The settings of a teacher's cache; those of draws only where there are draws, as older caches name none."""
-    settings: Identity = {f"{name}.top_k": cache.top_k}
-    if cache.sampled is not None:
-        settings |= {f"{name}.{field}": getattr(cache, field) for field in ("sampled", "seed")}
-    return settings
-
-
 def refuse_other_settings(before: Identity, now: Identity, earlier_run: str, resumes: bool = False) -> None:
     """Raises SettingError when a run would be resumed with settings changed that its student depends on.
 
@@ -200,30 +160,40 @@ def refuse_other_settings(before: Identity, now: Identity, earlier_run: str, res
         earlier_run: what error lines call the earlier run.
         resumes: whether it trains on. Then edited code of the user's is logged: it may be the fix that the run needs.
     """
-    names = [name for name in {*before, *now} if before.get(name) != now.get(name)]
-    names.sort(key=lambda name: (not (name in before and name in now), name))  # what only one has follows from others
-    for name in [name for name in names if resumes and name.startswith(CODE)]:
-        names.remove(name)
-        logger.warning(f"{earlier_run}: {_difference(name, before, now)}; the run resumes with the present code")
-    if not names:
+    found = {name: difference(name, before, now) for name in sorted({*before, *now})}
+    found = {name: text for name, text in found.items() if text}
+    for name in [name for name in found if resumes and name.startswith(CODE)]:
+        logger.warning(f"{earlier_run}: {found.pop(name)}; the run resumes with the present code")
+    if not found:
         return
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    differing = "; ".join(_difference(name, before, now) for name in names[:MOST_NAMED])
     cure = "restore them, or start another run with hydra.run.dir=DIR"
-    if set(names) <= set(LENGTH):
+    if found.keys() <= {*LENGTH}:
         cure = (
             "its rate or a weight follows a schedule that is made for one length (schedule=constant can be continued): "
             "restore the length, or begin another run from its student with student=pretrained student.path=RUN "
             "hydra.run.dir=DIR"
         )
-    raise SettingError(f"{earlier_run} was made with other settings ({differing}{more}): {cure}")
+    by_both = sorted(found, key=lambda name: not (name in before and name in now))  # the rest follows from these
+    raise SettingError(
+        f"{earlier_run} was made with other settings ({listed([found[name] for name in by_both])}): {cure}"
+    )
 
 
-def _difference(name: str, before: Identity, now: Identity) -> str:
-    if name in CHANGED:
-        return CHANGED[name]
+def difference(name: str, before: Identity, now: Identity) -> str:
+    """In what two identities differ by that name, in words; empty where they agree."""
+    if before.get(name) == now.get(name):
+        return ""
+    if name in IN_WORDS:
+        return IN_WORDS[name]
     if name.startswith(CODE):
         return f"the code or the arguments of {str(now.get(name)).partition(', sha256 ')[0]} have changed since then"
     if name.endswith(".digest"):
-        return f"{name.removesuffix('.digest')} has other weights or another tokenizer now"
+        of_one = "the teacher" if name == "teacher.digest" else name.removesuffix(".digest")
+        return f"{of_one} has other weights or another tokenizer now"
     return f"{name} was {before.get(name)} and is now {now.get(name)}"
+
+
+def listed(differences: list[str]) -> str:
+    """The first differences, and how many more there are."""
+    more = f" and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
+    return "; ".join(differences[:MOST_NAMED]) + more

@@ -64,10 +64,9 @@ class FrozenTeachers:
 
     def __init__(self, run: Run) -> None:
         """Find the caches and place the models. Raises SettingError for a cache that does not fit."""
-        self.run, self.caches = run, find_caches(run)
-        members = run.pair.teachers if run.objective.needs_teacher else []
-        self._settings = settings_by_member(run.config)
-        self._models = {member.name: self._placed(member) for member in with_models(members)}
+        self.run, self.caches, self._settings = run, find_caches(run), settings_by_member(run.config)
+        members = with_models(run.pair.teachers) if run.objective.needs_teacher else []
+        self._models = {member.name: self._placed(member) for member in members}
 
     def _placed(self, member: Member) -> LanguageModel:
         """The teacher as training runs it; one that a cache stands for as the report scores it alone."""
@@ -86,22 +85,23 @@ class FrozenTeachers:
         if pair.tokenizers is not None and self._models:
             (model,) = self._models.values()
             return RetokenizedTeacher(model, batches.sequences, *pair.tokenizers, max_positions(model.model))
-        known = self._models.keys() | self.caches.keys()
-        settings = [member for name, member in self._settings.items() if name in known]
-        made = [self._open(member.name, member.micro_batches) for member in settings]
-        for name in self.caches:
-            self._models.pop(name, None)  # with its second copy of the weights
+        made, weights = list[Teacher](), list[float]()
+        for name, member in self._settings.items():
+            if name in self.caches:
+                made.append(self._cached(self.caches[name], self._models.pop(name, None)))
+            elif name in self._models:
+                made.append(LiveTeacher(self._models[name], member.micro_batches))
+            else:
+                continue
+            weights.append(member.weight)
         if not made:
             return NoTeacher()
-        return made[0] if len(made) == 1 else MeanTeacher(made, [member.weight for member in settings])
+        return made[0] if len(made) == 1 else MeanTeacher(made, weights)
 
-    def _open(self, name: str, micro_batches: int) -> Teacher:
-        """One teacher: live, or from a cache that is made first where there is none."""
-        cache, model, run = self.caches.get(name), self._models.get(name), self.run
-        if cache is None:
-            assert model is not None
-            return LiveTeacher(model, micro_batches)
-        if model is not None:  # else the cache is complete
+    def _cached(self, cache: Cache, model: LanguageModel | None) -> CachedTeacher:
+        """One teacher from its cache, which is made first where there is none; without a model it is complete."""
+        run = self.run
+        if model is not None:
             positions, temperature = run.objective.positions, run.objective.top_k_temperature
             assert temperature is not None, "the rules refuse a cache that no term reads"
             build(Recorder(cache, model, run.data.batches, positions, temperature, run.ranks.device), run.ranks)
@@ -129,6 +129,6 @@ def find_caches(run: Run) -> dict[str, Cache]:
         if member.cache.wanted:
             identity = {**content, "teacher": pair.digests[member.setting], "int8": False}  # draws follow from the key
             identity |= {"code": member.code} if member.code is not None else {}
-            folder, setting = config.data.cache, f"{member.setting}.cache"
-            caches[name] = find(member.cache, identity, data.batches, objective.positions, folder, setting)
+            setting = f"{member.setting}.cache"
+            caches[name] = find(member.cache, identity, data.batches, objective.positions, config.data.cache, setting)
     return caches

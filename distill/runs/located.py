@@ -8,7 +8,7 @@ from typing import Any
 from distill.config.models import BUNDLED
 from distill.config.rules import looks_local, refuse_missing
 from distill.models.kind import CAUSAL, CLASSES, ORDERED, SPANS, saved_class
-from distill.models.load import bundled_folder, model_folder, refuse_custom_class, saved_config
+from distill.models.load import bundled_folder, model_folder, refuse_custom_class, refuse_unfinished, saved_config
 from distill.models.loaded import SETTING
 from distill.runs.record import Record
 from distill.runs.results_file import read_results
@@ -48,7 +48,7 @@ def locate(names: Sequence[str]) -> list[Located]:
     Raises:
         SettingError: there is none, one is named twice, or one is not there or of a class of the user's own.
     """
-    if not names:
+    if not names or not all(name.strip() for name in names):
         raise SettingError("model is missing: give model=FOLDER or model=NAME, a run, a student or a name on the Hub")
     if twice := [name for number, name in enumerate(names) if name in names[:number]]:
         raise SettingError(f"model={twice[0]} is named twice: name each model once")
@@ -56,54 +56,44 @@ def locate(names: Sequence[str]) -> list[Located]:
 
 
 def _locate(name: str) -> Located:
-    if not name.strip():
-        raise SettingError("model= is empty (a shell variable that is not set?): give a folder or a name on the Hub")
-    model_folder(name)  # which refuses the path of no folder
-    folder = Path(name).expanduser()
+    folder, path, run, record = Path(name).expanduser(), name, None, Record()
     if name in BUNDLED and not folder.exists():
-        return Located(name, bundled_folder(name), None, _class_of(bundled_folder(name), name))
-    if looks_local(name):
-        refuse_missing(SETTING, name)
-    if (folder / "config.yaml").is_file() and not ((folder / "student").is_dir() or (folder / "config.json").is_file()):
-        raise SettingError(
-            f"model={name} is a run that has no student yet: run its command again to finish it, or give one of its "
-            "snapshots"
-        )
-    try:
-        refuse_custom_class(SETTING, name)
-    except SettingError as error:
-        raise SettingError(
-            f"model={name} holds the weights of a module of your own, and this command scores models of transformers: "
-            "the report of its run has its scores"
-        ) from error
-    run = _run_of(folder)
-    origin = None if run is None else _record_of(run).student.origin
-    if origin is not None and origin.encodes is not None:
+        path = bundled_folder(name)
+    else:
+        if looks_local(name):
+            refuse_missing(SETTING, name)
+        model_folder(name)  # which refuses the path of no folder
+        refuse_unfinished(SETTING, name)
+        try:
+            refuse_custom_class(SETTING, name)
+        except SettingError as error:
+            raise SettingError(
+                f"model={name} holds the weights of a module of your own, and this command scores models of "
+                "transformers: the report of its run has its scores"
+            ) from error
+        # It is the run itself, its student, or one of its snapshots.
+        inner = [folder.parent] if folder.name == "student" else []
+        inner += [folder.parent.parent] if folder.parent.name == "snapshots" else []
+        run = next((path for path in [folder, *inner] if (path / "config.yaml").is_file()), None)
+        record = Record() if run is None else _record_of(run)
+    if record.student.origin is not None and record.student.origin.encodes is not None:
         raise SettingError(
             f"model={name}: no loss of its run trained the head that predicts tokens, and this command scores such "
             "predictions: see the losses in the report of the run"
         )
-    return Located(name, name, run, _class_of(name, name))
-
-
-def _run_of(folder: Path) -> Path | None:
-    """The run folder that a model is in: it is given itself, or its student, or one of its snapshots."""
-    inner = [folder.parent] if folder.name == "student" else []
-    inner += [folder.parent.parent] if folder.parent.name == "snapshots" else []
-    return next((path for path in [folder, *inner] if (path / "config.yaml").is_file()), None)
-
-
-def _class_of(path: str, name: str) -> str:
     try:
-        return saved_class(saved_config(SETTING, path))
+        return Located(name, path, run, saved_class(saved_config(SETTING, path)))
     except SettingError as error:
-        if Path(path).expanduser().exists():
+        if folder.exists():
             raise
         raise SettingError(f"{error}{did_you_mean(name, BUNDLED)}") from error
 
 
 def settings_of_run(folder: Path) -> dict[str, Any]:
     """The settings that a run was made with, nested by the names of the command line.
+
+    Relative paths are absolute ones, from the folder that the run was started in; without a record of that they stay as
+    they are.
 
     Raises:
         SettingError: its config.yaml cannot be read.
@@ -112,30 +102,21 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
         content = read_yaml(folder / "config.yaml")
     except (OSError, ValueError) as error:
         raise SettingError(f"model={folder}: its config.yaml cannot be read: {first_line(error)}") from error
-    if not isinstance(content, dict):
-        return {}
-    settings = {str(name): value for name, value in content.items()}
-    return {name: _absolute(value, folder) if name in WITH_PATHS else value for name, value in settings.items()}
+    settings = {str(name): value for name, value in content.items()} if isinstance(content, dict) else {}
+    if (started_in := _record_of(folder).started_in) is not None:
+        settings |= {name: _absolute(name, settings[name], started_in) for name in WITH_PATHS if name in settings}
+    return settings
 
 
-def _absolute(settings: Any, run: Path) -> Any:
-    """Settings of a run with its relative paths as absolute ones, from the folder that the run was started in.
-
-    Without a record of that they stay as they are. A cache that is not there any more is one of now, too.
-    """
-    started_in = _record_of(run).started_in
-
-    def absolute(name: str, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {inner: absolute(str(inner), of) for inner, of in value.items()}
-        if name not in PATHS or not isinstance(value, str) or not value or "://" in value or value[0] in "/~$":
-            return value
-        if started_in is None or (name == "template" and not value.endswith(".jinja")):  # the text of one
-            return value
-        path = Path(started_in, value)
-        return value if name == "cache" and not path.exists() else str(path)
-
-    return absolute("", settings)
+def _absolute(name: str, value: Any, started_in: str) -> Any:
+    """A setting, or a group of them; a cache that is not there any more is one of now, too."""
+    if isinstance(value, dict):
+        return {inner: _absolute(str(inner), of, started_in) for inner, of in value.items()}
+    if name not in PATHS or not isinstance(value, str) or not value or "://" in value or value[0] in "/~$":
+        return value
+    path = Path(started_in, value)
+    is_text = name == "template" and not value.endswith(".jinja")
+    return value if is_text or (name == "cache" and not path.exists()) else str(path)
 
 
 def formats_of_run(folder: Path) -> dict[str, str]:

@@ -1,8 +1,4 @@
-"""The record of a run: what it was, what it did and what came of it, which grows until it is results.json.
-
-Everything that shows a run reads this and nothing else. A value that is not known, or not yet, is None, and a part
-without any is an empty one; only a model that a run does not have, and what hangs on it, is None as a whole.
-"""
+"""The record of a run: what it was, what it did and what came of it. Everything that shows a run reads this alone."""
 
 import shlex
 from collections.abc import Mapping
@@ -10,32 +6,13 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from distill.runs.facts import (
-    Agreement,
-    Backend,
-    Baseline,
-    Best,
-    Corpus,
-    Environment,
-    EvaluationSet,
-    HistoryPoint,
-    Measure,
-    Model,
-    Objective,
-    Optimizer,
-    Part,
-    Profile,
-    Samples,
-    Student,
-    Teacher,
-    Training,
-    field,
-    sparse,
-)
+from distill.runs import facts
+from distill.runs.facts import Baseline, EvaluationSet, HistoryPoint, Measure, Model, Part, field, sparse
 from distill.runtime.errors import SettingError
 from distill.runtime.jsonl import LogLine
 from distill.runtime.redaction import redacted
 
+MODELS = ("teacher", "student", "baseline")  # in tables and figures, in this order
 OF_LABELS = ("classes", "spans")  # tasks for which a teacher with a head has been fine-tuned
 FAIR_START = ["student=pretrained", "student.path=MODEL"]
 INHERITED = (
@@ -45,41 +22,39 @@ INHERITED = (
 
 
 class Record(Part):
-    """A run."""
+    """A run.
+
+    A part without any known value is an empty one; only a model that a run does not have, and what hangs on it, is
+    None as a whole.
+    """
 
     version: Literal[1] = field(1, "Of this schema.")
     recipe: str | None = field(None, "The recipe; null where the command named none.")
     command: str | None = field(None, "The command that trained it, without secrets.")
-    started_in: str | None = sparse(
-        None, "The working folder of the command, in which its relative paths mean what they do."
-    )
+    started_in: str | None = sparse(None, "The working folder of the command, from which its relative paths lead.")
     notes: list[str] = field([], "Sentences for the reader of the report.")
     identity: dict[str, Any] = field({}, "Settings by their names.")
     finished: bool = field(False, "Whether the student is published.")
-    corpus: Corpus = field(Corpus(), "The text that it was trained on.")
-    teacher: Teacher | None = field(None, "The teacher, and what it scored.")
-    student: Student = field(Student(), "The student, and what it scored.")
-    baseline: Baseline | None = field(
-        None, "The same student trained without a teacher, where `evaluate.baseline` names its run."
-    )
-    agreement: dict[str, Agreement] | None = field(
-        None, "How alike the predictions of student and teacher are, by evaluation set."
-    )
-    samples: Samples | None = sparse(None, "What the models write, where they are causal (`evaluate.samples`).")
+    corpus: facts.Corpus = field(facts.Corpus(), "The text that it was trained on.")
+    teacher: facts.Teacher | None = field(None, "The teacher, and what it scored.")
+    student: facts.Student = field(facts.Student(), "The student, and what it scored.")
+    baseline: Baseline | None = field(None, "The same student trained without a teacher (`evaluate.baseline`).")
+    agreement: dict[str, facts.Agreement] | None = field(None, "Of student and teacher, by evaluation set.")
+    samples: facts.Samples | None = sparse(None, "What the models write, where they are causal (`evaluate.samples`).")
     evaluation: dict[str, EvaluationSet] = field({}, "The evaluation sets.")
-    objective: Objective = field(Objective(), "The loss.")
-    optimizer: Optimizer = field(Optimizer(), "The optimizer.")
+    objective: facts.Objective = field(facts.Objective(), "The loss.")
+    optimizer: facts.Optimizer = field(facts.Optimizer(), "The optimizer.")
     measures: dict[str, Measure] = field({}, "What the measures are, by name.")
-    training: Training = field(Training(), "What the training came to.")
+    training: facts.Training = field(facts.Training(), "What the training came to.")
     precision: dict[str, Any] = field({}, "The number formats, as chosen.")
-    backend: Backend = field(Backend(), "The ranks.")
-    environment: Environment = field(Environment(), "Where it ran.")
+    backend: facts.Backend = field(facts.Backend(), "The ranks.")
+    environment: facts.Environment = field(facts.Environment(), "Where it ran.")
     history_by: str = field("epoch", "What the history is shown by, `epoch` or `step`.")
     history: list[HistoryPoint] = field([], "The evaluations in the course of the training.")
-    best: Best | None = sparse(None, "The evaluation whose student is published, with `train.keep_best`.")
+    best: facts.Best | None = sparse(None, "The evaluation whose student is published, with `train.keep_best`.")
     snapshots: list[int] = field([], "The steps whose students are kept in `snapshots/`.")
     snapshot: int | None = sparse(None, "The step after which a student was kept that this describes.")
-    profile: Profile | None = field(None, "Where the time went, with `profile=on`.")
+    profile: facts.Profile | None = field(None, "Where the time went, with `profile=on`.")
     student_files: dict[str, str] = sparse({}, "SHA-256 of the files in student/, by name.")
 
     def to_json(self) -> dict[str, Any]:
@@ -110,10 +85,7 @@ class Record(Part):
     @property
     def changed_groups(self) -> list[str]:
         """The groups of settings of text, models and loss that the command changes of its recipe."""
-        try:
-            names = [word.partition("=")[0].lstrip("+~") for word in shlex.split(self.command or "")]
-        except ValueError:  # a quotation mark that is never closed
-            return []
+        names = (word.partition("=")[0].lstrip("+~") for word in shlex.split(self.command or ""))
         changed = {name.partition(".")[0] for name in names}
         return [group for group in ("corpus", "teacher", "student", "objective") if group in changed]
 
@@ -133,8 +105,7 @@ class Record(Part):
 
     def models(self) -> dict[str, Model]:
         """The teacher, student and baseline that the run has, by their names in figures and tables."""
-        models: dict[str, Model | None] = {"teacher": self.teacher, "student": self.student, "baseline": self.baseline}
-        return {name: model for name, model in models.items() if model is not None}
+        return {name: model for name in MODELS if (model := getattr(self, name)) is not None}
 
     def label_of(self, data: str) -> str:
         """What an evaluation set is called in the report."""
@@ -149,12 +120,10 @@ class Record(Part):
 
         One without a scored position has none, whatever is there.
         """
-        scored = [*(model.scores for model in self.models().values()), *(point.scores for point in self.history)]
-        values = [scores_by_set.get(measure) or {} for scores_by_set in scored]
-        names = [name for by_set in values for name, value in by_set.items() if value is not None]
-        order = list(self.evaluation)
-        scored_names = [name for name in dict.fromkeys(names) if self.is_scored(name)]
-        return sorted(scored_names, key=lambda name: order.index(name) if name in order else len(order))
+        values = [scored.scores.get(measure, {}) for scored in (*self.models().values(), *self.history)]
+        names = dict.fromkeys(name for by_set in values for name, value in by_set.items() if value is not None)
+        in_order = [*(name for name in self.evaluation if name in names), *names]
+        return [name for name in dict.fromkeys(in_order) if self.is_scored(name)]
 
 
 def starts_fine_tuned(identity: Mapping[str, Any]) -> bool:

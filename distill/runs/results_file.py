@@ -28,20 +28,18 @@ def read_results(path: Path) -> Record:
         FileNotFoundError: there is none.
         Damaged: it is not as it was written.
     """
-    if path.exists() and not path.is_file():  # a pipe would keep its reader waiting
-        raise Damaged(path, "it is no file")
+    problem = "its content is not as it was written: its SHA-256 differs"
     try:
         content = json.loads(path.read_bytes())
+        if isinstance(content, dict) and content.pop(DIGEST, None) == _digest(content):
+            return Record.from_json(content)
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise Damaged(path, f"{type(error).__name__}: {error}") from None
-    if not isinstance(content, dict) or content.pop(DIGEST, None) != _digest(content):
-        raise Damaged(path, "its content is not as it was written: its SHA-256 differs")
-    try:
-        return Record.from_json(content)
     except SettingError as error:
-        raise Damaged(path, str(error)) from None
+        problem = str(error)
+    except (OSError, ValueError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    raise Damaged(path, problem)
 
 
 def read_run(folder: Path, setting: str, continued: bool = False) -> Record:
@@ -69,12 +67,10 @@ def read_run(folder: Path, setting: str, continued: bool = False) -> Record:
 def is_continued(folder: Path, record: Record) -> bool:
     """Whether a run has begun to go on from this record to another length, which config.yaml has, and has not ended."""
     train, before = read_settings(folder / "config.yaml").get("train"), record.training.length
-    if not isinstance(train, dict):
+    if not isinstance(train, dict) or before is None:
         return False
     now = {name: train.get(name) for name in ("epochs", "steps", "minutes", "patience")}
-    return before is not None and any(
-        value != before.get(name) for name, value in now.items() if value is None or isinstance(value, int | float)
-    )
+    return any(value != before.get(name) for name, value in now.items() if not isinstance(value, str))
 
 
 def student_digests(folder: Path) -> dict[str, str]:

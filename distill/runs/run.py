@@ -7,7 +7,7 @@ from distill.config.settings import Config
 from distill.distributed import Ranks
 from distill.objective.objective import Objective
 from distill.optim.schedule import total_steps
-from distill.runs.baseline import BaselineRun
+from distill.runs.facts import Baseline
 from distill.runs.identity import Identity
 from distill.runs.pair import Pair
 from distill.runs.run_folder import RunFolder
@@ -34,7 +34,7 @@ class Run:
     data: Prepared
     objective: Objective
     identity: Identity
-    baseline: BaselineRun | None
+    baseline: Baseline | None
     folder: RunFolder
     ranks: Ranks
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from distill.distributed import Ranks
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import NO_BYPRODUCTS, Byproducts, Measure, Pass, ProgressCallback, Scoring
 from distill.evaluation.readers import Readers
@@ -15,10 +14,10 @@ from distill.evaluation.sets import EvaluationSet
 from distill.models.check import max_positions
 from distill.models.language_model import LanguageModel, idle_forward
 from distill.objective.objective import Objective
-from distill.objective.terms import Term
 from distill.runs.pair import Pair
 from distill.runs.run import Run
 from distill.runtime.errors import SettingError
+from distill.runtime.progress import in_a_sentence
 from distill.teacher.live import LiveTeacher, RetokenizedTeacher
 from distill.teacher.output import Teacher
 
@@ -49,7 +48,11 @@ class LossPass(Pass):
 
     def __init__(self, scoring: Scoring, objective: Objective, pair: Pair, readers: Readers) -> None:
         self.scoring, self.objective, self.pair, self.readers = scoring, objective, pair, readers
-        self.measures = tuple(_measure(name, term) for name, term in objective.terms.items())
+        explanation = "the mean of objective.{} between student and teacher, as in training"
+        self.measures = tuple(
+            Measure(f"{name}_loss", f"Loss of {in_a_sentence(term.title or name)}", explanation.format(name))
+            for name, term in objective.terms.items()
+        )
 
     def score(
         self,
@@ -59,51 +62,21 @@ class LossPass(Pass):
         byproducts: Byproducts = NO_BYPRODUCTS,
     ) -> dict[str, float]:
         # Of several teachers training compares hidden states with those of the first.
-        teacher = self.pair.teachers[0].model if self.pair.teachers else None
-        with self.readers.opened(teacher) as reader:
-            sums = self._sums(model, self._teacher(reader, data), reader, data, on_progress)
-        totals, counts = self.scoring.ranks.sum(sums).tolist()
-        return {
-            measure.name: total / max(count, 1)
-            for measure, total, count in zip(self.measures, totals, counts, strict=True)
-        }
-
-    def _teacher(self, reader: LanguageModel, data: EvaluationSet) -> Teacher:
-        if self.pair.tokenizers is None:
-            return LiveTeacher(reader)
-        return RetokenizedTeacher(reader, data.sequences, *self.pair.tokenizers, max_positions(reader.model))
-
-    def _sums(
-        self,
-        student: LanguageModel,
-        teacher: Teacher,
-        reader: LanguageModel,
-        data: EvaluationSet,
-        on_progress: ProgressCallback,
-    ) -> torch.Tensor:
-        """[2, T] float64: this rank's sums of the terms, and their counts."""
-        ranks, terms = self.scoring.ranks, list(self.objective.terms.values())
-        sums = torch.zeros(2, len(terms), dtype=torch.float64)
-        left = _most_batches(data, self.scoring.settings.batch_size, ranks)
-        for unread in self.scoring.batches(data, on_progress):
-            left, batch = left - 1, teacher.read_ahead(unread).to(ranks.device)
-            (output,) = teacher.outputs([batch], self.objective.teacher_spec)
-            outputs = student(batch.inputs, batch.documents, self.objective.student_spec(batch))
-            losses = torch.stack([term.loss_sum(outputs, output, batch).double() for term in terms])
-            sums[0] += losses.cpu()  # one wait for the device, whatever the number of terms
-            sums[1] += torch.tensor([term.count(batch) for term in terms], dtype=torch.float64)
-        for _ in range(left):  # a sharded teacher computes on all ranks together
-            idle_forward(reader.model)
-        return sums
-
-
-def _most_batches(data: EvaluationSet, batch_size: int, ranks: Ranks) -> int:
-    """The batches of the rank that has the most of them."""
-    of_rank = -(-data.num_sequences // ranks.size)
-    return -(-of_rank // batch_size)
-
-
-def _measure(name: str, term: Term) -> Measure:
-    title = term.title or name
-    explanation = f"the mean of objective.{name} between student and teacher, as in training"
-    return Measure(f"{name}_loss", f"Loss of {title[:1].lower()}{title[1:]}", explanation)
+        with self.readers.opened(self.pair.teachers[0].model if self.pair.teachers else None) as reader:
+            teacher: Teacher = LiveTeacher(reader)
+            if self.pair.tokenizers is not None:
+                teacher = RetokenizedTeacher(reader, data.sequences, *self.pair.tokenizers, max_positions(reader.model))
+            sums = torch.zeros(2, len(self.measures), dtype=torch.float64)  # this rank's, of the terms and their counts
+            ranks, terms = self.scoring.ranks, list(self.objective.terms.values())
+            left = -(-data.num_sequences // (ranks.size * self.scoring.settings.batch_size))  # batches of any rank
+            for unread in self.scoring.batches(data, on_progress):
+                left, batch = left - 1, teacher.read_ahead(unread).to(ranks.device)
+                (output,) = teacher.outputs([batch], self.objective.teacher_spec)
+                outputs = model(batch.inputs, batch.documents, self.objective.student_spec(batch))
+                losses = torch.stack([term.loss_sum(outputs, output, batch).double() for term in terms])
+                sums[0] += losses.cpu()  # one wait for the device, whatever the number of terms
+                sums[1] += torch.tensor([term.count(batch) for term in terms], dtype=torch.float64)
+            for _ in range(left):  # a sharded teacher computes on all ranks together
+                idle_forward(reader.model)
+        means = (total / max(count, 1) for total, count in zip(*ranks.sum(sums).tolist(), strict=True))
+        return {measure.name: mean for measure, mean in zip(self.measures, means, strict=True)}

@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import (
-    Config,
-    StudentConfig,
-)
+from distill.config.settings import Config
 from distill.data.batches import Collator
 from distill.data.sequence_store import ids_of
 from distill.data.sources._in_memory import settings_in_memory
@@ -36,24 +33,22 @@ def tokenizer_of_run(config: Config, task: Task) -> PreTrainedTokenizerBase:
 
 
 def find_tokenizer(config: Config, task: Task, shared: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
-    """What the sequences of the run are made with: the student's own tokenizer, else the teachers', else a new one."""
+    """What the sequences of the run are made with: the student's own tokenizer, else the teachers', else a new one.
+
+    Conversations are written by the template of the teachers' tokenizer where the student's, of the same tokens, has
+    none.
+    """
     trained = config.student.tokenizer == "corpus"
     tokenizer = None if trained else tokenizer_of(config.student, task.kind) or shared
-    if tokenizer is not None and shared is not None and _lacks_template(config, tokenizer, shared):
-        logger.info("the student's tokenizer has no chat template: conversations are written by the teacher's")
-        tokenizer = copy.deepcopy(tokenizer)  # one in memory is the user's
-        tokenizer.chat_template = shared.chat_template
     if tokenizer is None:
         tokenizer = task.new_tokenizer(config.corpus, config.data)
         tokenizer.model_max_length = config.corpus.sequence_length
+    template = None if shared is None or tokenizer.chat_template else shared.chat_template
+    if shared and template and reads_conversations(config) and tokenizer.get_vocab() == shared.get_vocab():
+        logger.info("the student's tokenizer has no chat template: conversations are written by the teacher's")
+        tokenizer = copy.deepcopy(tokenizer)  # one in memory is the user's
+        tokenizer.chat_template = template
     return tokenizer
-
-
-def _lacks_template(config: Config, tokenizer: PreTrainedTokenizerBase, shared: PreTrainedTokenizerBase) -> bool:
-    """Whether the text is conversations, and the teacher alone has a template, of tokens that both models have."""
-    if not reads_conversations(config) or tokenizer.chat_template or not shared.chat_template:
-        return False
-    return bool(tokenizer.get_vocab() == shared.get_vocab())
 
 
 def reads_conversations(config: Config) -> bool:
@@ -67,12 +62,12 @@ def add_ends_of_answers(student: Any, teacher: Any) -> None:
 
     A model that has not been trained on conversations names the end of a text alone, and its answers would run on.
     """
-    configs: list[Any] = [getattr(model, "generation_config", None) for model in (student, teacher)]
-    ends = [getattr(one, "eos_token_id", None) for one in configs]
-    lists = [one if isinstance(one, list) else [one] for one in ends]
-    both = [number for number in dict.fromkeys([*lists[0], *lists[1]]) if number is not None]
-    if configs[0] is not None and both and both != lists[0]:
-        configs[0].eos_token_id = both
+    config, of_teacher = (getattr(model, "generation_config", None) for model in (student, teacher))
+    ends = (getattr(one, "eos_token_id", None) for one in (config, of_teacher))
+    own, others = (one if isinstance(one, list) else [one] for one in ends)
+    both = [number for number in dict.fromkeys([*own, *others]) if number is not None]
+    if config is not None and both and both != own:
+        config.eos_token_id = both
 
 
 def reads_same_tokens(student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, kind: ModelKind) -> bool:
@@ -104,14 +99,10 @@ def refuse_tokens_beyond(
     Raises:
         SettingError: it names the first such token of the text or of a set.
     """
-    if vocabulary >= len(counts):
-        return  # they have all
-    found = {"corpus": np.flatnonzero(counts[vocabulary:]) + vocabulary}
-    for data in sets:
-        ids = ids_of(data.sequences)
-        found[f"evaluate.sets={data.name}"] = np.unique(ids[ids >= vocabulary])
-    for setting, numbers in found.items():
-        if len(beyond := numbers[numbers != collator.pad_id]):
+    counted = {"corpus": np.flatnonzero(counts)}
+    counted |= {f"evaluate.sets={data.name}": np.unique(ids_of(data.sequences)) for data in sets}
+    for setting, numbers in counted.items():
+        if len(beyond := numbers[(numbers >= vocabulary) & (numbers != collator.pad_id)]):
             raise SettingError(
                 f"its text has the token {int(beyond[0])}, and teacher and student share the first {vocabulary} tokens "
                 "alone",
@@ -121,23 +112,14 @@ def refuse_tokens_beyond(
 
 
 def check_across_tokenizers(
-    terms: dict[str, Term],
-    config: Config,
-    teacher_tokenizer: PreTrainedTokenizerBase,
-    student_tokenizer: PreTrainedTokenizerBase,
+    terms: dict[str, Term], config: Config, teacher: PreTrainedTokenizerBase, student: PreTrainedTokenizerBase
 ) -> None:
     """Refuse what needs a token of the teacher beside each of the student's, where they cut text up differently.
 
     Raises:
         SettingError: a term that does, layers of the teacher, several micro-batches in a forward, or several teachers.
     """
-    setting = "tokenizer" if config.student.tokenizer is not None else "path"
-    student_setting = f"student.{setting}={getattr(config.student, setting)}"
-    if (make := config.student.custom) is not None and config.student.tokenizer is None:
-        student_setting = f"student, {make.title},"
-    differ = how_they_differ(student_setting, student_tokenizer, teacher_tokenizer)
-    refuse_layers(config.student, differ)
-    refuse_pairs_of_tokens(terms, differ)
+    differ = refuse_pairs_of_tokens(student, teacher, terms, config.student.from_layers)
     if (count := config.teacher.micro_batches) > 1:
         raise SettingError(
             f"teacher.micro_batches={count} is for a teacher that reads the same tokens, but {differ}: leave it out"
@@ -146,35 +128,28 @@ def check_across_tokenizers(
         raise SettingError(f"teacher.members averages over tokens, but {differ}: choose one teacher")
 
 
-def how_they_differ(student: str, one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> str:
-    """The part of a message that `student`, whose tokenizer is the first, reads other tokens than its teacher."""
-    return f"{student} has another vocabulary ({len(one)} tokens) than the teacher ({len(other)})"
+def refuse_pairs_of_tokens(
+    one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, terms: dict[str, Term], from_layers: bool
+) -> str:
+    """Refuse terms that compare single tokens of a student and a teacher with these tokenizers, and layers of that.
 
+    Terms of a task's own head are of such pairs however they are computed.
 
-def refuse_layers(student: StudentConfig, differ: str) -> None:
-    """Raises SettingError for a student from layers of a teacher that reads other tokens, as `differ` states."""
-    if student.from_layers:
+    Returns:
+        How the tokenizers differ, as part of a message.
+    """
+    differ = f"the student has another vocabulary ({len(one)} tokens) than the teacher ({len(other)})"
+    if from_layers:
         raise SettingError(
             f"student.init=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"
         )
-
-
-def refuse_pairs_of_tokens(terms: dict[str, Term], differ: str) -> None:
-    """Raises SettingError for terms that compare single tokens of two models that read other ones.
-
-    Args:
-        differ: how their tokenizers differ.
-    """
     pairing = [name for name, term in terms.items() if term.needs_teacher and not term.across_tokenizers]
-    if of_tasks := [name for name in pairing if terms[name].teacher_reads.extra]:
-        raise SettingError(
-            f"objective.{of_tasks[0]} compares what both models predict for the same tokens, but {differ}: choose a "
-            f"student with the teacher's tokenizer, as DistilRoBERTa has that of RoBERTa"
-        )
     if pairing:
-        weights = [f"objective.{name}.weight=0" for name in pairing]
+        weights = " ".join(f"objective.{name}.weight=0" for name in pairing)
+        is_of_task = any(terms[name].teacher_reads.extra for name in pairing)
+        cure = "" if is_of_task else f"give {weights} objective.pooled.weight=1, which needs no pairs, or "
         raise SettingError(
-            f"objective.{' and objective.'.join(pairing)} pair{'s' * (len(pairing) == 1)} tokens, but {differ}: give "
-            f"{' '.join(weights)} objective.pooled.weight=1, which learns from one vector for each sequence, or choose "
-            f"models with one tokenizer"
+            f"objective.{' and objective.'.join(pairing)} pair{'s' * (len(pairing) == 1)} tokens, but {differ}: {cure}"
+            "choose models with one tokenizer, as DistilRoBERTa has that of RoBERTa"
         )
+    return differ

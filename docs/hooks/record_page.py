@@ -2,33 +2,32 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from markdown_text import escaped, paragraphs
 
 from distill.runs.record import Record
 
+SCORES = "Scores by evaluation set, one key for each measure, such as `perplexity`."
 REFERENCE = re.compile(r'"#/\$defs/(\w+)"')
 
 
 def text() -> str:
     """The page as Markdown."""
     schema = Record.model_json_schema()
-    parts = {"Record": {"properties": schema["properties"]}, **schema["$defs"]}
+    parts = {"Record": schema, **schema["$defs"]}
     names, blocks = ["Record"], list[str]()
     for name in names:
+        part = {key: parts[name].get(key) for key in ("properties", "additionalProperties", "description")}
         title = "The whole record" if name == "Record" else name
-        rows = ["| key | value | what it is |", "| --- | --- | --- |", *_rows(parts[name]["properties"])]
-        blocks += [f"## {title} {{ #{name} }}", *paragraphs(parts[name].get("description")), "\n".join(rows)]
-        names += [each for each in dict.fromkeys(REFERENCE.findall(json.dumps(parts[name]))) if each not in names]
+        rows = ["| key | value | what it is |", "| --- | --- | --- |"]
+        for key, node in part["properties"].items():
+            rows.append(f"| `{key}` | {_kind(node)} | {escaped(node['description'])} |".replace("||", r"\|\|"))
+        if part["additionalProperties"]:
+            rows.append(f"| `MEASURE` | {_kind(part['additionalProperties'])} | {SCORES} |")
+        blocks += [f"## {title} {{ #{name} }}", *paragraphs(part["description"]), "\n".join(rows)]
+        names += [each for each in dict.fromkeys(REFERENCE.findall(json.dumps(part))) if each not in names]
     return "\n\n".join(blocks) + "\n"
-
-
-def _rows(properties: dict[str, Any]) -> Iterator[str]:
-    for key, node in properties.items():
-        name = "MEASURE" if key == "scores" else key
-        yield f"| `{name}` | {_kind(node)} | {escaped(node['description'])} |".replace("||", r"\|\|")
 
 
 def _kind(node: Any) -> str:

@@ -95,7 +95,7 @@ def test_a_refused_run_leaves_no_folder(
     ("name", "content"),
     [
         ("config.yaml", None), ("config.yaml", b"\xff\x00"), ("config.yaml", "pipe"), ("metrics.jsonl", "pipe"),
-        ("metrics.jsonl", b'{"step": "two"}\n'), ("results.json", "pipe"),
+        ("metrics.jsonl", b'{"step": "two"}\n'),
     ],
 )  # fmt: skip
 def test_a_report_of_a_damaged_run(

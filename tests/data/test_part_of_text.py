@@ -14,7 +14,7 @@ from distill.data import work as work_module
 from distill.data.sources import Shard, find_source
 from distill.data.tokens import corpus_text
 from distill.data.work import FEWEST, Work, expected_tokens, fraction_needed, some_of
-from distill.runs.banner import fraction_used
+from distill.runs.describe import fraction_used
 
 LENGTH = 16
 

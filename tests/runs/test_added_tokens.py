@@ -37,23 +37,19 @@ def test_which_tokenizers_read_the_same_tokens() -> None:
     assert not reads_same_tokens(make_tokenizer(), make_tokenizer(("river",)), MASKED)
 
 
-def test_a_text_with_such_a_token_is_refused() -> None:
+@pytest.mark.parametrize("setting", ["corpus", "evaluate.sets=heldout", ""])
+def test_a_text_with_such_a_token_is_refused(setting: str) -> None:
     padded = added("gpt2", pad_token="[PAD]", additional_special_tokens=["<|user|>"])
-    shared, counts = len(padded) - 2, np.ones(len(padded), np.int64)
-    collator = causal_lm(padded, packed=False)
-    counts[shared:] = 0
-    counts[padded.pad_token_id] = 5
-    clean = EvaluationSet("clean", "", np.array([[1, 2, padded.pad_token_id]], np.uint16), 1)
-    refuse_tokens_beyond(shared, counts, [clean], collator)
-    user = padded.convert_tokens_to_ids("<|user|>")
-    dirty = EvaluationSet("dirty", "", np.array([[1, user]], np.uint16), 1)
-    with pytest.raises(SettingError) as error:
-        refuse_tokens_beyond(shared, counts, [clean, dirty], collator)
-    assert error.value.setting == "evaluate.sets=dirty" and str(user) in str(error.value)
-    counts[user] = 1
-    with pytest.raises(SettingError) as error:
-        refuse_tokens_beyond(shared, counts, [clean], collator)
-    assert error.value.setting == "corpus"
+    shared, user = len(padded) - 2, padded.convert_tokens_to_ids("<|user|>")
+    counts = np.bincount([0, 1, padded.pad_token_id], minlength=len(padded))
+    counts[user] = setting == "corpus"
+    ids = [1, padded.pad_token_id, user if setting.startswith("evaluate") else 1]
+    arguments = shared, counts, [EvaluationSet("heldout", "", np.array([ids], np.uint16), 1)], causal_lm(padded, False)
+    if not setting:
+        return refuse_tokens_beyond(*arguments)
+    with pytest.raises(SettingError, match=f"has the token {user}, ") as error:
+        refuse_tokens_beyond(*arguments)
+    assert error.value.setting == setting
 
 
 def test_such_a_pair_trains_either_way_round(shelf: Shelf, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,9 @@ from tiny import make_batches
 from distill.config.settings import Config
 from distill.objective.build import make_terms
 from distill.report.summary import against_baseline, setting
-from distill.runs.baseline import (
-    advice,
-    check_baseline,
-    find_baseline,
-)
+from distill.runs.baseline import advice, check_baseline, find_baseline
 from distill.runs.check import check
-from distill.runs.facts import Model, Start, Student
+from distill.runs.facts import Start, Student
 from distill.runs.identity import run_identity
 from distill.runs.record import INHERITED, Record
 from distill.runs.results_file import write_results
@@ -74,69 +70,94 @@ def refused(baseline: Record, *overrides: str, **digests: Any) -> str:
     return text
 
 
-def test_the_recipes_baseline_is_one() -> None:
-    assert checked(finished(identity(BASELINE))) == []
-    assert checked(finished(identity(BASELINE)), "objective.temperature=4", "objective.soft.positions=all") == []
+SAVED = ("student=pretrained", "student.path=x")
+CLOCK = ("train.epochs=null", "train.minutes=5")
+PATIENT = ("train.keep_best=perplexity", "train.patience=2")
 
 
-def test_a_run_that_had_a_teacher_is_none() -> None:
-    baseline = finished(identity(MAIN), "soft mlm cosine", teacher={"name": "the bundled teacher"})
-    assert "it learned from a teacher (soft, mlm, cosine)" in refused(baseline)
+def test_a_run_of_the_same_settings_without_a_teacher_is_one() -> None:
+    baseline = finished(identity(BASELINE))
+    assert checked(baseline) == checked(baseline, "objective.temperature=4", "precision=bf16") == []
+    for ends in (CLOCK, PATIENT):
+        assert checked(finished(identity(BASELINE, *ends), steps=100), *ends) == [], "it may take any steps"
+    assert checked(finished(identity(BASELINE, *SAVED, student="s")), *SAVED, student="s", teacher="any") == []
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("baseline", "words"),
     [
-        (("seed=1",), "its seed is 1, and here 0"),
-        (("train.sequences_per_step=16",), "its sequences a step are 16, and here 8"),
-        (("student.dropout=0.1",), "student.dropout was 0.1 and is 0.0 here"),
-        (("student.frozen=[embeddings]",), "student.frozen was ['embeddings'] and is [] here"),
-        (("student=bert",), "student.config.hidden_size was 192 and is None here"),
+        (lambda: finished(identity(BASELINE, "seed=1")), "seed was 1 and is now 0"),
+        (lambda: finished(identity(BASELINE, "train.sequences_per_step=16")), "sequences_per_step was 16 and is now 8"),
+        (lambda: finished(identity(BASELINE, "student.dropout=0.1")), "student.dropout was 0.1 and is now 0.0"),
+        (
+            lambda: finished(identity(BASELINE, "student.frozen=[embeddings]")),
+            "frozen was ['embeddings'] and is now []",
+        ),
+        (lambda: finished(identity(BASELINE, "student=bert")), "student.config.hidden_size was 192 and is now None"),
+        (lambda: finished(identity(BASELINE, corpus="other")), "run: the corpus has another text now; name a run of"),
+        (lambda: finished(identity(BASELINE, rows=60)), "corpus.num_sequences was 60 and is now 5000"),
+        (lambda: finished(identity(BASELINE, teacher="retrained")), "the student starts from other weights now"),
+        (lambda: finished(identity(BASELINE), steps=100), "it took 100 steps, and this run takes 625"),
+        (lambda: finished(identity(MAIN), "soft mlm", teacher={"name": "t"}), "learned from a teacher (soft, mlm)"),
+        (lambda: finished(identity(BASELINE, "student.layers=[0,2]")), "student.layers was [0, 2] and is now [0, 1]"),
+        (lambda: Record(), "corpus.num_sequences was None and is now 5000"),
+        (lambda: Record(), " and 2 more; name a run"),
     ],
 )
-def test_one_of_other_settings_is_none(overrides: tuple[str, ...], words: str) -> None:
-    assert words in refused(finished(identity(BASELINE, *overrides)))
+def test_any_other_is_none(baseline: Callable[[], Record], words: str) -> None:
+    assert words in refused(baseline(), "student.layers=[0,1]")
 
 
-def test_one_of_another_text_start_or_length_is_none() -> None:
-    assert "its text is different" in refused(finished(identity(BASELINE, corpus="other")))
-    assert "its number of sequences is 60, and here 5000" in refused(finished(identity(BASELINE, rows=60)))
-    assert "its student started from other weights" in refused(finished(identity(BASELINE, teacher="retrained")))
-    assert "it took 100 steps, and this run takes 625" in refused(finished(identity(BASELINE), steps=100))
-    saved = ("student=pretrained", "student.path=x")
-    assert checked(finished(identity(BASELINE, *saved, student="s")), *saved, student="s", teacher="any") == []
-    assert "other weights" in refused(finished(identity(BASELINE, *saved, student="s")), *saved, student="t")
-
-
-def test_several_teachers_give_the_start_by_the_first() -> None:
+def test_what_a_student_starts_from_is_compared() -> None:
+    saved = finished(identity(BASELINE, *SAVED, student="s"))
+    assert "the student starts from other weights now" in refused(saved, *SAVED, student="t")
+    frozen = finished(identity(BASELINE, **{"student.frozen": "a"}))
+    assert "other parameters of the student are frozen now" in refused(frozen, **{"student.frozen": "b"})
     several = ("teacher=several", "+teacher.members.a={path: x}", "+teacher.members.b={path: y}")
-    digests = {"teacher": None, "teacher.members.a": "t", "teacher.members.b": "u"}
-    own = identity(MAIN, *several, **digests)
-    config = composed(MAIN, *several, "evaluate.baseline=runs/x")
-    terms = make_terms(config.objective)
-    for found, fits in (("t", True), ("u", False)):  # the baseline has that teacher alone
-        baseline = finished(identity(BASELINE, "teacher=pretrained", "teacher.path=x", teacher=found))
-        if fits:
-            assert check_baseline(config, baseline, own, 625, terms) == []
-        else:
-            with pytest.raises(SettingError, match="other weights"):
-                check_baseline(config, baseline, own, 625, terms)
+    digests = {"teacher": None, "teacher.members.a": "t", "teacher.members.b": "u"}  # it starts from the first
+    of_one = {name: finished(identity(BASELINE, "teacher=pretrained", "teacher.path=x", teacher=name)) for name in "tu"}
+    assert checked(of_one["t"], *several, **digests) == []
+    assert "other weights" in refused(of_one["u"], *several, **digests)
 
 
-def test_a_run_against_the_clock_may_take_any_steps() -> None:
-    clock = ("train.epochs=null", "train.minutes=5")
-    assert checked(finished(identity(BASELINE, *clock), steps=100), *clock) == []
-    patient = ("train.keep_best=perplexity", "train.patience=2")
-    assert checked(finished(identity(BASELINE, *patient), steps=100), *patient) == []
+@pytest.mark.parametrize(
+    ("own", "baseline", "remark"),
+    [
+        ((), ("optimizer.weight_decay=0.1",), "optimizer.weight_decay was 0.1 and is now 0.01"),
+        ((), ("objective.masking.mlm_probability=0.15",), "objective.masking.mlm_probability was 0.15 and is now 0.3"),
+        (("train.keep_best=perplexity",), (), "train.keep_best was None and is now perplexity"),
+    ],
+)
+def test_what_may_differ_is_remarked(own: tuple[str, ...], baseline: tuple[str, ...], remark: str) -> None:
+    (line,) = checked(finished(identity(BASELINE, *baseline)), *own)
+    assert line == f"The baseline differs in more than its teacher: {remark}."
 
 
-def test_what_else_differs_is_said() -> None:
-    (line,) = checked(finished(identity(BASELINE, "optimizer.weight_decay=0.1")))
-    assert line == "The baseline differs in more than its teacher: optimizer.weight_decay was 0.1 and is 0.01 here."
-    (line,) = checked(finished(identity(BASELINE, "objective.masking.mlm_probability=0.15")))
-    assert "objective.masking.mlm_probability was 0.15 and is 0.3 here" in line
+def test_labels_formats_and_code_that_differ_are_remarked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = checked(finished(identity(BASELINE), terms="mlm sop"))
     assert "it learned from mlm, sop, this student from mlm besides its teacher" in line
+    in_fp32 = finished(identity(BASELINE)).changed(precision={"student": "fp32", "teacher": "bf16"})
+    assert checked(in_fp32, "precision=fp32") == []
+    (line,) = checked(in_fp32, "precision=bf16")
+    assert line.endswith("number format: precision.student was fp32 and is bf16 here.")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    part = "+optimizer._target_=part_of_both.Part"
+    (tmp_path / "part_of_both.py").write_text("class Part:\n    x = 1\n")
+    baseline = finished(identity(BASELINE, part))
+    assert not [line for line in checked(baseline, part) if "the code" in line]
+    (tmp_path / "part_of_both.py").write_text("class Part:\n    x = 2\n")
+    assert [line for line in checked(baseline, part) if "the code or the arguments of part_of_both.Part have" in line]
+
+
+def test_layers_that_were_found_are_compared_once_they_are_known() -> None:
+    """Both may have been searched for, or one of them given: the numbers count."""
+    for layers in ("auto", "[0,2]"):
+        assert checked(finished(identity(BASELINE, f"student.layers={layers}"))) == []
+    searched = finished(identity(BASELINE, "student.layers=auto", "student.num_layers=2"))
+    found = {layers: searched.changed(student=Student(start=Start(layers=[*layers]))) for layers in ((0, 1), (0, 2))}
+    assert checked(found[0, 1], "student.layers=[0,1]") == []
+    words = "student started from layers [0, 2], and this one starts from [0, 1]"
+    assert words in refused(found[0, 2], "student.layers=[0,1]")
 
 
 LABELS = {"objective.task": "classes", "student.init": "layers", "corpus.digest": "c"}
@@ -181,66 +202,10 @@ def test_a_learning_rate_of_its_own_is_fair(tmp_path: Path) -> None:
     """It is kept for the report, and no remark: each of the two learns best at another one."""
     config, own = composed(MAIN, f"evaluate.baseline={tmp_path}"), identity(MAIN)
     for rate, kept in (("2e-3", 2e-3), ("1e-3", None)):
-        record = finished(identity(BASELINE, f"optimizer.lr={rate}"))
-        write_results(tmp_path / "results.json", record)
+        write_results(tmp_path / "results.json", finished(identity(BASELINE, f"optimizer.lr={rate}")))
         found = find_baseline(config, own, 625, make_terms(config.objective))
-        assert found is not None and found.remarks == []
-        assert found.beside(Model(), None, {}, {}).learning_rate == kept
-
-
-def test_a_choice_of_the_best_is_no_teacher() -> None:
-    (line,) = checked(finished(identity(BASELINE)), "train.keep_best=perplexity")
-    assert "train.keep_best was None and is perplexity here" in line
-
-
-def test_another_number_format_is_said() -> None:
-    """So that no verdict is given."""
-    baseline = finished(identity(BASELINE)).changed(precision={"student": "fp32", "teacher": "bf16"})
-    assert checked(baseline, "precision=fp32") == [] and checked(finished(identity(BASELINE)), "precision=bf16") == []
-    assert checked(baseline, "precision=bf16") == [
-        "The baseline was trained in another number format: precision.student was fp32 and is bf16 here."
-    ]
-
-
-def test_layers_that_were_found_are_compared_once_they_are_known() -> None:
-    """Both may have been searched for, or one of them given: the numbers count."""
-    for layers in ("auto", "[0,2]"):
-        assert checked(finished(identity(BASELINE, f"student.layers={layers}"))) == []
-    given = finished(identity(BASELINE, "student.layers=[0,2]"))
-    assert "student.layers was [0, 2] and is [0, 1] here" in refused(given, "student.layers=[0,1]")
-    searched = identity(BASELINE, "student.layers=auto", "student.num_layers=2")
-    for layers, fits in (([0, 1], True), ([0, 2], False)):
-        record = finished(searched).changed(student=Student(start=Start(layers=layers)))
-        if fits:
-            assert checked(record, "student.layers=[0,1]") == []
-        else:
-            assert "student started from layers [0, 2], and this one starts from [0, 1]" in refused(
-                record, "student.layers=[0,1]"
-            )
-
-
-def test_other_code_is_remarked_and_other_frozen_parameters_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    part = "+optimizer._target_=part_of_both.Part"
-    (tmp_path / "part_of_both.py").write_text("class Part:\n    x = 1\n")
-    baseline = finished(identity(BASELINE, part))
-    assert not [line for line in checked(baseline, part) if "the code" in line]
-    (tmp_path / "part_of_both.py").write_text("class Part:\n    x = 2\n")
-    assert [line for line in checked(baseline, part) if "the code of optimizer was different" in line]
-    frozen = finished(identity(BASELINE, **{"student.frozen": "a"}))
-    assert "other parameters of its student were frozen" in refused(frozen, **{"student.frozen": "b"})
-
-
-def test_results_that_do_not_say_what_the_baseline_had_are_none() -> None:
-    """A setting of the student that one of two releases does not have is not compared."""
-    known = {
-        name: value for name, value in identity(BASELINE).items() if name not in ("corpus.digest", "student.num_layers")
-    }
-    assert "no baseline of this run: its text is different; name a run" in refused(finished(known))
-    text = refused(Record())
-    assert "its number of sequences is None, and here 5000" in text and " and 2 more" in text
+        assert found is not None and (found.remarks, found.learning_rate) == ([], kept)
+        assert (found.folder, found.steps, [*found.objective.terms]) == (str(tmp_path), 625, ["mlm"])
 
 
 def test_a_run_without_a_teacher_needs_no_baseline(tmp_path: Path) -> None:

@@ -74,16 +74,15 @@ def test_a_finished_run_whose_loss_was_edited_is_refused_and_an_interrupted_one_
         ["student=custom", "student._target_=edited_part.Part"],
         ["+evaluate.measures.mine._target_=edited_part.Part", "train.keep_best=heldout.mine"],
     ],
-    ids=["optimizer", "schedule", "student", "measure"],
 )
 def test_code_of_every_part_that_decides_the_student_counts(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "edited_part.py").write_text("class Part:\n    x = 1\n")
-    config = composed("+recipe=distilbert_gutenberg", *overrides)
+    config, file = composed("+recipe=distilbert_gutenberg", *overrides), tmp_path / "edited_part.py"
+    file.write_text("class Part:\n    x = 1\n")
     before = digests(config)
-    (tmp_path / "edited_part.py").write_text("class Part:\n    x = 2\n")
+    file.write_text("class Part:\n    x = 2\n")
     with pytest.raises(SettingError, match=r"\(the code or the arguments of edited_part\.Part have changed"):
         refuse_other_settings(before, digests(config), "hydra.run.dir=x")
 
@@ -117,13 +116,8 @@ def test_the_cache_of_another_teacher_is_not_read(
     )
     folder = shelf.teacher / "student"
     teacher = ["teacher=custom", "teacher.path=null", "teacher._target_=cached_teacher.model", "teacher.cache.top_k=4"]
-    teacher += [
-        "objective.masking.static=true",
-        "objective.cosine.weight=0",
-        f"+teacher.folder={folder}",
-        f"teacher.tokenizer={folder}",
-        f"data.cache={tmp_path / 'cache'}",
-    ]
+    teacher += [f"+teacher.folder={folder}", f"teacher.tokenizer={folder}", f"data.cache={tmp_path / 'cache'}"]
+    teacher += ["objective.masking.static=true", "objective.cosine.weight=0"]
     for number, heads in enumerate((2, 4, 2)):
         more = (*teacher, f"+teacher.heads={heads}", "train.epochs=null", "train.steps=1")
         assert shelf.run(tmp_path / str(number), *more) == 0
@@ -140,12 +134,6 @@ def test_the_sequences_of_an_edited_source_are_others(tmp_path: Path, monkeypatc
         return key_of(Text((source,), "corpus"), {}, DataConfig(cache=str(tmp_path / "cache")))
 
     assert key(SOURCE) == key(SOURCE + "\n\n# a remark\n") != key(SOURCE.replace("()", '("text",)'))
-
-
-def test_other_parameters_frozen_make_another_run() -> None:
-    now = {"student.digest": "a", "student.frozen.digest": "one"}
-    with pytest.raises(SettingError, match="other parameters of the student are frozen now"):
-        refuse_other_settings(now | {"student.frozen.digest": "other"}, now, "hydra.run.dir=x")
 
 
 def test_a_fault_in_a_source_of_the_users_names_its_line(

@@ -222,7 +222,7 @@ def test_a_run_keeps_its_choice(shelf: Shelf, kept: Path, capfd: pytest.CaptureF
 
 
 def points(*scores: float | None) -> list[HistoryPoint]:
-    return [HistoryPoint(step=2 * n, scores={"m": {"s": score}}) for n, score in enumerate(scores, 1)]
+    return [HistoryPoint(step=2 * n, m={"s": score}) for n, score in enumerate(scores, 1)]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_the_best_of_several(
 ) -> None:
     found = Best(measure="m", data="s", lower_is_better=lower).among(points(*scores), steps)
     assert (found.step, found.later, found.last_score) == (step, later, scores[-1] if scores else None)
-    unscored = HistoryPoint(step=99, scores={"m": {}})
+    unscored = HistoryPoint(step=99, m={})
     assert Best(measure="m", data="s", lower_is_better=lower).among([*points(*scores), unscored], steps) == found
 
 

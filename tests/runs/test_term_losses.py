@@ -41,13 +41,14 @@ TERMS: dict[str, Any] = {
 
 
 class Rank(Single):
-    """One of several ranks, whose sums stay its own."""
+    """One of several ranks, whose sums are added up outside."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(BackendConfig(device="cpu"))
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.sums = rank, size, list[np.ndarray]()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
+        self.sums.append(values.numpy())
         return values
 
 
@@ -62,49 +63,52 @@ def loss_pass(student: Any, batch_size: int, ranks: Any) -> LossPass:
     return LossPass(scoring_of(batch_size, ranks), objective, pair, Readers(Config().precision, ranks))
 
 
+def by_row(student: Any, scoring: Scoring) -> dict[str, Any]:
+    """The losses by the objective itself, one row at a time."""
+    objective, rows = make_objective(only(**TERMS), student, TEACHER), list(scoring.batches(DATA, lambda _: None))
+    _, sums = loss_of(objective, student, TEACHER, rows)
+    counts = objective.by_name(objective.count(rows).tolist())
+    return {f"{name}_loss": pytest.approx(sums[name] / counts[name], rel=1e-4) for name in TERMS}
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 7])
 def test_they_are_those_of_training_row_by_row(batch_size: int) -> None:
     student, alone = make_model("distilbert", 2, seed=5), Rank(0, 1)
     scores = loss_pass(student, batch_size, alone).score(LanguageModel(student), DATA, lambda _: None)
-    objective = make_objective(only(**TERMS), student, TEACHER)
-    rows = list(scoring_of(1, alone).batches(DATA, lambda _: None))
-    _, sums = loss_of(objective, student, TEACHER, rows)
-    counts = objective.by_name(objective.count(rows).tolist())
-    assert scores == {f"{name}_loss": pytest.approx(sums[name] / counts[name], rel=1e-4) for name in TERMS}
-    assert all(value > 0 for value in scores.values())
+    assert scores == by_row(student, scoring_of(1, alone)) and all(value > 0 for value in scores.values())
 
 
 def test_ranks_share_the_work_and_make_as_many_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     student, idle = new_student().eval(), []
     monkeypatch.setattr("distill.runs.term_losses.idle_forward", idle.append)
-    sums = []
-    for rank in range(3):  # of 7 rows 3, 2 and 2, one at a time
-        run = loss_pass(student, 1, Rank(rank, 3))
+    ranks = [Rank(rank, 3) for rank in range(3)]  # of 7 rows 3, 2 and 2, one at a time
+    for rank in ranks:
         with torch.no_grad():
-            teacher, reader = run._teacher(LanguageModel(TEACHER), DATA), LanguageModel(TEACHER)
-            sums.append(run._sums(LanguageModel(student), teacher, reader, DATA, lambda _: None))
+            loss_pass(student, 1, rank).score(LanguageModel(student), DATA, lambda _: None)
     assert len(idle) == 2
     whole = loss_pass(student, 7, Rank(0, 1)).score(LanguageModel(student), DATA, lambda _: None)
-    totals, counts = np.sum([part.numpy() for part in sums], axis=0)
+    totals, counts = np.sum([rank.sums[0] for rank in ranks], axis=0)
     assert list(whole.values()) == pytest.approx((totals / counts).tolist(), rel=1e-4)
+
+
+RANDOM, LAYERS = StudentConfig(init="random"), StudentConfig()
 
 
 @pytest.mark.parametrize(
     ("terms", "student", "has_head", "kind", "trained"),
     [
-        ({"mlm": 1.0, "pooled": {"weight": 1.0}}, StudentConfig(init="random"), True, MASKED, True),
-        ({"pooled": {"weight": 1.0}}, StudentConfig(), True, MASKED, False),
-        ({"relations": {"weight": 1.0}}, StudentConfig(init="random"), True, MASKED, False),
-        ({"relations": {"weight": 1.0}}, StudentConfig(), True, MASKED, True),
-        ({"relations": {"weight": 1.0}}, StudentConfig(), False, MASKED, False),
-        ({"pooled": {"weight": 1.0}}, StudentConfig(init="random"), True, ORDERED, True),
+        ("mlm pooled", RANDOM, True, MASKED, True),
+        ("pooled", LAYERS, True, MASKED, False),
+        ("relations", RANDOM, True, MASKED, False),
+        ("relations", LAYERS, True, MASKED, True),
+        ("relations", LAYERS, False, MASKED, False),
+        ("pooled", RANDOM, True, ORDERED, True),
     ],
 )
-def test_which_runs_train_no_head(
-    terms: dict[str, Any], student: Any, has_head: bool, kind: Any, trained: bool
-) -> None:
+def test_which_runs_train_no_head(terms: str, student: Any, has_head: bool, kind: Any, trained: bool) -> None:
     teachers: list[Any] = [SimpleNamespace(has_head=has_head)]
-    assert has_trained_head(Config(student=student), kind, make_terms(only(**terms)), teachers) is trained
+    weights: dict[str, Any] = {name: 1.0 if name == "mlm" else {"weight": 1.0} for name in terms.split()}
+    assert has_trained_head(Config(student=student), kind, make_terms(only(**weights)), teachers) is trained
 
 
 def test_a_run_scores_its_sets_with_the_masks_of_its_training() -> None:
@@ -120,8 +124,5 @@ def test_a_run_scores_its_sets_with_the_masks_of_its_training() -> None:
         ranks=alone,
     )
     scores = loss_evaluator(run).score(student, "student", [DATA])
-    rows = list(Scoring(masks, TOKENIZER, EvaluateConfig(batch_size=1), alone).batches(DATA, lambda _: None))
-    _, sums = loss_of(objective, student, TEACHER, rows)
-    counts = objective.by_name(objective.count(rows).tolist())
-    means = {name: pytest.approx(sums[name] / counts[name], rel=1e-4) for name in TERMS}
-    assert scores == {f"{name}_loss": {"heldout": mean} for name, mean in means.items()}
+    expected = by_row(student, Scoring(masks, TOKENIZER, EvaluateConfig(batch_size=1), alone))
+    assert {name: by_set["heldout"] for name, by_set in scores.items()} == expected

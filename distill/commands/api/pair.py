@@ -33,13 +33,7 @@ from distill.objective.build import bind_terms, check_losses, make_terms
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
 from distill.runs.check import check
-from distill.runs.tokenizers import (
-    how_they_differ,
-    reads_same_tokens,
-    refuse_layers,
-    refuse_pairs_of_tokens,
-    refuse_tokens_beyond,
-)
+from distill.runs.tokenizers import reads_same_tokens, refuse_pairs_of_tokens, refuse_tokens_beyond
 from distill.runtime.errors import SettingError, raising_at_the_call
 from distill.runtime.files import make_folder
 from distill.runtime.seed import key
@@ -124,8 +118,7 @@ class Pair:
         check(Config(objective=settings, teacher=TeacherConfig(path=BUNDLED[0])))  # as of a run with some teacher
         made = make_terms(settings)
         if not self.shares_tokenizer:
-            differ = how_they_differ("the student", self.student.tokenizer, self.teacher.tokenizer)
-            refuse_pairs_of_tokens(made, differ)
+            refuse_pairs_of_tokens(self.student.tokenizer, self.teacher.tokenizer, made, from_layers=False)
         weights = {name: term.weight for name, term in settings.terms.items()}
         bound = bind_terms(made, self.student.model, self.teacher.model)
         objective = PairObjective(self, Objective(bound, weights, self.vocabulary), masking or MaskingConfig())
@@ -316,5 +309,5 @@ def _tokenizer(student: StudentConfig, teacher: LoadedModel) -> PreTrainedTokeni
     own = tokenizer_of(student, teacher.kind) or teacher.tokenizer
     if own.get_vocab() == teacher.tokenizer.get_vocab():
         return teacher.tokenizer
-    refuse_layers(student, how_they_differ(f"student.tokenizer={student.tokenizer}", own, teacher.tokenizer))
+    refuse_pairs_of_tokens(own, teacher.tokenizer, {}, student.from_layers)
     return own
