@@ -1,7 +1,6 @@
 """One job from settings to report, each part made once, in reading order."""
 
-import logging
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
@@ -19,32 +18,29 @@ from distill.optim.schedule import ENDLESS, total_steps
 from distill.report.comparison.columns import Goal, choose_best
 from distill.report.live import RunPage
 from distill.report.publish import make_snapshots, write_outputs
-from distill.runs import profiling, trackers
+from distill.runs import trackers
 from distill.runs.baseline import find_baseline
-from distill.runs.callbacks import RunLog, UserObservers, check_snapshots, make_observers
+from distill.runs.callbacks import RunLog, check_snapshots, make_observers
 from distill.runs.check import check
 from distill.runs.describe import announce, describe, notes_of
 from distill.runs.facts import Best
-from distill.runs.identity import Identity, run_identity, set_digests
+from distill.runs.identity import run_identity, set_digests
 from distill.runs.learning import FrozenTeachers, make_learner
 from distill.runs.outcome import complete_record
-from distill.runs.pair import Pair, load_teachers, make_pair, search_layers
+from distill.runs.pair import load_teachers, make_pair, search_layers
 from distill.runs.periodic_evaluation import PeriodicEvaluation, check_best
+from distill.runs.profile.bottleneck import gather_profile, recorder
 from distill.runs.record import Record
 from distill.runs.run import Run
 from distill.runs.run_folder import RunFolder
 from distill.runs.setup import layers_are_open, resolve_auto
-from distill.runs.state import State
-from distill.runs.step import Callback
 from distill.runs.term_losses import loss_evaluator
 from distill.runs.tokenizers import refuse_tokens_beyond
 from distill.runtime.progress import configure_logging
-from distill.tasks import Prepared, find_task
-from distill.train import TRIAL, Training, saved_when_a_rank_is_lost, train
+from distill.tasks import find_task
+from distill.train import TRIAL, Training, train
 
 LONG_MINUTES = 10.0  # of a run that is worth the start of a compiler, whatever its steps
-
-logger = logging.getLogger(__name__)
 
 
 def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str) -> Record:
@@ -68,55 +64,42 @@ def run_job(config: Config, path: Path, recipe: str, command: str, resolved: str
         run = make_run(config, folder)
         if (finished := folder.finished(run.identity, run.steps, config.train.length)) is not None:
             return folder.leave_finished(finished, resolved)
-
-        # Whatever may refuse the run comes before `folder.begin`: so far no file of the run changes.
-        learner, frozen = make_learner(run), FrozenTeachers(run)
-        state = folder.load(learner.model, learner.optimizer)
-        evaluator, best = make_evaluator(run)
-        observers = make_observers(config.own_observers, path, ranks)
-        page.begin(state.seconds, None if run.steps == ENDLESS else run.steps)
-        notes = notes_of(run)
-        announce(run, recipe, notes, state)
-        teacher = frozen.open()  # caches that are missing are made
-        describing = lambda: describe(run, frozen.caches, evaluator.measures, recipe, command, notes).to_json()  # noqa: E731
-        record = Record.from_json(ranks.decide(describing)).changed(best=best)  # it may ask the Hub and git
-        tracker = trackers.open_on_rank_0(config.tracker, path, config.written, path.name, ranks)
-        folder.begin(state, resolved, run.pair.layers)
-        page.describe(record)
-
-        folder.checkpoints.begin(run.formats, best, folder.beginning())
-        parts = (learner, teacher, run.data.batches, ranks, config.train, state, folder.checkpoints)
-        training = Training(*parts, run.config.precision)
-        log = stack.enter_context(RunLog(run, state, training.limits, tracker))
-        evaluation = PeriodicEvaluation(run, evaluator, tracker)
-        record = train_profiled(run, training, log, observers, evaluation, record)
-        if record.training.ended_by == TRIAL:
-            return record
-        return publish(run, complete_record(record, run, state, evaluation), page, resolved)
+        training, record, log = begin(run, page, recipe, command, resolved)
+        stack.enter_context(log)
+        with recorder(run) as recorded:
+            ended_by = train(training)
+        log.progress.close()
+        ended = record.training.changed(ended_by=ended_by)
+        record = record.changed(training=ended, profile=gather_profile(recorded, run))
+        return record if ended_by == TRIAL else publish(training, record, page, resolved)
 
 
-def make_run(config: Config, folder: RunFolder) -> Run:
-    """The models and the text of a run, and its objective. A pair that does not fit is refused before text is read.
+def begin(run: Run, page: RunPage, recipe: str, command: str, resolved: str) -> tuple[Training, Record, RunLog]:
+    """All that the training needs, and the record of the run as it begins; from then on the folder is this run's.
 
     Raises:
-        SettingError: what is there does not fit the settings, or something else of the run.
+        SettingError: something of the run is refused; no file of an earlier one has changed then.
     """
-    ranks = folder.ranks
-    config, formats, layers = resolve_auto(config, folder)
-    searches = layers_are_open(config.student) and not folder.recorded
-    terms = make_terms(config.objective)
-    task = find_task(config.objective.task, terms.values()).read(config)
-    teachers = load_teachers(config, task, terms, ranks)
-    pair = make_pair(config, task, terms, teachers, layers, searches, ranks)
-    data = task.prepare(config, teachers.tokenizer, ranks)  # training sequences in their order, evaluation sets
-    steps = num_steps(config, data.batches)
-    identity = identity_of(config, pair, data, steps, ranks)
-    if searches:
-        config, layers = search_layers(config, task, teachers, data.batches, ranks)
-        pair = make_pair(config, task, terms, teachers, layers, False, ranks)
-    baseline = find_baseline(config, identity, steps, terms)
-    objective = make_objective(config, pair.terms, data.batches, steps, pair.vocabulary, ranks)
-    return Run(config, formats, task, pair, data, objective, identity, baseline, folder, ranks)
+    config, folder, ranks = run.config, run.folder, run.ranks
+    learner, teachers = make_learner(run), FrozenTeachers(run)
+    state = folder.load(learner.model, learner.optimizer)
+    evaluator, best = make_evaluator(run)
+    observers = make_observers(config.own_observers, folder.path, ranks)
+    page.begin(state.seconds, None if run.steps == ENDLESS else run.steps)
+    notes = notes_of(run)
+    announce(run, recipe, notes, state)
+    teacher = teachers.open()  # caches that are missing are made
+    describing = lambda: describe(run, teachers.caches, evaluator.measures, recipe, command, notes).to_json()  # noqa: E731
+    record = Record.from_json(ranks.decide(describing)).changed(best=best)  # it may ask the Hub and git
+    tracker = trackers.open_on_rank_0(config.tracker, folder.path, config.written, ranks)
+    folder.begin(state, resolved, run.pair.layers)
+    folder.checkpoints.begin(best, precision=run.formats, layers=run.pair.layers, began_from=folder.beginning())
+    page.describe(record)
+    snapshots = make_snapshots(run, record, state)
+    snapshots.warn_of_past(state.step)
+    evaluation = PeriodicEvaluation(run, evaluator, tracker)
+    log = RunLog(run, state, tracker)
+    return Training(run, learner, teacher, state, (log, snapshots, observers), evaluation), record, log
 
 
 def enter_ranks(config: Config, stack: ExitStack) -> Ranks:
@@ -135,23 +118,32 @@ def make_page(config: Config, path: Path, recipe: str, command: str, ranks: Rank
     return RunPage(path, recipe, command, every, config.train.minutes, ranks)
 
 
-def identity_of(config: Config, pair: Pair, data: Prepared, steps: int, ranks: Ranks) -> Identity:
-    """What the student of a run of so many steps depends on.
+def make_run(config: Config, folder: RunFolder) -> Run:
+    """The models and the text of a run, and its objective. A pair that does not fit is refused before text is read.
 
     Raises:
-        SettingError: ranks would score other sets, or the text has tokens that one of the models cannot read.
+        SettingError: what is there does not fit the settings, or something else of the run.
     """
+    ranks = folder.ranks
+    config, formats, layers = resolve_auto(config, folder.recorded, ranks)
+    terms = make_terms(config.objective)
+    task = find_task(config.objective.task, terms.values()).read(config)
+    teachers = load_teachers(config, task, terms, ranks)
+    pair = make_pair(config, task, terms, teachers, layers, ranks)
+    data = task.prepare(config, teachers.tokenizer, ranks)  # training sequences in their order, evaluation sets
     refuse_tokens_beyond(pair.vocabulary, data.tokens.counts, data.sets, data.batches.collator)
     refuse_differing_ranks(set_digests(data.sets), ranks)
-    return run_identity(config, {**pair.digests, "corpus": data.tokens.digest}, data.batches, steps, data.sets)
-
-
-def num_steps(config: Config, batches: Batches) -> int:
-    """The steps of the run, wall-clock aside. Raises SettingError for snapshots or a choice of the best beyond them."""
-    steps = total_steps(config.train, batches.steps_per_epoch)
+    steps = total_steps(config.train, data.batches.steps_per_epoch)  # wall-clock aside
     check_snapshots(config.train, steps)
-    check_best(config, steps, batches.steps_per_epoch)
-    return steps
+    check_best(config, steps, data.batches.steps_per_epoch)
+    digests = {**pair.digests, "corpus": data.tokens.digest}
+    identity = run_identity(config, digests, data.batches, steps, data.sets)
+    if layers_are_open(config.student):
+        config, layers = search_layers(config, task, teachers, data.batches, ranks)
+        pair = make_pair(config, task, terms, teachers, layers, ranks)
+    baseline = find_baseline(config, identity, steps, terms)
+    objective = make_objective(config, pair.terms, data.batches, steps, pair.vocabulary, ranks)
+    return Run(config, formats, task, pair, data, objective, identity, baseline, folder, ranks)
 
 
 def make_objective(
@@ -188,60 +180,11 @@ def make_evaluator(run: Run) -> tuple[Evaluator, Best | None]:
     return evaluator, best
 
 
-def make_callbacks(
-    run: Run, record: Record, state: State, observers: dict[str, object], log: RunLog
-) -> tuple[Callback, ...]:
-    """What is called during the training, in this order.
-
-    Args:
-        record: of the run as it begins.
-        state: where the training begins.
-        observers: the user's, by name, on rank 0.
-    """
-    snapshots = make_snapshots(run, record, state)
-    snapshots.warn_of_past(state.step)
-    return log, snapshots, UserObservers({*run.config.observers}, observers, run.ranks)
-
-
-def train_profiled(
-    run: Run,
-    training: Training,
-    log: RunLog,
-    observers: dict[str, object],
-    evaluation: PeriodicEvaluation,
-    record: Record,
-) -> Record:
-    """Train; gives the record with what has ended it, and with where the time went.
-
-    Args:
-        observers: the user's, by name, on rank 0.
-        record: of the run as it begins.
-    """
-    config, batches, ranks = run.config, run.data.batches, run.ranks
-    callbacks = make_callbacks(run, record, training.state, observers, log)
-    recording = profiling.recorder(config, run.folder.path, batches, ranks)
-    is_trial = config.profile.stop_after is not None
-    with nullcontext() if is_trial else saved_when_a_rank_is_lost(training), recording as recorder:
-        ended_by = train(training, run.objective, callbacks, evaluation)
-    log.end_training()
-    profile = profiling.gather_profile(recorder, config, batches, ranks, record.identity)
-    record = record.changed(training=record.training.changed(ended_by=ended_by), profile=profile)
-    return record if ended_by == TRIAL else record.changed(best=load_best(run, training, evaluation))
-
-
-def load_best(run: Run, training: Training, evaluation: PeriodicEvaluation) -> Best | None:
-    """Put the student of the best evaluation into the place of the last one, where the settings require that."""
-    learner, last = training.learner, training.state.step
-    best = run.folder.load_best(learner.model, learner.optimizer, last)
-    if best is not None and best.step not in (None, last):
-        evaluation.evaluator.forget("student")  # the last one's
-        logger.info(f"the student after step {best.step:,} is published, the best by train.keep_best")
-    return best
-
-
-def publish(run: Run, record: Record, page: RunPage, resolved: str) -> Record:
-    """Write everything that the run leaves, the report in place of the page of the run; gives the record."""
-    record = record.redacted()
+def publish(training: Training, record: Record, page: RunPage, resolved: str) -> Record:
+    """Score the models, and write all that the run leaves, the report in place of its page; gives the record."""
+    run, learner, state, evaluation = training.run, training.learner, training.state, training.evaluation
+    record = record.changed(best=evaluation.load_best(learner.model, learner.optimizer, state.step))
+    record = complete_record(record, run, state, evaluation).redacted()
     page.stop()
     write_outputs(run, record, resolved)
     page.publish()

@@ -4,24 +4,21 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import torch
 
-from distill.config.settings import OnUsr1, PrecisionConfig, TrainConfig
+from distill.config.settings import OnUsr1
 from distill.data.batch import Batch
-from distill.data.batches import Batches
-from distill.distributed import GradientSync, Ranks
+from distill.distributed import GradientSync
 from distill.models.kernels.dropout import keyed_by_sequence
 from distill.objective.objective import Objective
 from distill.objective.running_mean import TOKENS
 from distill.objective.trainable import Trainable
-from distill.optim.schedule import Limits, rate_fraction
+from distill.optim.schedule import rate_fraction
 from distill.optim.updates import bound_of_rank, clip_gradients, peak_lr, set_learning_rate
-from distill.runs.checkpoint import Checkpoints
 from distill.runs.divergence import DivergenceCheck
 from distill.runs.learning import Learner
 from distill.runs.periodic_evaluation import PeriodicEvaluation
@@ -34,9 +31,10 @@ from distill.runs.profile.phases import (
     FORWARD,
     OPTIMIZER,
     TEACHER,
+    end_step,
     phase,
 )
-from distill.runs.profile.phases import in_force as recorder_in_force
+from distill.runs.run import Run
 from distill.runs.state import State
 from distill.runs.step import Callback, StepResult, StepStats, Window
 from distill.runtime.errors import Interrupted, RankLost
@@ -52,52 +50,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Training:
-    """Everything that `train` works with, besides the objective and the callbacks."""
+    """A run with what learns in it, what that learns from, how far it is, and what is done on the way."""
 
+    run: Run
     learner: Learner
     teacher: Teacher
-    batches: Batches
-    ranks: Ranks
-    settings: TrainConfig
     state: State  # updated in place
-    checkpoints: Checkpoints
-    precision: PrecisionConfig = field(default_factory=PrecisionConfig)  # in force, for messages
-
-    @cached_property
-    def limits(self) -> Limits:
-        return Limits.of(self.settings, self.batches.steps_per_epoch)
-
-    @cached_property
-    def peak_lr(self) -> float:
-        return peak_lr(self.learner.settings, self.batches.sequences_per_step)
+    callbacks: tuple[Callback, ...]  # called in this order
+    evaluation: PeriodicEvaluation
 
     @property
-    def saves(self) -> bool:
-        """Whether this rank takes part in saving: rank 0 does, or all ranks where each holds a part of the weights."""
-        return self.ranks.rank == 0 or self.checkpoints.by_all_ranks
-
-    def is_out_of_patience(self) -> bool:
-        """Whether as many evaluations as `train.patience` have followed the best one; all ranks call it."""
-        patience = self.settings.patience
-        if patience is None:
-            return False
-        best = self.checkpoints.best() if self.ranks.rank == 0 else None
-        is_over: bool = self.ranks.broadcast(best is not None and best.later >= patience)
-        return is_over
-
-
-def begin_step(training: Training, objective: Objective, window: Window) -> torch.Tensor:
-    """Seed dropout and set the objective to the step's place in the run.
-
-    Returns:
-        What the sum of each term is multiplied by, the loss scale included: [T].
-    """
-    state, ranks = training.state, training.ranks
-    # Where dropout is not keyed by sequence, one stream per step and rank: nothing to save, the same after a resume.
-    torch.manual_seed(int(key(training.batches.seed, "dropout", state.step, ranks.rank) >> 1))
-    objective.begin_step(training.limits.progress(state.step, window.clock))
-    # Every term is linear in its scale, also where the objective writes the head's gradient by hand.
-    return objective.scales(window.counts, ranks.device) * state.loss_scale.factor
+    def is_trial(self) -> bool:
+        """Whether the run is for its profile alone: it saves nothing, and is not scored."""
+        return self.run.config.profile.stop_after is not None
 
 
 def accumulate_gradients(
@@ -135,16 +100,23 @@ def accumulate_gradients(
 
 
 def step(
-    training: Training, objective: Objective, window: Window, windows: Iterator[list[Batch]], signals: Signals
+    training: Training, window: Window, windows: Iterator[list[Batch]], signals: Signals
 ) -> tuple[StepResult, Window]:
     """Teacher, forward and backward of a window, one exchange between the ranks, one update; gives the next window.
 
     The weights stay as they are where the loss or the gradient is not finite on any rank.
     """
-    learner, ranks, state, began = training.learner, training.ranks, training.state, time.monotonic()
-    model, sync, bound = learner.model, learner.sync, bound_of_rank(learner.settings, ranks.size)
-    scales, teacher = begin_step(training, objective, window), training.teacher
-    rank_sums = accumulate_gradients(model, teacher, objective, window.batches, scales, sync, overlap=bound is None)
+    run, learner, state, began = training.run, training.learner, training.state, time.monotonic()
+    model, sync, objective, batches, ranks = learner.model, learner.sync, run.objective, run.data.batches, run.ranks
+    # Where dropout is not keyed by sequence, one stream per step and rank: nothing to save, the same after a resume.
+    torch.manual_seed(int(key(batches.seed, "dropout", state.step, ranks.rank) >> 1))
+    objective.begin_step(run.limits.progress(state.step, window.clock))
+    # Every term is linear in its scale, also where the objective writes the head's gradient by hand.
+    scales = objective.scales(window.counts, ranks.device) * state.loss_scale.factor
+    bound = bound_of_rank(learner.settings, ranks.size)
+    rank_sums = accumulate_gradients(
+        model, training.teacher, objective, window.batches, scales, sync, overlap=bound is None
+    )
     if bound is not None:
         clip_gradients(model, bound * state.loss_scale.factor)
     with phase(DATA):
@@ -167,30 +139,26 @@ def step(
         # of transformers ask whether a mask has holes, once or twice a micro-batch (`benchmarks/gpu.py` counts them).
         *values, grad_norm = torch.cat([summed, norm.detach().to(summed).reshape(1)]).tolist()
         stats = StepStats.unpack(values, len(objective.names))
-        lr = training.peak_lr * rate_fraction(learner.schedule, training.limits.progress(state.step, stats.clock))
+        lr = peak_lr(learner.settings, batches.sequences_per_step)
+        lr *= rate_fraction(learner.schedule, run.limits.progress(state.step, stats.clock))
         if math.isfinite(sum(stats.sums)) and math.isfinite(grad_norm):
             set_learning_rate(learner.optimizer, lr)
             learner.optimizer.step()
     counts, done = objective.by_name(window.counts.tolist()), state.step + 1
     result = StepResult(
-        step=done, epoch=done / training.batches.steps_per_epoch, tokens=state.tokens + int(counts[TOKENS]),
+        step=done, epoch=done / batches.steps_per_epoch, tokens=state.tokens + int(counts[TOKENS]),
         sums=objective.by_name(stats.sums), counts=counts, weights=objective.weights, rank_sums=rank_sums, lr=lr,
         grad_norm=grad_norm, loss_scale=state.loss_scale.value, seconds=time.monotonic() - began, data_wait=data_wait,
-        over=training.limits.reached(done, stats.clock), stop=signals.agreed_stop(stats.requests),
+        over=run.limits.reached(done, stats.clock), stop=signals.agreed_stop(stats.requests),
         save_requested=stats.requests[ALL.index(SAVING)] > 0,
     )  # fmt: skip
     return result, Window(upcoming, torch.tensor(stats.next_counts, dtype=torch.float64), stats.clock)
 
 
-def train(
-    training: Training, objective: Objective, callbacks: Sequence[Callback], evaluation: PeriodicEvaluation
-) -> str:
+def train(training: Training) -> str:
     """Train from `training.state` to the end of the run, and return what ended it.
 
     That is epochs, steps, minutes, patience or its profile. The state is updated in place. Rank 0 saves.
-
-    Args:
-        callbacks: called in this order.
 
     Raises:
         Diverged: `train.max_nonfinite` steps in a row had a loss or gradient that was not finite, `train.max_spike`
@@ -198,93 +166,90 @@ def train(
             states or without any step that was taken. The checkpoints that may have diverged are renamed.
         Interrupted: a signal came that stops, on this rank or another one; the message names what is saved.
     """
-    state, settings, limits, ranks = training.state, training.settings, training.limits, training.ranks
-    divergence = DivergenceCheck(settings, training.precision, ranks, training.checkpoints, training.teacher, objective)
-    recorder = recorder_in_force()
-    is_trial = recorder is not None and recorder.is_trial
-    over, save_due, out_of_patience = limits.reached(state.step, state.seconds), False, False
+    run, state, settings, is_trial = training.run, training.state, training.run.config.train, training.is_trial
+    divergence, evaluation, begun_at = DivergenceCheck(run, training.teacher), training.evaluation, state.step
+    over, save_due, out_of_patience = run.limits.reached(state.step, state.seconds), False, False
     if state.step and (evaluation.due(state.step) or over):
         # Interrupted between this step's checkpoint and the end of its evaluation.
         divergence.check(state, over)
-        out_of_patience = evaluate(training, objective, callbacks, evaluation)
+        out_of_patience = evaluate(training)
     state.loss_scale.begin(training.learner.model.student.precision == "fp16")
-    windows = training.batches.stream(state.step, limits.steps, ranks.device, training.teacher.read_ahead)
-    window = first_window(windows, objective, training)
-    with handled() as signals, signals.deferred():
+    windows = run.data.batches.stream(state.step, run.limits.steps, run.ranks.device, training.teacher.read_ahead)
+    first = next(windows, [])  # whose counts have no exchange of a step to ride in
+    window = Window(first, run.ranks.sum(run.objective.count(first)), state.seconds)
+    with handled() as signals, signals.deferred(), saved_when_a_rank_is_lost(training, signals):
         signals.raise_if_stopped()  # for one that came where Python drops errors, as in callbacks of its imports
         signals.on_usr1(settings.on_usr1 is OnUsr1.stop)
         while not (over or out_of_patience):
             batches = window.batches
-            result, window = step(training, objective, window, windows, signals)
+            result, window = step(training, window, windows, signals)
             state.add(int(result.counts[TOKENS]), result.seconds)
             result, over = replace(result, diverged=divergence.after_step(state, result, batches)), result.over
-            for callback in callbacks:
+            for callback in training.callbacks:
                 callback.after_step(result)
 
             at_evaluation = (over or evaluation.due(state.step)) and not is_trial
-            save_due |= at_evaluation or state.step % settings.save_every == 0 or result.should_save
+            save_due |= at_evaluation or state.step % settings.save_every == 0
+            save_due |= result.save_requested or result.stop is not None
             saved = False
             # Else after the next good step; a trial leaves none.
             if save_due and not (is_trial or state.skipped_in_a_row or result.diverged):
-                save_due, saved = False, save_and_report(training, callbacks)
+                save_due, saved = False, save(training)
             if result.save_requested:
                 logger.info(f"SIGUSR1 at step {state.step}, {saved_or_not(saved, is_trial)}")
             divergence.check(state, over)
             if result.stop is not None:
                 signals.received.clear()
-                raise interrupted(state, result.stop, saved, is_trial)
+                raise interrupted(state.step, result.stop, saved, is_trial)
             if at_evaluation:
                 with signals.deferred(False):  # an evaluation loses nothing
-                    out_of_patience = evaluate(training, objective, callbacks, evaluation)
-            over |= recorder is not None and recorder.end_step()
+                    out_of_patience = evaluate(training)
+            end_step()
+            over |= state.step - begun_at == run.config.profile.stop_after
     if is_trial:
         return TRIAL
-    return limits.ended_by(state.step) if over else PATIENCE
+    return run.limits.ended_by(state.step) if over else PATIENCE
 
 
-def first_window(windows: Iterator[list[Batch]], objective: Objective, training: Training) -> Window:
-    """The window that the training begins with, whose counts have no exchange of a step to ride in."""
-    batches = next(windows, [])
-    return Window(batches, training.ranks.sum(objective.count(batches)), training.state.seconds)
-
-
-def evaluate(
-    training: Training, objective: Objective, callbacks: Sequence[Callback], evaluation: PeriodicEvaluation
-) -> bool:
+def evaluate(training: Training) -> bool:
     """Score the student where the settings select this evaluation; the means of the losses begin anew.
 
     Returns:
-        Whether the run ends here because it has waited long enough for a better evaluation.
+        Whether the run ends here because as many evaluations as `train.patience` have followed the best one.
     """
-    state = training.state
+    run, state = training.run, training.state
     with phase(EVALUATION):
-        point = evaluation.evaluate(state, state.losses.means(objective.names))
+        point = training.evaluation.evaluate(state, state.losses.means(run.objective.names))
     state.begin_interval()
-    for callback in callbacks:
+    for callback in training.callbacks:
         callback.at_evaluation(point)
-    return training.is_out_of_patience()
+    if (patience := run.config.train.patience) is None:
+        return False
+    best = run.folder.checkpoints.best() if run.ranks.rank == 0 else None
+    is_over: bool = run.ranks.broadcast(best is not None and best.later >= patience)
+    return is_over
 
 
 def save(training: Training) -> bool:
-    """Save a checkpoint where this rank does. False: the weights are not finite, so there is none."""
-    state, checkpoints = training.state, training.checkpoints
+    """Save a checkpoint, wait for the rank that writes it, and call the callbacks; the same answer on all ranks.
+
+    Returns:
+        Whether there is one; weights that are not finite are not saved.
+    """
+    run, learner, saved = training.run, training.learner, True
     with phase(CHECKPOINT):
-        return checkpoints.save(state, training.learner.model, training.learner.optimizer) if training.saves else True
-
-
-def save_and_report(training: Training, callbacks: Sequence[Callback]) -> bool:
-    """Save a checkpoint, wait for the rank that writes it, and call the callbacks; the same answer on all ranks."""
-    ranks, saved = training.ranks, save(training)
+        if run.ranks.rank == 0 or run.ranks.shards_student:
+            saved = run.folder.checkpoints.save(training.state, learner.model, learner.optimizer)
     # Rank 0 may write for longer than the others wait in an exchange, and the end of one ends it too.
-    ranks.barrier()
-    saved = ranks.broadcast(saved)
-    for callback in callbacks if saved else ():
-        callback.at_checkpoint(training.checkpoints.path_of(training.state.step))
+    run.ranks.barrier()
+    saved = run.ranks.broadcast(saved)
+    for callback in training.callbacks if saved else ():
+        callback.at_checkpoint(run.folder.checkpoints.path_of(training.state.step))
     return saved
 
 
 @contextmanager
-def saved_when_a_rank_is_lost(training: Training) -> Iterator[None]:
+def saved_when_a_rank_is_lost(training: Training, signals: Signals) -> Iterator[None]:
     """Rank 0 saves the last whole step of a training that has lost another rank: only the step under way is lost.
 
     It needs no other rank where each holds all weights; and nothing of the step under way, as weights and state change
@@ -293,23 +258,21 @@ def saved_when_a_rank_is_lost(training: Training) -> Iterator[None]:
     try:
         yield
     except RankLost:
-        state, can_save = training.state, training.ranks.rank == 0 and not training.checkpoints.by_all_ranks
+        run, learner, state = training.run, training.learner, training.state
+        can_save = run.ranks.rank == 0 and not (run.ranks.shards_student or training.is_trial)
         if can_save and state.step and not state.skipped_in_a_row:
-            with handled() as signals, signals.deferred():
-                save(training)
-                signals.received.clear()  # this process ends anyway, by the loss
+            run.folder.checkpoints.save(state, learner.model, learner.optimizer)
+            signals.received.clear()  # this process ends anyway, by the loss
         raise
 
 
 def saved_or_not(saved: bool, is_trial: bool) -> str:
     if is_trial:
         return "in a profiling run (profile.stop_after), which saves nothing"
-    if saved:
-        return "its checkpoint is written"
-    return "which is not saved, because it was skipped or its weights are not finite"
+    return "its checkpoint is written" if saved else "which is not saved: it was skipped or its weights are not finite"
 
 
-def interrupted(state: State, number: int, saved: bool, is_trial: bool) -> Interrupted:
-    what = saved_or_not(saved, is_trial)
-    end = "" if is_trial else "; the same command resumes " + ("there" if saved else "from the newest checkpoint")
-    return Interrupted(f"stopped by {signal.Signals(number).name} at step {state.step}, {what}{end}", number)
+def interrupted(step: int, number: int, saved: bool, is_trial: bool) -> Interrupted:
+    what = f"stopped by {signal.Signals(number).name} at step {step}, {saved_or_not(saved, is_trial)}"
+    end = "" if is_trial else f"; the same command resumes {'there' if saved else 'from the newest checkpoint'}"
+    return Interrupted(what + end, number)

@@ -169,9 +169,9 @@ def test_what_is_timed_is_the_loop_of_a_run(monkeypatch: pytest.MonkeyPatch) -> 
     windows, ended = [], []
     inner = loop.step
 
-    def counted(training, objective, window, *rest):
+    def counted(training, window, *rest):
         windows.append(len(window.batches))
-        return inner(training, objective, window, *rest)
+        return inner(training, window, *rest)
 
     monkeypatch.setattr(loop, "step", counted)
     shape, variant = step.SHAPES["tiny"], step.Variant("distill, eager objective", "all", PrecisionConfig())

@@ -261,19 +261,3 @@ def test_log_lines(tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarra
         assert line["loss/total"] == pytest.approx(total, rel=1e-5)
     assert third.logs[-1]["tokens"] == every.logs[-1]["tokens"]
     assert_close(weights_of(third.student), weights_of(every.student), rtol=0, atol=0)
-
-
-def test_a_term_without_weight_is_not_logged(tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray) -> None:
-    objective = only(mlm=1.0, cosine=1.0)
-    settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=1)
-    fit = Fit(tmp_path, tokenizer, rows, teacher, new_student(), objective, settings)
-    fit.run()
-    assert {name for name in fit.logs[0] if name.startswith("loss/")} == {"loss/total", "loss/mlm", "loss/cosine"}
-
-
-def test_the_loss_goes_down(tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray) -> None:
-    fit = Fit(
-        tmp_path, tokenizer, rows, teacher, new_student(), settings=TrainConfig(batch_size=4, accumulate=2, epochs=10)
-    )
-    fit.run()
-    assert fit.epochs[-1][2]["total"] < 0.75 * fit.epochs[0][2]["total"]

@@ -99,11 +99,9 @@ def test_a_loss_that_is_not_finite_never_enters_the_weights(tmp_path: Path, toke
 
 
 def test_a_gradient_that_is_not_finite_never_enters_the_weights(
-    tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray
+    tmp_path: Path, tokenizer: Any, rows: np.ndarray
 ) -> None:
-    fit = Fit(
-        tmp_path, tokenizer, rows, teacher, new_student(), settings=TrainConfig(batch_size=4, accumulate=2, epochs=2)
-    )
+    fit = words_alone(tmp_path, tokenizer, rows, epochs=2)
     bias = fit.student.vocab_projector.bias
     bias.register_hook(lambda grad: grad * math.inf if fit.state.step == 2 else grad)
     fit.on_log = lambda fit, metrics: None
@@ -131,7 +129,7 @@ def test_a_run_that_diverges_saves_nothing_more_and_goes_on_from_the_good_checkp
     assert error.value.status == 3 and fit.state.step == first + 2
     assert "\n" not in text and "train.max_nonfinite=3" in text
     assert "the teacher's own" in text and "optimizer.lr" not in text
-    assert [newest_step(path) for path in fit.checkpoints.saved()] == kept
+    assert saved_steps(fit) == kept
     if not kept:
         assert "There is no good checkpoint" in text
         return
@@ -144,8 +142,8 @@ def test_a_run_that_diverges_saves_nothing_more_and_goes_on_from_the_good_checkp
     assert again.state.step == kept[-1] + 2 and again.state.skipped_in_a_row == 0
 
 
-def newest_step(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-"))
+def saved_steps(fit: Fit) -> list[int]:
+    return [int(folder.name.removeprefix("step-")) for folder in fit.checkpoints.saved()]
 
 
 # --- the end -------------------------------------------------------------------------------------------------------
@@ -181,21 +179,14 @@ def test_ends(
     before = weights_of(fit.student)
     assert fit.run() == ended_by
     assert fit.state.step == len(fit.logs) == steps
+    if steps == 6 and settings.get("batch_size") is None:  # every position counts once an epoch
+        assert fit.state.tokens == fit.logs[-1]["tokens"] == 2 * int((rows != tiny.PAD).sum())
     assert [step for step, _, _ in fit.epochs] == evaluated
     assert [epochs for _, epochs, _ in fit.epochs] == [step / fit.batches.steps_per_epoch for step in evaluated]
-    assert newest_step(fit.checkpoints.newest() or Path("none")) == steps
+    assert saved_steps(fit)[-1] == steps
     assert all(not torch.equal(w, before[n]) for n, w in weights_of(fit.student).items() if "position" not in n)
     # The schedule reaches its end: the last step has half a step's share of the way left.
     assert fit.logs[-1]["lr"] == pytest.approx(1e-2 * Linear()(1 - 0.5 / steps))
-
-
-def test_every_position_is_counted_once_an_epoch(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
-    fit = words_alone(tmp_path, tokenizer, rows, batch_size=3, epochs=2)
-    fit.run()
-    assert fit.state.tokens == 2 * int((rows != tiny.PAD).sum())
-    assert [line["tokens"] for line in fit.logs][-1] == fit.state.tokens
-    losses = fit.epochs[0][2]
-    assert losses.keys() == {"total", "mlm"} and losses["total"] == pytest.approx(losses["mlm"])
 
 
 class Clock:
@@ -241,7 +232,7 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(
     with pytest.raises(Interrupted) as error:
         fit.run()
     assert error.value.status == status and fit.state.step == 4 and "step 4" in str(error.value)
-    assert newest_step(fit.checkpoints.newest() or Path("none")) == 4
+    assert saved_steps(fit)[-1] == 4
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
     again = words_alone(tmp_path, tokenizer, rows, epochs=5).resume()
     assert again.run() == "epochs" and again.state.step == 15 and again.logs[0]["step"] == 5
@@ -280,7 +271,7 @@ def test_a_signal_while_storage_is_out_of_order_keeps_all_steps(
         fit.run()
     assert time.monotonic() - begun < 25 and error.value.status == 143, "it waited for the pause of 30 s"
     assert "stopped by SIGTERM at step 2, its checkpoint is written" in str(error.value)
-    assert newest_step(fit.checkpoints.newest() or Path("none")) == 2
+    assert saved_steps(fit)[-1] == 2
 
 
 @pytest.mark.parametrize("answer", list(OnUsr1))
@@ -290,12 +281,11 @@ def test_usr1_writes_a_checkpoint_and_goes_on_or_stops(
     fit = words_alone(tmp_path, tokenizer, rows, epochs=None, steps=3, save_every=100, on_usr1=answer)
     at_step(fit, 0, signal.SIGUSR1)
     if answer is OnUsr1.save:
-        assert fit.run() == "steps" and fit.state.step == 3
+        assert fit.run() == "steps" and saved_steps(fit) == [1, 3]
     else:
         with pytest.raises(Interrupted) as error:
             fit.run()
-        assert error.value.status == 138 and fit.state.step == 1
-    assert (tmp_path / "step-00000001").is_dir()
+        assert error.value.status == 138 and saved_steps(fit) == [1]
 
 
 @pytest.mark.parametrize("when", ["last step", "last evaluation"])
@@ -308,7 +298,6 @@ def test_a_signal_at_the_end_is_not_lost(tmp_path: Path, tokenizer: Any, rows: n
         fit.epochs = SignalOnAppend()
     with pytest.raises(Interrupted):
         fit.run()
-    assert newest_step(fit.checkpoints.newest() or Path("none")) == 3
     again = words_alone(tmp_path, tokenizer, rows, epochs=1).resume()
     assert again.run() == "epochs" and not again.logs and [step for step, _, _ in again.epochs] == [3]
 

@@ -37,7 +37,8 @@ from distill.optim.schedules.linear import Linear
 from distill.runs.callbacks import RunLog
 from distill.runs.checkpoint import Checkpoints
 from distill.runs.facts import HistoryPoint
-from distill.runs.periodic_evaluation import EvaluationSchedule
+from distill.runs.periodic_evaluation import is_due
+from distill.runs.run import Run
 from distill.runs.state import State
 from distill.runs.trackers import Tracker
 from distill.tasks import find_task
@@ -302,7 +303,7 @@ class Fit:
     identity: dict[str, Any] = field(default_factory=lambda: {"run": "tiny"})
     ranks: Any = None  # None: one process
     keyed_dropout: bool = False  # as on the CPU in a real run
-    evaluations: EvaluationSchedule = field(default_factory=EvaluationSchedule)
+    evaluations: conf.EvaluateConfig = field(default_factory=conf.EvaluateConfig)
     snapshots: Any = None
     precision: str = "fp32"  # of both models
     checkpoints: bool = False  # student.gradient_checkpointing
@@ -340,19 +341,13 @@ class Fit:
 
     def run(self) -> str:
         asks = self.teacher is not None and self.terms.needs_teacher
-        training = loop.Training(
-            loop.Learner(self.model, self.sync, self.made, self.schedule, self.optimizer_settings),
-            LiveTeacher(LanguageModel(self.teacher, self.precision)) if asks else NoTeacher(),
-            self.batches,
-            self.ranks,
-            self.settings,
-            self.state,
-            self.checkpoints,
-        )
-        log = FitLog(self, training)
+        learner = loop.Learner(self.model, self.sync, self.made, self.schedule, self.optimizer_settings)
+        teacher = LiveTeacher(LanguageModel(self.teacher, self.precision)) if asks else NoTeacher()
+        run = run_of(self.settings, self.batches, self.terms, self.ranks, self.checkpoints)
+        log = FitLog(self, run)
         callbacks = (log,) if self.snapshots is None else (log, self.snapshots)
         evaluation: Any = self
-        return loop.train(training, self.terms, callbacks, evaluation)
+        return loop.train(loop.Training(run, learner, teacher, self.state, callbacks, evaluation))
 
     def losses(self) -> list[dict[str, float]]:
         """The logs without what a clock measures."""
@@ -366,20 +361,28 @@ class Fit:
         return float(np.average(values, weights=counts))
 
     def due(self, step: int) -> bool:
-        return self.evaluations.due(step, self.batches.steps_per_epoch)
+        return is_due(self.evaluations, step, self.batches.steps_per_epoch)
 
     def evaluate(self, state: State, losses: dict[str, float]) -> HistoryPoint:
         self.epochs.append((state.step, state.step / self.batches.steps_per_epoch, losses))
         return HistoryPoint()
 
 
+def run_of(settings: conf.TrainConfig, batches: Batches, objective: Objective, ranks: Any, checkpoints: Any) -> Any:
+    """As much of a `Run` as the loop asks for."""
+    folder: Any = SimpleNamespace(checkpoints=checkpoints)
+    config: Any = conf.Config(train=settings)
+    return Run(
+        config=config, formats={}, task=None, pair=None, data=SimpleNamespace(batches=batches), objective=objective,
+        identity={}, baseline=None, folder=folder, ranks=ranks,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
 class FitLog(RunLog):
     """Keeps the lines of metrics with the training."""
 
-    def __init__(self, fit: Fit, training: loop.Training) -> None:
-        config, data = SimpleNamespace(train=fit.settings), SimpleNamespace(batches=fit.batches)
-        run: Any = SimpleNamespace(config=config, data=data, objective=fit.terms, folder=None)
-        super().__init__(run, fit.state, training.limits, Tracker())
+    def __init__(self, fit: Fit, run: Any) -> None:
+        super().__init__(run, fit.state, Tracker())
         self.progress.close()
         self.fit = fit
 

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +33,14 @@ import torch
 from benchmarks.common import save, table
 from benchmarks.step.models import SHAPES, AfterStep, Shape, Variant, batches, make_student, make_teacher, operations
 from benchmarks.step.plain import TEMPERATURE, WEIGHTS, train_plainly
-from distill.config.settings import BackendConfig, ObjectiveConfig, OptimizerConfig, PrecisionConfig, TrainConfig
+from distill.config.settings import (
+    BackendConfig,
+    Config,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PrecisionConfig,
+    TrainConfig,
+)
 from distill.data.batches import Batches
 from distill.distributed import gradient_sync
 from distill.distributed.single import Single
@@ -42,12 +50,14 @@ from distill.optim.schedule import Schedule
 from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints
 from distill.runs.facts import HistoryPoint
+from distill.runs.learning import Learner
+from distill.runs.run import Run
 from distill.runs.setup import setup_student, setup_teacher
 from distill.runs.state import State
 from distill.runs.step import Callback, StepResult
 from distill.runtime.host import limit_spinning
 from distill.teacher.live import LiveTeacher
-from distill.train import Learner, Training, train
+from distill.train import Training, train
 
 WARM_UP = 2  # steps
 
@@ -126,9 +136,13 @@ def train_by_plan(source: Batches, pair: tuple[Any, Any], plan: Plan, steps: int
     with tempfile.TemporaryDirectory() as folder:
         length = TrainConfig(epochs=None, steps=steps + 1, save_every=steps + 1)
         learner = Learner(trainable, sync, optimizer, plan.schedule, plan.optimizer)
-        checkpoints = Checkpoints(Path(folder), 1, {}, ranks)
-        run = Training(learner, LiveTeacher(frozen), source, ranks, length, State(), checkpoints)
-        train(run, objective, (CallAfterStep(after_step),), NoEvaluation())
+        of_folder: Any = SimpleNamespace(checkpoints=Checkpoints(Path(folder), 1, {}, ranks))
+        of_data: Any = SimpleNamespace(batches=source)
+        nothing: Any = None
+        config = Config(train=length)
+        run = Run(config, {}, nothing, nothing, of_data, objective, {}, None, of_folder, ranks)
+        nowhere: Any = NoEvaluation()
+        train(Training(run, learner, LiveTeacher(frozen), State(), (CallAfterStep(after_step),), nowhere))
 
 
 def matrix_rate(shape: Shape, dtype: torch.dtype, device: torch.device) -> float:

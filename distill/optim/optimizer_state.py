@@ -1,7 +1,6 @@
 """What an optimizer keeps from step to step, as checkpoints hold it: taken out, and put back."""
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -60,20 +59,6 @@ def _parts_of(optimizer: torch.optim.Optimizer, number: int) -> list[dict[str, A
     """The group of this number, and the groups that are further parts of it."""
     groups = optimizer.param_groups
     return [groups[number], *(group for group in groups if group.get(PART_OF) == number)]
-
-
-def check_slots(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, keys: Iterable[str]) -> None:
-    """Raises SettingError where what a checkpoint holds for an optimizer is not of these parameters and groups."""
-    trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    owners = {name for name, parameter in model.named_parameters() if parameter in trained}
-    owners |= {f"{GROUPS}{number}" for number in range(len(optimizer.param_groups))}
-    for key in keys:
-        name, _, slot = key.rpartition(SLOT)
-        if name not in owners or not slot:
-            raise SettingError(
-                f"resume={path} holds {key} of an optimizer, which this run does not train: take the release and the "
-                "settings that wrote it, or start another run with hydra.run.dir=DIR"
-            )
 
 
 def restore_optimizer(

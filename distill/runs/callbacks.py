@@ -1,7 +1,6 @@
 """The callbacks of a run: its log of metrics with the progress line, its snapshots, and observers of the user's own."""
 
 import logging
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ from distill.config.component import Component
 from distill.config.settings import TrainConfig
 from distill.distributed import Ranks
 from distill.objective.running_mean import TOKENS, RunningMean
-from distill.optim.schedule import ENDLESS, Limits
-from distill.runs.checkpoint_files import STEP
+from distill.optim.schedule import ENDLESS
+from distill.runs.checkpoint import step_of
 from distill.runs.facts import HistoryPoint
 from distill.runs.profile.phases import CHECKPOINT, phase
 from distill.runs.run import Run
@@ -21,14 +20,11 @@ from distill.runs.state import State
 from distill.runs.step import Callback, StepResult
 from distill.runs.trackers import Tracker
 from distill.runtime.errors import Interrupted, SettingError
-from distill.runtime.progress import Progress, duration
+from distill.runtime.progress import Progress
 from distill.runtime.users_code import mistake
 
-FIRST_MINUTE = 60.0  # seconds of typical steps, after which the time to the end is logged once
 UNTYPICAL_STEPS = 2  # at the start: they compile, or touch their memory for the first time
-MOST_NAMED = 5  # steps in a line
 METHODS = ("after_step", "at_evaluation", "at_checkpoint")
-CURE = f"name a class with one of the methods {', '.join(METHODS)}, such as a subclass of distill.Observer"
 
 logger = logging.getLogger(__name__)
 
@@ -39,15 +35,13 @@ class RunLog(Callback):
     The last step of a start of the run has a line, too, and one that is skipped.
     """
 
-    def __init__(self, run: Run, state: State, limits: Limits, tracker: Tracker) -> None:
-        """`state`: of the training, from where it begins on; `limits`: what ends the run."""
+    def __init__(self, run: Run, state: State, tracker: Tracker) -> None:
+        """`state`: of the training, from where it begins on."""
         self.objective, self.batches, self.every = run.objective, run.data.batches, run.config.train.log_every
         self.folder, self.tracker, self.state, self.first_step = run.folder, tracker, state, state.step
         self._begin_line()
-        total, self._seconds = 0 if limits.steps == ENDLESS else limits.steps, 60 * limits.minutes
+        total, self._seconds = 0 if run.limits.steps == ENDLESS else run.limits.steps, 60 * run.limits.minutes
         self.progress = Progress("training", total, "steps", start=state.step, limit=self._seconds - state.seconds)
-        self._typical, self._typical_since = False, 0.0  # whether the last steps were as fast as those to come
-        self._has_logged_the_end = False
 
     def after_step(self, step: StepResult) -> None:
         self._losses.tokens += int(step.counts[TOKENS])  # also of a step that is skipped
@@ -86,39 +80,19 @@ class RunLog(Callback):
             return
         self.folder.metrics.append(metrics)
         self.tracker.log_metrics(metrics, int(metrics["step"]))
-        note = f"loss {metrics['loss/total']:.4f}, {metrics['tokens_per_second']:,.0f} tokens/s"
         self.progress.end_in(self._seconds - metrics["seconds"])  # train.minutes leaves out evaluations
+        note = f"loss {metrics['loss/total']:.4f}, {metrics['tokens_per_second']:,.0f} tokens/s"
         self.progress.update(metrics["step"], note)
-        if not self._typical:
+        if metrics["step"] - self.first_step <= max(UNTYPICAL_STEPS, self.every):
             self.progress.begin_rate()
-            self._typical = metrics["step"] - self.first_step > UNTYPICAL_STEPS
-            self._typical_since = metrics["seconds"]
-        elif not self._has_logged_the_end and metrics["seconds"] - self._typical_since >= FIRST_MINUTE:
-            self._log_the_end(metrics)
-
-    def _log_the_end(self, metrics: dict[str, float]) -> None:
-        """Log how long the training will take, by the rate of its first minute; compilation is none of it."""
-        self._has_logged_the_end = True
-        left = self.progress.seconds_left
-        if left:
-            rate, end = metrics["tokens_per_second"], time.strftime("%H:%M", time.localtime(time.time() + left))
-            logger.info(f"at {rate:,.0f} tokens a second the training ends in about {duration(left)}, at {end}")
-
-    def end_training(self) -> None:
-        """The training has ended, and scoring begins."""
-        self.progress.close()
-
-    def close(self, failed: bool = False) -> None:
-        """The run has ended; `failed`: by an error. A second call does nothing."""
-        self.progress.close()
-        self.tracker.close(failed)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.progress.close()
         # One that a signal ends has not failed: its command continues it.
-        self.close(error is not None and not isinstance(error, Interrupted))
+        self.tracker.close(failed=error is not None and not isinstance(error, Interrupted))
 
 
 @dataclass(frozen=True)
@@ -147,33 +121,30 @@ class Snapshots(Callback):
 
     def warn_of_past(self, step: int) -> None:
         """Log the steps of snapshots that a run which goes on from this step will not keep any more."""
-        wanted = {*self.steps, *(range(self.every, step + 1, self.every) if self.every is not None else ())}
-        if past := sorted(one for one in wanted - {*kept_snapshots(self.folder)} if one <= step):
-            more = f" and {len(past) - MOST_NAMED} more" if len(past) > MOST_NAMED else ""
+        due = {*self.steps, *(range(self.every, step + 1, self.every) if self.every is not None else ())}
+        if past := sorted(one for one in due - {*kept_snapshots(self.folder)} if one <= step):
             logger.warning(
-                f"train.{'snapshots' if past[0] in self.steps else 'snapshot_every'} asks for a snapshot of step "
-                f"{', '.join(map(str, past[:MOST_NAMED]))}{more}, but the run resumes after step {step}: to get it, "
-                "start another run (hydra.run.dir=DIR)"
+                f"train.snapshots and train.snapshot_every ask for {len(past)} of a step up to {past[-1]}, but the run "
+                f"resumes after step {step}: to get them, start another run (hydra.run.dir=DIR)"
             )
 
 
 def kept_snapshots(folder: Path) -> list[int]:
     """The steps of all snapshots that are there, in their order."""
-    matches = [STEP.fullmatch(path.name) for path in folder.glob("step-*") if path.is_dir()]
-    return sorted(int(match[1]) for match in matches if match)
+    return sorted(step for path in folder.glob("step-*") if path.is_dir() and (step := step_of(path)) is not None)
 
 
 def check_snapshots(settings: TrainConfig, steps: int) -> None:
-    """Refuse snapshots that a run of so many steps never reaches.
-
-    Raises:
-        SettingError: naming the first of them.
-    """
-    cure = f"but the run ends after step {steps}: leave it out, or make the run longer (train.epochs, train.steps)"
-    if late := [step for step in settings.snapshots or [] if step > steps]:
-        raise SettingError(f"train.snapshots={settings.snapshots} has step {late[0]}, {cure}")
-    if settings.snapshot_every is not None and settings.snapshot_every > steps:
-        raise SettingError(f"train.snapshot_every={settings.snapshot_every} is never reached, {cure}")
+    """Raises SettingError for snapshots that a run of so many steps never reaches."""
+    due = [*(settings.snapshots or []), *([] if settings.snapshot_every is None else [settings.snapshot_every])]
+    if late := [step for step in due if step > steps]:
+        name = "snapshots" if late[0] in (settings.snapshots or []) else "snapshot_every"
+        raise SettingError(
+            f"comes to step {late[0]}, but the run ends after step {steps}",
+            setting=f"train.{name}",
+            value=getattr(settings, name),
+            cure="leave it out, or make the run longer (train.epochs, train.steps)",
+        )
 
 
 class Observer(Callback):
@@ -196,25 +167,27 @@ class UserObservers(Callback):
     ranks: Ranks
 
     def after_step(self, step: StepResult) -> None:
-        if self.names:
-            self.ranks.decide(lambda: self._call("after_step", step), short=True)
+        self._call("after_step", step, short=True)
 
     def at_evaluation(self, evaluation: HistoryPoint) -> None:
-        if self.names and any(evaluation.scores.values()):
-            self.ranks.decide(lambda: self._call("at_evaluation", evaluation))
+        if any(evaluation.scores.values()):
+            self._call("at_evaluation", evaluation)
 
     def at_checkpoint(self, folder: Path) -> None:
-        if self.names:
-            self.ranks.decide(lambda: self._call("at_checkpoint", folder))
+        self._call("at_checkpoint", folder)
 
-    def _call(self, method: str, observed: StepResult | HistoryPoint | Path) -> None:
+    def _call(self, method: str, observed: StepResult | HistoryPoint | Path, short: bool = False) -> None:
         """Raises SettingError, naming the observer, for whatever it raises."""
-        for name, observer in self.observers.items():
-            try:
-                if (call := getattr(observer, method, None)) is not None:
-                    call(observed)
-            except Exception as error:
-                raise SettingError(f"observers.{name}: {mistake(error)}") from error
+
+        def call() -> None:
+            for name, observer in self.observers.items():
+                try:
+                    getattr(observer, method, lambda _: None)(observed)
+                except Exception as error:
+                    raise SettingError(f"observers.{name}: {mistake(error)}") from error
+
+        if self.names:
+            self.ranks.decide(call, short)
 
 
 def check_observers(components: dict[str, Component]) -> None:
@@ -231,11 +204,11 @@ def check_observers(components: dict[str, Component]) -> None:
             )
         target, _ = component.bind(folder=Path())
         if isinstance(target, type) and not _observes(target):
-            raise SettingError(f"{component.setting}._target_={component.path} is no observer: {CURE}")
+            raise _no_observer(component)
 
 
-def make_observers(components: dict[str, Component], folder: Path, ranks: Ranks) -> dict[str, object]:
-    """The observers by name, on rank 0; all ranks call it.
+def make_observers(components: dict[str, Component], folder: Path, ranks: Ranks) -> UserObservers:
+    """The user's observers; all ranks call it.
 
     Args:
         folder: of the run, which exists.
@@ -243,25 +216,31 @@ def make_observers(components: dict[str, Component], folder: Path, ranks: Ranks)
     Raises:
         SettingError: on all ranks, where one cannot be made.
     """
-    made = dict[str, object]()
+    observers = dict[str, object]()
+
+    def make() -> None:
+        for name, component in components.items():
+            made = component(folder=folder)
+            if not _observes(made) and not callable(made):
+                raise _no_observer(component)
+            observers[name] = made if _observes(made) else SimpleNamespace(after_step=made)  # a plain function
+
     if components:
-        ranks.decide(lambda: made.update({name: _make(part, folder) for name, part in components.items()}))
-    return made
-
-
-def _make(component: Component, folder: Path) -> object:
-    made = component(folder=folder)
-    if _observes(made):
-        return made
-    if callable(made):
-        return SimpleNamespace(after_step=made)  # a plain function of a step
-    raise SettingError(f"{component.setting}._target_={component.path} gives no observer: {CURE}")
+        ranks.decide(make)
+    return UserObservers(components.keys(), observers, ranks)
 
 
 def _observes(observer: object) -> bool:
     """Whether it has one of the methods, other than those of the base class, which do nothing."""
-    methods = ((name, getattr(observer, name, None)) for name in METHODS)
-    return any(
-        callable(method) and getattr(method, "__func__", method) is not getattr(Callback, name)
-        for name, method in methods
+    for name in METHODS:
+        method = getattr(observer, name, None)
+        if callable(method) and getattr(method, "__func__", method) is not getattr(Callback, name):
+            return True
+    return False
+
+
+def _no_observer(component: Component) -> SettingError:
+    return SettingError(
+        f"{component.setting}._target_={component.path} is no observer: name a class with one of the methods "
+        f"{', '.join(METHODS)}, such as a subclass of distill.Observer"
     )

@@ -3,14 +3,11 @@
 import logging
 import math
 
-import numpy as np
 import torch
 
-from distill.config.settings import PrecisionConfig, TrainConfig
 from distill.data.batch import Batch
 from distill.distributed import Ranks
-from distill.objective.objective import Objective
-from distill.runs.checkpoint import Checkpoints, weights_are_finite
+from distill.runs.checkpoint import weights_are_finite
 from distill.runs.run import Run
 from distill.runs.state import State
 from distill.runs.step import StepResult
@@ -27,18 +24,8 @@ logger = logging.getLogger(__name__)
 class DivergenceCheck:
     """Watches each step of a training, the same on all ranks. What it counts is part of the state."""
 
-    def __init__(
-        self,
-        settings: TrainConfig,
-        precision: PrecisionConfig,
-        ranks: Ranks,
-        checkpoints: Checkpoints,
-        teacher: Teacher,
-        objective: Objective,
-    ) -> None:
-        """`precision`, `teacher` and `objective` are there to find out why a step is not finite."""
-        self.settings, self.precision, self.ranks, self.checkpoints = settings, precision, ranks, checkpoints
-        self.teacher, self.objective = teacher, objective
+    def __init__(self, run: Run, teacher: Teacher) -> None:
+        self.run, self.teacher, self.settings = run, teacher, run.config.train
         self.teacher_is_finite = True  # in the last step whose loss was not
 
     def after_step(self, state: State, result: StepResult, batches: list[Batch]) -> str:
@@ -69,29 +56,28 @@ class DivergenceCheck:
         """
         if not (reason := self._reason(state, over)):
             return
-        if self.ranks.rank == 0:
-            self.checkpoints.rename_diverged(state.last_good_step)
-        self.ranks.barrier()
-        newest = self.checkpoints.newest()
+        checkpoints, ranks = self.run.folder.checkpoints, self.run.ranks
+        if ranks.rank == 0:
+            checkpoints.rename_diverged(state.last_good_step)
+        ranks.barrier()
+        newest = checkpoints.newest()
         raise Diverged(
             f"{reason}; {self._cure(state)}. "
             + (f"The last good checkpoint is {newest}" if newest else "There is no good checkpoint")
             + "; checkpoints that may have diverged are renamed to diverged-step-N"
         )
 
+    @torch.no_grad()
     def _warn_of_skipped(self, state: State, result: StepResult, batches: list[Batch]) -> None:
-        which = "gradient" if result.loss_is_finite else "loss"
-        sequences = offending_sequences(result.rank_sums, batches, self.ranks)
-        self.teacher_is_finite = result.loss_is_finite or self._computes_finite_outputs(batches)
+        which, self.teacher_is_finite = "gradient", True
+        if not result.loss_is_finite:  # the teacher's outputs for the step are computed once more
+            with self.run.ranks.computing():
+                outputs = self.teacher.outputs(batches, self.run.objective.teacher_spec)
+                finite = all([is_finite(output) for output in outputs])
+            which, self.teacher_is_finite = "loss", not float(self.run.ranks.sum(torch.tensor(float(not finite))))
+        sequences = offending_sequences(result.rank_sums, batches, self.run.ranks)
         cause = "" if self.teacher_is_finite else ", as the teacher's own outputs are not"
         logger.warning(f"step {state.step} is skipped: its {which} is not finite, in {sequences}{cause}")
-
-    @torch.no_grad()
-    def _computes_finite_outputs(self, batches: list[Batch]) -> bool:
-        """Whether the teacher's outputs for the micro-batches of all ranks are finite, which are computed once more."""
-        with self.ranks.computing():
-            finite = [is_finite(output) for output in self.teacher.outputs(batches, self.objective.teacher_spec)]
-        return not float(self.ranks.sum(torch.tensor(float(not all(finite)))))
 
     def _reason(self, state: State, over: bool) -> str:
         """Why the run ends as one that has diverged; empty where it continues or ends well."""
@@ -111,7 +97,7 @@ class DivergenceCheck:
 
     def _cure(self, state: State) -> str:
         """What helps, by what was found to be at fault."""
-        formats, another = self.precision, "in another folder (hydra.run.dir=DIR)"
+        formats, another = self.run.config.precision, "in another folder (hydra.run.dir=DIR)"
         if state.skipped_in_a_row and not self.teacher_is_finite:
             at_fault = "the teacher's own logits or hidden states are not finite, and the student is not at fault"
             if formats.teacher != "fp32":
@@ -135,20 +121,15 @@ def offending_sequences(rank_sums: torch.Tensor, window: list[Batch], ranks: Ran
         rank_sums: sums of the terms in each micro-batch of this rank, [M, T].
     """
     good = rank_sums.isfinite().all(dim=1).tolist()
-    ranks_with = ranks.sum(torch.tensor([float(not all(good))]))
-    chosen = [batch.row_ids for batch, is_good in zip(window, good, strict=True) if not is_good or not ranks_with]
-    indices = np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
-    table = torch.zeros(ranks.size, 1 + NAMED_SEQUENCES, dtype=torch.float64)
-    table[ranks.rank, 0] = len(indices)
-    here = indices[:NAMED_SEQUENCES]
-    table[ranks.rank, 1 : 1 + len(here)] = torch.from_numpy(here.astype(np.float64))
+    all_good = not float(ranks.sum(torch.tensor(float(not all(good)))))
+    named = [int(one) for batch, is_good in zip(window, good, strict=True) if all_good or not is_good
+             for one in batch.row_ids]  # fmt: skip
     descriptions = []
-    for rank, line in enumerate(ranks.sum(table).tolist()):
-        count = int(line[0])
-        if count:
-            shown = ", ".join(str(int(number)) for number in line[1 : 1 + min(count, NAMED_SEQUENCES)])
-            more = f" and {count - NAMED_SEQUENCES} more" if count > NAMED_SEQUENCES else ""
-            descriptions.append(f"{shown}{more}" + (f" of rank {rank}" if ranks.size > 1 else ""))
+    for rank, indices in enumerate(ranks.gather(named)):
+        if indices:
+            more = f" and {len(indices) - NAMED_SEQUENCES} more" if len(indices) > NAMED_SEQUENCES else ""
+            shown = ", ".join(map(str, indices[:NAMED_SEQUENCES])) + more
+            descriptions.append(shown + (f" of rank {rank}" if ranks.size > 1 else ""))
     return "sequences " + "; ".join(descriptions) if descriptions else "no sequence"
 
 

@@ -3,13 +3,13 @@
 Only forward passes are needed, on the sequences that training begins with. Where there are few choices all of them are
 scored. Of a deep teacher layers are removed one after another: of those with the least influence (block influence, Men
 et al. 2024, "ShortGPT") the one without which the loss is lowest. What the rules of `distill.models.layers` would
-have chosen is scored beside them. The best of all that was scored is taken.
+have chosen is scored beside them, and the best of all is taken.
 """
 
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -68,12 +68,7 @@ class Losses:
     """The mean loss of students that start from layers, on the same sequences with the same masks."""
 
     def __init__(
-        self,
-        settings: StudentConfig,
-        teacher: Any,
-        prediction: Prediction,
-        batches: list[Batch],
-        device: torch.device,
+        self, settings: StudentConfig, teacher: Any, prediction: Prediction, batches: list[Batch], device: torch.device
     ) -> None:
         self.settings, self.batches = settings.changed(num_layers=None), batches
         self.teacher, self.prediction, self.device = teacher, prediction, device
@@ -84,7 +79,7 @@ class Losses:
         self.counts = self.objective.count(batches)
 
     @torch.no_grad()
-    def __call__(self, layers: Sequence[int]) -> float:
+    def __call__(self, layers: Choice) -> float:
         """The loss; infinite where these layers do not go into the student."""
         try:
             trainable = Trainable(self._model(layers))
@@ -112,17 +107,13 @@ class Losses:
             model(batch.inputs, batch.documents, OutputSpec(layers=(LAST,)))
         return torch.stack(found).view(len(self.batches), len(layers)).mean(0).tolist()
 
-    def _model(self, layers: Sequence[int]) -> LanguageModel:
+    def _model(self, layers: Choice) -> LanguageModel:
         model = from_layers(self.settings, self.teacher, list(layers), self.prediction.kind, alias=True)
         return LanguageModel(model.to(self.device).eval(), self.prediction.precision)
 
 
 def find_layers(
-    settings: StudentConfig,
-    teacher: Any,
-    prediction: Prediction,
-    batches: Batches,
-    ranks: Ranks,
+    settings: StudentConfig, teacher: Any, prediction: Prediction, batches: Batches, ranks: Ranks
 ) -> dict[str, Any]:
     """Score choices on rank 0; all ranks call it and get the same: a `LayerSearch` by its names.
 
@@ -150,8 +141,7 @@ def find_layers(
                 "sequences have nothing of it, such as a label: name the layers, such as student.layers=even"
             )
         found = search_layers(available, count, score, settings.search_seconds)
-        for line in table_of(found):
-            logger.info(line)
+        logger.info(table_of(found))
         return found.model_dump()
 
     found: dict[str, Any] = ranks.decide(search)
@@ -190,30 +180,37 @@ def search_layers(available: int, count: int, score: Losses, seconds: float | No
     Raises:
         SettingError: there is none that goes into the student.
     """
-    began, losses = time.monotonic(), dict[Choice, float]()
+    began, losses, stopped = time.monotonic(), dict[Choice, float](), False
     deadline = began + (seconds or math.inf)
-    subsets = list(combinations(range(available), count)) if math.comb(available, count) <= MOST_SUBSETS else []
-    for subset in subsets:
-        if not losses or time.monotonic() <= deadline:
-            losses[subset] = score(subset)
-    if not subsets:
+    few = math.comb(available, count) <= MOST_SUBSETS
+    if not few:
         remove_layers(available, count, score, losses, deadline)
-    stopped = len(losses) < len(subsets) if subsets else time.monotonic() > deadline
-    by_rule = _score_rules(available, count, score, losses, deadline)
-    ranked = sorted(
-        (choice for choice, loss in losses.items() if len(choice) == count and math.isfinite(loss)),
-        key=losses.__getitem__,
-    )
+    rules = dict[str, Choice]()
+    for name, rule in RULES.items():
+        numbers = tuple(layer for layer in rule(available, count) if isinstance(layer, int))
+        if len(numbers) == count:  # else it averages layers
+            rules[name] = numbers
+    for choice in [*combinations(range(available), count)] if few else list(rules.values()):
+        if stopped := bool(losses) and time.monotonic() > deadline:
+            break
+        if choice not in losses:
+            losses[choice] = score(choice)
+    fitting = [choice for choice, loss in losses.items() if len(choice) == count and math.isfinite(loss)]
+    ranked = sorted(fitting, key=losses.__getitem__)
     if not ranked:
         raise _no_loss(score)
-    best = [ChosenLayers(layers=list(choice), loss=losses[choice]) for choice in ranked[:3]]
+
+    def described(choice: Choice) -> ChosenLayers:
+        names = [name for name, of_rule in rules.items() if of_rule == choice]
+        return ChosenLayers(layers=list(choice), loss=losses[choice], rules=names)
+
     return LayerSearch(
-        layers=best[0].layers,
-        teacher=score(range(available)),
-        best=best,
-        by_rule=by_rule,
+        layers=list(ranked[0]),
+        teacher=score(tuple(range(available))),
+        best=[described(choice) for choice in ranked[:3]],
+        by_rule=[described(choice) for choice in dict.fromkeys(rules.values()) if choice in ranked],
         tried=len(losses),
-        all_subsets=bool(subsets) and not stopped,
+        all_subsets=few and not stopped,
         sequences=score.num_sequences,
         perplexity=score.perplexity,
         seconds=time.monotonic() - began,
@@ -251,9 +248,8 @@ def remove_layers(available: int, count: int, score: Losses, losses: dict[Choice
             progress.update(available - len(layers))
 
 
-def _without(layers: Choice, gone: Iterable[int]) -> Choice:
-    removed = set(gone)
-    return tuple(layer for layer in layers if layer not in removed)
+def _without(layers: Choice, gone: Collection[int]) -> Choice:
+    return tuple(layer for layer in layers if layer not in gone)
 
 
 def _no_loss(score: Losses) -> SettingError:
@@ -261,25 +257,8 @@ def _no_loss(score: Losses) -> SettingError:
     return SettingError(f"student.layers=auto: {score.refusal or no_loss}")
 
 
-def _score_rules(
-    available: int, count: int, score: Losses, losses: dict[Choice, float], deadline: float
-) -> list[ChosenLayers]:
-    """The choices of the rules, as far as they go into the student and are scored by the deadline; also in `losses`."""
-    by_choice: dict[str, ChosenLayers] = {}
-    for name, rule in RULES.items():
-        layers = rule(available, count)
-        choice = tuple(layers)
-        if choice not in losses and time.monotonic() > deadline:
-            continue
-        loss = losses[choice] = losses[choice] if choice in losses else score(layers)
-        if math.isfinite(loss):
-            scored = by_choice.get(str(layers), ChosenLayers(layers=layers, loss=loss))
-            by_choice[str(layers)] = scored.changed(rules=[*scored.rules, name])
-    return list(by_choice.values())
-
-
-def table_of(search: LayerSearch) -> list[str]:
-    """What was found as lines of a table, the best choices first."""
+def table_of(search: LayerSearch) -> str:
+    """What was found as a table, the best choices first."""
     how = f"all {search.tried}" if search.all_subsets else f"{search.tried}, layers removed one after another"
     how += ", ended by student.search_seconds" if search.stopped else ""
     lines = [
@@ -287,15 +266,10 @@ def table_of(search: LayerSearch) -> list[str]:
         f"{counted(search.sequences or 0, 'training sequence')}, of choices of {counted(len(search.layers), 'layer')} "
         f"({how}; {search.seconds:.0f} s)"
     ]
-    listed = {str(choice.layers): choice for choice in [*search.best, *search.by_rule]}
-    for loss, layers, notes in [
-        (search.teacher or 0.0, "the whole teacher", ""),
-        *sorted(
-            (choice.loss or 0.0, str(choice.layers), "  " + ", ".join(choice.rules) if choice.rules else "")
-            for choice in listed.values()
-        ),
-    ]:
-        chosen = "  <- chosen" if layers == str(search.layers) else ""
+    listed = {str(one.layers): (one.loss or 0.0, ", ".join(one.rules)) for one in [*search.best, *search.by_rule]}
+    whole = ("the whole teacher", (search.teacher or 0.0, ""))
+    for layers, (loss, rules) in [whole, *sorted(listed.items(), key=lambda item: item[1][0])]:
         value = math.exp(min(loss, 700.0)) if search.perplexity else loss
-        lines.append(f"  {value:>10,.4g}  {layers}{notes}{chosen}")
-    return lines
+        chosen = "  <- chosen" if layers == str(search.layers) else ""
+        lines.append(f"  {value:>10,.4g}  {layers}{f'  {rules}' if rules else ''}{chosen}")
+    return "\n".join(lines)

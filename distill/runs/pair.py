@@ -21,7 +21,7 @@ from distill.models.kind import ModelKind
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.loaded import load_weights, model_digest, saved_digest
 from distill.models.student import make_student
-from distill.models.teacher import is_encoder_alone, teacher_path
+from distill.models.teacher import teacher_path
 from distill.objective.build import bind_terms
 from distill.objective.terms import Term, VocabularyTerm
 from distill.runs.layer_search import Prediction, find_layers
@@ -42,17 +42,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Teachers:
-    """The frozen teachers of a run, mostly one, and the tokenizers that their student and they read text with.
+    """The frozen teachers of a run, mostly one, and what their student and they read text with.
 
     Attributes:
-        members: empty without a teacher.
+        teachers: empty without one.
         tokenizer: of the training sequences.
         teacher_tokenizer: where the teacher reads with another one.
         vocabulary: the tokens that teachers and student share, the first ones.
-        digests: of each teacher, by its setting.
+        digests: of each teacher, by its setting; of the student too where it starts from a model of the user's.
     """
 
-    members: list[Member]
+    teachers: list[Member]
     tokenizer: PreTrainedTokenizerBase
     teacher_tokenizer: PreTrainedTokenizerBase | None
     vocabulary: int
@@ -61,25 +61,28 @@ class Teachers:
     @property
     def first(self) -> Any | None:
         """The model whose layers a student may start from."""
-        return self.members[0].model if self.members else None
+        return self.teachers[0].model if self.teachers else None
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The teachers of a run, mostly one, and its student as it starts, on this rank, and what they read text with."""
+class Pair(Teachers):
+    """The teachers of a run with its student as it starts, on this rank.
 
-    teachers: list[Member]
-    student: Any  # None while its layers are still to be chosen
-    tokenizer: PreTrainedTokenizerBase
-    teacher_tokenizer: PreTrainedTokenizerBase | None  # where the teacher reads with another one
-    vocabulary: int  # the tokens that teachers and student share, the first ones
-    kind: ModelKind  # of the student
-    terms: dict[str, Term]  # of the loss, fitted to these models
-    # Of each teacher, and of the student where it starts from a model of the user's.
-    digests: dict[str, str | None]
-    layers: dict[str, Any] | None = None  # that student.layers=auto has chosen, and how; for layers.json
-    skeleton: Any | None = None  # the student without its weights, where these are sharded over ranks
-    trained_head: bool = True  # whether the student's head was trained, by a loss or before the run
+    Attributes:
+        student: None while its layers are still to be chosen.
+        kind: of the student.
+        terms: of the loss, fitted to these models.
+        layers: that student.layers=auto has chosen, and how; for layers.json.
+        skeleton: the student without its weights, where these are sharded over ranks.
+        trained_head: whether the student's head was trained, by a loss or before the run.
+    """
+
+    student: Any
+    kind: ModelKind
+    terms: dict[str, Term]
+    layers: dict[str, Any] | None = None
+    skeleton: Any | None = None
+    trained_head: bool = True
 
     @property
     def teacher(self) -> Any | None:
@@ -120,7 +123,8 @@ def load_teachers(config: Config, task: Task, terms: dict[str, Term], ranks: Ran
         SettingError: one does not load, or does not fit the others, the tokenizer or the losses.
     """
     kind = task.teacher_kind(config.student)
-    reads_head = _reads_head(config, terms, kind)
+    reads_head = any(isinstance(term, VocabularyTerm) for term in terms.values() if term.needs_teacher)
+    reads_head |= layers_are_open(config.student)  # which are searched for by the teacher's predictions
     members, shared = load_members(config, kind, ranks.shards_teacher, reads_head)
     tokenizer = find_tokenizer(config, task, shared)
     reads_same = shared is None or reads_same_tokens(tokenizer, shared, task.kind)
@@ -140,41 +144,31 @@ def load_teachers(config: Config, task: Task, terms: dict[str, Term], ranks: Ran
 
 
 def make_pair(
-    config: Config,
-    task: Task,
-    terms: dict[str, Term],
-    teachers: Teachers,
-    layers: dict[str, Any] | None,
-    searches: bool,
-    ranks: Ranks,
+    config: Config, task: Task, terms: dict[str, Term], teachers: Teachers, layers: dict[str, Any] | None, ranks: Ranks
 ) -> Pair:
     """The teachers with the student as it starts, and the losses fitted to them; sharded where the ranks shard them.
 
+    While the student's layers are still to be chosen all stays whole, and the pair only shows, before the text is read,
+    whether such a student fits.
+
     Args:
         layers: as `Pair` has them.
-        searches: whether the student's layers are still to be chosen. Then all stays whole, and the pair only shows,
-            before the text is read, whether such a student fits.
 
     Raises:
         SettingError: it does not.
     """
     reads_head = not all(term.needs_teacher and term.across_tokenizers for term in terms.values())
-    student = new_student(config, teachers.first, teachers.tokenizer, task, ranks, reads_head)
-    check_vocabulary(student, "student", teachers.tokenizer)
-    _check_sizes(teachers, student)
-    set_padding(student, teachers.tokenizer)
-    if teachers.members and teachers.teacher_tokenizer is None and reads_conversations(config):
-        add_ends_of_answers(student, teachers.first)
-    _check_export(config, student, ranks)
+    student = new_student(config, task, teachers, ranks, reads_head)
     digests, skeleton = teachers.digests | _digests_of_student(config, student), None
+    searches = layers_are_open(config.student)
     if not searches:
-        kinds = {"teacher": task.teacher_kind(config.student), "student": task.kind}
-        skeleton = shard_models(ranks, teachers.members, student, kinds, config.corpus.sequence_length)
+        kinds = task.teacher_kind(config.student), task.kind
+        skeleton = shard_models(ranks, teachers.teachers, student, kinds, config.corpus.sequence_length)
     elif ranks.shards_student:
         # It has the teacher's tensors in their format beside others in fp32; the passes below compute in one.
-        student.to(next(teachers.members[0].model.parameters()).dtype)
+        student.to(next(teachers.teachers[0].model.parameters()).dtype)
     if task.kind.causal and config.corpus.cross_documents:
-        for member in with_models(teachers.members):
+        for member in with_models(teachers.teachers):
             check_packing(member.model, member.setting)
         check_packing(student, "student")
     if not task.kind.vocabulary and not any(term.student_reads.extra for term in terms.values()):
@@ -184,18 +178,35 @@ def make_pair(
         )
     fitted = bind_terms(terms, student, teachers.first)
     return Pair(
-        teachers.members,
-        None if searches else student,
-        teachers.tokenizer,
-        teachers.teacher_tokenizer,
-        teachers.vocabulary,
-        task.kind,
-        fitted,
-        digests,
-        layers,
-        skeleton,
-        has_trained_head(config, task.kind, fitted, teachers.members),
+        **(vars(teachers) | {"digests": digests}),
+        student=None if searches else student,
+        kind=task.kind,
+        terms=fitted,
+        layers=layers,
+        skeleton=skeleton,
+        trained_head=has_trained_head(config, task.kind, fitted, teachers.teachers),
     )
+
+
+def new_student(config: Config, task: Task, teachers: Teachers, ranks: Ranks, reads_head: bool) -> Any:
+    """The student as it starts, the same whenever it is made. Raises SettingError where it does not fit."""
+    torch.manual_seed(config.seed)
+    length, tokenizer = config.corpus.sequence_length, teachers.tokenizer
+    with weights_on_disk(ranks, config.student):
+        student = make_student(
+            config.student, teachers.first, tokenizer, length, task.kind, ranks.shards_student, reads_head
+        )
+    check_vocabulary(student, "student", tokenizer)
+    _check_sizes(teachers, student)
+    set_padding(student, tokenizer)
+    if teachers.teachers and teachers.teacher_tokenizer is None and reads_conversations(config):
+        add_ends_of_answers(student, teachers.first)
+    if (make := config.student.custom) is not None:
+        try:  # a student of the user's class has to come back from its folder
+            ranks.decide(lambda: try_export(student))
+        except SettingError as error:
+            raise SettingError(f"student._target_={make.path}: {error}") from None
+    return student
 
 
 def search_layers(
@@ -207,40 +218,11 @@ def search_layers(
     return with_layers(config, layers), layers
 
 
-def _reads_head(config: Config, terms: dict[str, Term], kind: ModelKind) -> bool:
-    """Whether the teacher's predictions are read. Raises SettingError where a search for layers alone needs them."""
-    if any(isinstance(term, VocabularyTerm) for term in terms.values() if term.needs_teacher):
-        return True
-    if not layers_are_open(config.student):
-        return False
-    if any(is_encoder_alone(member.model, kind) for member in settings_by_member(config).values()):
-        raise SettingError(
-            "student.layers=auto searches by the teacher's predictions, and this teacher has no head that makes any: "
-            "name the layers, as in student.layers=[0,5,11], or give student.layers=even"
-        )
-    return True
-
-
-def new_student(
-    config: Config,
-    teacher: Any | None,
-    tokenizer: PreTrainedTokenizerBase,
-    task: Task,
-    ranks: Ranks,
-    reads_head: bool = True,
-) -> Any:
-    """The student as it starts, the same whenever it is made; `teacher`: of several the first one."""
-    torch.manual_seed(config.seed)
-    length = config.corpus.sequence_length
-    with weights_on_disk(ranks, config.student):
-        return make_student(config.student, teacher, tokenizer, length, task.kind, ranks.shards_student, reads_head)
-
-
 def _check_sizes(teachers: Teachers, student: Any) -> None:
     """Raises SettingError where special tokens are beyond the vocabulary of one model and not of another one."""
     if teachers.teacher_tokenizer is not None:
         return
-    models = {one.setting: one.model for one in with_models(teachers.members)} | {"student": student}
+    models = {one.setting: one.model for one in with_models(teachers.teachers)} | {"student": student}
     heads = {name: getattr(model, "get_output_embeddings", lambda: None)() for name, model in models.items()}
     sizes = {name: min(len(head.weight), teachers.vocabulary) for name, head in heads.items() if head is not None}
     if len({*sizes.values()}) > 1:
@@ -248,16 +230,6 @@ def _check_sizes(teachers: Teachers, student: Any) -> None:
             f"the tokenizer has {teachers.vocabulary} tokens, and of these "
             f"{' and '.join(f'{name} predicts {size}' for name, size in sizes.items())}: choose models that fit"
         )
-
-
-def _check_export(config: Config, student: Any, ranks: Ranks) -> None:
-    """Raises SettingError, on all ranks, for a student of the user's class that its folder will not give back."""
-    if (make := config.student.custom) is None:
-        return
-    try:
-        ranks.decide(lambda: try_export(student))
-    except SettingError as error:
-        raise SettingError(f"student._target_={make.path}: {error}") from None
 
 
 def has_trained_head(config: Config, kind: ModelKind, terms: dict[str, Term], teachers: list[Member]) -> bool:
@@ -280,11 +252,10 @@ def _digests_of_teachers(
     settings = settings_by_member(config)
     for member in with_models(members):
         teacher = settings[member.name].model
-        digests[member.setting] = (
-            _digest_of_custom(make, member.model, shared)
-            if (make := teacher.custom) is not None
-            else saved_digest(teacher_path(teacher), member.model, shared, config.data.cache)
-        )
+        if (make := teacher.custom) is not None:
+            digests[member.setting] = _digest_of_custom(make, member.model, shared)
+        else:
+            digests[member.setting] = saved_digest(teacher_path(teacher), member.model, shared, config.data.cache)
     return digests
 
 

@@ -1,17 +1,19 @@
 """The evaluations in the course of a training: at which steps, on what, and what history.jsonl keeps of each."""
 
 import logging
-from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import nn
 
 from distill.config.settings import Config, EvaluateConfig
 from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.measures import Measure
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.significance import ModelLosses
-from distill.optim.schedule import ENDLESS, total_steps
-from distill.runs.facts import HistoryPoint
-from distill.runs.run import Run
+from distill.optim.schedule import ENDLESS
+from distill.runs.facts import Best, HistoryPoint
+from distill.runs.run import Run, scores_on_the_way
 from distill.runs.state import State
 from distill.runs.trackers import Tracker
 from distill.runtime.errors import SettingError
@@ -21,38 +23,18 @@ from distill.runtime.progress import in_a_sentence
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class EvaluationSchedule:
-    """The steps after which there is an evaluation; the end of a run is always one, whatever ends it.
-
-    Attributes:
-        every_steps: one after every so many steps; None: none of these.
-        epochs: one after every epoch.
-        scored: whether the student is scored at them, or at the end of the run alone.
-    """
-
-    every_steps: int | None = None
-    epochs: bool = True
-    scored: bool = True
-
-    @classmethod
-    def of(cls, settings: EvaluateConfig) -> "EvaluationSchedule":
-        """With `every_steps` the epochs count only with `every_epoch`."""
-        if settings.every_steps is None:
-            return cls(None, True, settings.every_epoch is not False)
-        return cls(settings.every_steps, settings.every_epoch is True)
-
-    def due(self, step: int, steps_per_epoch: int) -> bool:
-        """Whether there is one when this many steps are done."""
-        by_steps = self.every_steps is not None and step % self.every_steps == 0
-        return by_steps or (self.epochs and step % steps_per_epoch == 0)
+def is_due(settings: EvaluateConfig, step: int, steps_per_epoch: int) -> bool:
+    """Whether there is an evaluation after so many steps; with `every_steps` epochs count only with `every_epoch`."""
+    every, by_epochs = settings.every_steps, settings.every_steps is None or settings.every_epoch is True
+    return (every is not None and step % every == 0) or (by_epochs and step % steps_per_epoch == 0)
 
 
 def check_best(config: Config, steps: int, steps_per_epoch: int) -> None:
     """Raises SettingError for `train.keep_best` in a run of so many steps that is scored at its end alone."""
-    schedule = EvaluationSchedule.of(config.evaluate)
-    first = min(schedule.every_steps or steps_per_epoch, steps_per_epoch if schedule.epochs else ENDLESS)
-    if config.train.keep_best is not None and (not schedule.scored or first >= steps):
+    settings = config.evaluate
+    every = [*([] if settings.every_steps is None else [settings.every_steps]), steps_per_epoch]
+    first = min((each for each in every if is_due(settings, each, steps_per_epoch)), default=steps)
+    if config.train.keep_best is not None and (not scores_on_the_way(settings) or first >= steps):
         below = "" if steps == ENDLESS else f" below the {steps:,} steps of the run"
         raise SettingError(
             f"train.keep_best={config.train.keep_best} chooses among evaluations during training, but this run is "
@@ -68,18 +50,18 @@ class PeriodicEvaluation:
     """
 
     def __init__(self, run: Run, evaluator: Evaluator, tracker: Tracker) -> None:
-        settings, self.run, self.evaluator, self.tracker = run.config.evaluate, run, evaluator, tracker
-        self.schedule, self.steps_per_epoch = EvaluationSchedule.of(settings), run.data.batches.steps_per_epoch
-        self._steps = total_steps(run.config.train, self.steps_per_epoch)
+        self.run, self.evaluator, self.tracker = run, evaluator, tracker
+        self.settings, self.steps_per_epoch = run.config.evaluate, run.data.batches.steps_per_epoch
         few, whole = run.scored_on_the_way, run.data.sets
         self.sets, self._are_whole = whole if few is None else [data.first(few) for data in whole], few is None
-        self._by_sequence = settings.baseline is not None  # the difference from a baseline is tested by these losses
+        # The difference from a baseline is tested by the losses of the sequences.
+        self._by_sequence = self.settings.baseline is not None
         self._scores = dict[int, Scores]()  # of the student by step, as this process has scored it
         self._losses = dict[int, ModelLosses]()  # the same by sequence, of the last step alone
 
     def due(self, step: int) -> bool:
         """Whether there is an evaluation after so many steps; the end of a run is always one."""
-        return self.schedule.due(step, self.steps_per_epoch)
+        return is_due(self.settings, step, self.steps_per_epoch)
 
     def score(
         self, model: Any, label: str, sets: list[EvaluationSet], keep: str | None
@@ -106,19 +88,19 @@ class PeriodicEvaluation:
 
     def _line(self, state: State, losses: dict[str, float]) -> LogLine:
         """The line of an evaluation, with the scores of the student where it has some; rank 0 writes it."""
-        scores, ends = Scores(), state.step >= self._steps
-        if self.schedule.scored or ends:
+        scores, ends = Scores(), state.step >= self.run.steps
+        if scores_on_the_way(self.settings) or ends:
             keep = "student" if ends and self._are_whole else None  # its agreement with the teacher comes next
             scores, by_sequence = self.score(self.run.pair.student, "student", self.sets, keep)
             self._losses = {} if by_sequence is None else {state.step: by_sequence}
-        epoch = state.step / self.steps_per_epoch
-        place = {"epoch": epoch, "step": state.step, "tokens": state.tokens, "seconds": state.seconds}
-        line: LogLine = without_nan({**place, "loss": losses, **scores})
+        place = {"epoch": state.step / self.steps_per_epoch, "step": state.step}
+        exact = {**place, "tokens": state.tokens, "seconds": state.seconds, "loss": losses, **scores}
+        line: LogLine = without_nan(exact)
         if scores and self._are_whole:
             self._scores[state.step] = {name: line[name] for name in scores}
         if self.run.folder.writes:
             self.run.folder.history.append(line)
-            logger.info(history_line({**place, "loss": losses, **scores}, self.evaluator.measures))
+            logger.info(history_line(exact, self.evaluator.measures))
             flat = {f"{measure}/{name}": value for measure, values in scores.items() for name, value in values.items()}
             self.tracker.log_metrics(flat, state.step)
         return line
@@ -135,6 +117,14 @@ class PeriodicEvaluation:
     def lines(self) -> list[LogLine]:
         """Those of history.jsonl."""
         return read_lines(self.run.folder.history_path)
+
+    def load_best(self, model: nn.Module, optimizer: torch.optim.Optimizer, last: int) -> Best | None:
+        """Put the student of the best evaluation into the place of the last one, where the settings require that."""
+        best = self.run.folder.load_best(model, optimizer, last)
+        if best is not None and best.step not in (None, last):
+            self.evaluator.forget("student")  # the last one's
+            logger.info(f"the student after step {best.step:,} is published, the best by train.keep_best")
+        return best
 
 
 def history_line(line: LogLine, measures: list[Measure]) -> str:

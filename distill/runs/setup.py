@@ -26,30 +26,29 @@ from distill.models.student import check_student
 from distill.models.teacher import STARTS, TITLES
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
-from distill.runs.run_folder import RunFolder
 from distill.teacher.members import Member, settings_by_member, with_models
 
 logger = logging.getLogger(__name__)
 
 
-def resolve_auto(config: Config, folder: RunFolder) -> tuple[Config, dict[str, Any], dict[str, Any] | None]:
+def resolve_auto(
+    config: Config, recorded: dict[str, Any], ranks: Ranks
+) -> tuple[Config, dict[str, Any], dict[str, Any] | None]:
     """The settings without any `auto`: there stands what the run began with, or else what suits these ranks.
 
     Left open are the layers of a new student that are to be searched for, as that needs the text.
 
+    Args:
+        recorded: as `RunFolder` has it.
+
     Returns:
         The settings, the number formats and threads in force, for checkpoints, and the layers as `Pair` has them.
     """
-    began, layers = folder.recorded.get("formats", {}), None
-    precision = choose_precision(config.precision, began, folder.ranks)
-    threads = keep_threads(config.backend, began, folder.ranks)
+    began, layers = recorded.get("formats", {}), None
+    precision = choose_precision(config.precision, began, ranks)
+    threads = keep_threads(config.backend, began, ranks)
     if layers_are_open(config.student):
-        layers = folder.recorded.get("layers") or _known_layers(config)
-        if layers is None and folder.recorded:
-            logger.warning(
-                "student.layers=auto: the run resumes, but the record of the layers that its student started from is "
-                "lost, so the report will not name them"
-            )
+        layers = recorded.get("layers") or _known_layers(config)
     config = config if layers is None else with_layers(config, layers)
     return config.changed(precision=precision), dict(precision) | threads, layers
 
@@ -97,7 +96,7 @@ def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], ranks:
 
 
 def shard_models(
-    ranks: Ranks, teachers: list[Member], student: Any, kinds: dict[str, ModelKind], length: int
+    ranks: Ranks, teachers: list[Member], student: Any, kinds: tuple[ModelKind, ModelKind], length: int
 ) -> Any | None:
     """Shard the models that the ranks shard; they are checked now, as they could not run before.
 
@@ -116,18 +115,16 @@ def shard_models(
     if ranks.shards:
         return_large_tensors()
         ranks.barrier()  # hosts may be minutes apart in loading their models
-    if ranks.shards_teacher:
-        for member in with_models(teachers):
-            blocks, calls = blocks_of(member.model)
-            ranks.shard(member.model, blocks, calls, trained=False)
-            check_finite(member.model, member.setting, ranks)
-            check_model(member.model, member.setting, kinds["teacher"])
-    skeleton = None
-    if ranks.shards_student:
-        skeleton = skeleton_of(student)
-        ranks.shard(student, *blocks_of(student), trained=True)
-        check_finite(student, "student", ranks)
-        check_student(student, length, kinds["student"])
+    for member in with_models(teachers) if ranks.shards_teacher else ():
+        ranks.shard(member.model, *blocks_of(member.model), trained=False)
+        check_finite(member.model, member.setting, ranks)
+        check_model(member.model, member.setting, kinds[0])
+    if not ranks.shards_student:
+        return None
+    skeleton = skeleton_of(student)
+    ranks.shard(student, *blocks_of(student), trained=True)
+    check_finite(student, "student", ranks)
+    check_student(student, length, kinds[1])
     return skeleton
 
 
@@ -193,14 +190,10 @@ def compile_encoder(model: Any, by_block: bool = False) -> None:
     Args:
         by_block: the forward of each block in any case, as one that is computed again in the backward pass has to be.
     """
-    blocks = blocks_of(model)[0] if by_block else _shared_blocks(model) or _sharded_blocks(model)
+    sharded = [module for module in model.base_model.modules() if is_root(module)]  # they exchange weights in between
+    blocks = blocks_of(model)[0] if by_block else _shared_blocks(model) or sharded
     for module in blocks or [model.base_model]:
         module.forward = torch.compile(module.forward)
-
-
-def _sharded_blocks(model: Any) -> list[Any]:
-    """The blocks of an encoder that is sharded over ranks, which exchange weights between them; else none."""
-    return [module for module in model.base_model.modules() if is_root(module)]
 
 
 def _shared_blocks(model: Any) -> list[Any]:

@@ -82,12 +82,9 @@ class State:
         self.spike_steps = before + 1 if is_spike else 0
         if not is_spike and (limit is None or ratio <= limit):
             self.last_good_step = self.step
+        if is_spike == bool(before):
+            return None
         times = f"{self.running_mean:.3g} times that of the first step"
-        if is_spike and not before:
-            return (
-                f"the loss is {times} (train.max_loss_ratio={limit}); until it comes back, checkpoints do not count as "
-                "good"
-            )
-        return (
-            f"the loss has come back to {times}, after {counted(before, 'step')}" if before and not is_spike else None
-        )
+        if before:
+            return f"the loss has come back to {times}, after {counted(before, 'step')}"
+        return f"the loss is {times} (train.max_loss_ratio={limit}); until it comes back, no checkpoint counts as good"

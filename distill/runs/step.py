@@ -15,7 +15,6 @@ from torch import Tensor
 from distill.data.batch import Batch
 from distill.objective.running_mean import RunningMean
 from distill.runs.facts import HistoryPoint
-from distill.runtime.signals import ALL
 
 
 class Window(NamedTuple):
@@ -27,10 +26,7 @@ class Window(NamedTuple):
 
 
 class StepStats(NamedTuple):
-    """The numbers that ride in the exchange of a step, summed over all ranks.
-
-    As float32 the counts are exact up to 16.7 M positions a step.
-    """
+    """The numbers that ride in the exchange of a step, summed over all ranks; as float32 exact up to 16.7 million."""
 
     sums: list[float]  # of each term over the step, [T]
     next_counts: list[float]  # of the next window, [T + 1]
@@ -45,9 +41,8 @@ class StepStats(NamedTuple):
     @classmethod
     def unpack(cls, values: list[float], num_terms: int) -> "StepStats":
         """The vector of `pack` after the exchange, by name; `num_terms` is T."""
-        counts_end = 2 * num_terms + 1
-        assert len(values) == counts_end + len(ALL) + 1
-        return cls(values[:num_terms], values[num_terms:counts_end], values[counts_end:-1], values[-1])
+        end = 2 * num_terms + 1
+        return cls(values[:num_terms], values[num_terms:end], values[end:-1], values[-1])
 
 
 @dataclass(frozen=True)
@@ -101,11 +96,6 @@ class StepResult:
     def loss_is_finite(self) -> bool:
         """Whether the sums of all terms are."""
         return math.isfinite(sum(self.sums.values()))
-
-    @property
-    def should_save(self) -> bool:
-        """Whether a signal has requested a checkpoint of this step, or the end of the run after it."""
-        return self.save_requested or self.stop is not None
 
     @property
     def skipped(self) -> bool:

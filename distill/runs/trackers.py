@@ -4,6 +4,7 @@ import json
 import logging
 import uuid
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -54,26 +55,23 @@ class Tracker:
 
 def check(settings: TrackerConfig) -> None:
     """Raises SettingError for a package that is not installed, and for wandb online without a key; writes nothing."""
-    if settings.kind == "wandb":
+    kind = settings.kind
+    if kind == "none":
+        return
+    try:
+        package = import_module({"wandb": "wandb", "tensorboard": "torch.utils.tensorboard"}[kind])
+    except ImportError:
+        what, cure = "the package is not installed", f"run `pip install {kind}`"
+        raise SettingError(what, setting="tracker.kind", value=kind, cure=cure) from None
+    if kind == "wandb" and settings.mode == "online":
+        problem = "no wandb key on this machine"
         try:
-            import wandb
-        except ImportError:
-            raise _not_installed("wandb") from None
-        if settings.mode == "online":
-            problem = "no wandb key on this machine"
-            try:
-                has_key = wandb.login(prompt=False)
-            except wandb.errors.Error as error:
-                has_key, problem = False, f"wandb takes no login ({_one_line(error)})"
-            if not has_key:
-                raise SettingError(
-                    problem, setting="tracker.mode", value="online", cure="run `wandb login`, or use offline"
-                )
-    if settings.kind == "tensorboard":
-        try:
-            import torch.utils.tensorboard  # noqa: F401
-        except ImportError:
-            raise _not_installed("tensorboard") from None
+            has_key = package.login(prompt=False)
+        except package.errors.Error as error:
+            has_key, problem = False, f"wandb takes no login ({_one_line(error)})"
+        if not has_key:
+            cure = "run `wandb login`, or use offline"
+            raise SettingError(problem, setting="tracker.mode", value="online", cure=cure)
 
 
 def build(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: str) -> Tracker:
@@ -82,17 +80,15 @@ def build(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: s
     `config` is the resolved configuration and `name` the run's name, both for display. Raises SettingError where wandb
     does not start, with nothing of it in `folder`.
     """
-    makers: dict[str, Callable[[], Wandb | TensorBoard]] = {
-        "wandb": lambda: Wandb(settings, folder, config, name),
-        "tensorboard": lambda: TensorBoard(folder, config),
-    }
-    return Tracker(settings.kind, makers.get(settings.kind))
+    if settings.kind == "wandb":
+        return Tracker(settings.kind, lambda: Wandb(settings, folder, config, name))
+    return Tracker(settings.kind, None if settings.kind == "none" else lambda: TensorBoard(folder, config))
 
 
-def open_on_rank_0(settings: TrackerConfig, folder: Path, config: dict[str, Any], name: str, ranks: Ranks) -> Tracker:
+def open_on_rank_0(settings: TrackerConfig, folder: Path, config: dict[str, Any], ranks: Ranks) -> Tracker:
     """`build` on rank 0, whose SettingError all ranks raise; the other ranks track nothing."""
     made: list[Tracker] = []
-    ranks.decide(lambda: made.append(build(settings, folder, config, name)))
+    ranks.decide(lambda: made.append(build(settings, folder, config, folder.name)))
     return made[0] if made else Tracker()
 
 
@@ -131,12 +127,8 @@ class Wandb:
         except wandb.errors.Error as error:
             for path in {*identity.parent.glob("*")} - before if before else {identity.parent}:
                 remove(path)
-            raise SettingError(
-                f"wandb does not start ({_one_line(error)})",
-                setting="tracker.kind",
-                value="wandb",
-                cure="set tracker=none",
-            ) from None
+            problem = f"wandb does not start ({_one_line(error)})"
+            raise SettingError(problem, setting="tracker.kind", value="wandb", cure="set tracker=none") from None
         if not online:
             logger.info(
                 f"wandb runs offline: tracker.mode=online would send the metrics during training; to send them later, "
@@ -156,16 +148,15 @@ class TensorBoard:
     """Event files under `folder`/tensorboard."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.new_writer = lambda step: SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+        self.folder, self.config = folder / "tensorboard", config
         self.writer: Any = None
-        self.config = config
 
     def log(self, numbers: dict[str, float], step: int) -> None:
         if self.writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
             # Only the first line shows where a run resumes; what the killed one wrote after that is hidden.
-            self.writer = self.new_writer(step)
+            self.writer = SummaryWriter(str(self.folder), purge_step=step)
             text = json.dumps(self.config, indent=2, default=str)
             self.writer.add_text("config", "    " + text.replace("\n", "\n    "), step)
         for key, value in numbers.items():
@@ -178,9 +169,3 @@ class TensorBoard:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _not_installed(package: str) -> SettingError:
-    return SettingError(
-        "the package is not installed", setting="tracker.kind", value=package, cure=f"run `pip install {package}`"
-    )

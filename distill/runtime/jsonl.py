@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from distill.runtime.errors import Damaged
-from distill.runtime.files import atomic
 
 LogLine = dict[str, Any]  # of a log of JSON lines: what it holds, by name
 
@@ -68,14 +67,6 @@ class JsonLines:
         except OSError:
             self.file.truncate(before)
             raise
-
-    def drop_after(self, step: int) -> None:
-        """Remove the lines of later steps than `step`: the resumed run writes them again."""
-        remaining = [line for line in read_lines(self.path) if line["step"] <= step]
-        self.file.close()
-        with atomic(self.path) as new:
-            new.write_text("".join(json.dumps(line) + "\n" for line in remaining), encoding="utf-8")
-        self.file = self.path.open("ab", buffering=0)
 
     def close(self) -> None:
         self.file.close()

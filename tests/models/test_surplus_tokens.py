@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from job import Shelf, distill, results, save_model
-from transformers import AutoTokenizer
+from job import Shelf, distill, refused_line, results, save_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from distill.models.check import check_vocabulary_size
 from distill.runtime.errors import SettingError
@@ -30,6 +30,25 @@ def test_a_run_learns_from_such_a_model(shelf: Shelf, teacher: Path, tmp_path: P
     assert distill(*arguments(shelf, teacher, tmp_path / "run"), "student.layers=[0,2]") == 0
     assert results(tmp_path / "run")["student"]["perplexity"]["heldout"] > 1
     assert "<image>" in AutoTokenizer.from_pretrained(tmp_path / "run" / "student").get_vocab()
+
+
+def test_a_token_beyond_one_of_two_models_is_refused(
+    shelf: Shelf, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both heads have to give as many logits."""
+    larger = AutoModelForCausalLM.from_pretrained(teacher)
+    tokenizer = AutoTokenizer.from_pretrained(teacher)
+    larger.resize_token_embeddings(len(tokenizer))
+    for part in (larger, tokenizer):
+        part.save_pretrained(tmp_path / "larger")
+    line = refused_line(
+        capsys,
+        *arguments(shelf, teacher, tmp_path / "run"),
+        "student=pretrained",
+        f"student.path={tmp_path / 'larger'}",
+    )
+    size = len(tokenizer)
+    assert f"has {size} tokens" in line and f"teacher predicts {size - 1} and student predicts {size}" in line
 
 
 def test_other_tokens_beyond_are_refused(teacher: Path) -> None:

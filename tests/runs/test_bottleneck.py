@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from distill.runs.facts import Finding
-from distill.runs.profile.bottleneck import RunSettings, conclusion, diagnose
+from distill.runs.profile.bottleneck import RunSettings, conclusion, diagnose, summary, table
 from distill.runs.profile.phases import PHASES, RankProfile
-from distill.runs.profiling import summary, table
 
 STEPS = 40
 HEALTHY = {"data": 0.001, "teacher": 0.03, "forward": 0.02, "backward": 0.04, "optimizer": 0.01}

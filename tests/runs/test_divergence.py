@@ -23,65 +23,44 @@ from distill.runtime.errors import Diverged
 # --- the running mean of the loss ----------------------------------------------------------------------------------
 
 
-def follow(
-    state: State,
-    sums: dict[str, float],
-    counts: dict[str, float],
-    weights: dict[str, float],
-    limit: float | None = 3.0,
-) -> str | None:
-    state.step += 1
-    return state.take(sums, counts, weights, limit)
-
-
 def levels(losses: list[float], limit: float | None = 3.0, weight: Any = lambda step: 1.0) -> tuple[State, list[str]]:
-    state = State()
-    said = [
-        follow(state, {"mlm": 4 * loss}, {"mlm": 4.0}, {"mlm": weight(step)}, limit)
-        for step, loss in enumerate(losses, 1)
-    ]
+    """The state after these mean losses, one a step, and what was logged."""
+    state, said = State(), list[str | None]()
+    for step, loss in enumerate(losses, 1):
+        state.step += 1
+        said.append(state.take({"mlm": 4 * loss}, {"mlm": 4.0}, {"mlm": weight(step)}, limit))
     return state, [each for each in said if each]
 
 
+@pytest.mark.parametrize(
+    ("losses", "settings", "warnings", "spike_steps", "last_good"),
+    [
+        ([2.0] * 5 + [80.0] * 3 + [2.0] * 60, {}, 2, 0, 68),  # a spike that comes back
+        ([2.0] * 5 + [40.0] + [2.0] * 5, {}, 0, 0, 11),  # one unlucky batch
+        ([2.0] * 5 + [40.0], {}, 0, 0, 5),  # which does not speak for the weights
+        ([8.0, 1e4], {}, 1, 1, 1),  # a destroyed student
+        ([0.0, 0.001, 0.5, 1.5, 2.0], {}, 0, 0, 5),  # a start without loss
+        ([8.0] * 50, {"weight": lambda step: 1.0 + step}, 0, 0, 50),
+        ([8.0, 1e9], {"limit": None}, 0, 0, 2),
+    ],
+)
+def test_spikes_of_the_loss(
+    losses: list[float], settings: dict[str, Any], warnings: int, spike_steps: int, last_good: int
+) -> None:
+    state, said = levels(losses, **settings)
+    assert (len(said), state.spike_steps, state.last_good_step) == (warnings, spike_steps, last_good)
+    assert not said or "train.max_loss_ratio=3" in said[0]
+
+
 def test_the_loss_of_late_is_the_mean_of_multiples_of_the_first_step() -> None:
-    state, said = levels([8.0, 6.0, 4.0])
+    state, _ = levels([8.0, 6.0, 4.0])
     assert state.running_mean == pytest.approx(0.9 * (0.9 * 1 + 0.1 * 6 / 8) + 0.1 * 4 / 8)
-    assert not said and state.last_good_step == 3
-
-
-def test_a_spike_that_comes_back_is_said_twice_and_forgotten() -> None:
-    state, said = levels([2.0] * 5 + [80.0] * 3 + [2.0] * 60)
-    assert len(said) == 2 and "train.max_loss_ratio=3" in said[0] and "come back" in said[1]
-    assert state.spike_steps == 0 and state.last_good_step == 68
-
-
-def test_one_unlucky_batch_is_no_spike() -> None:
-    assert levels([2.0] * 5 + [40.0] + [2.0] * 5)[1] == []
-    assert levels([2.0] * 5 + [40.0])[0].last_good_step == 5, "but it does not speak for the weights"
-
-
-def test_a_destroyed_student_is_seen_in_the_first_step_after() -> None:
-    state, said = levels([8.0, 1e4])
-    assert len(said) == 1 and state.spike_steps == 1 and state.last_good_step == 1
-
-
-def test_a_start_without_loss_sets_no_level_that_nothing_reaches() -> None:
-    assert levels([0.0, 0.001, 0.5, 1.5, 2.0])[1] == []
-
-
-def test_a_weight_that_rises_is_no_loss_that_does() -> None:
-    assert levels([8.0] * 50, weight=lambda step: 1.0 + step)[1] == []
-
-
-def test_without_a_limit_any_loss_is_sane() -> None:
-    state, said = levels([8.0, 1e9], limit=None)
-    assert not said and state.last_good_step == 2
 
 
 def test_terms_that_come_later_have_a_first_step_of_their_own() -> None:
-    state = State()
-    follow(state, {"mlm": 8.0, "order": 0.0}, {"mlm": 1.0, "order": 0.0}, {"mlm": 1.0, "order": 1.0})
-    follow(state, {"mlm": 8.0, "order": 6.0}, {"mlm": 1.0, "order": 1.0}, {"mlm": 1.0, "order": 1.0})
+    state, weights = State(), {"mlm": 1.0, "order": 1.0}
+    state.take({"mlm": 8.0, "order": 0.0}, {"mlm": 1.0, "order": 0.0}, weights, 3.0)
+    state.take({"mlm": 8.0, "order": 6.0}, {"mlm": 1.0, "order": 1.0}, weights, 3.0)
     assert state.first_losses == {"mlm": 8.0, "order": 6.0} and state.running_mean == pytest.approx(1.0)
 
 
@@ -126,22 +105,25 @@ def test_the_good_checkpoint_stays_while_the_loss_is_high(tmp_path: Path, tokeni
     assert steps_of(fit) == [2]
 
 
-@pytest.mark.parametrize("settings", [{"steps": 6}, {"max_spike": 2}])
-def test_a_destroyed_student_ends_with_status_3(tmp_path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
-    fit = destroyed(tmp_path, tokenizer, at=3, **settings)
-    with pytest.raises(Diverged, match=r"train\.max_loss_ratio.*The last good checkpoint is .*step-00000002"):
+@pytest.mark.parametrize(
+    ("at", "settings", "left", "diverged"),
+    [
+        (3, {"steps": 6}, [2], 2),
+        (3, {"max_spike": 2}, [2], 2),
+        # The loss of the step that destroys was as usual; it would be resumed from again and again.
+        (6, {"steps": 9, "save_every": 2, "keep": 1}, [4], 1),
+    ],
+)
+def test_a_destroyed_student_ends_with_status_3(
+    tmp_path: Path, tokenizer: Any, at: int, settings: dict[str, Any], left: list[int], diverged: int
+) -> None:
+    fit = destroyed(tmp_path, tokenizer, at=at, **settings)
+    words = rf"train\.max_loss_ratio.*The last good checkpoint is .*step-0000000{left[0]}"
+    with pytest.raises(Diverged, match=words) as error:
         fit.run()
-    assert fit.epochs == [], "it is not scored"
-    assert steps_of(fit) == [2]
-    assert len(list(fit.checkpoints.folder.glob("diverged-step-*"))) == 2, "they are kept"
-
-
-def test_the_checkpoint_of_the_step_that_destroys_is_not_the_last_good_one(tmp_path: Path, tokenizer: Any) -> None:
-    """Its own loss was as usual; it would be resumed from again and again."""
-    fit = destroyed(tmp_path, tokenizer, at=6, steps=9, save_every=2, keep=1)
-    with pytest.raises(Diverged, match=r"The last good checkpoint is .*step-00000004"):
-        fit.run()
-    assert steps_of(fit) == [4]
+    assert error.value.status == 3 and fit.epochs == [], "it is not scored"
+    assert steps_of(fit) == left
+    assert len(list(fit.checkpoints.folder.glob("diverged-step-*"))) == diverged, "they are kept"
 
 
 def test_a_checkpoint_that_falls_on_a_skipped_step_comes_after_the_next_one(tmp_path: Path, tokenizer: Any) -> None:
@@ -221,16 +203,23 @@ def test_the_rows_of_the_micro_batch_are_named(
 # --- scores --------------------------------------------------------------------------------------------------------
 
 
-def test_scores_of_a_diverged_student_are_named() -> None:
-    scores = {"perplexity": {"a": 3.0, "b": math.inf}, "accuracy": {"a": math.nan, "b": None, "c": 1e300}}
-    expected = ["perplexity on b = inf", "accuracy on a = nan", "accuracy on b = no number"]
-    assert diverged_scores(scores, 100, None) == diverged_scores(scores, 100, 3.0) == expected
-
-
-@pytest.mark.parametrize(("limit", "diverged"), [(3.0, True), (4.0, False), (None, False)])
-def test_a_perplexity_far_beyond_guessing_is_that_of_a_diverged_student(limit: float | None, diverged: bool) -> None:
-    """Guessing among 100 words has a perplexity of 100."""
-    assert bool(diverged_scores({"pseudo_perplexity": {"a": 2e6}}, 100, limit)) == diverged
+@pytest.mark.parametrize(
+    ("scores", "limit", "named"),
+    [
+        ({"perplexity": {"a": 3.0, "b": math.inf}}, None, ["perplexity on b = inf"]),
+        (
+            {"accuracy": {"a": math.nan, "b": None, "c": 1e300}},
+            3.0,
+            ["accuracy on a = nan", "accuracy on b = no number"],
+        ),
+        # Guessing among 100 words has a perplexity of 100.
+        ({"pseudo_perplexity": {"a": 2e6}}, 3.0, ["pseudo_perplexity on a = 2000000.0"]),
+        ({"pseudo_perplexity": {"a": 2e6}}, 4.0, []),
+        ({"pseudo_perplexity": {"a": 2e6}}, None, []),
+    ],
+)
+def test_scores_of_a_diverged_student_are_named(scores: Any, limit: float | None, named: list[str]) -> None:
+    assert diverged_scores(scores, 100, limit) == named
 
 
 # --- whole runs ----------------------------------------------------------------------------------------------------
@@ -256,37 +245,27 @@ def test_a_destroyed_student_is_not_published(
             assert all(tensor.abs().max() < 100 for tensor in load_file(path / "model.safetensors").values())
 
 
-def test_a_student_without_finite_scores_is_not_published(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+@pytest.mark.parametrize("broken", ["scores", "weights"])
+def test_a_student_that_is_not_finite_is_not_published(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, broken: str
 ) -> None:
-    folder = tmp_path / "run"
-    score = Evaluator.score
+    """Also destroyed in the last step, where no later loss and, without evaluation sets, no score shows it."""
+    score, evaluate = Evaluator.score, loop.evaluate
 
-    def broken(self: Evaluator, *arguments: Any) -> Any:
-        found = score(self, *arguments)
-        return {name: dict.fromkeys(values, math.inf) for name, values in found.items()}
+    def infinite(self: Evaluator, *arguments: Any) -> Any:
+        return {name: dict.fromkeys(values, math.inf) for name, values in score(self, *arguments).items()}
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Evaluator, "score", broken)
-        assert shelf.run(folder) == 3
-    assert "the student has diverged (perplexity on heldout = no number" in capfd.readouterr().err
-    assert not (folder / "student").exists() and not (folder / "results.json").exists()
-
-
-def test_weights_that_are_not_finite_are_not_published(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
-) -> None:
-    """Destroyed in the last step, where no later loss and, without evaluation sets, no score shows it."""
-    folder = tmp_path / "run"
-    evaluate = loop.evaluate
-
-    def destroy(run: loop.Training, *others: Any) -> None:
-        evaluate(run, *others)
-        if run.state.step == 8:
+    def destroy(training: loop.Training, *others: Any) -> None:
+        evaluate(training, *others)
+        if training.state.step == 8:
             with torch.no_grad():
-                next(run.learner.model.parameters()).fill_(math.nan)
+                next(training.learner.model.parameters()).fill_(math.nan)
 
-    monkeypatch.setattr(loop, "evaluate", destroy)
-    assert shelf.run(folder, "evaluate.sets=[]") == 3
-    assert "the student has diverged (weights that are not finite)" in capfd.readouterr().err
-    assert not (folder / "student").exists() and not (folder / "results.json").exists()
+    if broken == "scores":
+        monkeypatch.setattr(Evaluator, "score", infinite)
+    else:
+        monkeypatch.setattr(loop, "evaluate", destroy)
+    assert shelf.run(tmp_path / "run", *(["evaluate.sets=[]"] if broken == "weights" else [])) == 3
+    words = {"scores": "perplexity on heldout = no number", "weights": "weights that are not finite"}
+    assert f"the student has diverged ({words[broken]}" in capfd.readouterr().err
+    assert not {"student", "results.json"} & {path.name for path in (tmp_path / "run").iterdir()}

@@ -15,8 +15,7 @@ from distill.config.settings import BackendConfig, TrainConfig
 from distill.distributed.single import Single
 from distill.report.comparison.runs import find_runs
 from distill.runs.callbacks import Snapshots
-from distill.runs.checkpoint import Checkpoints
-from distill.runs.checkpoint_files import read_record
+from distill.runs.checkpoint import Checkpoints, read_record
 from distill.runs.results_file import read_run
 from distill.runs.run_folder import RunFolder
 from distill.runs.state import State
@@ -112,9 +111,8 @@ def test_a_checkpoint_names_the_one_that_its_run_began_from(shelf: Shelf, finish
     assert shelf.run(folder, *CONSTANT, "train.steps=3", f"resume={named}") == 0
     (folder / "results.json").unlink()
     assert shelf.run(folder, *CONSTANT, "train.steps=4") == 0, "with resume=auto, too"
-    for step in (3, 4):
-        assert read_record(folder / "checkpoints" / f"step-{step:08d}")["began_from"] == str(named.resolve())
-    assert read_record(named)["began_from"] is None
+    began = [read_record(path)["began_from"] for path in sorted((folder / "checkpoints").iterdir())]
+    assert began == [str(named.resolve())] * 2 and read_record(named)["began_from"] is None
 
 
 def test_without_a_checkpoint_no_line_of_a_log_stays(shelf: Shelf, tmp_path: Path) -> None:
@@ -130,7 +128,7 @@ def test_without_a_checkpoint_no_line_of_a_log_stays(shelf: Shelf, tmp_path: Pat
 def test_snapshots_that_come_too_late_are_named(shelf: Shelf, finished: Path, capfd: pytest.CaptureFixture) -> None:
     assert shelf.run(finished, *EVALUATED, "train.steps=4", "train.snapshots=[1,2,4]") == 0
     assert (
-        "train.snapshots asks for a snapshot of step 1, 2, but the run resumes after step 2" in capfd.readouterr().err
+        "train.snapshot_every ask for 2 of a step up to 2, but the run resumes after step 2" in capfd.readouterr().err
     )
     assert results(finished)["snapshots"] == [4]
 
@@ -155,7 +153,7 @@ def saved(run: Path, *steps: int, beginning: Path | None = None) -> list[Path]:
     """Checkpoints of a run, which has begun from another one where that is given."""
     model, named = torch.nn.Linear(2, 2), None if beginning is None else str(beginning.resolve())
     checkpoints = Checkpoints(run / "checkpoints", 9, {}, Single(BackendConfig(device="cpu", threads=1)))
-    checkpoints.begin({"student": "fp32"}, beginning=named)
+    checkpoints.begin(precision={"student": "fp32"}, began_from=named)
     for step in steps:
         assert checkpoints.save(State(step=step), model, torch.optim.SGD(model.parameters(), lr=0.1))
     return checkpoints.saved()
@@ -177,13 +175,19 @@ def test_a_checkpoint_of_another_run_discards_no_training(tmp_path: Path) -> Non
     assert run_folder_of(tmp_path / "begun", other).start == begun, "it goes on"
 
 
+def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files whose digests are taken from here on."""
+    read: list[str] = []
+    monkeypatch.setattr(files, "sha256", lambda path, real=files.sha256: read.append(path.name) or real(path))
+    return read
+
+
 def test_a_resume_compares_each_file_of_a_checkpoint_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 84 GB on eight machines each further pass reads another 672."""
     (newest,) = saved(tmp_path / "run", 2, beginning=tmp_path / "other")
     monkeypatch.chdir(tmp_path)
-    read: list[str] = []
-    monkeypatch.setattr(files, "sha256", lambda path, real=files.sha256: read.append(path.name) or real(path))
-    folder, model = run_folder_of(tmp_path / "run", tmp_path / "other"), torch.nn.Linear(2, 2)
+    read, model = files_read(monkeypatch), torch.nn.Linear(2, 2)
+    folder = run_folder_of(tmp_path / "run", tmp_path / "other")
     assert folder.recorded["formats"] == {"student": "fp32"}
     assert folder.beginning() == str(tmp_path / "other") and folder.start == newest
     assert folder.load(model, torch.optim.SGD(model.parameters(), lr=0.1)).step == 2
@@ -191,24 +195,21 @@ def test_a_resume_compares_each_file_of_a_checkpoint_once(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("ranks", "files_read"),
+    ("rank", "local_rank", "shards", "expected"),
     [
-        ({"rank": 2, "size": 4, "local_rank": 0, "local_size": 2}, ["model.safetensors", "state.json"]),
-        ({"rank": 3, "size": 4, "local_rank": 1, "local_size": 2}, ["optimizer.safetensors"]),
-        ({"rank": 3, "size": 4, "local_rank": 1, "local_size": 2, "shards_student": True}, []),
+        (2, 0, False, ["model.safetensors", "state.json"]),
+        (3, 1, False, ["optimizer.safetensors"]),
+        (3, 1, True, []),
     ],
 )
 def test_each_rank_compares_its_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: dict[str, Any], files_read: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, local_rank: int, shards: bool, expected: list[str]
 ) -> None:
     """Those of one machine all files between them; those that share a student, which see one storage, all together."""
     (newest,) = saved(tmp_path / "run", 2)
-    read: list[str] = []
-    monkeypatch.setattr(files, "sha256", lambda path, real=files.sha256: read.append(path.name) or real(path))
-    folder = run_folder_of(tmp_path / "run", "auto")
-    for name, value in ranks.items():
-        setattr(folder.ranks, name, value)
-    monkeypatch.setattr(folder.ranks, "agree", lambda work: work())
-    monkeypatch.setattr(folder.ranks, "gather", lambda value: [value])
+    read, folder = files_read(monkeypatch), run_folder_of(tmp_path / "run", "auto")
+    places = {"rank": rank, "size": 4, "local_rank": local_rank, "local_size": 2, "shards_student": shards}
+    for name, value in (places | {"agree": lambda work: work(), "gather": lambda value: [value]}).items():
+        monkeypatch.setattr(folder.ranks, name, value, raising=False)
     folder.checkpoints.check(newest)
-    assert read == files_read
+    assert read == expected

@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from job import Shelf, assert_alike, assert_same, command, distill, results, whole_run
-from torch import Tensor
-from torchmetrics import MeanMetric
+from job import ROOT, Shelf, assert_alike, assert_same, command, distill, results, whole_run
 
 from distill.runs.checkpoint import Checkpoints
 from distill.runs.facts import Best, HistoryPoint
@@ -19,50 +16,15 @@ from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
 
 BY_STEPS = ("schedule=constant", "train.epochs=null", "evaluate.every_steps=2", "train.keep=1", "train.save_every=100")
-MEASURE = """
-import torch
-from torchmetrics import MeanMetric
-
-
-class Near(MeanMetric):
-    '''How far the mean loss is from a number.'''
-
-    higher_is_better = False
-
-    def __init__(self, center: float) -> None:
-        super().__init__()
-        self.center = center
-
-    def update(self, logits, targets):
-        super().update(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
-
-    def compute(self):
-        return (super().compute() - self.center).abs()
-"""
 
 
 class Kill(BaseException):
     """Stands for a process that ends between two instructions."""
 
 
-class Near(MeanMetric):
-    """How far the mean loss is from a number: the best evaluation is where a test wants it."""
-
-    higher_is_better = False
-
-    def __init__(self, center: float) -> None:
-        super().__init__()
-        self.center = center
-
-    def update(self, logits: Tensor, targets: Tensor) -> None:  # type: ignore[override]
-        super().update(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
-
-    def compute(self) -> Tensor:
-        return (super().compute() - self.center).abs()
-
-
-def near(center: float, module: str = __name__) -> list[str]:
-    return [f"evaluate.measures.near={{_target_: {module}.Near, center: {center}}}", "train.keep_best=heldout.near"]
+def near(center: float) -> list[str]:
+    """Settings that make the best evaluation the one whose loss is nearest to a number."""
+    return [f"evaluate.measures.near={{_target_: own_metrics.Near, center: {center}}}", "train.keep_best=heldout.near"]
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +78,7 @@ def test_the_best_is_published_and_described(kept: Path, short: Path) -> None:
     [
         ("evaluate.max_sequences=4", "the set by which train.keep_best chooses has other sequences now"),
         ("evaluate.measures.near.center=0.5", "evaluate.measures.near was "),
+        ("train.keep_best=null", "train.keep_best was heldout.near and is now None"),
     ],
 )
 def test_what_decides_the_best_stays(
@@ -216,11 +179,6 @@ def test_refused(settings: list[str], words: list[str], shelf: Shelf, capfd: pyt
     assert all(word in line for word in words), line
 
 
-def test_a_run_keeps_its_choice(shelf: Shelf, kept: Path, capfd: pytest.CaptureFixture) -> None:
-    assert shelf.run(kept, *BY_STEPS, "train.steps=8") == 2
-    assert "train.keep_best was heldout.near and is now None" in capfd.readouterr().err
-
-
 def points(*scores: float | None) -> list[HistoryPoint]:
     return [HistoryPoint(step=2 * n, m={"s": score}) for n, score in enumerate(scores, 1)]
 
@@ -275,13 +233,12 @@ def test_beside_a_baseline_the_best_is_the_one_that_is_compared(shelf: Shelf, ce
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["ddp", "fsdp"])
-def test_on_two_ranks(backend: str, shelf: Shelf, kept: Path, center: float, tmp_path: Path) -> None:
+def test_on_two_ranks(backend: str, shelf: Shelf, kept: Path, center: float) -> None:
     """Twice, as a run that was killed before its results; a sharded student comes from the parts of a checkpoint."""
-    (tmp_path / "near_33.py").write_text(MEASURE)
     folder, ranks = shelf.root / f"best-{backend}", (f"backend={backend}", "backend.processes=2", "train.accumulate=1")
-    settings = [*BY_STEPS, "train.steps=8", *near(center, "near_33"), "train.patience=2", *ranks]
+    settings = [*BY_STEPS, "train.steps=8", *near(center), "train.patience=2", *ranks]
     for _ in range(2):
-        process = command(*shelf.arguments(folder, *settings), path=tmp_path)
+        process = command(*shelf.arguments(folder, *settings), path=ROOT / "tests")
         _, errors = process.communicate(timeout=500)
         assert process.returncode == 0, errors
         content = results(folder)

@@ -28,101 +28,86 @@ from distill.distributed.single import Single
 from distill.models.kind import CAUSAL, CLASSES, MASKED
 from distill.models.layers import RULES
 from distill.models.student import from_layers
+from distill.runs.facts import LayerSearch
 from distill.runs.layer_search import Losses, Prediction, find_layers, search_layers, table_of
 from distill.runtime.errors import SettingError
-from distill.runtime.files import remove
+from distill.runtime.files import remove, write_manifest
 
 
 class Costs:
-    """In place of losses: each layer that is missing costs something, and some pairs cost more."""
+    """In place of losses: each layer that is missing costs something, and some choices have a loss of their own."""
 
-    num_sequences, perplexity, refusal = 7, True, ""
+    num_sequences, perplexity, refusal = 7, True, "keep layer 0 first"
 
-    def __init__(self, costs: Sequence[float], pairs: dict[tuple[int, int], float] | None = None) -> None:
-        self.costs, self.pairs, self.asked = costs, pairs or {}, list[tuple[Any, ...]]()
+    def __init__(self, costs: Sequence[float], losses: Any = lambda chosen: None, influence: Any = None) -> None:
+        self.costs, self.losses, self.asked = costs, losses, list[tuple[int, ...]]()
+        self.turns = influence or costs  # what each layer costs is what it does to its input
 
-    def __call__(self, chosen: Sequence[Any]) -> float:
-        self.asked.append(tuple(map(str, chosen)))
-        numbers = [layer for layer in chosen if isinstance(layer, int)]
-        missing = [layer for layer in range(len(self.costs)) if layer not in numbers]
-        both = sum(cost for pair, cost in self.pairs.items() if set(pair) <= set(missing))
-        return 1 + sum(self.costs[layer] for layer in missing) + both
+    def __call__(self, chosen: tuple[int, ...]) -> float:
+        self.asked.append(chosen)
+        own = self.losses(chosen)
+        return 1 + sum(self.costs[n] for n in range(len(self.costs)) if n not in chosen) if own is None else own
 
-    def influence(self, chosen: Sequence[int]) -> list[float]:
-        """What each layer costs is what it does to its input."""
-        return [self.costs[layer] for layer in chosen]
+    def influence(self, chosen: tuple[int, ...]) -> list[float]:
+        return [self.turns[layer] for layer in chosen]
+
+
+def search(score: Costs, count: int, seconds: float | None = None) -> LayerSearch:
+    return search_layers(len(score.costs), count, score, seconds)  # type: ignore[arg-type]
 
 
 def test_of_few_subsets_the_best_of_all_is_found() -> None:
-    # Layer 1 costs least by itself, but a great deal together with any other one: greedy removal would lose it first.
-    costs = Costs([0.3, 0.1, 0.2, 0.25], {(0, 1): 9.0, (1, 2): 9.0, (1, 3): 9.0})
-    found = search_layers(4, 2, costs)  # type: ignore[arg-type]
-    assert found.layers == [0, 1]
-    assert found.all_subsets and found.tried == 6 and found.best[0].layers == found.layers
+    """Layer 1 costs least by itself, but a great deal together with any other one: removal would lose it first."""
+    costs = Costs([0.3, 0.1, 0.2, 0.25], lambda chosen: 9.0 if len(chosen) == 2 and 1 not in chosen else None)
+    found = search(costs, 2)
+    assert found.layers == [0, 1] == found.best[0].layers and found.all_subsets and found.tried == 6
     assert len(costs.asked) == len(set(costs.asked))  # none is scored twice
 
 
 def test_of_many_subsets_one_layer_after_another_is_removed() -> None:
-    costs = [5.0, 4.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 3.0]
-    score = Costs(costs)
-    found = search_layers(12, 3, score)  # type: ignore[arg-type]
-    assert found.layers == [0, 1, 11] and not found.all_subsets and not found.stopped
+    score = Costs([5.0, 4.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 3.0])
+    found = search(score, 3)
+    assert found.layers == [0, 1, 11] and not found.all_subsets and not found.stopped and found.teacher == 1.0
     removals, rules = 5 * 8 + 7 + 6 + 5 + 4, 3  # eight at a time, or all there are; what the rules add to them
     assert found.tried == removals + rules and len(score.asked) == found.tried + 1  # the whole model
-    assert {rule for each in found.by_rule for rule in each.rules} == set(RULES)
-    assert found.teacher == 1.0
+    assert {rule for each in found.by_rule for rule in each.rules} == {*RULES}
 
 
-def test_a_layer_with_little_influence_that_costs_much_stays() -> None:
-    """Influence alone would remove layer 2, scores keep it."""
+FIRST_SIX = (0, 1, 2, 3, 4, 5)
 
-    class Misleading(Costs):
-        def influence(self, chosen: Sequence[int]) -> list[float]:
-            return [0.0 if layer == 2 else self.costs[layer] for layer in chosen]
 
-    found = search_layers(12, 6, Misleading([1.0, 1.0, 9.0, 1.0, 1.0, 1.0, *[0.1] * 6]))  # type: ignore[arg-type]
-    assert found.layers == [0, 1, 2, 3, 4, 5]
+@pytest.mark.parametrize(
+    "score",
+    [
+        # Influence alone would remove layer 2, scores keep it.
+        Costs([1.0, 1.0, 9.0, 1.0, 1.0, 1.0, *[0.1] * 6], influence=[1.0, 1.0, 0.0, 1.0, 1.0, 1.0, *[0.1] * 6]),
+        # Each of the first six seems to cost nothing, until all of them are gone: a rule is better than removals.
+        Costs([0.0] * 6 + [1.0] * 6, lambda chosen: 0.5 if chosen == FIRST_SIX else None),
+    ],
+)
+def test_scores_decide_and_not_influence_alone(score: Costs) -> None:
+    assert search(score, 6).layers == [*FIRST_SIX]
 
 
 @pytest.mark.parametrize(("available", "count"), [(24, 6), (8, 4)])
 def test_when_the_time_is_up_the_search_ends_with_what_it_has(available: int, count: int) -> None:
     """Of a deep teacher all that are too many go at once by influence, which is right where they cost alike."""
     score = Costs([number / 10 for number in range(available)])
-    found = search_layers(available, count, score, seconds=1e-9)  # type: ignore[arg-type]
-    assert found.stopped and not found.all_subsets and "student.search_seconds" in table_of(found)[0]
-    assert len(found.layers) == count and len(score.asked) == 2
-    assert found.layers == (list(range(18, 24)) if available == 24 else [0, 1, 2, 3])
-
-
-def test_a_rule_that_is_better_than_removals_is_taken() -> None:
-    """Of 12 layers each of the first six seems to cost nothing, until all of them are gone."""
-
-    class Traps(Costs):
-        def __call__(self, chosen: Sequence[Any]) -> float:
-            numbers = {layer for layer in chosen if isinstance(layer, int)}
-            return 0.5 if numbers == set(range(6)) else super().__call__(chosen)
-
-    found = search_layers(12, 6, Traps([0.0] * 6 + [1.0] * 6))  # type: ignore[arg-type]
-    assert found.layers == [0, 1, 2, 3, 4, 5] and found.best[0].loss == 0.5
+    found = search(score, count, seconds=1e-9)
+    assert found.stopped and not found.all_subsets and "student.search_seconds" in table_of(found)
+    assert len(score.asked) == 2 and found.layers == (list(range(18, 24)) if available == 24 else [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize(("available", "count"), [(4, 2), (12, 4)])
 def test_what_does_not_go_into_the_student_is_left_out_and_nothing_at_all_is_refused(
     available: int, count: int
 ) -> None:
-    class Refusing(Costs):
-        refusal, needed = "keep layer 0 first", 0
-
-        def __call__(self, chosen: Sequence[Any]) -> float:
-            return super().__call__(chosen) if chosen[0] == self.needed else math.inf
-
-    refusing = Refusing([0.0, *[1.0] * (available - 1)])
-    found = search_layers(available, count, refusing)  # type: ignore[arg-type]
+    costs = [0.0, *[1.0] * (available - 1)]
+    found = search(Costs(costs, lambda chosen: None if chosen[0] == 0 else math.inf), count)
     assert found.layers[0] == 0
     assert all(each.loss is not None and math.isfinite(each.loss) for each in [*found.best, *found.by_rule])
-    refusing.needed = 99
     with pytest.raises(SettingError, match="keep layer 0 first"):
-        search_layers(available, count, refusing)  # type: ignore[arg-type]
+        search(Costs(costs, lambda chosen: math.inf), count)
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "deberta-v2"])  # how blocks are given their input, and give it
@@ -170,31 +155,11 @@ def test_the_losses_are_those_of_the_students_that_start_there(shelf: Shelf, sea
         folder = shelf.root / f"untrained-{number}"
         assert shelf.run(folder, *rows, f"student.layers={each['layers']}", "student.dropout=0") == 0
         assert metrics(folder)[0]["loss/mlm"] == pytest.approx(each["loss"], rel=1e-5)
-
-
-def test_the_report_shows_the_table(searched: Path) -> None:
     report = (searched / "report.md").read_text()
     assert "Layer selection" in report and "the whole teacher" in report and "every second" in report
-    assert (
-        json.loads((searched / "layers.json").read_text())["layers"] == results(searched)["student"]["start"]["layers"]
-    )
-
-
-def test_naming_the_layers_that_were_found_gives_the_same_student(shelf: Shelf, searched: Path) -> None:
-    folder = shelf.root / "named"
-    assert shelf.run(folder, f"student.layers={results(searched)['student']['start']['layers']}") == 0
-    assert_same(folder, searched)
-
-
-@pytest.mark.slow
-def test_several_ranks_find_the_same(shelf: Shelf, searched: Path) -> None:
-    folder = shelf.root / "auto-ranks"
-    ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]
-    process = command(*shelf.arguments(folder, "student.layers=auto", "student.num_layers=2", *ranks))
-    _, errors = process.communicate(timeout=500)
-    assert process.returncode == 0, errors
-    assert results(folder)["student"]["start"]["layers"] == results(searched)["student"]["start"]["layers"]
-    assert errors.count("student.layers=auto: perplexity") == 1  # rank 0 alone speaks
+    assert json.loads((searched / "layers.json").read_text())["layers"] == start["layers"]
+    assert shelf.run(shelf.root / "named", f"student.layers={start['layers']}") == 0
+    assert_same(shelf.root / "named", searched)
 
 
 def test_a_run_that_goes_on_keeps_its_layers(shelf: Shelf, searched: Path, lines: list[str]) -> None:
@@ -204,7 +169,10 @@ def test_a_run_that_goes_on_keeps_its_layers(shelf: Shelf, searched: Path, lines
     (folder / "results.json").unlink()
     remove(folder / "checkpoints" / "step-00000008")
     other = json.loads((folder / "layers.json").read_text()) | {"layers": [2, 3]}
-    (folder / "layers.json").write_text(json.dumps(other))
+    state = folder / "checkpoints" / "step-00000006" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"layers": other}))
+    (state.parent / "SHA256SUMS").unlink()
+    write_manifest(state.parent)
     shutil.copytree(folder, shelf.root / "auto-elsewhere-before")
     assert shelf.run(folder, *arguments) == 0
     assert results(folder)["student"]["start"]["layers"] == [2, 3]
@@ -214,23 +182,6 @@ def test_a_run_that_goes_on_keeps_its_layers(shelf: Shelf, searched: Path, lines
     assert shelf.run(elsewhere, *arguments, f"resume={start}") == 0
     assert results(elsewhere)["student"]["start"]["layers"] == [2, 3]
     assert not any("perplexity of the untrained" in line for line in lines)
-
-
-@pytest.mark.parametrize("left", [None, "{", '{"layers": 3}'])
-def test_layers_that_nobody_knows_any_more_are_not_made_up(
-    shelf: Shelf, searched: Path, lines: list[str], left: str | None, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(searched, folder)
-    (folder / "results.json").unlink()
-    remove(folder / "checkpoints" / "step-00000008")
-    (folder / "layers.json").unlink()
-    if left is not None:
-        (folder / "layers.json").write_text(left)
-    assert shelf.run(folder, "student.layers=auto", "student.num_layers=2") == 0
-    assert "layers" not in results(folder)["student"]["start"]
-    assert_same(folder, searched)
-    assert sum("its student started from is lost" in line for line in lines) == 1
 
 
 @pytest.mark.slow

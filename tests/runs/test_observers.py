@@ -141,13 +141,6 @@ def test_what_is_no_observer_is_refused(tmp_path: Path) -> None:
     assert "cannot be imported" in refusal("mine", "no_such_module_33.Observer")
 
 
-def test_an_observer_needs_a_target(shelf: Shelf, capfd: pytest.CaptureFixture) -> None:
-    assert shelf.run(shelf.root / "untargeted", "observers.mine={width: 3}") == 2
-    assert "observers.mine: names no callable; give a class of your own as observers.mine._target_" in (
-        capfd.readouterr().err
-    )
-
-
 @pytest.mark.slow
 def test_rank_0_alone_observes_and_its_error_ends_all_ranks(shelf: Shelf, tmp_path: Path) -> None:
     folder, ranks = shelf.root / "two-observers", ("backend=ddp", "backend.processes=2", "train.accumulate=1")

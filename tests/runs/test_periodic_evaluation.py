@@ -11,7 +11,8 @@ from tiny import Fit, new_student, only, weights_of
 
 from distill.config.settings import EvaluateConfig, TrainConfig
 from distill.evaluation.evaluator import Evaluator
-from distill.runs.periodic_evaluation import EvaluationSchedule
+from distill.runs.periodic_evaluation import is_due
+from distill.runs.run import scores_on_the_way
 from distill.runtime.jsonl import read_lines
 
 
@@ -34,15 +35,15 @@ class Kill(BaseException):
 def test_steps_of_settings(
     every_steps: int | None, every_epoch: bool | None, expected: list[int], scored: bool
 ) -> None:
-    schedule = EvaluationSchedule.of(EvaluateConfig(every_steps=every_steps, every_epoch=every_epoch))
-    assert [step for step in range(1, 11) if schedule.due(step, 3)] == expected
-    assert schedule.scored == scored
+    settings = EvaluateConfig(every_steps=every_steps, every_epoch=every_epoch)
+    assert [step for step in range(1, 11) if is_due(settings, step, 3)] == expected
+    assert scores_on_the_way(settings) == scored
 
 
 def make_fit(folder: Path, tokenizer: Any, rows: np.ndarray, every_steps: int = 2) -> Fit:
     """Seven steps, three an epoch."""
     settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=7, save_every=100)
-    evaluations = EvaluationSchedule(every_steps, epochs=False)
+    evaluations = EvaluateConfig(every_steps=every_steps)
     return Fit(folder, tokenizer, rows, None, new_student(), only(mlm=1.0), settings, evaluations=evaluations)
 
 

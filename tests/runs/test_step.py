@@ -43,11 +43,6 @@ def test_the_sum_of_what_the_ranks_pack_has_the_sums_of_all_by_name(num_terms: i
     assert stats.requests == [2 * number for number in requests] and stats.clock == 12.5
 
 
-def test_a_vector_of_another_length_is_no_exchange_of_a_step() -> None:
-    with pytest.raises(AssertionError):
-        StepStats.unpack([0.0] * 9, 2)
-
-
 def test_a_step_is_finite_where_its_loss_and_its_gradient_are() -> None:
     assert not RESULT.skipped and RESULT.loss_is_finite
     for norm in (math.nan, math.inf):
@@ -56,11 +51,6 @@ def test_a_step_is_finite_where_its_loss_and_its_gradient_are() -> None:
     for value in (math.nan, math.inf, -math.inf):
         broken = replace(RESULT, sums={"soft": 3.0, "mlm": value})
         assert not broken.loss_is_finite and broken.skipped
-
-
-def test_a_signal_that_stops_asks_for_a_checkpoint_too() -> None:
-    assert not RESULT.should_save
-    assert replace(RESULT, stop=15).should_save and replace(RESULT, save_requested=True).should_save
 
 
 def test_losses_are_means_over_positions_and_their_weighted_sum() -> None:

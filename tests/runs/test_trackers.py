@@ -16,13 +16,6 @@ from distill.runs import trackers
 from distill.runtime.errors import SettingError
 
 
-def test_none_tracks_nothing(tmp_path: Path) -> None:
-    tracker = trackers.build(TrackerConfig(kind="none"), tmp_path, {}, "run")
-    tracker.log_metrics({"a": 1.0}, step=1)
-    tracker.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_bad_settings_give_one_line_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [
         ({"kind": "mlflow"}, "tracker.kind=mlflow: should be 'none', 'wandb' or 'tensorboard'"),

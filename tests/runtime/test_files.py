@@ -100,18 +100,6 @@ def test_torn_last_line_is_passed_over_and_then_mended(tail: str, tmp_path: Path
     assert [line["step"] for line in read_lines(path)] == [1, 2, 3]
 
 
-def test_dropping_what_the_resumed_run_writes_again(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(f'{{"step": {step}, "loss/total": {step / 3}}}\n' for step in range(1, 8)) + '{"st')
-    before = read_lines(path)
-    file = JsonLines(path)
-    file.drop_after(4)
-    assert read_lines(path) == before[:4]
-    file.append({"step": 5})
-    assert [line["step"] for line in read_lines(path)] == [1, 2, 3, 4, 5]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
 @pytest.mark.parametrize("line", ["{", "[]", "{}", '{"step": "2"}', '{"step": 1}', "[" * 100_000])
 def test_a_broken_line_in_the_middle_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"

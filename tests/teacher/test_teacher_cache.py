@@ -201,7 +201,8 @@ def test_it_is_made_once(desk: Desk, tokenizer: Any, monkeypatch: pytest.MonkeyP
 def test_a_complete_cache_needs_no_model(desk: Desk) -> None:
     """A teacher of a run may be without one: it is not scored, placed or asked for anything."""
     member = Member(ONLY, 1.0, None, "elsewhere")
-    pair = Pair([member], Mock(), Mock(), None, VOCAB, MASKED, {}, {"teacher": model_digest(desk.teacher)})
+    digests: dict[str, str | None] = {"teacher": model_digest(desk.teacher)}
+    pair = Pair([member], Mock(), None, VOCAB, digests, student=Mock(), kind=MASKED, terms={})
     assert pair.teacher is None and pair.scored_teachers == []
     desk.build()
     data = SimpleNamespace(tokens=SimpleNamespace(digest=desk.tokens), batches=desk.batches())

@@ -1,12 +1,15 @@
-"""Names what holds a run up, by plain rules over the phases of its steps, with the setting that helps."""
+"""What a profile shows, gathered from all ranks: the bottleneck that plain rules name, with the setting that helps."""
 
+import json
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distill.runs.facts import Finding
+from distill.runs.facts import Finding, Profile, StepTimes
 from distill.runs.profile.phases import (
     BACKWARD,
     CHECKPOINT,
@@ -16,15 +19,23 @@ from distill.runs.profile.phases import (
     FORWARD,
     PHASES,
     TEACHER,
+    TITLES,
     RankProfile,
+    Recorder,
 )
+from distill.runs.run import Run
+from distill.runtime.files import atomic
 
+RANKS = "profile.json"  # in the folder of the profile: the records of all ranks, and the findings of the rules
+TABLE = "profile.txt"  # beside it: a table to read
 NAMED = 0.1  # fraction of the time that has to be lost for a bottleneck to be named
 MIN_STEPS = 5  # that can be compared; fewer show nothing
 OUTLIER = 2.0  # times the median, above which a step is not typical
 STEADY = 0.6  # fraction of the steps in which one rank has to be the slowest; else ranks are slow in turn
 IDLE = 0.25  # fraction of its time that a GPU may stand still
 FREE = 0.6  # fraction of a GPU's memory that has to be unused where larger micro-batches are advised
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -108,12 +119,11 @@ def waiting_for_exchange(times: Times, settings: RunSettings) -> Finding | None:
     if len(times.work) < 2:
         return None
     lost = times.of(EXCHANGE).min(0)[times.typical].sum() / times.whole[times.typical].sum()
+    cure = "only a faster network, or more sequences a step, would help"
     if settings.sync == "every" and settings.micro_batches > 1:
         cure = "set backend.sync=window for one exchange a step"
     elif settings.compression == "none":
         cure = "set backend.compression=bf16 for half the bytes"
-    else:
-        cure = "only a faster network, or more sequences a step, would help"
     return _finding("exchange", lost, f"the ranks wait for their exchange in {lost:.0%} of the time: {cure}.")
 
 
@@ -122,11 +132,10 @@ def slow_rank(times: Times, ranks: Sequence[RankProfile]) -> Finding | None:
     own = (times.work - times.of(EXCHANGE))[:, times.typical]
     if len(own) < 2:
         return None
-    means = own.mean(1)
-    following, slowest = np.argsort(means)[-2:]
+    following, slowest = np.argsort(own.mean(1))[-2:]
     if (own.argmax(0) == slowest).mean() < STEADY:
         return None
-    lost = (means[slowest] - means[following]) / times.whole[times.typical].mean()
+    lost = (own[slowest] - own[following]).mean() / times.whole[times.typical].mean()
     host = f"rank {ranks[slowest].rank} on {ranks[slowest].host}"
     return _finding("slow rank", lost, f"all wait for {host} in {lost:.0%} of the time: relieve or replace that host.")
 
@@ -148,3 +157,67 @@ def small_micro_batches(times: Times, settings: RunSettings, samples: dict[str, 
     lost, larger = idle * computing, 2 * settings.batch_size
     cure = f"set train.batch_size={larger}, with the present size of a step as train.sequences_per_step"
     return _finding("small micro-batches", lost, f"the GPU waits for the host in {lost:.0%} of the time: {cure}.")
+
+
+def recorder(run: Run) -> AbstractContextManager[Recorder | None]:
+    """The recorder of this rank, as a context around training; a null context without `profile=on`."""
+    if not run.config.profile.enabled:
+        return nullcontext()
+    return Recorder(run.config.profile, run.folder.path, run.data.batches.step_shape.micro_batches, run.ranks)
+
+
+def gather_profile(profile: Recorder | None, run: Run) -> Profile | None:
+    """Gather the profile from all ranks, which all call it after the recorder's context has ended; None without one.
+
+    Rank 0 writes what all ranks recorded into the run folder, with the run's identity, and logs where the time goes.
+    """
+    if profile is None:
+        return None
+    ranks = [RankProfile(**content) for content in run.ranks.gather(asdict(profile.record()))]
+    config, shape, every = run.config, run.data.batches.step_shape, run.config.evaluate.every_steps
+    saves = {"train.save_every": config.train.save_every} | ({} if every is None else {"evaluate.every_steps": every})
+    backend, threads = config.backend, run.data.batches.threads
+    settings = RunSettings(
+        shape.batch_size, shape.micro_batches, saves, backend.sync, backend.compression, workers=threads
+    )
+    found = summary(ranks, settings)
+    if run.ranks.rank == 0:
+        content = {"ranks": [asdict(each) for each in ranks], "settings": asdict(settings)}
+        content |= {"summary": found.model_dump(), "identity": run.identity}
+        profile.folder.mkdir(parents=True, exist_ok=True)
+        for name, text in {RANKS: json.dumps(content), TABLE: f"{table(found)}\n"}.items():
+            with atomic(profile.folder / name) as new:
+                new.write_text(text)
+        logger.info(table(found) if config.profile.stop_after else found.conclusion)
+    return found
+
+
+def summary(ranks: Sequence[RankProfile], settings: RunSettings) -> Profile:
+    """The profile of a run, short enough for results.json; the records of the ranks have the rest."""
+    findings = diagnose(ranks, settings)
+    return Profile(
+        conclusion=conclusion(findings),
+        findings=findings,
+        bottleneck=next((finding.rule for finding in findings if finding.named), None),
+        steps=ranks[0].num_steps,
+        phases={phase: sum(rank.totals[phase] for rank in ranks) / len(ranks) for phase in PHASES},
+        step_seconds=step_seconds(ranks) if findings else None,
+        ranks=len(ranks),
+        samples=ranks[0].samples,
+    )
+
+
+def step_seconds(ranks: Sequence[RankProfile]) -> StepTimes:
+    """Times of the steps that were recorded one by one, without the first, the traced ones and evaluation."""
+    seconds = Times(ranks).whole
+    median, p95, longest = np.percentile(seconds, [50, 95, 100]).tolist()
+    return StepTimes(mean=float(seconds.mean()), median=median, p95=p95, longest=longest, steps=len(seconds))
+
+
+def table(profile: Profile) -> str:
+    """Where the time goes: a line for each phase, and the bottleneck."""
+    steps, total = max(profile.steps, 1), max(sum(profile.phases.values()), 1e-9)
+    lines = [f"{'phase':<24}{'seconds':>10}{'of all':>8}{'ms a step':>11}"]
+    for phase, seconds in profile.phases.items():
+        lines.append(f"{TITLES[phase]:<24}{seconds:>10.2f}{seconds / total:>8.1%}{1000 * seconds / steps:>11.2f}")
+    return "\n".join([*lines, profile.conclusion])

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -22,17 +21,9 @@ from distill.runs.profile.sampler import Sampler
 DATA, TEACHER, FORWARD, BACKWARD = "data", "teacher", "forward", "backward"
 EXCHANGE, OPTIMIZER, CHECKPOINT, EVALUATION, OTHER = "exchange", "optimizer", "checkpoint", "evaluation", "other"
 PHASES = (DATA, TEACHER, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER, CHECKPOINT, EVALUATION, OTHER)
-TITLES = {
-    DATA: "waiting for data",
-    TEACHER: "teacher",
-    FORWARD: "forward",
-    BACKWARD: "backward",
-    EXCHANGE: "exchange between ranks",
-    OPTIMIZER: "optimizer",
-    CHECKPOINT: "checkpoints",
-    EVALUATION: "evaluation",
-    OTHER: "other",
-}
+TITLES = {name: name for name in PHASES} | {
+    DATA: "waiting for data", EXCHANGE: "exchange between ranks", CHECKPOINT: "checkpoints"
+}  # fmt: skip
 
 MAX_TRACED = 32  # micro-batches of a trace: each adds a few thousand operations, and the file is to stay small
 MAX_OPERATIONS = 30  # in the table, those that take longest
@@ -70,14 +61,13 @@ class Recorder:
 
     def __init__(self, settings: ProfileConfig, run_folder: Path, micro_batches: int, ranks: Ranks) -> None:
         """`micro_batches`: of a step."""
-        self.settings, self.folder, self._ranks = settings, run_folder / FOLDER, ranks
-        self._sampler = Sampler(ranks.device)
+        self.folder, self._ranks, self._sampler = run_folder / FOLDER, ranks, Sampler(ranks.device)
         self._steps: deque[list[float]] = deque(maxlen=MAX_STEPS)
         self._totals, self._num_steps = dict.fromkeys(PHASES, 0.0), 0
         num_traced = min(settings.trace_steps, max(1, MAX_TRACED // micro_batches))
         self._num_untypical = UNTYPICAL_STEPS + (1 + num_traced if num_traced else 0)
         self._tracer = self._make_tracer(num_traced) if num_traced else None
-        self._marks: list[tuple[str, Any]] = [(OTHER, self._now())]
+        self._marks: list[tuple[str, Any]] = []  # of the step under way: what begins, and when
         self._unread: list[tuple[str, Any]] = []  # those of the step before
 
     def __enter__(self) -> Self:
@@ -88,9 +78,7 @@ class Recorder:
         self._marks, _in_force = [(OTHER, self._now())], self
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         global _in_force
         _in_force = None
         self._sampler.stop()
@@ -101,11 +89,6 @@ class Recorder:
         if self._ranks.device.type == "cuda":
             torch.cuda.synchronize(self._ranks.device)
         self._read()
-
-    @property
-    def is_trial(self) -> bool:
-        """Whether the run is for its profile alone, and leaves nothing else."""
-        return self.settings.stop_after is not None
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -118,8 +101,7 @@ class Recorder:
             finally:
                 self._marks.append((outer, self._now()))
 
-    def end_step(self) -> bool:
-        """A step has ended; whether the run is to end with it (`profile.stop_after`)."""
+    def end_step(self) -> None:
         self._marks.append((OTHER, self._now()))
         self._read()
         self._unread = self._marks
@@ -127,7 +109,6 @@ class Recorder:
             self._tracer.step()
         self._marks = [(OTHER, self._now())]  # to write a trace takes seconds, which are no part of the run
         self._num_steps += 1
-        return self._num_steps == self.settings.stop_after
 
     def record(self) -> RankProfile:
         """What is known by now."""
@@ -160,31 +141,33 @@ class Recorder:
     def _make_tracer(self, num_steps: int) -> torch.profiler.profile:
         """Traces steps after the first ones, with one before them in which the profiler does its own allocations."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would write lines of its own between those of the run
-        gpu = [ProfilerActivity.CUDA] if self._ranks.device.type == "cuda" else []
-        return torch.profiler.profile(
-            activities=[ProfilerActivity.CPU, *gpu],
-            schedule=torch.profiler.schedule(skip_first=UNTYPICAL_STEPS, wait=0, warmup=1, active=num_steps, repeat=1),
-            on_trace_ready=self._write_trace,
-        )
+        on_gpu = self._ranks.device.type == "cuda"
 
-    def _write_trace(self, profiler: torch.profiler.profile) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        name = f"trace-rank-{self._ranks.rank}"
-        profiler.export_chrome_trace(str(self.folder / f"{name}.json.gz"))
-        order = "self_device_time_total" if self._ranks.device.type == "cuda" else "self_cpu_time_total"
-        operations = profiler.key_averages().table(sort_by=order, row_limit=MAX_OPERATIONS)
-        (self.folder / f"{name}.txt").write_text(operations)
+        def write(profiler: torch.profiler.profile) -> None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            name = f"trace-rank-{self._ranks.rank}"
+            profiler.export_chrome_trace(str(self.folder / f"{name}.json.gz"))
+            order = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+            operations = profiler.key_averages().table(sort_by=order, row_limit=MAX_OPERATIONS)
+            (self.folder / f"{name}.txt").write_text(operations)
+
+        return torch.profiler.profile(
+            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
+            schedule=torch.profiler.schedule(skip_first=UNTYPICAL_STEPS, wait=0, warmup=1, active=num_steps, repeat=1),
+            on_trace_ready=write,
+        )
 
 
 _in_force: Recorder | None = None
 _NOTHING = nullcontext()
 
 
-def in_force() -> Recorder | None:
-    """The recorder of this process, if it records now."""
-    return _in_force
-
-
 def phase(name: str) -> AbstractContextManager[None]:
     """A phase of the step, for the thread of the loop alone; without a recorder nothing is done."""
     return _NOTHING if _in_force is None else _in_force.timed(name)
+
+
+def end_step() -> None:
+    """A step has ended, with its checkpoint and evaluation."""
+    if _in_force is not None:
+        _in_force.end_step()

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import suppress
 
 import psutil
 import torch
@@ -70,11 +71,9 @@ class Sampler:
     def _levels(self) -> dict[str, float]:
         """What goes up and down: bytes of memory, and the fraction of the time in which the GPU computes."""
         levels = {"process_memory": float(self._process.memory_info().rss), "memory_free": float(free_memory())}
-        if self._device.type != "cuda":
-            return levels
-        free, total = torch.cuda.mem_get_info(self._device)
-        levels |= {"gpu_memory": float(total - free), "gpu_memory_total": float(total)}
-        try:
-            return levels | {"gpu_busy": torch.cuda.utilization(self._device) / 100}
-        except Exception:  # NVML's Python module, the driver or the right to read it is missing
-            return levels
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            levels |= {"gpu_memory": float(total - free), "gpu_memory_total": float(total)}
+            with suppress(Exception):  # NVML's Python module, the driver or the right to read it is missing
+                levels["gpu_busy"] = torch.cuda.utilization(self._device) / 100
+        return levels
