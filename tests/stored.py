@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distill.config.settings import DataConfig
-from distill.data.shards import Index, Made, Part, ShardFile, Shards, open_sequences, read_index
+from distill.data.shards import Index, Made, Part, ShardFile, Shards, read_index
 from distill.data.storage import Folder
 
 FAULTS = ("refused", "cut", "503", "truncated", "wrong")
@@ -35,8 +35,8 @@ def write_shards(folder: Path, rows: np.ndarray, shard_rows: int) -> Folder:
         made=Made(text="rows", settings={}, prompts=False),
         dtype=rows.dtype.name,
         sequence_length=rows.shape[1],
-        train=Part(sequences=len(rows), files=files, frequencies=""),
-        heldout=Part(files=[], frequencies=""),
+        train=Part(sequences=len(rows), files=files),
+        heldout=Part(),
         left_out={},
         seconds=1.0,
     )
@@ -44,10 +44,10 @@ def write_shards(folder: Path, rows: np.ndarray, shard_rows: int) -> Folder:
     return Folder(str(folder), "data.tokens")
 
 
-def open_rows(place: Path | str, data: DataConfig, remade: bool = False) -> Shards:
+def open_rows(place: Path | str, data: DataConfig) -> Shards:
     """The part `train` at a folder or URL."""
     folder = Folder(str(place), "data.tokens")
-    return open_sequences(folder, "train", read_index(folder), data, remade)
+    return Shards(folder, "train", read_index(folder), data)
 
 
 class Answer(NamedTuple):

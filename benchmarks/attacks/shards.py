@@ -1,21 +1,20 @@
-"""Prepared sequences that are damaged in every way, at rest and under training: made again, or refused by name."""
+"""Prepared sequences that are damaged in every way: refused by name."""
 
 import random
 import shutil
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.attacks.case import Case, Kind, Outcome, either, finished, problem_of
+from benchmarks.attacks.case import Case, Outcome, either, finished
 from benchmarks.attacks.ground import Ground, student_of
 from benchmarks.attacks.ingredients import DAMAGES, damage, distilled
 from benchmarks.attacks.prepare import many_units
 from benchmarks.attacks.stopped import is_same
 
 NAMES = r"data\.(tokens|cache)=.*(is damaged|restore that file)|\.bin (is|cannot)"
-FILES = ["index.json"] + [f"{part}{end}" for part in ("train", "heldout") for end in ("-00000.bin", ".counts.npy")]
+FILES = ["index.json", "train-00000.bin", "heldout-00000.bin"]
 
 
 class Place(NamedTuple):
@@ -23,14 +22,13 @@ class Place(NamedTuple):
 
     name: str
     settings: tuple[str, ...] = ()  # `{}` stands for the folder
-    remade: bool = True  # what is damaged there is made again; else it is refused
 
 
 LOCAL = ("data.tokens={}/shared", "data.local={}/local", "data.local_bytes=200000", "data.shuffle_bytes=20000")
 PLACES = (
     Place("cache"),
-    Place("tokens", ("data.tokens={}/shared",), remade=False),
-    Place("local", LOCAL, remade=False),
+    Place("tokens", ("data.tokens={}/shared",)),
+    Place("local", LOCAL),
 )
 
 
@@ -59,11 +57,7 @@ def folder_in(place: Place, stored: Path) -> Path:
 
 
 def at_rest(ground: Ground, place: Place, file: str, kind: str, seed: int) -> Outcome:
-    """A file is damaged: the sequences are the same afterwards, or the file is refused by name.
-
-    Sequences are checked as they are read, so that a run has to read them, and its student is to be the same; where it
-    ends, the same command makes what can be made again.
-    """
+    """A file is damaged: it is refused by name. Where its content had been fetched before, the student is the same."""
     student, sound = stored_by(ground, place)
     stored = Path(shutil.copytree(sound, ground.folder / "stored"))
     folder = folder_in(place, stored)
@@ -71,9 +65,7 @@ def at_rest(ground: Ground, place: Place, file: str, kind: str, seed: int) -> Ou
     hit(path, folder, kind, random.Random(seed))
     arguments = command(ground, place, stored, ground.run)
     ended = ground.distill(*arguments, change=many_units)
-    if place.remade and ended.status == 74:
-        ended = ground.distill(*arguments, change=many_units)
-    if place.remade or (file, kind) == ("index.json", "gone"):  # without it, they were never finished
+    if (file, kind) == ("index.json", "gone"):  # without it, they were never finished
         return finished(ended, is_same(ground, student))
     return either(ended, NAMES, None, is_same(ground, student), (2, 74))
 
@@ -107,29 +99,7 @@ def several(ground: Ground, place: Place, count: int, seed: int) -> Outcome:
     for path in draw.sample(paths, min(count, len(paths))):
         damage(path, draw.choice([*DAMAGES]), draw)
     ended = ground.distill(*command(ground, place, stored, ground.run), change=many_units)
-    if ended.status == 74:
-        ended = ground.distill(*command(ground, place, stored, ground.run), change=many_units)
     return either(ended, NAMES, None, is_same(ground, student), (2, 74))
-
-
-def in_training(ground: Ground, place: Place, kind: str, seed: int) -> Outcome:
-    """The training sequences are damaged while the run reads them: it ends by itself, and the same command mends it."""
-    draw, (_, sound) = random.Random(seed), stored_by(ground, place)
-    long = ("train.steps=40", "train.save_every=5")
-    student, _ = stored_by(ground, place, *long)
-    stored = Path(shutil.copytree(sound, ground.folder / "stored"))
-    process = ground.start(*command(ground, place, stored, ground.run, *long), change=many_units)
-    until = time.monotonic() + 30
-    while not (ground.run / "metrics.jsonl").exists() and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.01)
-    for path in folder_in(place, stored).glob("train-*"):
-        damage(path, kind, draw)
-    ended = ground.end(process)
-    if problem := problem_of(ended, (0, 2, 74)):
-        return problem
-    again = ground.distill(*command(ground, place, stored, ground.run, *long), change=many_units)
-    outcome = either(again, NAMES, None, is_same(ground, student))
-    return Outcome(Kind.RESUMED) if ended.status and outcome.kind is Kind.FINISHED else outcome
 
 
 def cases(draw: random.Random) -> list[Case]:
@@ -149,8 +119,4 @@ def cases(draw: random.Random) -> list[Case]:
         for number in range(4):
             attack = partial(several, place=place, count=draw.randint(2, 9), seed=draw.randrange(1 << 30))
             attacks[f"{place.name}: several {number}"] = attack
-    for place in PLACES:
-        for kind in ("cut", "gone", "all zeros"):
-            attack = partial(in_training, place=place, kind=kind, seed=draw.randrange(1 << 30))
-            attacks[f"{place.name}: training: {kind}"] = attack
     return [Case("shards", name, attack) for name, attack in attacks.items()]

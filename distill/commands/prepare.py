@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from distill.commands.arguments import Arguments, help_of, parse
+from distill.commands.arguments import Arguments, help_of, split
 from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:
     from distill.config.settings import Config
     from distill.data.tokens import Tokens
     from distill.tasks import Task
-
-MOST_SHOWN = 1000  # sequences
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +29,7 @@ class PrepareArguments(Arguments):
     show: int = Field(
         0,
         ge=0,
-        le=MOST_SHOWN,
+        le=1000,
         title="N",
         description="print the first sequences of training too, with what the student is to predict in [[ ]]; also of "
         "labelled examples, which need no preparation",
@@ -45,9 +43,8 @@ def run(arguments: list[str]) -> None:
     """Prepare the corpus and the sets of a command line; with `show=N`, print the first sequences of training."""
     from distill.config.compose import composed
 
-    shows = [argument for argument in arguments if argument.startswith("show=")]
-    request = parse(PrepareArguments, shows, "prepare")
-    prepare(composed([argument for argument in arguments if argument not in shows]), request.show)
+    request, settings = split(PrepareArguments, arguments, "prepare")
+    prepare(composed(settings), request.show)
 
 
 def prepare(config: "Config", show: int = 0) -> "dict[str, Tokens]":
@@ -64,6 +61,7 @@ def prepare(config: "Config", show: int = 0) -> "dict[str, Tokens]":
         SettingError: bad input, or a task that reads no running text.
     """
     from distill.config.settings import Missing
+    from distill.data.shards import Shards
     from distill.data.tokens import corpus_texts
     from distill.data.tokens import prepare as prepare_text
     from distill.evaluation.sets import tokens_of_sets
@@ -78,27 +76,25 @@ def prepare(config: "Config", show: int = 0) -> "dict[str, Tokens]":
     configure_logging(0)
     check(config)
     task = find_task(config.objective.task, make_terms(config.objective).values())
-    if not isinstance(task, TextTask):
-        if not show:
-            problem = "reads labelled examples, which need no preparation"
-            raise SettingError(f"objective.task={config.objective.task} {problem}")
-        print_shown(config, task.read(config), show)
-        return {}
-    tokenizer, corpus, data = tokenizer_of_run(config, task), config.corpus, config.data
-    tokens_by_name = {
-        text.setting: prepare_text(text, tokenizer, corpus, data, "train", task.sequence_format)
-        for text in corpus_texts(corpus, data).values()
-    }
-    for name, tokens in tokens_of_sets(config, tokenizer, task.sequence_format):
-        if tokens is not None:
-            tokens_by_name[name] = tokens
-        elif config.evaluate.missing is Missing.stop:
-            raise SettingError(f"evaluate.sets: {name} is not available; give evaluate.sources.{name}.path")
+    tokens_by_name: dict[str, Tokens] = {}
+    if isinstance(task, TextTask):
+        tokenizer, corpus, data = tokenizer_of_run(config, task), config.corpus, config.data
+        for text in corpus_texts(corpus, data).values():
+            tokens_by_name[text.setting] = prepare_text(text, tokenizer, corpus, data, "train", task.sequence_format)
+        for name, tokens in tokens_of_sets(config, tokenizer, task.sequence_format):
+            if tokens is not None:
+                tokens_by_name[name] = tokens
+            elif config.evaluate.missing is Missing.stop:
+                raise SettingError(f"evaluate.sets: {name} is not available; give evaluate.sources.{name}.path")
+    elif not show:
+        problem = "reads labelled examples, which need no preparation"
+        raise SettingError(problem, setting="objective.task", value=config.objective.task)
     for name, tokens in tokens_by_name.items():
-        stored, (count, length) = tokens.stored, tokens.sequences.shape
-        assert stored is not None
-        parts = f"{counted(stored.shards, 'shard')}, {counted(count, 'sequence')} of {length:,}"
-        logger.info(f"{name}: {parts}, {tokens.tokens:,} tokens, {size(stored.bytes)} in {stored.place}")
+        shards = tokens.sequences
+        assert isinstance(shards, Shards)
+        parts = f"{counted(len(shards.files), 'shard')}, {counted(len(shards), 'sequence')} of {shards.shape[1]:,}"
+        place = f"{size(shards.num_bytes)} in {shards.folder.place}"
+        logger.info(f"{name}: {parts}, {tokens.tokens:,} tokens, {place}")
     if show:
         print_shown(config, task, show)
     return tokens_by_name
@@ -109,11 +105,13 @@ def print_shown(config: "Config", task: "Task", count: int) -> None:
     from distill.data.shown import LEGEND, shown
     from distill.distributed.single import Single
     from distill.runs.tokenizers import tokenizer_of_run
+    from distill.tasks._table import TableTask
 
+    task = task.read(config)
     tokenizer = tokenizer_of_run(config, task)
     batches = task.prepare(config, tokenizer, Single(config.backend)).batches
-    examples = getattr(getattr(task, "data", None), "examples", None)
+    classes = getattr(task.data.examples, "classes", ()) if isinstance(task, TableTask) else ()
     print(LEGEND)
     for batch in batches.first(count):
-        for number, text in zip(batch.row_ids, shown(batch, tokenizer, getattr(examples, "classes", ())), strict=True):
+        for number, text in zip(batch.row_ids, shown(batch, tokenizer, classes), strict=True):
             print(f"--- sequence {number}\n{text}")

@@ -4,19 +4,27 @@ Shapes: B sequences of a micro-batch, S positions.
 """
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Protocol
+from itertools import islice
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from distill.data.batch import Batch, as_dummy
-from distill.data.mixture import Fed, Mixture
-from distill.data.order import Order, of_rank
-from distill.data.prefetch import prefetch
-from distill.data.sequence_store import SequenceStore, expect
+from distill.data.order import Fed, Mixture, Order
+from distill.data.sequence_store import SequenceStore
+from distill.runtime.errors import Interrupted
 from distill.runtime.seed import key
+from distill.runtime.signals import in_force
+
+WINDOWS_AHEAD = 4  # or one for each thread, where those are more
+NAP = 0.25  # seconds between two looks, while the loop waits, whether the process is to stop
+
+Window = TypeVar("Window")
 
 
 class Collator(Protocol):
@@ -66,13 +74,13 @@ class Batches:
     """Shuffled, collated, dealt to the ranks.
 
     The order of an epoch depends on seed and epoch alone; a step takes the next `sequences_per_step` of it, which are
-    dealt to the ranks. So the sequences of a step are the same for every split into ranks, micro-batches and
+    dealt to the ranks in turn. So the sequences of a step are the same for every split into ranks, micro-batches and
     accumulation, the ranks differ by one sequence at most, and the last step of an epoch is merely shorter.
     """
 
     sequences: SequenceStore  # [num_sequences, S]
     collator: Collator
-    order: Order  # of the sequences
+    order: Order | Mixture  # of the sequences
     step_shape: StepShape
     seed: int
     static: bool = False  # the same masks in every epoch: those of epoch 0
@@ -98,15 +106,15 @@ class Batches:
         equal.
         """
         shape = self.step_shape
-        epoch, first = self._position(step)
-        numbers, passes = self._sequences(epoch, first, self.sequences_per_step)
-        own = of_rank(self.order, numbers, shape.rank, shape.size)
+        numbers, passes = self._sequences(*self._position(step), self.sequences_per_step)
+        own = slice(shape.rank, None, shape.size)
         window = list(self._micro_batches(numbers[own], passes[own]))
         if shape.equal_windows:
             on_rank_0 = -(-len(numbers) // shape.size)
             missing = -(-on_rank_0 // shape.batch_size) - len(window)
-            one = own[:1] if len(own) else np.zeros(1, np.int64)  # a sequence that is being read in any case
-            window += [as_dummy(self.batch(numbers[one], passes[one]))] * missing if missing else []
+            if missing:
+                one = own if len(numbers[own]) else slice(1)  # a sequence that is being read in any case
+                window += [as_dummy(self.batch(numbers[one][:1], passes[one][:1]))] * missing
         return window
 
     def _position(self, step: int) -> tuple[int, int]:
@@ -129,7 +137,7 @@ class Batches:
         row_keys = key(self.seed, "mask", np.zeros_like(passes) if self.static else passes, numbers)
         batch = self.collator.collate(self.sequences[numbers], row_keys, numbers)
         dropout_keys = key(self.seed, "dropout", passes, batch.row_ids)
-        return replace(batch, dropout_keys=tuple(int(number) for number in dropout_keys))
+        return replace(batch, dropout_keys=tuple(dropout_keys.tolist()))
 
     def first(self, count: int) -> Iterator[Batch]:
         """The `count` sequences that training begins with, of all ranks, in micro-batches."""
@@ -137,9 +145,7 @@ class Batches:
 
     def sources_fed(self, step: int) -> dict[str, Fed]:
         """What has been fed of each source of a mixture, by all ranks, up to the end of a step; else nothing."""
-        if not isinstance(self.order, Mixture):
-            return {}
-        return self.order.fed(*self._position(step))
+        return self.order.fed(*self._position(step)) if isinstance(self.order, Mixture) else {}
 
     def stream(
         self,
@@ -154,19 +160,56 @@ class Batches:
         """
 
         def prepare(step: int) -> list[Batch]:
-            (epoch, first), left = self._position(step), (stop - step) * self.sequences_per_step
-            expect(self.sequences, self.order.upcoming(epoch, first, left, self.step_shape.rank, self.step_shape.size))
             window = self.window(step)
             if read_ahead is not None:
                 window = [read_ahead(batch) for batch in window]
             return [batch.pinned() for batch in window] if device.type == "cuda" else window
 
-        try:
-            for window in prefetch(prepare, range(start, stop), self.threads):
-                # What gives up Python's lock here, as moving and freeing tensors do, gets it back when the thread that
-                # prepares the next window no longer needs it. So nothing is moved that need not be, and a window is
-                # freed before the next one begins: else the loop would seem to wait for data that it has already.
-                yield window if device.type == "cpu" else [batch.to(device) for batch in window]
-                del window
-        finally:
-            expect(self.sequences, np.zeros(0, np.int64))  # a run that ends does not wait for what nobody will read
+        for window in prefetch(prepare, range(start, stop), self.threads):
+            # What gives up Python's lock here, as moving and freeing tensors do, gets it back when the thread that
+            # prepares the next window no longer needs it. So nothing is moved that need not be, and a window is
+            # freed before the next one begins: else the loop would seem to wait for data that it has already.
+            yield window if device.type == "cpu" else [batch.to(device) for batch in window]
+            del window
+
+
+def prefetch(prepare: Callable[[int], Window], steps: range, threads: int) -> Iterator[Window]:
+    """The windows of the steps in their order, each prepared in one of the threads; without threads by the loop itself.
+
+    After a signal to stop the process, a loop that would have to wait gets no further window: the step under
+    way is the last one in any case, and storage that is out of order may keep a window back for minutes.
+    """
+    if not threads:
+        yield from _in_loop(prepare, steps)
+        return
+    coming = iter(steps)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="batches")
+    try:
+        ahead = deque(pool.submit(prepare, step) for step in islice(coming, max(WINDOWS_AHEAD, threads)))
+        while ahead and _comes(ahead[0]):
+            try:
+                window = ahead.popleft().result()
+            except Interrupted:  # in the thread that prepared it, which does not act on signals
+                return
+            ahead.extend(pool.submit(prepare, step) for step in islice(coming, 1))
+            yield window
+            del window  # see `Batches.stream`
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _in_loop(prepare: Callable[[int], Window], steps: range) -> Iterator[Window]:
+    try:
+        yield from map(prepare, steps)
+    except Interrupted:  # outside of the training loop a signal raises here, as anywhere else
+        if not in_force().is_deferred:
+            raise
+
+
+def _comes(future: Future[Window]) -> bool:
+    """Waits for a window; False where the process is to stop before it is there."""
+    signals = in_force()
+    while not wait([future], NAP).done:
+        if signals.stopping is not None:
+            return False
+    return True

@@ -11,8 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
-from hashlib import sha256 as sha256_of
-from itertools import groupby
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple
@@ -24,31 +23,18 @@ from distill.config.data import Duplicates
 from distill.config.settings import DataConfig
 from distill.data.disk_cache import num_processes, workers
 from distill.data.duplicates import find_duplicates
-from distill.data.heldout import HeldOut, held_out
 from distill.data.packing import Packing, pack
 from distill.data.remote import pause, reachable
 from distill.data.sequence_store import ids_of
-from distill.data.shards import (
-    INDEX,
-    PARTS,
-    Counts,
-    Index,
-    Made,
-    Part,
-    PartName,
-    ShardFile,
-    frequencies_name,
-    read_index,
-)
-from distill.data.sources import Source, read
-from distill.data.storage import WORK, Folder, array_bytes, array_in
-from distill.data.work import Work, divide, some_of, work_of
-from distill.runtime.errors import StorageFailed
+from distill.data.shards import INDEX, PARTS, Index, Made, Part, PartName, ShardFile, read_index
+from distill.data.sources import Source
+from distill.data.storage import WORK, Folder
+from distill.data.work import Work, divide, some_of, with_rules, work_of
+from distill.runtime.errors import Damaged, StorageFailed
 from distill.runtime.files import sha256
 from distill.runtime.progress import Progress
 from distill.runtime.signals import in_force
 
-LOOKED_AT = 1 << 30  # stored bytes in which the first 50 documents are looked for
 FEW_BYTES = 4 << 20  # stored bytes up to which starting other processes costs more than it gains
 FEW_ROWS = 5000  # the same of rows of a data set
 POLL = 2.0  # seconds between two looks at what other hosts have done
@@ -68,11 +54,9 @@ logger = logging.getLogger(__name__)
 class ShardRecord(BaseModel):
     """A shard that is done: the sequences of some units of work, of each part in a file if there are any."""
 
-    first: int  # the number of its first unit in the text
-    units: int  # how many of them
     left_out: Counter[str]  # records of no use, by the reason
-    counts: dict[PartName, Counts]
-    files: dict[PartName, ShardFile]
+    parts: dict[PartName, Part]
+    size: int  # of the text it was made from: stored bytes, or rows of a Hub data set
     seconds: float  # of a host, of whose processes one has made it
 
 
@@ -118,11 +102,6 @@ class Task(NamedTuple):
         """The file that says it is done."""
         return f"{WORK}/{self.name}.json"
 
-    @property
-    def frequencies(self) -> str:
-        """The file that says how often each token occurs in it, [2, V]."""
-        return f"{WORK}/{self.name}.npy"
-
 
 def build(
     folder: Folder, text: str, sources: Sequence[Source], packing: Packing, data: DataConfig, scratch: Path, host: Host
@@ -148,38 +127,30 @@ def build(
         Task(folder, scratch, packing, number, units.start, tuple(work[units.start : units.stop]))
         for number, units in enumerate(divide(work, packing.dtype, data.shard_bytes))
     ]
-    try:
-        duplicates = _make_missing(tasks, work, data, host)
-        if host.number:
-            _wait(tasks, len(tasks) + 1)
-            folder.remove_folder(WORK)  # where this host has made again what the first had taken already
-            return read_index(folder)
-        _wait(tasks, len(tasks))
-        index = _finish(tasks, text, duplicates)
-    except FileNotFoundError as error:
-        # Another host that no launcher has numbered is done, and has removed the records.
-        if not folder.exists(INDEX):
-            problem = f"{folder.place}: records of finished shards are gone"
-            raise StorageFailed(f"{problem}: start the same command again to make them") from error
-        index = read_index(folder)
+    duplicates = _make_missing(tasks, work, data, host)
+    _finish(tasks, text, duplicates)
+    index = read_index(folder)
     folder.remove_folder(WORK)
-    _announce(index, packing)
+    tokens, dropped = (sum(getattr(index.part(part), name) for part in PARTS) for name in ("tokens", "dropped"))
+    logger.info(f"prepared {tokens:,} tokens in {index.seconds:.1f} s: {index.tokens_per_second:,.0f} tokens a second")
+    if dropped:
+        what = f"documents, and ends of documents, of fewer than {packing.format.shortest} tokens"
+        what += ", and last sentences that make no pair" * packing.format.pairs
+        logger.info(f"left out {dropped:,} tokens ({dropped / (tokens + dropped):.1%}): {what}")
     return index
 
 
 def _make_missing(tasks: Sequence[Task], work: Sequence[Work], data: DataConfig, host: Host) -> dict[str, int] | None:
     """Makes the shards of this host that are not done; gives the counts of duplicates, where they are looked for."""
-    packing = tasks[0].packing
-    with ThreadPoolExecutor(THREADS) as threads:
-        records = threads.map(_record, tasks) if _records_there(tasks) else []
-        done = {task.number for task, record in zip(tasks, records, strict=False) if record}
+    packing, done = tasks[0].packing, _done(tasks)
     if done:
         logger.info(f"resuming a preparation: {len(done):,} of {len(tasks):,} shards are done")
     missing = [task for task in tasks[host.number :: host.total] if task.number not in done]
     of_files = all(unit.shard.paths for unit in work)
     few = sum(task.size for task in missing) <= (FEW_BYTES if of_files else FEW_ROWS)
-    of_program = any(type(unit.source).__module__ == "__main__" for unit in work)
-    with workers(data, not few, of_program) as pool:
+    # Other processes do not import the program, in whose file a user's class may stand.
+    alone = few or any(type(unit.source).__module__ == "__main__" for unit in work)
+    with workers(data, only_if=not alone) as pool:
         duplicates = None
         if packing.duplicates is not Duplicates.keep:
             duplicates, found = find_duplicates(work, packing.duplicates, packing.near, pool)
@@ -190,178 +161,111 @@ def _make_missing(tasks: Sequence[Task], work: Sequence[Work], data: DataConfig,
         size, tokens = sum(task.size for task in tasks if task.number in done), 0
         with Progress("tokens", sum(task.size for task in tasks) / scale, unit, start=size / scale) as progress:
             for record in _made(missing, pool):
-                size += sum(unit.shard.size for unit in work[record.first : record.first + record.units])
-                tokens += sum(counts.tokens for counts in record.counts.values())
+                size += record.size
+                tokens += sum(part.tokens for part in record.parts.values())
                 progress.update(size / scale, f"{tokens:,} tokens")
     return duplicates
 
 
-def _made(tasks: Sequence[Task], pool: Executor | None) -> Iterator[ShardRecord]:
+def _done(tasks: Sequence[Task]) -> set[int]:
+    """The numbers of the shards that are done."""
+    names = tasks[0].folder.names(WORK)
+    return {task.number for task in tasks if Path(task.record).name in names}
+
+
+def _made(missing: Sequence[Task], pool: Executor | None) -> Iterator[ShardRecord]:
     """The records of shards as these are made, by other processes if there are some."""
     if pool is None:
-        yield from map(make_shard, tasks)
+        yield from map(make_shard, missing)
         return
-    for future in as_completed([pool.submit(make_shard, task) for task in tasks]):
+    for future in as_completed([pool.submit(make_shard, task) for task in missing]):
         yield future.result()
 
 
 def make_shard(task: Task) -> ShardRecord:
-    """Writes the files of a shard, how often each token occurs in them, and, last, its record, which it gives."""
-    begun, packing, folder = time.perf_counter(), task.packing, task.folder
-    left_out, counts = Counter[str](), {part: Counts() for part in PARTS}
-    files: dict[PartName, ShardFile] = {}
-    frequencies = np.zeros((len(PARTS), packing.num_ids), np.int64)
+    """Writes the files of a shard and, last, its record, which it gives."""
+    begun, packing, folder, left_out = time.perf_counter(), task.packing, task.folder, Counter[str]()
+    parts = {part: Part() for part in PARTS}
     new = {part: task.scratch / f".{part}-{task.name}.{token_hex(6)}.new" for part in PARTS}
     try:
         with new["train"].open("wb") as train, new["heldout"].open("wb") as heldout:
             for number, unit in enumerate(task.units):
                 duplicates = frozenset(task.duplicates[number].tolist()) if task.duplicates else frozenset[int]()
                 no_use, found = pack(unit, packing, (train, heldout), duplicates)
-                counts = {part: counts[part].plus(of_unit) for part, of_unit in zip(PARTS, found, strict=True)}
+                parts = {
+                    name: parts[name].plus(Part.model_validate(of_unit))
+                    for name, of_unit in zip(PARTS, found, strict=True)
+                }
                 left_out += no_use
-        for number, part in enumerate(PARTS):
-            if counts[part].sequences:
-                _count(new[part], packing, frequencies[number])
-                files[part] = ShardFile(f"{part}-{task.name}.bin", counts[part].sequences, sha256(new[part]))
-                folder.put(new[part], files[part].name)
+        for name, part in parts.items():
+            files = [ShardFile(f"{name}-{task.name}.bin", part.sequences, sha256(new[name]))] if part.sequences else []
+            parts[name] = part.plus(Part(files=files, frequencies=_frequencies(new[name], packing).tobytes()))
+            if files:
+                folder.put(new[name], files[0].name)
     finally:
         for path in new.values():
             path.unlink(missing_ok=True)
-    folder.write(task.frequencies, array_bytes(frequencies[:, : packing.vocabulary].astype(np.uint32)))
     seconds = (time.perf_counter() - begun) / task.processes
-    record = ShardRecord(
-        first=task.first, units=len(task.units), left_out=left_out, counts=counts, files=files, seconds=seconds
-    )
+    record = ShardRecord(left_out=left_out, parts=parts, size=task.size, seconds=seconds)
     folder.write(task.record, record.model_dump_json().encode())
     return record
 
 
-def _count(path: Path, packing: Packing, frequencies: np.ndarray) -> None:
-    """Adds to [V] how often each id occurs in a file of sequences."""
+def _frequencies(path: Path, packing: Packing) -> np.ndarray:
+    """How often each token occurs in a file of sequences, [V] int64."""
+    counts = np.zeros(packing.num_ids, np.int64)
     with path.open("rb") as file:
         while len(tokens := np.fromfile(file, packing.dtype, READ_IDS)):
-            frequencies += np.bincount(ids_of(tokens), minlength=len(frequencies))
+            counts += np.bincount(ids_of(tokens), minlength=len(counts))
+    return counts[: packing.vocabulary]
 
 
-def _record(task: Task) -> ShardRecord | None:
-    """The record of a shard that is done; None where it is not."""
-    try:
-        record = ShardRecord.model_validate_json(task.folder.read(task.record))
-    except (FileNotFoundError, ValidationError):
-        return None
-    width = task.packing.sequence_length * task.packing.dtype.itemsize
-    for file in record.files.values() if task.folder.path is not None else ():
-        path = Path(task.folder.name(file.name))
-        if not path.is_file() or path.stat().st_size != file.sequences * width:
-            return None
-    return record
+def _finish(tasks: Sequence[Task], text: str, duplicates: dict[str, int] | None) -> None:
+    """Writes the index, which makes the shards one text, once those of all hosts are there; every host writes the same.
 
-
-def _records_there(tasks: Sequence[Task]) -> set[str]:
-    """The files of records of these shards, whatever is in them."""
-    return tasks[0].folder.names(WORK) & {Path(task.record).name for task in tasks}
-
-
-def _wait(tasks: Sequence[Task], wanted: int) -> None:
-    """Waits for shards of other hosts, of which the index is the last. Raises StorageFailed where nothing comes."""
-
-    def done() -> int:
-        return len(tasks) + 1 if tasks[0].folder.exists(INDEX) else len(_records_there(tasks))
-
-    before, since = done(), time.monotonic()
-    if before < wanted:
-        logger.info("waiting for the shards of other hosts")
-    while before < wanted:
-        pause(POLL, in_force())
-        if (now := done()) != before:
+    Raises:
+        StorageFailed: no shard of another host comes.
+    """
+    folder = tasks[0].folder
+    before, since = -1, time.monotonic()
+    while not folder.exists(INDEX):
+        now = len(_done(tasks))
+        if now == len(tasks):
+            with suppress(FileNotFoundError):  # another host has written the index, and removed the records
+                folder.write(INDEX, _index(tasks, text, duplicates).content())
+            continue
+        if before < 0:
+            logger.info("waiting for the shards of other hosts")
+        if now != before:
             before, since = now, time.monotonic()
         elif time.monotonic() - since > PATIENCE:
             problem = f"other hosts have made no shard in {PATIENCE / 60:.0f} minutes"
             cure = "start the same command again to resume, on all hosts or on this one alone"
             raise StorageFailed(f"{problem}: {cure}")
+        pause(POLL, in_force())
 
 
-def _finish(tasks: Sequence[Task], text: str, duplicates: dict[str, int] | None) -> Index:
-    """Writes how often each token occurs, and the index, which makes the shards one text, and which it gives.
-
-    Raises:
-        FileNotFoundError: another host has finished in the meantime, and removed the records.
-    """
+def _index(tasks: Sequence[Task], text: str, duplicates: dict[str, int] | None) -> Index:
+    """The index of shards that are all done. Raises FileNotFoundError where a record has gone meanwhile."""
     folder, packing = tasks[0].folder, tasks[0].packing
+    left_out, seconds = Counter[str](), 0.0
+    parts = {part: Part() for part in PARTS}
     with ThreadPoolExecutor(THREADS) as threads:
-        records = [record for record in threads.map(_record, tasks) if record is not None]
-        if len(records) < len(tasks):
-            raise FileNotFoundError(folder.place)
-        frequencies = np.zeros((len(PARTS), packing.vocabulary), np.int64)
-        for task, content in zip(tasks, threads.map(folder.read, [task.frequencies for task in tasks]), strict=True):
-            frequencies += array_in(content, folder.name(task.frequencies))
-    parts: dict[PartName, Part] = {}
-    for part, of_part in zip(PARTS, frequencies, strict=True):
-        counts = Counts()
-        for record in records:
-            counts = counts.plus(record.counts[part])
-        content = array_bytes(of_part)
-        folder.write(frequencies_name(part), content)
-        files = [record.files[part] for record in records if part in record.files]
-        parts[part] = Part(**vars(counts), files=files, frequencies=sha256_of(content).hexdigest())
-    index = Index(
+        contents = threads.map(lambda task: folder.read(task.record), tasks)
+        for task, content in zip(tasks, contents, strict=True):
+            try:
+                record = ShardRecord.model_validate_json(content)
+            except ValidationError as error:
+                raise Damaged(folder.name(task.record), "it is not the JSON that was written") from error
+            parts = {name: part.plus(record.parts[name]) for name, part in parts.items()}
+            left_out, seconds = left_out + record.left_out, seconds + record.seconds
+    return Index(
         made=Made(text=text, settings=packing.described, prompts=packing.prompts),
         dtype=packing.id_dtype,
         sequence_length=packing.sequence_length,
-        **parts,
-        left_out=sum((record.left_out for record in records), Counter()),
+        train=parts["train"],
+        heldout=parts["heldout"],
+        left_out=left_out,
         duplicates=duplicates,
-        seconds=sum(record.seconds for record in records),
+        seconds=seconds,
     )
-    folder.write(INDEX, index.content())
-    return index
-
-
-def _announce(index: Index, packing: Packing) -> None:
-    tokens, seconds = num_tokens(index), index.seconds
-    logger.info(f"prepared {tokens:,} tokens in {seconds:.1f} s: {rate(index):,.0f} tokens a second")
-    if dropped := sum(index.part(part).dropped for part in PARTS):
-        shortest = f"documents, and ends of documents, of fewer than {packing.format.shortest} tokens"
-        what = f"{shortest}, and last sentences that make no pair" if packing.format.pairs else shortest
-        logger.info(f"left out {dropped:,} tokens ({dropped / (tokens + dropped):.1%}): {what}")
-
-
-def with_rules(fraction: float, work: Sequence[Work]) -> list[Work]:
-    """The same units with the rule for what their source holds: a few books beside thousands of texts are few."""
-    ruled: list[Work] = []
-    for _, of_source in groupby(work, lambda unit: id(unit.source)):
-        units = list(of_source)
-        rule = held_out_rule(fraction, units)
-        ruled += [unit._replace(held_out=rule) for unit in units]
-    return ruled
-
-
-def held_out_rule(fraction: float, work: Sequence[Work]) -> HeldOut:
-    """The rule for what these units hold, of which it looks at the first documents.
-
-    It reads a GiB at most, in which there are fewer only where few of the documents count, as with a tiny
-    `corpus.fraction`; then it goes by how many there should be in all.
-    """
-    first = _first(work)
-    read_bytes, all_bytes = (sum(unit.shard.size for unit in units) for units in (first, work))
-    documents = (document for unit in first for document in read(unit.source, unit.shard))
-    return held_out(fraction, documents, read_bytes / all_bytes if read_bytes else 1.0)
-
-
-def _first(work: Sequence[Work]) -> Sequence[Work]:
-    size = 0
-    for number, unit in enumerate(work):
-        if size >= LOOKED_AT:
-            return work[:number]
-        size += unit.shard.size
-    return work
-
-
-def num_tokens(index: Index) -> int:
-    """Of both parts."""
-    return sum(index.part(part).tokens for part in PARTS)
-
-
-def rate(index: Index) -> float:
-    """Tokens a second of one host of the preparation, both parts together."""
-    return num_tokens(index) / max(index.seconds, 1e-9)

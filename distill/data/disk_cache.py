@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
@@ -26,19 +26,17 @@ logger = logging.getLogger(__name__)
 
 
 def folder_of(cache: str, room: str, key: str, setting: str = "data.cache") -> Path:
-    """The path `<cache>/<room>/<key>`, whose parent exists then. `setting` is what error lines call `cache`.
+    """The path `<cache>/<room>/<key>`, whose parent exists then.
 
     Raises:
-        SettingError: the cache cannot be written.
+        SettingError: the cache, which `setting` names, cannot be written.
     """
-    room_ = Path(cache).expanduser() / room
-    try:
-        room_.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingError(f"{setting}={cache} cannot be made ({error.strerror}); give another folder") from error
-    if not os.access(room_, os.W_OK):
-        raise SettingError(f"{setting}={cache} cannot be written; give another folder")
-    return room_ / key
+    parent = Path(cache).expanduser() / room
+    with suppress(OSError):
+        parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(parent, os.W_OK):
+        raise SettingError("it cannot be made or written", setting=setting, value=cache, cure="give another folder")
+    return parent / key
 
 
 @contextmanager
@@ -52,19 +50,15 @@ def once(path: Path, is_made: Callable[[], bool] | None = None, quiet: bool = Fa
     if is_made():
         yield False
         return
-    lock = Path(f"{path}.lock")
-    with locked(lock, wait=False) as held:
-        if held:
-            yield not is_made()
-            return
-    if not quiet:
-        logger.info(f"another process is making {path}; waiting for it")
     while True:
-        pause(POLL, in_force())  # a signal ends the wait in a thread, too
-        with locked(lock, wait=False) as held:
+        with locked(Path(f"{path}.lock"), wait=False) as held:
             if held:
                 yield not is_made()
                 return
+        if not quiet:
+            logger.info(f"another process is making {path}; waiting for it")
+            quiet = True
+        pause(POLL, in_force())  # a signal ends the wait in a thread, too
 
 
 @contextmanager
@@ -114,11 +108,8 @@ class _Context(SpawnContext):
 
 
 @contextmanager
-def workers(data: DataConfig, only_if: bool = True, of_program: bool = False) -> Iterator[Executor | None]:
+def workers(data: DataConfig, only_if: bool = True) -> Iterator[Executor | None]:
     """Processes that start when the first work comes; None where the work is to be done here.
-
-    Args:
-        of_program: whether the work has classes that stand in the file of the program itself.
 
     When a signal or an error ends this process they end in the middle of their work, which may take minutes: what is
     done is kept, and what is half-written is written again.
@@ -130,31 +121,25 @@ def workers(data: DataConfig, only_if: bool = True, of_program: bool = False) ->
     if count <= 1 or not only_if:
         yield None
         return
-    context = multiprocessing.get_context("spawn") if of_program else _Context()
+    context = _Context()
     receiver, end = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(receiver,))
     try:
         yield pool
     except BrokenProcessPool as error:
         raise SettingError(
-            f"data.workers={data.workers}: a process that prepares tokens was killed, perhaps for lack of memory; "
-            "start again with fewer (what is done is kept), or with 1 to see its own error"
-        ) from error
+            "a process that prepares tokens was killed, perhaps for lack of memory", setting="data.workers",
+            value=data.workers, cure="start again with fewer (what is done is kept), or with 1 to see its own error",
+        ) from error  # fmt: skip
     except BaseException:
         end.close()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-        end.close()
-        receiver.close()
 
 
 def _start_worker(receiver: Connection) -> None:
-    """Leaves signals to the parent, and ends this process when the parent is gone: a killed parent cannot end it.
-
-    Args:
-        receiver: its other end is held by the parent, which closes it to end this process at once.
-    """
+    """Leaves signals to the parent, and ends this process when the parent is gone or has closed the other end."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):  # which come to a group of processes
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

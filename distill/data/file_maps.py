@@ -1,4 +1,4 @@
-"""Files that a run reads here and there, mapped into memory: the last ones in use, each in the state once verified."""
+"""Files that a run reads here and there, mapped into memory: the last ones in use."""
 
 import os
 from functools import lru_cache
@@ -31,15 +31,15 @@ def read_rows(path: str, state: State | None, row: np.dtype, indices: np.ndarray
     try:
         if state is None or state_of(path) != state:
             return None
-        rows: np.ndarray = _mapped(path, state, row, start)[indices]
+        rows: np.ndarray = mapped(path, row, start, state)[indices]
         return rows if state_of(path) == state else None
     except FileNotFoundError:
         return None
 
 
 @lru_cache(maxsize=MOST)
-def _mapped(path: str, state: State, row: np.dtype, start: int) -> np.ndarray:
-    """All rows of a file that is in this state."""
+def mapped(path: str, row: np.dtype, start: int = 0, state: State | None = None) -> np.ndarray:
+    """All rows of a file, which is in this state."""
     with open(path, "rb", buffering=0) as file:
         content = mmap(file.fileno(), 0, access=ACCESS_READ)
     return np.ndarray((len(content) - start) // row.itemsize, row, content, start)
@@ -47,4 +47,4 @@ def _mapped(path: str, state: State, row: np.dtype, start: int) -> np.ndarray:
 
 def forget_maps() -> None:
     """Lets go of all files: those that were removed take room on the disk until then."""
-    _mapped.cache_clear()
+    mapped.cache_clear()

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from distill.config.settings import CorpusConfig, DataConfig
-from distill.data.build_tokens import held_out_rule
 from distill.data.disk_cache import folder_of, once_with_digest
 from distill.data.readers import blocks
 from distill.data.sources import read
 from distill.data.tokens import Text, corpus_texts, key_of
-from distill.data.work import work_of
+from distill.data.work import held_out_rule, work_of
 from distill.runtime.errors import SettingError
 
 if TYPE_CHECKING:

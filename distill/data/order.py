@@ -3,65 +3,21 @@
 Nothing of it is saved or passed on from step to step. A run that resumes anywhere, on any number of ranks, computes
 the sequences of the positions that come next as it would have without the interruption.
 
-Lengths: n positions, m sequences of a rank, B files of sequences (`distill.data.shards`), K windows.
+Lengths: n positions, B files of sequences (`distill.data.shards`), W windows, K sources of a mixture.
 """
 
-import math
-from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from distill.data.sequence_store import SequenceStore, sequence_bytes, starts_of
+from distill.runtime.errors import SettingError
 from distill.runtime.seed import key, shuffled
 
-RAMP = 32  # the first window of a run is this fraction of a whole one ...
-FEWEST = 2  # ... or so many files: after a single one there are two, twice as many
-GROWTH = 1.5  # of the windows after it: storage that gives twice what the run needs is ahead of them
-
-
-class Order(Protocol):
-    """Which sequence is at which position of an epoch."""
-
-    def __len__(self) -> int:
-        """Sequences of an epoch."""
-        ...
-
-    def numbers(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """The numbers [n] int64 of the sequences at these positions [n] int64 of an epoch."""
-        ...
-
-    def passes(self, epoch: int, positions: np.ndarray) -> np.ndarray | int:
-        """How often each of these sequences, or of all, came before; its masks are drawn anew by that number."""
-        ...
-
-    def places(self, numbers: np.ndarray) -> np.ndarray | None:
-        """What the sequences of a step [n] are sorted by, so that a rank reads few files; None: they are dealt out."""
-        ...
-
-    def upcoming(self, epoch: int, position: int, left: int, rank: int, size: int) -> np.ndarray:
-        """The number of a sequence in each file that a rank reads from there on, in the order of need, [b] int64.
-
-        Files are fetched ahead by it: a rank may need a few more.
-
-        Args:
-            left: sequences from there to the end of the run.
-        """
-        ...
-
-    @property
-    def identity(self) -> Hashable:
-        """What decides this order besides the seed and the number of sequences; None where nothing does."""
-        ...
-
-
-def of_rank(order: Order, numbers: np.ndarray, rank: int, size: int) -> np.ndarray:
-    """Which sequences of a step, given by their numbers [n], a rank takes: indices [m] into them, ascending."""
-    places = order.places(numbers)
-    if places is None:
-        return np.arange(rank, len(numbers), size)
-    return np.sort(np.array_split(np.lexsort((numbers, places)), size)[rank])
+STRATUM = 4096  # positions
 
 
 @dataclass(frozen=True)
@@ -70,27 +26,22 @@ class FullShuffle:
 
     num_sequences: int
     seed: int
-    starts: np.ndarray | None = None  # [B + 1] int64: the first sequence of each file, then the number of sequences
 
     def __len__(self) -> int:
+        """Sequences of an epoch."""
         return self.num_sequences
 
     def numbers(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """The numbers [n] int64 of the sequences at these positions [n] int64 of an epoch."""
         return shuffled(positions, self.num_sequences, key(self.seed, "order", epoch))
 
     def passes(self, epoch: int, positions: np.ndarray) -> int:
+        """How often each of these sequences came before; its masks are drawn anew by that number."""
         return epoch
-
-    def places(self, numbers: np.ndarray) -> None:
-        return None
-
-    def upcoming(self, epoch: int, position: int, left: int, rank: int, size: int) -> np.ndarray:
-        """Every file; ranks begin at different ones, so that those of a node do not wait for each other."""
-        files = np.zeros(0, np.int64) if self.starts is None else self.starts[:-1]
-        return np.roll(files, -(rank * len(files) // size))
 
     @property
     def identity(self) -> None:
+        """What decides the order besides the seed and the number of sequences: nothing."""
         return None
 
 
@@ -99,34 +50,19 @@ class Plan(NamedTuple):
 
     files: np.ndarray  # [B] int64: the files in their order
     starts: np.ndarray  # [B + 1] int64: the position of the first sequence of each of them
-    bounds: np.ndarray  # [K + 1] int64: which of them is the first of each window
-
-    @property
-    def edges(self) -> np.ndarray:
-        """[K + 1] int64: the position at which each window begins."""
-        return self.starts[self.bounds]
-
-    def of_rank(self, window: int, rank: int, size: int) -> np.ndarray:
-        """The files of a window that a rank reads, ascending: an equal part by number, and one more on each side."""
-        files = np.sort(self.files[self.bounds[window] : self.bounds[window + 1]])
-        first, last = len(files) * rank // size, -(-len(files) * (rank + 1) // size)
-        return files[max(0, first - 1) : last + 1]
+    edges: np.ndarray  # [W + 1] int64: the position at which each window begins
 
 
 @dataclass(frozen=True, eq=False)
 class WindowedShuffle:
     """Files in a random order, cut into windows, and the sequences of each window in a random order.
 
-    Only the files of a window have to be near, whatever the size of the corpus. A run begins with small windows, which
-    grow while the following ones are fetched: it does not wait until a whole window is there.
-
-    The sequences of a step are dealt to ranks by their numbers, so that a rank of N reads about an Nth of each window.
+    Only the files of a window have to be near, whatever the size of the corpus. Its methods are those of `FullShuffle`.
     """
 
     starts: np.ndarray  # [B + 1] int64: the first sequence of each file, then the number of sequences
     window: int  # files of a window
     seed: int
-    _plans: dict[int, Plan] = field(default_factory=dict)  # by epoch: those in use
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -146,49 +82,22 @@ class WindowedShuffle:
     def passes(self, epoch: int, positions: np.ndarray) -> int:
         return epoch
 
-    def places(self, numbers: np.ndarray) -> np.ndarray:
-        return numbers
-
-    def upcoming(self, epoch: int, position: int, left: int, rank: int, size: int) -> np.ndarray:
-        """A sequence in each file of this window and of the next one, which may be the first of the next epoch."""
-        plan = self.plan(epoch)
-        window = int(np.searchsorted(plan.edges, position, side="right")) - 1
-        files = [plan.of_rank(window, rank, size)]
-        if position + left > plan.edges[window + 1]:
-            following, window = (plan, window + 1) if window + 2 < len(plan.bounds) else (self.plan(epoch + 1), 0)
-            files.append(following.of_rank(window, rank, size))
-        return self.starts[np.concatenate(files)]
-
     def plan(self, epoch: int) -> Plan:
-        """The windows of an epoch; those of neighbouring epochs are kept."""
-        if (plan := self._plans.get(epoch)) is None:
-            for other in [other for other in list(self._plans) if abs(other - epoch) > 1]:
-                self._plans.pop(other, None)  # another thread may have been quicker
-            count = len(self.starts) - 1
-            files = shuffled(np.arange(count), count, key(self.seed, "blocks", epoch))
-            starts = np.concatenate([[0], np.cumsum(np.diff(self.starts)[files])])
-            plan = self._plans[epoch] = Plan(files, starts, window_bounds(count, self.window, ramp=epoch == 0))
-        return plan
+        """The windows of an epoch, all of nearly one size."""
+        count = len(self.starts) - 1
+        files = shuffled(np.arange(count), count, key(self.seed, "blocks", epoch))
+        starts = np.concatenate([[0], np.cumsum(np.diff(self.starts)[files])])
+        windows = -(-count // self.window)
+        return Plan(files, starts, starts[np.arange(windows + 1) * count // windows])
 
     @property
-    def identity(self) -> Hashable:
+    def identity(self) -> str:
         """Files and windows: with others the same seed gives another order."""
         longest = int(np.diff(self.starts).max())
-        return f"{len(self.starts) - 1} blocks of at most {longest} rows, {self.window} a window"
+        return f"{len(self.starts) - 1} files of at most {longest} sequences, {self.window} a window"
 
 
-def window_bounds(files: int, window: int, ramp: bool) -> np.ndarray:
-    """Which file is the first of each window, then `files`, [K + 1] int64.
-
-    All are of nearly one size, of `window` files at most; with `ramp` they grow to it from a small part of it.
-    """
-    bounds, length = [0], min(window, max(FEWEST, window // RAMP)) if ramp else window
-    while length < window and bounds[-1] + length < files:
-        bounds.append(bounds[-1] + length)
-        length = math.ceil(length * GROWTH)
-    rest = files - bounds[-1]
-    cuts = -(-rest // window)
-    return np.array([*bounds, *(bounds[-1] + (number + 1) * rest // cuts for number in range(cuts))], np.int64)
+Order = FullShuffle | WindowedShuffle
 
 
 def order_of(sequences: SequenceStore, shuffle_bytes: int, seed: int) -> Order:
@@ -198,6 +107,137 @@ def order_of(sequences: SequenceStore, shuffle_bytes: int, seed: int) -> Order:
     """
     starts, width = starts_of(sequences), sequence_bytes(sequences)
     if starts is None or len(sequences) * width <= shuffle_bytes:
-        return FullShuffle(len(sequences), seed, starts)
+        return FullShuffle(len(sequences), seed)
     window = shuffle_bytes * (len(starts) - 1) // (len(sequences) * width)
     return WindowedShuffle(starts, max(1, window), seed)
+
+
+def quotas(weights: Sequence[float], count: int) -> np.ndarray:
+    """How many of `count` sequences each source has, [K] int64: its rounded fraction (largest remainders)."""
+    exact = np.asarray(weights, np.float64) / np.sum(weights) * count
+    counts = np.floor(exact).astype(np.int64)
+    order = np.argsort(counts - exact, kind="stable")
+    counts[order[: count - int(counts.sum())]] += 1
+    return counts
+
+
+class Fed(NamedTuple):
+    """What an order has fed of one source."""
+
+    sequences: int
+    passes: float  # over the source's own sequences
+    tokens: int  # sequences x tokens a sequence in the mean of the source: exact after whole passes
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The order of the sequences of several sources, which are numbered through in the order of the sources.
+
+    An epoch has as many sequences as all sources together. Each source has its fraction of them, rounded to whole
+    sequences. The source goes through its own sequences pass by pass, each pass in another order, and its next epoch
+    continues where the last one ended: a small source of a large weight is seen several times in an epoch, a large one
+    of a small weight not whole.
+
+    The positions of an epoch are cut into strata of about `STRATUM` sequences. Every stratum has as many sequences of
+    each source as its fraction gives, to the sequence, and they are shuffled within it. So the mix is even from the
+    first steps on, and the sequence at a position follows without what came before it.
+    """
+
+    names: tuple[str, ...]
+    weights: tuple[float, ...]
+    orders: tuple[Order, ...]  # of each source's own sequences; its pass takes the place of the epoch
+    tokens_per_sequence: tuple[float, ...]  # in the mean of each source
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name, weight, quota in zip(self.names, self.weights, self.quotas, strict=True):
+            if not quota:
+                raise SettingError(
+                    f"corpus.sources.{name}.weight={weight:g} is too small: of {len(self):,} sequences an epoch none "
+                    "is from that source; raise it, or leave the source out"
+                )
+
+    def __len__(self) -> int:
+        return int(self.sizes.sum())
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """[K] int64: the sequences of each source."""
+        return np.array([len(order) for order in self.orders], np.int64)
+
+    @cached_property
+    def quotas(self) -> np.ndarray:
+        """[K] int64: the sequences of each source in an epoch."""
+        return quotas(self.weights, len(self))
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """[K + 1] int64: the number of each source's first sequence."""
+        return np.concatenate([[0], np.cumsum(self.sizes)])
+
+    def numbers(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        sources, drawn_before = self._draws(epoch, positions)
+        numbers = np.empty(len(positions), np.int64)
+        for source, order in enumerate(self.orders):
+            passes, within = np.divmod(drawn_before, len(order))
+            for number in np.unique(passes[sources == source]):
+                here = (sources == source) & (passes == number)
+                numbers[here] = self.offsets[source] + order.numbers(int(number), within[here])
+        return numbers
+
+    def passes(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """[n] int64: the pass over its source that each sequence belongs to."""
+        sources, drawn_before = self._draws(epoch, positions)
+        return drawn_before // self.sizes[sources]
+
+    @property
+    def identity(self) -> str:
+        """What is fed of each source in an epoch, and how the source's own sequences are ordered."""
+        sources = zip(self.names, self.quotas, self.orders, strict=True)
+        return "; ".join(
+            f"{quota} sequences of {name}" + (f" ({order.identity})" if order.identity is not None else "")
+            for name, quota, order in sources
+        )
+
+    def fed(self, epoch: int, positions: int) -> dict[str, Fed]:
+        """What has been fed of each source after so many epochs and then so many positions of the next."""
+        counts: np.ndarray = epoch * self.quotas
+        if positions:
+            begins = self._before(int(self._strata(np.array([min(positions, len(self)) - 1]))[0]))
+            sources, _ = self._draws(epoch, np.arange(int(begins.sum()), min(positions, len(self))))
+            counts = counts + begins + np.bincount(sources, minlength=len(self.orders))
+        sizes = zip(self.names, counts, self.sizes, self.tokens_per_sequence, strict=True)
+        return {name: Fed(int(count), float(count / size), round(count * mean)) for name, count, size, mean in sizes}
+
+    def _draws(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The source of each position [n], and how many of its sequences were fed before, in all epochs, [n]."""
+        sources, drawn_before = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+        strata = self._strata(positions)
+        for stratum in np.unique(strata):
+            inside = strata == stratum
+            before = self._before(int(stratum))
+            ends = np.cumsum(self._before(int(stratum) + 1) - before)  # of each source's sequences in the stratum
+            order = key(self.seed, "mixture", epoch, int(stratum))
+            drawn = shuffled(positions[inside] - int(before.sum()), int(ends[-1]), order)
+            sources[inside] = source = np.searchsorted(ends, drawn, side="right")
+            drawn_before[inside] = before[source] + drawn - np.concatenate([[0], ends])[source]
+        return sources, epoch * self.quotas[sources] + drawn_before
+
+    def _before(self, stratum: int) -> np.ndarray:
+        """[K] int64: the sequences of each source before a stratum.
+
+        The r-th of the q sequences of a source belongs at (r + 1/2) / q of the epoch; before a stratum come all
+        sequences that belong before its ideal beginning. This never falls from one stratum to the next, which fractions
+        rounded one by one would do for small weights, and so the strata differ in length by a few sequences.
+        """
+        begin = min(stratum * STRATUM, len(self))
+        before = [-(-(2 * begin * int(quota) - len(self)) // (2 * len(self))) for quota in self.quotas]
+        return np.clip(np.array(before, np.int64), 0, self.quotas)
+
+    def _strata(self, positions: np.ndarray) -> np.ndarray:
+        """[n] int64: the stratum of each position."""
+        if not len(positions):
+            return positions
+        low, high = max(int(positions.min()) // STRATUM - 1, 0), int(positions.max()) // STRATUM + 2
+        starts = np.array([self._before(number).sum() for number in range(low, high)])
+        return low + np.searchsorted(starts, positions, side="right") - 1

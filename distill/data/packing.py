@@ -19,7 +19,6 @@ from distill.data.readers import blocks
 from distill.data.segment_pairs import PairWriter, sentences
 from distill.data.sequence_format import SequenceFormat
 from distill.data.sequence_store import token_dtype
-from distill.data.shards import Counts
 from distill.data.sources import read
 from distill.data.work import Work
 from distill.runtime.errors import SettingError
@@ -184,7 +183,7 @@ def without_first_space(text: str) -> str:
 
 def pack(
     unit: Work, packing: Packing, files: tuple[IO[bytes], IO[bytes]], left_out: frozenset[int]
-) -> tuple[Counter[str], list[Counts]]:
+) -> tuple[Counter[str], list[dict[str, int]]]:
     """Writes the sequences of a unit of work, those of training and those that are held out.
 
     Args:
@@ -192,7 +191,7 @@ def pack(
         left_out: the indices of documents that are not wanted.
 
     Returns:
-        How many records are of no use, by the reason, and the counts of each part.
+        How many records are of no use, by the reason, and how much each part has, by the names of `shards.Part`.
 
     Raises:
         SettingError: something cannot be read.
@@ -213,7 +212,7 @@ def pack(
         if isinstance(writer, SequenceWriter):
             writer.end()
     names = ("sequences", "tokens", "documents", "dropped")
-    return no_use, [Counts(**{name: getattr(writer, name) for name in names}) for writer in writers]
+    return no_use, [{name: getattr(writer, name) for name in names} for writer in writers]
 
 
 def _writer(file: IO[bytes], packing: Packing) -> SequenceWriter | PairWriter:

@@ -7,37 +7,39 @@ K files, N sequences of S positions, V = length of the tokenizer.
 """
 
 import json
+import logging
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from hashlib import file_digest
 from hashlib import sha256 as sha256_of
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from distill.config.settings import DataConfig
-from distill.data.disk_cache import num_processes
-from distill.data.file_maps import State, read_rows, state_of
-from distill.data.node_cache import NodeCache
-from distill.data.remote import ATTEMPTS
+from distill.data.disk_cache import folder_of, once
+from distill.data.file_maps import forget_maps, mapped
+from distill.data.remote import retried
 from distill.data.sequence_store import token_dtype
-from distill.data.storage import Folder, array_in
+from distill.data.storage import Folder, fetch_file
 from distill.runtime.errors import Damaged, StorageFailed, first_line
-from distill.runtime.files import quarantine, sha256
+from distill.runtime.files import locked, sha256
 
 PartName = Literal["train", "heldout"]
 PARTS: tuple[PartName, PartName] = ("train", "heldout")
 INDEX = "index.json"
 DIGEST = "sha256"  # the entry of index.json that is the digest of all others
-AHEAD = 4  # files that are fetched, or checked, ahead of need at the same time
-ATTEMPTS_AHEAD = 2  # to fetch such a file; the thread that needs it tries more often
-MOST_WRONG = 3  # times that a file of the cache is fetched again because it is not what was fetched
-AGAIN = "the same command makes it again and resumes"
-CURE = "the same command checks it, makes it again where that is possible, and resumes"
+AT_ONCE = 4  # files that are fetched, or checked, at the same time
+SHA256 = 64  # characters of a digest
+MOST_WRONG = 6  # times that wrong bytes come until they are what is stored: a network spoils others each time
+ATTEMPTS = 3  # to get a file through the cache, which may evict it in between, or whose disk may spoil it
+
+logger = logging.getLogger(__name__)
 
 
 class ShardFile(NamedTuple):
@@ -48,23 +50,34 @@ class ShardFile(NamedTuple):
     sha256: str
 
 
-class Counts(BaseModel):
-    """What a part of the text has become."""
+class Part(BaseModel):
+    """What one part of a text, or of some of its units, has become."""
+
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     sequences: int = 0
     tokens: int = 0
     documents: int = 0
     dropped: int = 0  # tokens of ends of documents that were too short for a sequence
+    files: list[ShardFile] = []
+    frequencies: bytes = b""  # [V] int64: how often each token occurs; empty: not counted yet
 
-    def plus(self, other: "Counts") -> "Counts":
-        return Counts(**{name: value + getattr(other, name) for name, value in self})
+    @property
+    def counts(self) -> np.ndarray:
+        """[V] int64: how often each token occurs."""
+        return np.frombuffer(self.frequencies, np.int64)
 
-
-class Part(Counts):
-    """One part of the text, in all its files."""
-
-    files: list[ShardFile]
-    frequencies: str  # SHA-256 of `<part>.counts.npy`, which has how often each token occurs, [V] int64
+    def plus(self, other: "Part") -> "Part":
+        """Both together, the other behind this one."""
+        counts = self.counts + other.counts if self.frequencies and other.frequencies else None
+        return Part(
+            sequences=self.sequences + other.sequences,
+            tokens=self.tokens + other.tokens,
+            documents=self.documents + other.documents,
+            dropped=self.dropped + other.dropped,
+            files=self.files + other.files,
+            frequencies=self.frequencies + other.frequencies if counts is None else counts.tobytes(),
+        )
 
 
 class Made(BaseModel):
@@ -100,6 +113,11 @@ class Index(BaseModel):
     def sequence_bytes(self) -> int:
         return self.sequence_length * self.token_dtype.itemsize
 
+    @property
+    def tokens_per_second(self) -> float:
+        """Of one host of the preparation, both parts together."""
+        return (self.train.tokens + self.heldout.tokens) / max(self.seconds, 1e-9)
+
     def digest(self, part: PartName) -> str:
         """The same for the same sequences in the same files, wherever these lie."""
         head = f"{self.dtype} {self.sequence_length}\n"
@@ -123,106 +141,127 @@ def read_index(folder: Folder) -> Index:
         StorageFailed: object storage keeps failing.
     """
     name = folder.name(INDEX)
-    data = _read(folder, INDEX)
+    try:
+        data = folder.read(INDEX)
+    except OSError as error:
+        raise Damaged(name, f"it cannot be read: {first_line(error)}") from error
     try:
         content = json.loads(data)
-        digest = content.pop(DIGEST, None)
-        index = Index.model_validate(content)
-    except (ValueError, TypeError, AttributeError, RecursionError, ValidationError) as error:
+        if content.pop(DIGEST, None) == _digest(content):
+            return Index.model_validate(content)
+    except (ValueError, TypeError, AttributeError) as error:
         raise Damaged(name, "it is not the JSON that was written") from error
-    if digest != _digest(content):
+    raise Damaged(name, "it is not as it was written: its SHA-256 differs")
+
+
+class NodeCache:
+    """Files on the disk of this machine, `data.local_bytes` of them at most: `<data.local>/shards`, or in `data.cache`.
+
+    A file lies under its sha256, so that runs and corpora share a cache. One that is evicted while a process reads it
+    stays readable until that process closes it, as any file does on Linux.
+    """
+
+    def __init__(self, data: DataConfig) -> None:
+        """Raises SettingError where the folder cannot be written."""
+        setting, place = ("data.cache", data.cache) if data.local is None else ("data.local", data.local)
+        self.folder, self.max_bytes = folder_of(place, "shards", ".", setting), data.local_bytes
+
+    def get(self, name: str, setting: str, digest: str, num_bytes: int) -> None:
+        """Fetches a file, unless it is here, while other processes of the machine wait; it is evicted last.
+
+        Args:
+            name: its path or URL, which `setting` names.
+            digest: its sha256, under which it lies here.
+
+        Raises:
+            Damaged: it is not as it was written where it comes from.
+            StorageFailed: it cannot be had.
+            Interrupted: a signal stops the process.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)  # which somebody may have removed
+        with once(self.folder / digest, quiet=True) as missing:
+            if missing:
+                new = self.folder / f".{digest}.new"
+                try:
+                    self._fetch(name, setting, digest, num_bytes, new)
+                    with locked(self.folder / "room.lock"):
+                        self._make_room(num_bytes)
+                        os.replace(new, self.folder / digest)
+                finally:
+                    new.unlink(missing_ok=True)
+        path = self.folder / digest
+        with suppress(FileNotFoundError, PermissionError):  # it is evicted in this moment, or another user's
+            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # its file system may not keep when it is read
+
+    def discard(self, digest: str) -> None:
+        """Removes a file that is not as it was written."""
+        logger.warning(f"{self.folder / digest} is damaged; it is fetched again")
+        (self.folder / digest).unlink(missing_ok=True)
+
+    def _fetch(self, name: str, setting: str, digest: str, num_bytes: int, new: Path) -> None:
+        def attempt() -> None:
+            fetch_file(name, setting, new)
+            if new.stat().st_size != num_bytes:
+                raise EOFError(f"{new.stat().st_size:,} of {num_bytes:,} bytes have come")
+
+        for _ in range(MOST_WRONG):
+            try:
+                retried(attempt, name)
+            except OSError as error:  # of a kind that does not pass
+                raise StorageFailed(f"{name} cannot be fetched ({first_line(error)})") from error
+            if sha256(new) == digest:
+                return
+            logger.warning(f"{name}: the bytes that came are not those that were written; trying again")
         raise Damaged(name, "it is not as it was written: its SHA-256 differs")
-    return index
 
-
-def read_frequencies(folder: Folder, part: PartName, index: Index) -> np.ndarray:
-    """How often each token occurs in a part, [V] int64. Raises Damaged, StorageFailed as `read_index`."""
-    name = frequencies_name(part)
-    data = _read(folder, name)
-    if sha256_of(data).hexdigest() != index.part(part).frequencies:
-        raise Damaged(folder.name(name), "it is not as it was written: its SHA-256 differs")
-    return array_in(data, folder.name(name))
-
-
-def frequencies_name(part: PartName) -> str:
-    return f"{part}.counts.npy"
-
-
-def _read(folder: Folder, name: str) -> bytes:
-    try:
-        return folder.read(name)
-    except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        reason = "it is missing" if missing else f"it cannot be read: {first_line(error)}"
-        raise Damaged(folder.name(name), reason) from error
-
-
-def check_files(path: Path, index: Index, data: DataConfig, in_full: bool) -> None:
-    """Raises Damaged for the first file of a folder that is missing, cut, or not as it was written.
-
-    Args:
-        in_full: read all files, with a thread for each core that may be used; else their sizes have to do.
-    """
-    files = [file for part in PARTS for file in index.part(part).files]
-    for file in files:
-        expected = file.sequences * index.sequence_bytes
-        found = (path / file.name).stat().st_size if (path / file.name).is_file() else None
-        if found != expected:
-            problem = "it is missing" if found is None else f"it has {found:,} bytes instead of {expected:,}"
-            raise Damaged(path / file.name, problem)
-    if not in_full:
-        return
-    pool = ThreadPoolExecutor(num_processes(data), thread_name_prefix="check")  # hashing lets other threads run
-    try:
-        for file, digest in zip(files, pool.map(lambda file: sha256(path / file.name), files), strict=True):
-            if digest != file.sha256:
-                raise Damaged(path / file.name, "it is not as it was written: its SHA-256 differs")
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def open_sequences(folder: Folder, part: PartName, index: Index, data: DataConfig, remade: bool = False) -> "Shards":
-    """The sequences of a part: files of this machine are read where they are, all others through its cache.
-
-    Args:
-        remade: whether a damaged file of this machine is made again by the next run, for which it is set aside.
-
-    Raises:
-        SettingError: the folder of the cache cannot be written.
-    """
-    cache = None
-    if folder.path is None or data.local is not None:
-        setting = "data.cache" if data.local is None else "data.local"
-        cache = NodeCache(data.local or data.cache, data.local_bytes, setting)
-    return Shards(folder, part, index, cache, remade)
+    def _make_room(self, num_bytes: int) -> None:
+        """Removes the files that a run has begun to read longest ago, until there is room for so many bytes."""
+        files = []
+        for entry in os.scandir(self.folder):
+            if len(entry.name) == SHA256:  # all others are locks, or on their way
+                with suppress(FileNotFoundError):
+                    files.append((entry.stat().st_atime_ns, entry.stat().st_size, entry.path))
+        total = num_bytes + sum(old_bytes for _, old_bytes, _ in files)
+        for _, old_bytes, path in sorted(files):
+            if total <= self.max_bytes:
+                return
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            forget_maps()
+            total -= old_bytes
 
 
 class Shards:
-    """The sequences of a part by number. Any thread may read."""
+    """The sequences of a part by number. Any thread may read.
 
-    def __init__(
-        self, folder: Folder, part: PartName, index: Index, cache: NodeCache | None = None, remade: bool = False
-    ) -> None:
-        self.folder, self.cache, self.remade = folder, cache, remade
-        self.files = index.part(part).files
+    Files of this machine are read where they are, all others, and with `data.local` all, through its cache.
+    """
+
+    def __init__(self, folder: Folder, part: PartName, index: Index, data: DataConfig) -> None:
+        """Raises SettingError where the folder of the cache cannot be written."""
+        self.folder, self.files = folder, index.part(part).files
+        self.cache = NodeCache(data) if folder.path is None or data.local is not None else None
         self.dtype = index.token_dtype
         self.shape = (index.part(part).sequences, index.sequence_length)
         counts = [file.sequences for file in self.files]
         self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])  # [K + 1], the last is N
-        self._row = np.dtype((self.dtype, index.sequence_length))
+        self._row = np.dtype((np.void, index.sequence_bytes))  # numpy copies arrays of tokens token by token
         # Where each file is on this machine, or is to be.
         self._paths = [
-            folder.name(file.name) if cache is None else f"{cache.folder}/{file.sha256}" for file in self.files
+            folder.name(file.name) if self.cache is None else f"{self.cache.folder}/{file.sha256}"
+            for file in self.files
         ]
-        self._checked: dict[int, State] = {}  # by file: what it was like when it was checked
+        self._checked = set[int]()  # files
         self._locks = [Lock() for _ in self.files]  # for checking a file
-        self._pool: ThreadPoolExecutor | None = None
-        self._coming: dict[int, Future[Any]] = {}  # by file: those that are fetched ahead, in their order
-        self._lock = Lock()  # of what is fetched ahead
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="shards")
 
     def __len__(self) -> int:
         """N."""
         return self.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self) * self._row.itemsize
 
     def __getitem__(self, numbers: np.ndarray, /) -> np.ndarray:
         """The sequences of these numbers [n], in their order: [n, S].
@@ -233,81 +272,50 @@ class Shards:
         numbers = np.asarray(numbers)
         files = np.searchsorted(self.starts, numbers, side="right") - 1
         order = np.argsort(files, kind="stable")
+        indices = (numbers - self.starts[files])[order]
         different, first = np.unique(files[order], return_index=True)
-        found = np.empty((len(numbers), self.shape[1]), self.dtype)
-        for number, places in zip(different.tolist(), np.split(order, first[1:]), strict=False):
-            found[places] = self._read(number, numbers[places] - self.starts[number])
-        return found
+        bounds = [*first.tolist(), len(numbers)]
+        if len(missing := [file for file in different.tolist() if file not in self._checked]) > 1:
+            list(self._pool.map(self._ensure, missing))
+        found = np.empty(len(numbers), self._row)
+        for file, (begin, end) in zip(different.tolist(), pairwise(bounds), strict=True):
+            found[order[begin:end]] = self._rows(file)[indices[begin:end]]
+        return found.view(self.dtype).reshape(len(numbers), self.shape[1])
 
-    def _read(self, number: int, indices: np.ndarray) -> np.ndarray:
-        """Sequences of a file, once the file is known to be as it was written."""
-        path = self._paths[number]
+    def _rows(self, file: int) -> np.ndarray:
+        """All sequences of a file, which was as it was written when this process first read it."""
         while True:
-            self._ensure(number)
-            try:
-                found = read_rows(path, self._checked.get(number), self._row, indices)
-            except OSError as error:
-                raise StorageFailed(f"{path} cannot be read ({error.strerror}): {CURE}") from error
-            if found is not None:
-                if self.cache is not None:
-                    self.cache.note_use(self.files[number].sha256)
-                return found
-            self._checked.pop(number, None)  # evicted, written to, or replaced: it is checked again
+            self._ensure(file)
+            with suppress(FileNotFoundError):
+                return mapped(self._paths[file], self._row)
+            self._checked.discard(file)  # evicted
 
-    def _ensure(self, number: int, attempts: int = ATTEMPTS) -> None:
-        """Fetch the file of this number and check it, unless that was done."""
+    def _ensure(self, number: int) -> None:
+        """Fetches the file of this number and checks it, unless that was done.
+
+        Raises StorageFailed where it cannot be had, or is not as it was written; Damaged as the cache.
+        """
         if number not in self._checked:
             with self._locks[number]:
                 if number not in self._checked:  # by another thread, just now
-                    self._check(number, attempts)
+                    self._check(number)
+                    self._checked.add(number)
 
-    def _check(self, number: int, attempts: int) -> None:
-        """Raises StorageFailed where the file cannot be had, or is not as it was written."""
-        file, path, wrong = self.files[number], Path(self._paths[number]), 0
-        while True:
+    def _check(self, number: int) -> None:
+        file, path, problem = self.files[number], self._paths[number], ""
+        for _ in range(ATTEMPTS if self.cache else 1):
             if self.cache is not None:
-                name, num_bytes = self.folder.name(file.name), file.sequences * self._row.itemsize
-                self.cache.get(name, self.folder.setting, file.sha256, num_bytes, attempts)
+                num_bytes = file.sequences * self._row.itemsize
+                self.cache.get(self.folder.name(file.name), self.folder.setting, file.sha256, num_bytes)
             try:
-                with path.open("rb", buffering=0) as content:
-                    state, digest = state_of(content.fileno()), file_digest(content, "sha256").hexdigest()
-            except FileNotFoundError:
-                if self.cache is not None:  # evicted in between
-                    continue
-                problem = "is missing, or was damaged and set aside" if self.remade else "is missing: restore it"
-                raise StorageFailed(f"{path} {problem}: {AGAIN}") from None
+                if sha256(Path(path)) == file.sha256:
+                    forget_maps()  # of a file that was there before, and may have been cut
+                    return
             except OSError as error:
-                raise StorageFailed(f"{path} cannot be read ({error.strerror}): {CURE}") from error
-            if digest == file.sha256:
-                self._checked[number] = state
-                return
-            if self.cache is None:
-                raise self._damaged(path)
-            self.cache.discard(file.sha256)
-            wrong += 1
-            if wrong == MOST_WRONG:
-                problem = f"{path} reads back otherwise than it was written, {wrong} times"
-                raise StorageFailed(f"{problem}: give data.local=FOLDER on another disk; {AGAIN}")
-
-    def _damaged(self, path: Path) -> StorageFailed:
-        problem = f"{path} is damaged (its SHA-256 differs)"
-        if not self.remade:
-            return StorageFailed(f"{problem}: restore it, or delete its folder; {AGAIN}")
-        with suppress(OSError):
-            quarantine(path)
-        return StorageFailed(f"{problem}, and set aside: {AGAIN}")
-
-    def expect(self, numbers: np.ndarray) -> None:
-        """Fetch and check the files of these sequences in the background, in this order, and no others."""
-        files = dict.fromkeys((np.searchsorted(self.starts, numbers, side="right") - 1).tolist())
-        with self._lock:
-            for number in files.keys() & self._checked.keys() if self.cache is not None else ():
-                if not os.path.exists(self._paths[number]):  # evicted since
-                    self._checked.pop(number, None)
-            for number in [*self._coming]:
-                if self._coming[number].done() or (number not in files and self._coming[number].cancel()):
-                    del self._coming[number]
-            for number in files:
-                if number not in self._checked and number not in self._coming:
-                    self._pool = self._pool or ThreadPoolExecutor(AHEAD, thread_name_prefix="shards")
-                    self._coming[number] = self._pool.submit(self._ensure, number, ATTEMPTS_AHEAD)
+                problem = f"{path} cannot be read ({error.strerror})"
+                continue
+            problem = f"{path} is damaged (its SHA-256 differs)"
+            if self.cache is not None:
+                self.cache.discard(file.sha256)
+        cure = "give data.local=FOLDER on another disk" if self.cache else "restore that file, or delete its folder"
+        raise StorageFailed(f"{problem}: {cure}; the same command then resumes")

@@ -1,17 +1,18 @@
-"""The work on a text: its units, and which of them become one shard.
+"""The units of work of a text, which of them are read, what is held out of them, and which become one shard.
 
-It is divided without reading any text, from the sizes of its files, so that every host divides it alike.
+The sizes of files alone decide how the work is divided, so that every host divides it alike.
 """
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
 from distill.data.find_files import COMPRESSED
-from distill.data.heldout import HeldOut
-from distill.data.sources import Shard, Source, shards_of
+from distill.data.heldout import HeldOut, held_out
+from distill.data.sources import Shard, Source, read, shards_of
 from distill.runtime.seed import key, shuffled
 
 # Bytes of a text for each of its tokens, and of an unpacked text for each of its packed ones: about what English has.
@@ -32,14 +33,13 @@ class Work(NamedTuple):
 
     shard: Shard
     source: Source
-    number: int = 0  # of its source
     held_out: HeldOut = HeldOut(0.0)  # of its source
     trains: bool = True  # whether its text is trained on; else it is read for what is held out of it
 
 
 def work_of(sources: Sequence[Source]) -> list[Work]:
     """All units of work, in the order of the text."""
-    return [Work(shard, source, number) for number, source in enumerate(sources) for shard in shards_of(source)]
+    return [Work(shard, source) for source in sources for shard in shards_of(source)]
 
 
 def fraction_needed(work: Sequence[Work], tokens: float) -> float:
@@ -55,21 +55,34 @@ def some_of(work: Sequence[Work], fraction: float) -> list[Work]:
 
     The units of a smaller fraction are among those of a larger one.
     """
-    count = round(fraction * len(work))
-    chosen = {*shuffled(np.arange(count), len(work), key(0, "units of work")).tolist()} if fraction < 1 else None
-    marked = [unit._replace(trains=chosen is None or number in chosen) for number, unit in enumerate(work)]
+    if fraction == 1:
+        return list(work)
+    chosen = {*shuffled(np.arange(round(fraction * len(work))), len(work), key(0, "units of work")).tolist()}
+    marked = [unit._replace(trains=number in chosen) for number, unit in enumerate(work)]
     # The size of a Hub data set is in rows.
     is_large = sum(unit.shard.size * (1 if unit.shard.paths else BYTES_PER_ROW) for unit in work) > LARGE
     return [unit for unit in marked if unit.trains or not is_large]
 
 
+def with_rules(fraction: float, work: Sequence[Work]) -> list[Work]:
+    """The units with the rule for what their source holds out: a few books beside thousands of texts are few."""
+    ruled: list[Work] = []
+    for _, of_source in groupby(work, lambda unit: id(unit.source)):
+        units = list(of_source)
+        rule = held_out_rule(fraction, units)
+        ruled += [unit._replace(held_out=rule) for unit in units]
+    return ruled
+
+
+def held_out_rule(fraction: float, work: Sequence[Work]) -> HeldOut:
+    """The rule for what these units hold, of which it reads the first documents."""
+    return held_out(fraction, (document for unit in work for document in read(unit.source, unit.shard)))
+
+
 def divide(work: Sequence[Work], dtype: np.dtype, shard_bytes: int) -> list[range]:
-    """The numbers of the units of each shard, whose sequences take about `shard_bytes`, or less of a small text.
+    """Which units make each shard, whose sequences of ids of `dtype` take about `shard_bytes`, or less of a small text.
 
     A unit that takes more is a shard. There is at least one, which may be empty.
-
-    Args:
-        dtype: of the ids in a sequence.
     """
     sizes = [expected_tokens(unit.shard) * dtype.itemsize for unit in work]
     limit = min(shard_bytes, max(SMALLEST, sum(sizes) / MANY_SHARDS))
@@ -84,9 +97,8 @@ def divide(work: Sequence[Work], dtype: np.dtype, shard_bytes: int) -> list[rang
 
 def expected_tokens(shard: Shard) -> float:
     """About how many tokens a unit of work has."""
-    text = float(shard.size or UNKNOWN)
+    if not shard.size:
+        return UNKNOWN / BYTES_PER_TOKEN
     if not shard.paths:
-        text = shard.size * BYTES_PER_ROW if shard.size else UNKNOWN
-    elif shard.paths[0].lower().endswith(PACKED):
-        text *= UNPACKED
-    return text / BYTES_PER_TOKEN
+        return shard.size * BYTES_PER_ROW / BYTES_PER_TOKEN
+    return shard.size * (UNPACKED if shard.paths[0].lower().endswith(PACKED) else 1) / BYTES_PER_TOKEN

@@ -9,9 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config, MaskingConfig, Missing
 from distill.data.batches import Collator
-from distill.data.sample import choose_sequences
 from distill.data.sequence_format import SequenceFormatOf, masked_format
-from distill.data.sequence_store import SequenceStore, sequence_bytes
+from distill.data.sequence_store import SequenceStore, choose_sequences, sequence_bytes
 from distill.data.tokens import Tokens, corpus_texts, heldout_text, prepare, set_text
 from distill.data.unknown_tokens import check_unknown
 from distill.runtime.errors import SettingError
@@ -133,7 +132,7 @@ def tokens_of_sets(
     config: Config, tokenizer: PreTrainedTokenizerBase, sequence_format: SequenceFormatOf
 ) -> Iterator[tuple[str, Tokens | None]]:
     """Name and sequences of each set, None where its text is not available; a mixture has a held-out set a source."""
-    corpus, data, recheck = config.corpus, config.data, config.resume == "strict"
+    corpus, data = config.corpus, config.data
     for name in config.evaluate.sets:
         source = config.evaluate.sources.get(name)
         if source is None:
@@ -145,8 +144,8 @@ def tokens_of_sets(
             for name_of_source, text in corpus_texts(corpus, data).items():
                 books = heldout_text(text, data)
                 part = HELDOUT if books is None else "all"
-                tokens = prepare(books or text, tokenizer, corpus, data, part, sequence_format, recheck)
+                tokens = prepare(books or text, tokenizer, corpus, data, part, sequence_format)
                 yield "_".join(filter(None, (name, name_of_source))), tokens
             continue
         texts = set_text(source, f"evaluate.sources.{name}", data)
-        yield name, None if texts is None else prepare(texts, tokenizer, corpus, data, "all", sequence_format, recheck)
+        yield name, None if texts is None else prepare(texts, tokenizer, corpus, data, "all", sequence_format)

@@ -15,8 +15,7 @@ import numpy as np
 from distill.data.batches import Collator
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import MaskedLM
-from distill.data.sample import LARGE
-from distill.data.sequence_store import outer_ids, sequence_bytes
+from distill.data.sequence_store import LARGE, outer_ids, sequence_bytes
 from distill.evaluation.measures import Scoring
 from distill.evaluation.measures.classes import ACCURACY, ClassSet
 from distill.evaluation.sets import EvaluationSet

@@ -21,7 +21,7 @@ from distill.config.rules import looks_local
 from distill.config.settings import Config, CorpusConfig, FrozenModelConfig, OptimizerConfig, SourceConfig
 from distill.data.batches import Batches
 from distill.data.duplicates import describe_duplicates
-from distill.data.mixture import Mixture
+from distill.data.order import Mixture
 from distill.data.sources._in_memory import settings_in_memory
 from distill.data.sources.chat import chat_template
 from distill.data.tables import glue, squad

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.config.component import class_name, kinds
 from distill.config.settings import Config, CorpusConfig, DataConfig, StudentConfig
 from distill.data.batches import Batches, Collator, StepShape, num_threads
-from distill.data.order import Order, order_of
+from distill.data.order import Mixture, order_of
 from distill.data.sequence_store import SequenceStore
 from distill.data.tokens import Tokens
 from distill.distributed import Ranks
@@ -107,11 +107,10 @@ class Task(ABC):
 
 
 def make_batches(
-    config: Config, sequences: SequenceStore, collator: Collator, ranks: Ranks, order: Order | None = None
+    config: Config, sequences: SequenceStore, collator: Collator, ranks: Ranks, mixture: Mixture | None = None
 ) -> Batches:
     """This rank's part of the sequences [N, S] in their order; None: shuffled, as a whole or in windows."""
-    if order is None:
-        order = order_of(sequences, config.data.shuffle_bytes, config.seed)
+    order = order_of(sequences, config.data.shuffle_bytes, config.seed) if mixture is None else mixture
     train = config.train
     shape = StepShape(train.batch_size, train.sequences(ranks.size), ranks.rank, ranks.size, ranks.equal_windows)
     threads = num_threads(train.workers, ranks.local_size)

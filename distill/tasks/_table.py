@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data.batches import Collator
-from distill.data.sample import sample_numbers
+from distill.data.sequence_store import sample_numbers
 from distill.data.tables import Split
 from distill.data.tokens import Tokens
 from distill.data.unknown_tokens import check_unknown

@@ -8,11 +8,10 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config.settings import Config
 from distill.data.batches import Collator
-from distill.data.mixed_tokens import prepare_mixture
-from distill.data.order import Order
-from distill.data.sample import subsample
+from distill.data.order import Mixture
 from distill.data.sequence_format import SequenceFormat
-from distill.data.tokens import Tokens, corpus_text, prepare
+from distill.data.sequence_store import subsample
+from distill.data.tokens import Tokens, corpus_text, prepare, prepare_mixture
 from distill.data.unknown_tokens import check_unknown
 from distill.distributed import Ranks
 from distill.evaluation.measures import Scoring
@@ -36,14 +35,12 @@ class TextTask(Task):
         """What makes the micro-batches of evaluation, which no setting changes: runs stay comparable."""
 
     def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> Prepared:
-        corpus, data, recheck = config.corpus, config.data, config.resume == "strict"
-        order: Order | None = None
+        corpus, data = config.corpus, config.data
+        order: Mixture | None = None
         if corpus.sources:
-            tokens, sequences, order = prepare_mixture(
-                corpus, data, tokenizer, self.sequence_format, config.seed, recheck
-            )
+            tokens, sequences, order = prepare_mixture(corpus, data, tokenizer, self.sequence_format, config.seed)
         else:
-            tokens = prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train", self.sequence_format, recheck)
+            tokens = prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train", self.sequence_format)
             sequences = subsample(tokens.sequences, corpus.max_sequences, "training rows", data.shuffle_bytes)
         for setting, part in {"corpus": tokens, **_sources(tokens)}.items():
             check_unknown(part.counts, part.tokens, tokenizer, corpus.max_unknown, setting)

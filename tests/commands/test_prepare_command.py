@@ -46,12 +46,12 @@ def test_as_a_command_it_says_what_is_there(shelf: Shelf, tmp_path: Path) -> Non
         (["data.tokens=nowhere://a"], "data.tokens=nowhere://a"),
         (["corpus.shard_byte=1"], "corpus.shard_byte"),
         (["corpus.heldout=0.1,0.2"], "corpus.heldout=0.1,0.2: several values; give one value"),
-        (["corpus.heldout"], "corpus.heldout is not understood; write NAME=VALUE"),
+        (["corpus.heldout"], "corpus.heldout: `distill prepare` takes NAME=VALUE"),
         (["show=5000"], "show=5000: "),
         (["--multirun"], "this command is about one run"),
         (["hydra.mode=MULTIRUN"], "this command is about one run"),
         (["+recipe=albert_chain"], "this recipe is a chain"),
-        (["+recipe=glue", "student.path=."], "objective.task=classes reads labelled"),
+        (["+recipe=glue", "student.path=."], "objective.task=classes: reads labelled"),
         (["--config-dir", "mine", "+recipe=own"], "this command is about one run"),  # by what it starts from
     ],
 )

@@ -1,6 +1,9 @@
 """Batches: the same sequences in a step for every split, each sequence once an epoch, and windows without memory."""
 
+import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -8,13 +11,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from tiny import LENGTH, PAD, VOCAB, make_batches, make_masks, make_rows
+from tiny import LENGTH, VOCAB, make_batches, make_masks, make_rows
 
-from distill.data.batch import PADDING, Batch
-from distill.data.batches import Batches, num_threads
+from distill.data import batches as module
+from distill.data.batch import Batch
+from distill.data.batches import WINDOWS_AHEAD, Batches, num_threads, prefetch
 from distill.data.collate.mlm import IGNORE
-from distill.data.sample import subsample
-from distill.runtime.seed import key
 
 ROWS = make_rows(53, shortest=5)
 CPU = torch.device("cpu")
@@ -64,23 +66,7 @@ def test_a_dummy_reads_nothing_that_its_rank_does_not_read(tokenizer: Any) -> No
     assert {int(row) for call in read.__getitem__.call_args_list for row in call.args[0]} <= dealt
 
 
-SPLITS = [(size, rows) for size in (1, 2, 3, 6, 12) for rows in (1, 2, 4, 12) if 12 % (size * rows) == 0]
-
-
-@pytest.mark.parametrize(("size", "batch_size"), SPLITS)
-def test_same_rows_in_a_step_for_every_split(tokenizer: Any, size: int, batch_size: int) -> None:
-    whole = make(tokenizer, 12, 1)
-    ranks = [make(tokenizer, batch_size, 12 // (size * batch_size), rank, size) for rank in range(size)]
-    assert {b.steps_per_epoch for b in ranks} == {5} and {b.sequences_per_step for b in ranks} == {12}
-    for step in (0, 3, 4, 5, 9):
-        windows = [batches.window(step) for batches in ranks]
-        assert lines(windows) == lines([whole.window(step)])
-        shares = [sum(len(batch.ids) for batch in window) for window in windows]
-        assert max(shares) - min(shares) <= 1
-        assert all(len(batch.ids) <= batch_size for window in windows for batch in window)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 14])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 11, 14])
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
 def test_same_rows_in_a_step_where_ranks_do_not_divide_them(tokenizer: Any, size: int, batch_size: int) -> None:
     """With the sequences of a step given: micro-batches follow from them, and some ranks have one less, or none."""
@@ -104,14 +90,6 @@ def test_every_row_once_an_epoch_and_the_last_window_is_short(tokenizer: Any) ->
         windows = [batches.window(epoch * 7 + step) for step in range(7)]
         assert sum((originals(window) for window in windows), Counter()) == expected
         assert [[len(b.ids) for b in window] for window in windows] == [[4, 4]] * 6 + [[4, 1]]
-
-
-def test_fewer_rows_than_a_step(tokenizer: Any) -> None:
-    batches = make(tokenizer, 16, 50)
-    assert batches.steps_per_epoch == 1
-    assert [len(b.ids) for b in batches.window(0)] == [16, 16, 16, 5]
-    ranks = [make(tokenizer, 1, 1, rank, 60) for rank in range(60)]
-    assert [len(b.window(0)) for b in ranks] == [1] * 53 + [0] * 7
 
 
 def test_epochs_differ_in_order_and_masks_but_not_in_rows(tokenizer: Any) -> None:
@@ -183,32 +161,58 @@ def test_stream_can_be_left_early_and_hands_on_errors(tokenizer: Any, threads: i
         next(broken.stream(0, 3, CPU))
 
 
-def test_positions_of_a_batch(tokenizer: Any) -> None:
-    numbers, masks = np.arange(6), make_masks(tokenizer, ROWS)
-    ids = ROWS[numbers].astype(np.int64)
-    batch = masks.collate(ids, key(0, "mask", 0, numbers), numbers)
-    positions, targets = batch.labels["mlm"]
-    assert batch.ids.shape == (6, LENGTH) and positions.shape == targets.shape
-    assert targets.tolist() == ids.reshape(-1)[positions.numpy()].tolist()
-    assert batch.valid_positions is not None and batch.documents is not None
-    assert batch.valid_positions.tolist() == [i for i, t in enumerate(ids.reshape(-1)) if t != PAD]
-    assert batch.documents.tolist() == np.where(ids != PAD, 0, PADDING).tolist()
-    assert batch.num_valid == int((ids != PAD).sum()) and batch.row_ids.tolist() == numbers.tolist()
-    full = masks.collate(make_rows(3).astype(np.int64), key(0, "x", numbers[:3]), numbers[:3])
-    assert full.valid_positions is None and full.documents is None and full.num_valid == 3 * LENGTH
-
-
-def test_subsample_rows_is_a_fixed_choice_in_the_old_order() -> None:
-    numbers = np.arange(100).reshape(-1, 1)
-    chosen = subsample(numbers, 10, "training rows")
-    assert isinstance(chosen, np.ndarray) and chosen.shape == (10, 1) and (np.diff(chosen[:, 0]) > 0).all()
-    assert np.array_equal(chosen, subsample(numbers, 10, "training rows"))
-    assert not np.array_equal(chosen, subsample(numbers, 10, "other rows"))
-    assert subsample(numbers, None, "x") is numbers and subsample(numbers, 100, "x") is numbers
-
-
 def test_threads_follow_the_cores_of_a_rank_unless_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, local_size, expected in ((2, 1, 1), (16, 1, 4), (16, 2, 2), (16, 8, 1), (4, 8, 1), (128, 1, 4)):
         monkeypatch.setattr("os.sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
         assert num_threads(None, local_size) == expected
         assert num_threads(0, local_size) == 0 and num_threads(9, local_size) == 9
+
+
+# --- windows ahead
+
+
+@pytest.mark.parametrize("threads", [0, 1, 6])
+def test_windows_come_in_order_and_few_are_ahead(threads: int) -> None:
+    """Storage that is slow and uneven."""
+    lock, under_way, most_under_way, taken, farthest = threading.Lock(), 0, 0, 0, 0
+    all_at_work = threading.Barrier(max(threads, 1), timeout=60)  # a thread of a busy machine may come late
+
+    def prepare(step: int) -> int:
+        nonlocal under_way, most_under_way, farthest
+        with lock:
+            under_way += 1
+            most_under_way, farthest = max(most_under_way, under_way), max(farthest, step - taken)
+        if step < 5 + all_at_work.parties:
+            all_at_work.wait()
+        time.sleep(0.001 + 0.003 * (step % 3))
+        with lock:
+            under_way -= 1
+        return step
+
+    for window in prefetch(prepare, range(5, 65), threads):
+        assert window == 5 + taken
+        taken += 1
+    assert taken == 60 and most_under_way == max(threads, 1)
+    assert farthest <= 5 + max(WINDOWS_AHEAD, threads)
+
+
+def test_leaving_early_prepares_no_further_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window that is under way when the loop leaves comes after it has cancelled the others."""
+    begun, cancelled = list[int](), threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(False, cancel_futures=cancel_futures)
+            cancelled.set()
+            super().shutdown(wait)
+
+    def prepare(step: int) -> int:
+        begun.append(step)
+        assert step == 0 or cancelled.wait(60)
+        return step
+
+    monkeypatch.setattr(module, "ThreadPoolExecutor", Pool)
+    windows = iter(prefetch(prepare, range(10**9), 1))
+    assert next(windows) == 0
+    windows.close()  # type: ignore[attr-defined]
+    assert begun in ([0], [0, 1])

@@ -10,102 +10,21 @@ from pathlib import Path
 
 import pytest
 from job import ROOT, is_alive, wait_for
-from text import some_text, tokens_of
-from tiny import changed, text_config
+from text import tokens_of
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config, DataConfig
-from distill.data import work
 from distill.data.disk_cache import workers
-from distill.data.sources import _files
+from distill.data.shards import Shards
 from distill.runtime.errors import SettingError
 
 # --- others at work, and death
 
 
-CHILD = """
-import logging, os, sys, time
-from pathlib import Path
-from distill.data import build_tokens, work
-from distill.data.sources import _files
-from distill.data.tokens import corpus_text, prepare
-from distill.data.new_tokenizer import SPECIAL
-from tiny import parts, text_config
-from transformers import PreTrainedTokenizerFast
-
-if __name__ == "__main__":
-    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
-    path, cache, tokenizer = sys.argv[1:]
-    _files.SHARD_BYTES = work.SMALLEST = 1
-    pack = build_tokens.pack
-
-    def slow(*args):  # real books take longer than these
-        time.sleep(0.2)
-        while "WAITS" in os.environ and len(list(Path(cache).glob("tokens/*/parts/*.json"))) >= 2:
-            time.sleep(0.01)  # until it is killed
-        return pack(*args)
-
-    build_tokens.pack = slow
-    given = {"kind": "text", "path": path, "heldout": 0.1, "sequence_length": 32}
-    corpus, data = parts(text_config(**given, cache=cache, workers=1))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=tokenizer, **SPECIAL)
-    print(prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train").digest)
-"""
-
-
-@pytest.fixture
-def child(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Config, list[str], dict[str, str]]:
-    """A corpus of eight shards, and the command and environment of a process that prepares it slowly."""
-    monkeypatch.setattr(_files, "SHARD_BYTES", 1)
-    monkeypatch.setattr(work, "SMALLEST", 1)
-    folder = tmp_path / "books"
-    folder.mkdir()
-    for seed in range(8):
-        (folder / f"{seed}.txt").write_text(some_text(seed, 4000))
-    (tmp_path / "child.py").write_text(CHILD)
-    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
-    arguments = [str(folder), str(tmp_path / "cache"), str(tmp_path / "tokenizer.json")]
-    config = text_config(
-        kind="text", path=str(folder), cache=str(tmp_path / "cache"), workers=1, heldout=0.1, sequence_length=32
-    )
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    return config, [sys.executable, str(tmp_path / "child.py"), *arguments], environment
-
-
-def test_a_killed_build_goes_on_and_gives_the_same(
-    child: tuple[Config, list[str], dict[str, str]],
-    tokenizer: PreTrainedTokenizerFast,
-    tmp_path: Path,
-    lines: list[str],
-) -> None:
-    config, command, environment = child
-    process = subprocess.Popen(command, env=environment | {"WAITS": "1"}, stdout=subprocess.DEVNULL)
-    wait_for(lambda: len(list((tmp_path / "cache").glob("tokens/*/parts/*.json"))) == 2, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    found = tokens_of(config, tokenizer)
-    assert any("resuming a preparation: " in line for line in lines)
-    assert found.digest == tokens_of(changed(config, cache=str(tmp_path / "fresh")), tokenizer).digest
-    left = [
-        path for path in (tmp_path / "cache" / "tokens").rglob("*") if path.name.endswith((".build", ".new", "parts"))
-    ]
-    assert not left
-
-
-def test_two_at_once_make_it_once(child: tuple[Config, list[str], dict[str, str]]) -> None:
-    _, command, environment = child
-    pair = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    (a, b) = (process.communicate(timeout=500)[0].splitlines() for process in pair)
-    assert a[-1] == b[-1] and [process.returncode for process in pair] == [0, 0]
-    assert sum("preparing tokens" in line for line in a + b) == 1
-
-
 def test_the_second_process_waits_and_says_so(reviews: Config, tokenizer: PreTrainedTokenizerFast) -> None:
     found = tokens_of(reviews, tokenizer)
-    assert found.stored is not None
-    folder = Path(found.stored.place)
+    assert isinstance(found.sequences, Shards)
+    folder = Path(found.sequences.folder.place)
     kept = folder.rename(folder.with_name("kept"))
     said: list[str] = []
     with open(f"{folder}.lock", "w") as lock:

@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerFast
 
 from distill.config.data import Duplicates, NearConfig
 from distill.config.settings import Config
-from distill.data import build_tokens, near_duplicates, tokens
+from distill.data import build_tokens, duplicates, tokens
 from distill.data.build_tokens import Host
-from distill.data.document import Document, Part
-from distill.data.duplicates import digest_of, find_duplicates
-from distill.data.heldout import HeldOut, held_out
+from distill.data.document import Document
+from distill.data.duplicates import find_duplicates
+from distill.data.heldout import HeldOut
 from distill.data.sources import _files
 from distill.data.work import work_of
 from distill.runtime.errors import SettingError
@@ -72,12 +72,6 @@ def test_repeated_documents_are_those_of_a_dict(config: Config) -> None:
     assert find_duplicates([], Duplicates.drop, NearConfig(), None)[0]["documents"] == 0
 
 
-def test_a_document_of_parts_is_known_by_all_of_them() -> None:
-    answers = [Document.of_parts("x", [Part(prompt, False), Part("Yes.")]) for prompt in ("Is it? ", "Was it? ")]
-    assert digest_of(answers[0].text) != digest_of(answers[1].text)
-    assert digest_of("Yes.\n") == digest_of("Yes.") != digest_of("yes.")
-
-
 def test_duplicates_are_counted_and_the_rows_stay(config: Config, tokenizer: PreTrainedTokenizerFast) -> None:
     kept = tokens_of(config, tokenizer)
     assert kept.duplicates is None
@@ -119,15 +113,11 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return with_copies(tmp_path / "text")
 
 
-@pytest.mark.parametrize("duplicates", [Duplicates.count, Duplicates.drop])
-def test_processes_hosts_and_shards_change_nothing(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, duplicates: Duplicates
-) -> None:
-    rows = packing(duplicates=duplicates)
+def test_processes_hosts_and_shards_change_nothing(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = packing(duplicates=Duplicates.drop)
     index = prepare(text, tmp_path / "one", tmp_path / "scratch", rows)
-    dropped = {"dropped": 50} if duplicates is Duplicates.drop else {}
-    assert index.duplicates == {"documents": 290, "exact": 50, **dropped}
-    assert index.train.documents + index.heldout.documents == 290 - dropped.get("dropped", 0)
+    assert index.duplicates == {"documents": 290, "exact": 50, "dropped": 50}
+    assert index.train.documents + index.heldout.documents == 240
     monkeypatch.setattr(build_tokens, "FEW_BYTES", 0)
     monkeypatch.setattr(build_tokens, "POLL", 0.05)
     given = {"workers": 2, "shard_bytes": 1}
@@ -142,30 +132,6 @@ def test_processes_hosts_and_shards_change_nothing(
 # --- copies and the part that is held out
 
 
-def sides(documents: list[str], rule: HeldOut) -> dict[str, set[tuple[bool, str]]]:
-    found: dict[str, set[tuple[bool, str]]] = {}
-    for number, text in enumerate(documents):
-        found.setdefault(text, set()).update(rule.parts(Document(str(number), text)))
-    return found
-
-
-def test_copies_of_a_document_fall_on_one_side() -> None:
-    documents = [Document(str(number), text) for number, text in enumerate(TEXTS + TEXTS[::-1])]
-    rule = held_out(0.3, documents)
-    assert not rule.by_block
-    parts = [{held for held, _ in rule.parts(each)} for each in documents]
-    assert parts == parts[::-1] and {True} in parts and {False} in parts
-
-
-def test_copies_of_a_block_fall_on_one_side_where_documents_are_few() -> None:
-    long = [some_text(seed, 6000) for seed in range(3)]
-    documents = [Document(str(number), text) for number, text in enumerate([*long, *long])]
-    rule = held_out(0.3, documents)
-    assert rule.by_block
-    stretches = [[(held, part.text) for held, part in rule.parts(each)] for each in documents]
-    assert stretches[:3] == stretches[3:] and any(held for held, _ in stretches[0])
-
-
 # --- near duplicates
 
 
@@ -175,13 +141,13 @@ def edited(text: str, every: int) -> str:
 
 
 def test_shingles_are_words_without_case_and_signs() -> None:
-    assert list(near_duplicates.shingles("The cat, the HAT!", 3)) == [b"the cat the", b"cat the hat"]
-    assert list(near_duplicates.shingles("One word", 5)) == [b"one word"]
-    assert list(near_duplicates.shingles(" *** ", 5)) == [b"***"]
+    assert list(duplicates.shingles("The cat, the HAT!", 3)) == [b"the cat the", b"cat the hat"]
+    assert list(duplicates.shingles("One word", 5)) == [b"one word"]
+    assert list(duplicates.shingles(" *** ", 5)) == [b"***"]
 
 
 def jaccard(first: str, second: str, length: int) -> float:
-    one, other = (set(near_duplicates.shingles(text, length)) for text in (first, second))
+    one, other = (set(duplicates.shingles(text, length)) for text in (first, second))
     return len(one & other) / len(one | other)
 
 
@@ -224,11 +190,11 @@ def test_near_without_datasketch_or_memory_is_one_line(
     with monkeypatch.context() as patch:
         patch.setitem(__import__("sys").modules, "datasketch", None)
         with pytest.raises(
-            SettingError, match=r"corpus.duplicates=near needs datasketch.*pip install 'distill-kd\[near\]'"
+            SettingError, match=r"corpus.duplicates=near: needs datasketch.*pip install 'distill-kd\[near\]'"
         ):
             tokens_of(given, tokenizer)
     pytest.importorskip("datasketch")
-    monkeypatch.setattr(near_duplicates, "free_memory", lambda: 1 << 10)
+    monkeypatch.setattr(duplicates, "free_memory", lambda: 1 << 10)
     with pytest.raises(SettingError, match=r"67 documents may take .* GB of memory"):
         tokens_of(given, tokenizer)
 
@@ -241,5 +207,5 @@ def test_evaluation_sets_keep_their_copies(config: Config, tokenizer: PreTrained
 
 def test_a_threshold_that_leaves_one_band_is_refused() -> None:
     pytest.importorskip("datasketch")
-    with pytest.raises(SettingError, match=r"^corpus\.near\.threshold=1\.0 is too near to 1 for 128 numbers"):
-        near_duplicates.make_index(NearConfig(threshold=1.0))
+    with pytest.raises(SettingError, match=r"^corpus\.near\.threshold=1\.0: too near to 1 for 128 numbers"):
+        duplicates.make_lsh(NearConfig(threshold=1.0))

@@ -7,7 +7,7 @@ import pytest
 from job import Shelf, assert_alike, command, distill, metrics, results
 from text import some_text
 
-from distill.data.mixture import quotas
+from distill.data.order import quotas
 
 LENGTH = ["schedule=constant", "schedule.warmup=0"]  # with which a run may go on for more steps
 
@@ -84,4 +84,6 @@ def test_it_goes_on_with_two_ranks_from_the_one_integer_of_a_checkpoint(
 
 def test_another_weight_is_another_run(arguments: list[str], alone: Path, capfd: pytest.CaptureFixture) -> None:
     assert distill(*arguments, f"hydra.run.dir={alone}", "corpus.sources.notes.weight=2") == 2
-    assert re.search(r"corpus.order was \d+ rows of notes; \d+ rows of books and is now", capfd.readouterr().err)
+    assert re.search(
+        r"corpus.order was \d+ sequences of notes; \d+ sequences of books and is now", capfd.readouterr().err
+    )

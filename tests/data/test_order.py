@@ -4,12 +4,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import make_batches, make_masks, make_rows
 
-from distill.data.order import FullShuffle, Order, WindowedShuffle, of_rank, order_of, window_bounds
+from distill.data.order import FullShuffle, Order, WindowedShuffle, order_of
 from distill.runtime.seed import key, shuffled
 
 
@@ -34,18 +33,12 @@ def test_every_row_once_an_epoch(sizes: list[int], window: int, seed: int, epoch
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(1, 500), st.integers(1, 400), st.booleans())
-def test_windows_cover_all_blocks_and_none_is_too_large(blocks: int, window: int, ramp: bool) -> None:
-    bounds = window_bounds(blocks, window, ramp)
-    assert bounds[0] == 0 and bounds[-1] == blocks
+@given(st.integers(1, 500), st.integers(1, 400))
+def test_windows_cover_all_files_and_none_is_too_large(files: int, window: int) -> None:
+    bounds = WindowedShuffle(np.arange(files + 1), window, 0).plan(1).edges  # files of one sequence
+    assert bounds[0] == 0 and bounds[-1] == files
     assert np.diff(bounds).min() >= 1 and np.diff(bounds).max() <= window
-    if not ramp:
-        assert np.diff(bounds).max() - np.diff(bounds).min() <= 1
-
-
-def test_the_first_windows_of_a_run_are_small() -> None:
-    assert np.diff(window_bounds(1000, 64, ramp=True)).tolist()[:6] == [2, 3, 5, 8, 12, 18]
-    assert np.diff(window_bounds(20, 64, ramp=True)).tolist() == [2, 3, 5, 8, 2]
+    assert np.diff(bounds).max() - np.diff(bounds).min() <= 1
 
 
 def test_any_position_is_known_without_what_came_before() -> None:
@@ -63,7 +56,8 @@ def test_a_window_is_shuffled_whole_and_alone() -> None:
     plan = order.plan(1)
     numbers = whole(order, 1)
     assert len(plan.edges) == 5
-    for (begin, end), (first, last) in zip(pairwise(plan.edges), pairwise(plan.bounds), strict=True):
+    for begin, end in pairwise(plan.edges):
+        first, last = np.searchsorted(plan.starts, [begin, end])
         rows = [np.arange(order.starts[b], order.starts[b + 1]) for b in plan.files[first:last]]
         assert np.array_equal(np.sort(numbers[begin:end]), np.sort(np.concatenate(rows)))
         neighbours = np.abs(np.diff(numbers[begin:end])) == 1
@@ -75,8 +69,6 @@ def test_the_full_shuffle_is_the_one_of_before() -> None:
     for epoch in (0, 3):
         expected = shuffled(np.arange(997), 997, key(5, "order", epoch))
         assert np.array_equal(whole(order, epoch), expected)
-        shares = [expected[:64][of_rank(order, expected[:64], rank, 3)] for rank in range(3)]
-        assert all(np.array_equal(share, expected[:64][rank::3]) for rank, share in enumerate(shares))
     assert order.identity is None
 
 
@@ -96,71 +88,6 @@ def test_a_corpus_that_fits_is_shuffled_as_a_whole() -> None:
     tiny = order_of(rows, 1, 0)
     assert isinstance(tiny, WindowedShuffle) and tiny.window == 1
     assert isinstance(order_of(np.zeros((100, 8), np.uint16), 1, 0), FullShuffle)
-
-
-@pytest.mark.parametrize("order", [FullShuffle(811, 1), windowed()], ids=["full", "windowed"])
-def test_ranks_share_a_step_without_loss(order: Order) -> None:
-    for count in (1, 5, 64, 97):
-        numbers = order.numbers(1, np.arange(200, 200 + count))
-        for size in (1, 2, 3, 8, 100):
-            shares = [of_rank(order, numbers, rank, size) for rank in range(size)]
-            assert np.array_equal(np.sort(np.concatenate(shares)), np.arange(count))
-            assert all((np.diff(share) > 0).all() for share in shares)
-            lengths = [len(share) for share in shares]
-            assert lengths == sorted(lengths, reverse=True) and lengths[0] - lengths[-1] <= 1
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(1, 60), st.lists(st.integers(1, 7), min_size=1, max_size=6), st.data())
-def test_a_run_resumes_on_other_numbers_of_ranks_without_losing_or_repeating_a_row(
-    step_rows: int, sizes: list[int], data: st.DataObject
-) -> None:
-    """Every size takes over at any step, and knows nothing but its number."""
-    order = windowed(blocks=9, rows=25, window=3)
-    steps = -(-len(order) // step_rows)
-    cuts = sorted(data.draw(st.lists(st.integers(0, steps), min_size=len(sizes) - 1, max_size=len(sizes) - 1)))
-    seen: list[int] = []
-    for size, begin, end in zip(sizes, [0, *cuts], [*cuts, steps], strict=True):
-        for step in range(begin, end):
-            positions = np.arange(step * step_rows, min((step + 1) * step_rows, len(order)))
-            numbers = order.numbers(0, positions)
-            for rank in range(size):
-                seen += numbers[of_rank(order, numbers, rank, size)].tolist()
-    assert sorted(seen) == list(range(len(order)))
-
-
-@pytest.mark.parametrize("size", [2, 4, 8])
-def test_a_rank_reads_its_part_of_a_window(size: int) -> None:
-    order = WindowedShuffle(np.arange(0, 257) * 512, 64, 0)
-    plan = order.plan(1)
-    first, last = int(plan.edges[1]), int(plan.edges[2])
-    read: list[set[int]] = [set() for _ in range(size)]
-    for begin in range(first, last, 4096):
-        numbers = order.numbers(1, np.arange(begin, min(begin + 4096, last)))
-        for rank in range(size):
-            read[rank] |= set((numbers[of_rank(order, numbers, rank, size)] // 512).tolist())
-    for rank, blocks in enumerate(read):
-        assert len(blocks) <= 64 / size + 6
-        expected = order.upcoming(1, first, last - first, rank, size) // 512
-        assert len(blocks - set(expected.tolist())) <= 2 and len(expected) <= 64 / size + 6
-
-
-def test_what_comes_next_ends_with_the_run() -> None:
-    order = windowed()
-    plan = order.plan(2)
-    blocks = {*np.searchsorted(order.starts, order.upcoming(2, 0, 10**6, 0, 1)).tolist()}
-    assert blocks == set(plan.files[: plan.bounds[2]].tolist())
-    last = int(plan.edges[-2])
-    following = order.upcoming(2, last, 10**6, 0, 1)
-    assert set(order.starts[order.plan(3).files[: order.plan(3).bounds[1]]].tolist()) <= set(following.tolist())
-    assert len(order.upcoming(2, last, 100, 0, 1)) == plan.bounds[-1] - plan.bounds[-2]
-
-
-def test_a_full_shuffle_expects_every_block_from_each_rank_in_another_order() -> None:
-    order = FullShuffle(80, 0, np.arange(0, 81, 10))
-    assert order.upcoming(0, 0, 80, 0, 2).tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
-    assert order.upcoming(0, 0, 80, 1, 2).tolist() == [40, 50, 60, 70, 0, 10, 20, 30]
-    assert len(FullShuffle(80, 0).upcoming(0, 0, 80, 0, 2)) == 0
 
 
 def test_batches_of_all_ranks_are_those_of_one(tokenizer: Any) -> None:

@@ -9,7 +9,7 @@ from text import some_text, tokens_of
 from tiny import all_of, changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
-from distill.config.settings import Config, DataConfig, SourceConfig
+from distill.config.settings import Config
 from distill.data import work as work_module
 from distill.data.sources import Shard, find_source
 from distill.data.tokens import corpus_text
@@ -69,11 +69,6 @@ def test_too_few_rows_are_made_up_for(
     assert tokens_of(everything, words).digest == tokens_of(config, words).digest
 
 
-def test_prepared_folders_are_whole(config: Config, words: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    whole = tokens_of(config, words).digest
-    assert tokens_of(changed(config, max_sequences=40, tokens=str(tmp_path / "tokens")), words).digest == whole
-
-
 def test_of_a_text_too_large_to_read_some_units_are_read(config: Config) -> None:
     source = corpus_text(*parts(config)).sources[0]
     work = [Work(Shard((f"{number}.jsonl",), size=40 << 20), source) for number in range(1000)]
@@ -105,12 +100,3 @@ def test_how_much_of_the_text_is_used_is_known(config: Config, words: PreTrained
     assert few.held_out == everything.held_out == len(tokens_of(config, words, "heldout").sequences) > 0
     assert fraction_used(few, 40) == pytest.approx(few.used * 40 / len(few.sequences))
     assert fraction_used(everything, len(everything.sequences)) is None
-
-
-def test_an_empty_file_at_the_end_does_not_hide_the_size(config: Config, words: PreTrainedTokenizerFast) -> None:
-    source = config.corpus
-    assert isinstance(source, SourceConfig)
-    (Path(str(source.path)) / "z.jsonl").write_text("")
-    assert tokens_of(changed(config, max_sequences=40), words).used < 0.5
-    found = find_source(SourceConfig(kind="jsonl", path=str(source.path)), "corpus", DataConfig())
-    assert found is not None and all(shard.size for shard in found.shards())

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from distill.config.settings import Config
 from distill.data import new_tokenizer
 from distill.data.sequence_format import paired_format
+from distill.data.shards import Shards
 from distill.data.tokens import Tokens, corpus_text, prepare, set_text
 from distill.runtime.errors import SettingError, StorageFailed
 
@@ -39,7 +40,7 @@ def test_the_sequences_are_those_of_the_text(
     for part, before in (("train", made), ("heldout", made.sources["heldout"])):
         found = tokens_of(config, words, part)
         assert (found.digest, found.name, found.documents) == (before.digest, before.name, before.documents)
-        assert found.stored is not None and Path(found.stored.place).is_relative_to(tmp_path / "elsewhere")
+        assert isinstance(found.sequences, Shards) and tmp_path / "elsewhere" in found.sequences.folder.path.parents
         np.testing.assert_array_equal(all_of(found.sequences).shape, before.sequences.shape)
 
 
@@ -86,8 +87,8 @@ def test_of_several_texts_the_folder_is_named(reviews: Config, words: PreTrained
     stored = changed(reviews, kind="tokens", path=str(tmp_path / "tokens"))
     with pytest.raises(SettingError, match="several texts") as error:
         tokens_of(stored, words)
-    assert other.stored is not None and other.stored.place in str(error.value)
-    assert tokens_of(changed(stored, path=other.stored.place), words).digest == other.digest
+    assert isinstance(other.sequences, Shards) and (place := other.sequences.folder.place) in str(error.value)
+    assert tokens_of(changed(stored, path=place), words).digest == other.digest
 
 
 def test_damage_is_noticed_and_stays(prepared: tuple[Config, Tokens], words: PreTrainedTokenizerFast) -> None:
@@ -99,7 +100,7 @@ def test_damage_is_noticed_and_stays(prepared: tuple[Config, Tokens], words: Pre
     with pytest.raises(StorageFailed, match=rf"^{shard} is damaged"):
         all_of(found.sequences)
     assert shard.exists()
-    shard.write_bytes(data[:-1])
+    (shard.parent / "index.json").write_bytes(b"{}")
     with pytest.raises(SettingError, match="restore that file, or prepare it again") as error:
         tokens_of(prepared[0], words)
     assert error.value.setting == "corpus.path" and shard.exists()

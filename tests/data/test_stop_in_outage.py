@@ -15,8 +15,8 @@ from stored import Faulty, folder_of_files, open_rows, write_shards
 
 from distill.config.settings import DataConfig
 from distill.data import remote
+from distill.data.batches import prefetch
 from distill.data.disk_cache import workers
-from distill.data.prefetch import prefetch
 from distill.data.remote import retried
 from distill.runtime.errors import Interrupted
 from distill.runtime.signals import handled
@@ -60,14 +60,6 @@ def test_another_thread_gives_up_and_keeps_the_status() -> None:
         thread.start()
         thread.join()
     assert isinstance(found[0], Interrupted) and found[0].status == 143
-
-
-def test_without_a_signal_every_attempt_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote.random, "uniform", lambda low, high: 0.0)
-    calls = []
-    with handled(), pytest.raises(remote.StorageFailed):
-        retried(lambda: (calls.append(1), out_of_order()), "s3://a/b")
-    assert len(calls) == remote.ATTEMPTS
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])

@@ -1,6 +1,5 @@
 """Sequences are what a naive packer makes, whatever divides, interrupts or repeats the work."""
 
-import copy
 import hashlib
 import json
 import os
@@ -14,7 +13,7 @@ from tiny import all_of, changed, parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config, SourceConfig
-from distill.data import build_tokens, contents
+from distill.data import build_tokens
 from distill.data.document import Document
 from distill.data.heldout import fraction, held_out
 from distill.data.sources import _files, find_source
@@ -132,7 +131,7 @@ def test_a_copy_of_the_text_is_not_prepared_again(
     first = tokens_of(changed(reviews, path=str(place / name)), tokenizer)
     count = len(lines)
     again = tokens_of(changed(reviews, path=str(copied / name)), tokenizer)
-    assert again.stored == first.stored and len(lines) == count
+    assert again.sequences.folder == first.sequences.folder and len(lines) == count
 
 
 @pytest.mark.parametrize("change", ["content", "content and time", "name"])
@@ -148,15 +147,7 @@ def test_another_text_of_the_same_size_is_prepared(
         file.write_text(text[:-40] + text[-40:].replace("a", "e"))
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns + (change == "content")))
     after = tokens_of(reviews, tokenizer)
-    assert after.digest != before.digest and after.stored != before.stored
-
-
-def test_text_is_read_once_for_its_digest(reviews: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths, cache = sorted(map(str, Path(str(reviews.corpus.path)).iterdir())), str(tmp_path / "cache")
-    first = contents.contents_of(paths, cache)
-    assert [name for name, *_ in first] == ["a.jsonl", "b.jsonl"]
-    monkeypatch.setattr(contents, "READ_BYTES", "no file is read again")
-    assert contents.contents_of(paths, cache) == first and len(list(Path(cache, "contents").iterdir())) == 1
+    assert after.digest != before.digest and after.sequences.folder != before.sequences.folder
 
 
 def test_the_second_time_comes_from_the_cache(
@@ -172,27 +163,6 @@ def test_the_second_time_comes_from_the_cache(
     assert len(lines) == 6
 
 
-def test_the_cache_is_asked_before_the_text_is_read(
-    reviews: Config, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One walk over the folder finds the files and names the cache; nothing is opened."""
-    tokens_of(reviews, tokenizer)
-    walks, chosen = [], _files.FileSource.chosen
-    monkeypatch.setattr(_files.FileSource, "chosen", lambda self, files: walks.append(files) or chosen(self, files))
-    monkeypatch.setattr(_files.FileSource, "documents", None)
-    monkeypatch.setattr(_files.FileSource, "shards", None)
-    tokens_of(reviews, tokenizer)
-    assert len(walks) == 1
-
-
-def test_progress_is_shown(
-    reviews: Config, tokenizer: PreTrainedTokenizerFast, capfd: pytest.CaptureFixture[str]
-) -> None:
-    found = tokens_of(changed(reviews, heldout=0.0), tokenizer)
-    last = next(line for line in capfd.readouterr().err.splitlines() if line.startswith("tokens: 100%"))
-    assert "MB/s" in last and last.endswith(f"{found.tokens:,} tokens]")
-
-
 # --- what cannot be had
 
 
@@ -206,7 +176,7 @@ def test_no_rows_no_run(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> N
         tokens_of_set(config, tokenizer, source)
     (tmp_path / "a.txt").write_text("Ban dan fan gan kan lan. " * 9)
     assert len(tokens_of(config, tokenizer).sequences) == 1
-    with pytest.raises(SettingError, match=r"^corpus\.heldout=0\.02: the corpus is too small"):
+    with pytest.raises(SettingError, match=r"^corpus\.heldout=0\.02: corpus is too small"):
         tokens_of(config, tokenizer, "heldout")
     with pytest.raises(SettingError, match=r"^corpus\.heldout=0\.0: "):
         tokens_of(changed(config, heldout=0.0), tokenizer, "heldout")
@@ -261,19 +231,3 @@ def test_what_is_held_out_is_that_of_each_source(
     )
     assert all(len(rows) for rows in alone)
     np.testing.assert_array_equal(both, np.concatenate(alone))
-
-
-def test_a_folder_of_a_larger_tokenizer_is_refused(
-    reviews: Config, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    """Its ids have no embedding in a model of this one. Only a folder that somebody has moved is such a one."""
-    larger = copy.deepcopy(tokenizer)
-    larger.add_tokens(["zebra"])
-    for name, one in (("own", tokenizer), ("other", larger)):
-        tokens_of(changed(reviews, tokens=f"{tmp_path}/{name}"), one)
-    ((own,), (other,)) = ([meta.parent for meta in (tmp_path / name).glob("*/index.json")] for name in ("own", "other"))
-    shutil.rmtree(own)
-    other.rename(own)
-    sizes = rf"with a tokenizer of {len(larger)} tokens, and that of this run has {len(tokenizer)}"
-    with pytest.raises(SettingError, match=rf"^{own} was prepared {sizes}"):
-        tokens_of(changed(reviews, tokens=f"{tmp_path}/own"), tokenizer)
