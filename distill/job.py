@@ -10,7 +10,7 @@ from distill.data.batches import Batches
 from distill.distributed import Ranks, join_ranks
 from distill.distributed.rank_identity import refuse_differing_ranks, refuse_differing_settings
 from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.memory_check import check_memory
+from distill.evaluation.speed import check_memory
 from distill.objective.build import build_objective, make_terms
 from distill.objective.objective import Objective
 from distill.objective.terms import Term

@@ -23,7 +23,7 @@ PRELOADED = [
 ]
 PRELOADED += [f"transformers.models.{name}.modeling_{name}" for name in ("bert", "distilbert", "albert", "gpt2")]
 PRELOADED += ["distill.tasks.mlm_sop", "distill.tasks.clm", "distill.tasks.classes", "distill.report.figures"]
-PRELOADED += [f"distill.evaluation.measures.{name}" for name in ("pseudo_perplexity", "sliding_window", "tables")]
+PRELOADED += ["distill.evaluation.pseudo_perplexity", "distill.evaluation.labelled"]
 PRELOADED += ["hydra.main", "hydra._internal.hydra", "matplotlib.figure", "matplotlib.backends.backend_agg"]
 TESTS = Path(__file__).resolve().parent
 FORKS = multiprocessing.get_context("forkserver")

@@ -5,8 +5,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
-from distill.evaluation.measures.perplexity import PERPLEXITY
-from distill.evaluation.measures.pseudo_perplexity import PSEUDO_PERPLEXITY
+from distill.evaluation.perplexity import PERPLEXITY
+from distill.evaluation.pseudo_perplexity import PSEUDO_PERPLEXITY
 from distill.objective.terms.cosine import Cosine
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft

@@ -31,7 +31,7 @@ from distill.config.settings import (
 from distill.data.collate.mlm import masked_lm
 from distill.distributed.single import Single
 from distill.evaluation.measures import Scoring
-from distill.evaluation.measures.pseudo_perplexity import SinglePass
+from distill.evaluation.pseudo_perplexity import SinglePass
 from distill.evaluation.sets import MASKING, EvaluationSet
 from distill.models.kernels.packed_linear import pack_for_evaluation
 from distill.models.language_model import LanguageModel
@@ -116,7 +116,7 @@ class Problem:
         formats = PrecisionConfig(evaluate=precision)
         with torch.inference_mode():
             packed = pack_for_evaluation(self.model, formats, torch.device(self.device))
-            return self.measure.score(LanguageModel(packed, precision), self.data, lambda _: None)[NAME]
+            return self.measure.score(LanguageModel(packed, precision), self.data, lambda _: None).values[NAME]
 
     @cached_property
     def minicons_copies(self) -> list[torch.Tensor]:

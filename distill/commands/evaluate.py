@@ -1,4 +1,4 @@
-"""Scores models that exist on evaluation sets, without training: what `distill.evaluate` and `distill evaluate` do."""
+"""Scores models that exist on evaluation sets, without training: `distill.evaluate` and `distill evaluate`."""
 
 import json
 import logging
@@ -25,10 +25,10 @@ from distill.config.override_text import as_value
 from distill.config.rules import check_evaluation, check_paths
 from distill.config.settings import Config
 from distill.distributed import Ranks, join_ranks
-from distill.evaluation.measures.users import check_measures
-from distill.evaluation.memory_check import check_memory
 from distill.evaluation.readers import MeanModel
 from distill.evaluation.significance import ModelLosses, compare_models
+from distill.evaluation.speed import check_memory
+from distill.evaluation.users import check_measures
 from distill.models.check import check_packing, check_vocabulary, check_vocabulary_size, max_positions, set_padding
 from distill.models.kind import ModelKind, output_names
 from distill.models.load import load_pretrained, load_tokenizer, saved_config
@@ -75,9 +75,9 @@ class Group:
     """Models of one vocabulary: they are scored at the same positions, and their perplexities can be compared."""
 
     tokenizer: PreTrainedTokenizerBase
+    teacher: Any = None  # where it has this vocabulary
+    teacher_title: str = ""
     located: list[Located] = field(default_factory=list)
-    teachers: list[tuple[str, Any]] = field(default_factory=list)  # title and model, where it has this vocabulary
-    scored: list[ModelScores] = field(default_factory=list)
 
 
 @raising_at_the_call
@@ -97,14 +97,11 @@ def evaluate(models: Sequence[str | Path], settings: Sequence[str] = (), output:
         StorageFailed: a disk or a store has failed.
         Interrupted: a signal ended it, which is a KeyboardInterrupt.
     """
-    for name, given, example in (("models", models, "runs/first"), ("settings", settings, "evaluate.sets=[books]")):
-        if isinstance(given, str | Path):
-            raise SettingError(f"{name}={given} is one string: give a list, such as ['{example}']")
-        if not isinstance(given, Sequence) or not all(isinstance(each, str | Path) for each in given):
-            problem = f"{name} is a {type(given).__name__}, or holds what is no text: give a list such as ['{example}']"
-            raise SettingError(f"{problem}; a model in memory is saved first")
-    as_of_a_program = errors_for_programs("" if output is None else str(output))
-    with as_of_a_program, handled(), output_for_programs(), hydra_as_before():
+    for name, given in (("models", models), ("settings", settings)):
+        if not isinstance(given, list | tuple) or not all(isinstance(each, str | Path) for each in given):
+            cure = "give a list of folders or texts; a model in memory is saved first"
+            raise SettingError("is no list of strings", setting=name, value=given, cure=cure)
+    with errors_for_programs(str(output or "")), handled(), output_for_programs(), hydra_as_before():
         return evaluate_models(models, settings, output)
 
 
@@ -139,10 +136,9 @@ def _task(name: str, models: Sequence[Located], config: Config) -> Task:
 
 def _score(config: Config, task: Task, located: Sequence[Located], ranks: Ranks) -> Scores:
     """Score group by group; besides the teacher one model at a time is in memory."""
-    groups = groups_of(config, task.kind, located, ranks)
-    vocabularies, comparisons = list[Vocabulary](), list[Comparison]()
+    scored, vocabularies, comparisons = list[ModelScores](), list[Vocabulary](), list[Comparison]()
     measures, notes = dict[str, facts.Measure](), list[str]()
-    for number, group in enumerate(groups):
+    for number, group in enumerate(groups_of(config, task.kind, located, ranks)):
         sets, left_out = task.evaluation_sets(config, group.tokenizer)
         if not sets:
             cure = "set DISTILL_DATA, hold text out of a corpus (corpus.path=FOLDER), or name a text as "
@@ -152,18 +148,16 @@ def _score(config: Config, task: Task, located: Sequence[Located], ranks: Ranks)
         losses: dict[str, ModelLosses] = {}
         for name, title, model in load_models(config, task.kind, group, ranks):
             check_memory(evaluator, [model], sets)
-            role = "teacher" if name == TEACHER else "student"
-            scores, losses[name] = evaluator.score_by_sequence(model, name, sets, role)
+            scores, losses[name] = evaluator.score_by_sequence(model, name, sets)
             _refuse_no_numbers(name, scores, config)
-            agrees = group.teachers and name != TEACHER and task.kind.vocabulary
-            agreement = evaluator.agree(model, group.teachers[0][1], sets) if agrees else None
-            group.scored.append(ModelScores(name, title, *size(model), number, scores, agreement))
+            agrees = group.teacher is not None and name != TEACHER and task.kind.vocabulary
+            agreement = evaluator.agree(model, group.teacher, sets) if agrees else None
+            scored.append(ModelScores(name, title, *size(model), number, scores, agreement))
             del model  # before the next one is loaded
         described = {
             data.name: facts.EvaluationSet(**evaluator.describe(data), digest=digest_of(data)) for data in sets
         }
-        names = tuple(model.name for model in group.scored)
-        vocabularies.append(Vocabulary(len(group.tokenizer), names, described))
+        vocabularies.append(Vocabulary(len(group.tokenizer), tuple(losses), described))
         measures |= measure_facts(evaluator.measures)
         notes += left_out
         first, *others = [model.name for model in group.located] or [""]
@@ -175,9 +169,9 @@ def _score(config: Config, task: Task, located: Sequence[Located], ranks: Ranks)
         ]
     notes = [*dict.fromkeys(notes), *_notes(vocabularies, "bits_per_byte" in measures, config)]
     order = [TEACHER, *(model.name for model in located)]
-    models = sorted((model for group in groups for model in group.scored), key=lambda model: order.index(model.name))
+    scored.sort(key=lambda model: order.index(model.name))
     return Scores(
-        config.objective.task, tuple(models), tuple(vocabularies), measures, tuple(comparisons), tuple(notes),
+        config.objective.task, tuple(scored), tuple(vocabularies), measures, tuple(comparisons), tuple(notes),
         environment=environment(ranks.device),
     )  # fmt: skip
 
@@ -185,12 +179,6 @@ def _score(config: Config, task: Task, located: Sequence[Located], ranks: Ranks)
 def groups_of(config: Config, kind: ModelKind, models: Sequence[Located], ranks: Ranks) -> list[Group]:
     """The models by their vocabularies; the teacher, where there is one, belongs to the group with its own."""
     groups: dict[frozenset[tuple[str, int]], Group] = {}
-    for model in models:
-        tokenizer = load_tokenizer(SETTING, model.path, kind)
-        size_by_config = getattr(saved_config(SETTING, model.path), "vocab_size", None)
-        if isinstance(size_by_config, int):  # before any text is prepared
-            check_vocabulary_size(size_by_config, f"{SETTING}={model.name}", tokenizer)
-        groups.setdefault(frozenset(tokenizer.get_vocab().items()), Group(tokenizer)).located.append(model)
     if not config.teacher.is_none:
         members, shared = load_members(config, kind)
         assert shared is not None
@@ -198,14 +186,24 @@ def groups_of(config: Config, kind: ModelKind, models: Sequence[Located], ranks:
             _check_model(config, kind, member.model, shared, member.setting, f"{member.setting} ({member.title})")
         frozen = [member.model.to(ranks.device) for member in members]
         teacher = frozen[0] if len(frozen) == 1 else MeanModel(frozen, [member.weight for member in members])
-        group = groups.setdefault(frozenset(shared.get_vocab().items()), Group(shared))
-        group.teachers.append((title_of(members), teacher))
+        groups[_vocabulary(shared)] = Group(shared, teacher, title_of(members))
+    for model in models:
+        tokenizer = load_tokenizer(SETTING, model.path, kind)
+        size_by_config = getattr(saved_config(SETTING, model.path), "vocab_size", None)
+        if isinstance(size_by_config, int):  # before any text is prepared
+            check_vocabulary_size(size_by_config, f"{SETTING}={model.name}", tokenizer)
+        groups.setdefault(_vocabulary(tokenizer), Group(tokenizer)).located.append(model)
     return list(groups.values())
+
+
+def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> frozenset[tuple[str, int]]:
+    return frozenset(tokenizer.get_vocab().items())
 
 
 def load_models(config: Config, kind: ModelKind, group: Group, ranks: Ranks) -> Iterator[tuple[str, str, Any]]:
     """Name, title and model, the teacher first. Raises SettingError as `load_pretrained` and `_check_model`."""
-    yield from ((TEACHER, title, teacher) for title, teacher in group.teachers)
+    if group.teacher is not None:
+        yield TEACHER, group.teacher_title, group.teacher
     for located in group.located:
         model, setting = load_pretrained(SETTING, located.path, kind), f"{SETTING}={located.name}"
         _check_model(config, kind, model, group.tokenizer, setting, setting)

@@ -21,7 +21,7 @@ from distill.data.collate.tables import Labelled
 from distill.data.readers import Record
 from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Question, Questions
-from distill.evaluation.measures.answers import AnswerConfig, Answered, find_answers
+from distill.evaluation.questions import AnswerConfig, Answered, find_answers
 from distill.models.check import padding_of
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
 from distill.models.language_model import LanguageModel, OutputSpec

@@ -1,8 +1,7 @@
 """Samples of text: how models continue the beginnings of a few sequences of an evaluation set.
 
 Tokens are drawn, as small models that take the most probable one soon repeat themselves. The random numbers are the
-same for all models and in every run, and come from no generator that training reads. Shapes: P prompts, S positions,
-V vocabulary.
+same for all models and in every run, and come from no generator that training reads. Shapes: S positions.
 """
 
 import unicodedata
@@ -10,17 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from distill.data.collate.clm import CausalLM
 from distill.data.sequence_format import SequenceFormat
-from distill.data.sequence_store import ids_of, loss_mask_of, outer_ids, padded, recorded
+from distill.data.sequence_store import ids_of, loss_mask_of, outer_ids
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import SEED, EvaluationSet
-from distill.models.language_model import LanguageModel, OutputSpec
-from distill.runtime.seed import key, uniform
+from distill.evaluation.speed import uncompiled
 
 TEMPERATURE = 0.7
 NEW_TOKENS = 40
@@ -65,56 +63,43 @@ def num_new_tokens(width: int) -> int:
 def continue_with_each(
     models: Mapping[str, Any], prompts: Sequence[np.ndarray], evaluator: Evaluator, count: int
 ) -> dict[str, list[list[int]]]:
-    """`continue_prompts` of each model by its name, on rank 0 alone; all ranks call it."""
+    """`continue_prompts` of each model by its name, on rank 0 alone; all ranks call it.
+
+    A model without `generate`, as one of the user's or several teachers together, writes nothing.
+    """
     written: dict[str, list[list[int]]] = {}
     for name, model in models.items():
         # Of a sharded model the other ranks compute their part inside.
-        with evaluator.readers.timed(), evaluator.readers.opened(model) as reader:
-            if evaluator.ranks.rank == 0:
-                written[name] = continue_prompts(reader, prompts, evaluator.scoring, count)
+        if hasattr(model, "generate"):
+            with evaluator.readers.timed(), evaluator.readers.opened(model) as reader, uncompiled([reader.model]):
+                if evaluator.ranks.rank == 0:
+                    written[name] = continue_prompts(reader.model, prompts, evaluator.scoring, count)
     return written
 
 
-def continue_prompts(
-    model: LanguageModel, prompts: Sequence[np.ndarray], scoring: Scoring, count: int, temperature: float = TEMPERATURE
-) -> list[list[int]]:
-    """What a model writes behind each prompt: `count` tokens, fewer where it ends the text.
-
-    Every token is a forward of all that is before it: a model of the user's has no cache, nor `generate`.
-    """
+def continue_prompts(model: Any, prompts: Sequence[np.ndarray], scoring: Scoring, count: int) -> list[list[int]]:
+    """What a transformers model writes behind each prompt: `count` tokens, fewer where it ends the text."""
     assert isinstance(scoring.collator, CausalLM)
-    collator, numbers = scoring.collator, np.arange(len(prompts))
-    lengths = np.array([len(prompt) for prompt in prompts])
-    tokens = padded([recorded(prompt) for prompt in prompts], lengths.max() + count, collator.pad_id)  # [P, S]
-    levels = scoring.tensor(uniform(key(SEED, "samples", numbers[:, None], np.arange(count))))  # [P, count]
-    written = np.full((len(prompts), count), -1, np.int64)
-    for place in range(count):
-        width = int(lengths.max())
-        batch = collator.collate(tokens[:, :width], numbers.astype(np.uint64), numbers).to(scoring.ranks.device)
-        last = scoring.tensor(numbers * width + lengths - 1)
-        rows = model(batch.inputs, batch.documents, OutputSpec(True, last)).head_rows
-        assert rows is not None
-        written[:, place] = draw(model.logits(rows, scoring.vocab), levels[:, place], temperature).cpu().numpy()
-        tokens["id"][numbers, lengths] = written[:, place]
-        tokens["inner"][numbers, lengths] = True  # whatever it is, no end and no padding to the collator
-        lengths += 1
-        if (written == collator.format.document_end).any(1).all():
-            break
-    return [_up_to(collator.format.document_end, row[: place + 1].tolist()) for row in written]
-
-
-def draw(logits: Tensor, levels: Tensor, temperature: float) -> Tensor:
-    """The token of each row at which the sum of the probabilities, the largest first, reaches a level: [P] int64.
-
-    With the same levels two models draw the same token as long as they rank tokens alike.
-
-    Args:
-        logits: [P, V].
-        levels: [P] in (0, 1), uniform.
-    """
-    probabilities, tokens = (logits.double() / temperature).softmax(-1).sort(descending=True, stable=True)
-    places = (probabilities.cumsum(-1) < levels[:, None]).sum(-1).clamp(max=logits.shape[1] - 1)
-    return tokens.gather(-1, places[:, None])[:, 0]
+    device, end = scoring.ranks.device, scoring.collator.format.document_end
+    config = GenerationConfig(
+        max_new_tokens=count, do_sample=True, temperature=TEMPERATURE, top_k=0, eos_token_id=end, pad_token_id=0
+    )
+    written, own = [], model.generation_config
+    model.generation_config = GenerationConfig()  # from which what `config` leaves out is read
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            for number, prompt in enumerate(prompts):
+                torch.manual_seed(SEED + number)
+                ids = scoring.collator.collate(prompt[None], np.zeros(1, np.uint64), np.arange(1)).ids.to(device)
+                # This rank alone draws, also from a sharded model.
+                output = model.generate(
+                    ids, attention_mask=torch.ones_like(ids), generation_config=config, synced_gpus=False
+                )
+                tokens = output[0, ids.shape[1] :].tolist()
+                written.append(tokens[: tokens.index(end)] if end in tokens else tokens)
+    finally:
+        model.generation_config = own
+    return written
 
 
 def text_of(tokens: Sequence[int] | np.ndarray, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -124,7 +109,3 @@ def text_of(tokens: Sequence[int] | np.ndarray, tokenizer: PreTrainedTokenizerBa
         "\ufffd" if unicodedata.category(letter) in UNSHOWN and letter not in KEPT_CONTROLS else letter
         for letter in text
     )
-
-
-def _up_to(end: int | None, tokens: list[int]) -> list[int]:
-    return tokens[: tokens.index(end)] if end in tokens else tokens

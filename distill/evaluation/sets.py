@@ -7,7 +7,7 @@ from typing import Self, TypedDict
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.config.settings import Config, MaskingConfig, Missing
+from distill.config.settings import Config, MaskingConfig, Missing, SourceConfig
 from distill.data.batches import Collator
 from distill.data.sequence_format import SequenceFormatOf, masked_format
 from distill.data.sequence_store import SequenceStore, choose_sequences, sequence_bytes
@@ -33,9 +33,7 @@ class EvaluationSet:
     description: str
     sequences: np.ndarray  # [num_sequences, S]
     documents: int
-    text: SequenceStore | None = (
-        None  # [M, S] all sequences of the text in their order, where `sequences` are some of them
-    )
+    text: SequenceStore | None = None  # [M, S] all of the text in its order, where `sequences` are some of them
     numbers: np.ndarray | None = None  # [num_sequences] which these are
     prompts: bool = False  # whether some of its tokens are no targets
     collator: Collator | None = None  # of its sequences, where that of all sets does not fit them
@@ -83,23 +81,20 @@ def load_sets(
     """
     sets, left_out = [], []
     for name, tokens in tokens_of_sets(config, tokenizer, sequence_format):
+        path = f"evaluate.sources.{name}.path"
         if tokens is not None:
             chosen, numbers = _chosen(name, tokens.sequences, config)
-            largest, setting = config.corpus.max_unknown, f"evaluate.sets: {name}"
-            check_unknown(tokens.counts, tokens.tokens, tokenizer, largest, setting)
+            check_unknown(tokens.counts, tokens.tokens, tokenizer, config.corpus.max_unknown, f"evaluate.sets: {name}")
             sets.append(
                 EvaluationSet(name, tokens.name, chosen, tokens.documents, tokens.sequences, numbers, tokens.prompts)
             )
         elif config.evaluate.missing is Missing.skip:
             left_out.append(
-                f"The evaluation set {name} is left out: it lies neither in evaluate.sources.{name}.path nor "
-                "under $DISTILL_DATA."
+                f"The evaluation set {name} is left out: it lies neither in {path} nor under $DISTILL_DATA."
             )
         else:
-            raise SettingError(
-                f"evaluate.sets: {name} is not available; give evaluate.sources.{name}.path, set DISTILL_DATA, or set "
-                "evaluate.missing=skip"
-            )
+            cure = f"give {path}, set DISTILL_DATA, or set evaluate.missing=skip"
+            raise SettingError(f"evaluate.sets: {name} is not available; {cure}")
     return sets, left_out
 
 
@@ -116,16 +111,20 @@ def _chosen(name: str, sequences: SequenceStore, config: Config) -> tuple[np.nda
         return sequences, None
     count = len(sequences) if numbers is None else len(numbers)
     if count * sequence_bytes(sequences) > max_bytes:
+        of_one = f"by_set.{name}." if name in config.evaluate.by_set else ""
         raise SettingError(
-            f"{sequences_setting(config, name)}={max_sequences}: {name} has {len(sequences):,} sequences, more than "
+            f"evaluate.{of_one}max_sequences={max_sequences}: {name} has {len(sequences):,} sequences, more than "
             f"fit into memory (data.shuffle_bytes={max_bytes}): give {max_bytes // sequence_bytes(sequences)} at most"
         )
     return sequences[np.arange(count) if numbers is None else numbers], numbers
 
 
-def sequences_setting(config: Config, name: str) -> str:
-    """The setting of how many sequences of a set are scored."""
-    return f"evaluate.by_set.{name}.max_sequences" if name in config.evaluate.by_set else "evaluate.max_sequences"
+def source_of(name: str, config: Config) -> SourceConfig:
+    """The settings of the source of an evaluation set. Raises SettingError where there are none."""
+    if (source := config.evaluate.sources.get(name)) is None:
+        names = ", ".join(sorted(config.evaluate.sources))
+        raise SettingError(f"evaluate.sets: {name} has no source; choose from {names} or add evaluate.sources.{name}")
+    return source
 
 
 def tokens_of_sets(
@@ -134,12 +133,7 @@ def tokens_of_sets(
     """Name and sequences of each set, None where its text is not available; a mixture has a held-out set a source."""
     corpus, data = config.corpus, config.data
     for name in config.evaluate.sets:
-        source = config.evaluate.sources.get(name)
-        if source is None:
-            names = ", ".join(sorted(config.evaluate.sources))
-            raise SettingError(
-                f"evaluate.sets: {name} has no source; choose from {names} or add evaluate.sources.{name}"
-            )
+        source = source_of(name, config)
         if source.target is None and source.kind == HELDOUT:
             for name_of_source, text in corpus_texts(corpus, data).items():
                 books = heldout_text(text, data)

@@ -16,12 +16,13 @@ from distill.data.batches import Collator
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import MaskedLM
 from distill.data.sequence_store import LARGE, outer_ids, sequence_bytes
-from distill.evaluation.measures import Scoring
-from distill.evaluation.measures.classes import ACCURACY, ClassSet
+from distill.evaluation.classes import ACCURACY, ClassSet
+from distill.evaluation.measures import Scoring, SequenceLosses
 from distill.evaluation.sets import EvaluationSet
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
+TAILS = ((1 - CONFIDENCE) / 2, 1 - (1 - CONFIDENCE) / 2)
 FEWEST = 20  # documents that a bootstrap over documents takes; of fewer, stretches of sequences are drawn
 LEAST = 10  # units of any kind: draws of fewer are too much alike to prove anything
 STRETCH = 16  # consecutive sequences of the text that are drawn together then
@@ -29,16 +30,6 @@ STRETCH = 16  # consecutive sequences of the text that are drawn together then
 SAMPLED = f"groups of sequences, those of a stretch of {STRETCH} together"
 AT_ONCE = 4 << 20  # drawn units that are in memory at a time
 READ_SEQUENCES = 1 << 16  # sequences that are looked at together
-
-
-@dataclass(frozen=True)
-class SequenceLosses:
-    """What each sequence contributes to a perplexity, exp(losses.sum() / counts.sum()), or to a fraction of errors."""
-
-    losses: np.ndarray  # [R] float64, nats of the sequence's scored tokens; or 1 where its class is wrong, else 0
-    counts: np.ndarray  # [R] float64, how many tokens these are; or 1
-
-
 ModelLosses = Mapping[tuple[str, str], SequenceLosses]  # of one model, by measure and set
 
 
@@ -98,10 +89,9 @@ def paired_bootstrap(
     difference, counts = (first - second)[is_scored].astype(np.float64), counts[is_scored].astype(np.float64)
     if len(counts) < 2 or not np.isfinite(difference).all():
         raise ValueError(f"{len(counts)} units with finite losses: two are needed to draw from")
-    draws = _draws(len(counts), resamples, seed)
-    drawn = np.concatenate([difference[numbers].sum(1) / counts[numbers].sum(1) for numbers in draws])
-    tail, whole = (1 - CONFIDENCE) / 2, difference.sum() / counts.sum()
-    low, high = np.quantile(drawn, [tail, 1 - tail])
+    losses, tokens = _drawn_sums([difference, counts], resamples, seed)
+    drawn, whole = losses / tokens, difference.sum() / counts.sum()
+    low, high = np.quantile(drawn, TAILS)
     better = float((drawn < 0).mean() + (drawn == 0).mean() / 2)
     shared = (better, CONFIDENCE, resamples, units, len(counts))
     if in_points:
@@ -121,43 +111,28 @@ def bootstrap_gap(
         student, baseline, teacher: [U] finite sums of the losses of each unit's tokens, in nats, or of its errors; each
             unit has tokens.
     """
-    closed, gap = (baseline - student).astype(np.float64), (baseline - teacher).astype(np.float64)
-    drawn = [(closed[numbers].sum(1), gap[numbers].sum(1)) for numbers in _draws(len(gap), resamples, seed)]
-    over, under = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
-    if without_gap := int((under <= 0).sum()):
+    closed, gap = _drawn_sums([baseline - student, baseline - teacher], resamples, seed)
+    if without_gap := int((gap <= 0).sum()):
         return GapInterval(None, None, without_gap)
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(over / under, [tail, 1 - tail])
+    low, high = np.quantile(closed / gap, TAILS)
     return GapInterval(float(low), float(high), 0)
 
 
-def _draws(num_units: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """The numbers of the units of some draws at a time, [D, U]."""
-    draw, per_chunk = np.random.default_rng(seed), max(1, AT_ONCE // num_units)
-    for start in range(0, resamples, per_chunk):
-        yield draw.integers(num_units, size=(min(per_chunk, resamples - start), num_units))
+def _drawn_sums(parts: Sequence[np.ndarray], resamples: int, seed: int) -> np.ndarray:
+    """[parts, D] the sums of values [U] of units over the same draws of as many units, with replacement.
 
-
-def _unit_sums(models: Sequence[SequenceLosses], units: Units) -> list[np.ndarray] | None:
-    """[U] the losses of each model by unit, then their counts; None of fewer than ten units or losses not finite.
-
-    Units without a scored token are left out.
+    scipy's `bootstrap` draws the same, and takes statistics of one number, of which it tells no fraction below 1.
     """
-    counts = models[0].counts
-    assert all(np.array_equal(model.counts, counts) for model in models), "the models were scored at other tokens"
-    size = int(units.of_row.max()) + 1
-    sums = [np.bincount(units.of_row, part, size) for part in (*(model.losses for model in models), counts)]
-    is_scored = sums[-1] > 0
-    if is_scored.sum() < LEAST or not all(np.isfinite(part).all() for part in sums):
-        return None
-    return [part[is_scored] for part in sums]
+    draw, num_units = np.random.default_rng(seed), len(parts[0])
+    sums, at_once = np.empty((len(parts), resamples)), max(1, AT_ONCE // num_units)
+    for start in range(0, resamples, at_once):
+        numbers = draw.integers(num_units, size=(min(at_once, resamples - start), num_units))
+        sums[:, start : start + len(numbers)] = [part[numbers].sum(1) for part in parts]
+    return sums
 
 
 def compare_models(
-    first: ModelLosses,
-    second: ModelLosses,
-    sets: Sequence[EvaluationSet],
-    scoring: Scoring,
+    first: ModelLosses, second: ModelLosses, sets: Sequence[EvaluationSet], scoring: Scoring
 ) -> dict[str, dict[str, Bootstrap]]:
     """By measure and set the bootstrap of two models, as far as both have losses by sequence and enough units.
 
@@ -165,41 +140,40 @@ def compare_models(
         first, second: what `Evaluator.score_by_sequence` gave of each of them.
     """
     by_measure: dict[str, dict[str, Bootstrap]] = {}
-    for measure, name, models, units in _shared([first, second], sets, scoring):
-        if (sums := _unit_sums(models, units)) is not None:  # else it proves nothing
-            one, other, counts = sums
-            drawn = paired_bootstrap(one, other, counts, units.name, in_points=measure == ACCURACY)
-            by_measure.setdefault(measure, {})[name] = drawn
+    for measure, name, units, (one, other, counts) in _shared_sums([first, second], sets, scoring):
+        drawn = paired_bootstrap(one, other, counts, units.name, in_points=measure == ACCURACY)
+        by_measure.setdefault(measure, {})[name] = drawn
     return by_measure
 
 
 def compare_gaps(
-    student: ModelLosses,
-    baseline: ModelLosses,
-    teacher: ModelLosses,
-    sets: Sequence[EvaluationSet],
-    scoring: Scoring,
+    student: ModelLosses, baseline: ModelLosses, teacher: ModelLosses, sets: Sequence[EvaluationSet], scoring: Scoring
 ) -> dict[str, dict[str, GapInterval]]:
     """By measure and set how much of the gap a student closes, where `compare_models` has its bootstrap."""
     by_measure: dict[str, dict[str, GapInterval]] = {}
-    for measure, name, models, units in _shared([student, baseline, teacher], sets, scoring):
-        if (sums := _unit_sums(models, units)) is not None:
-            one, other, best, _ = sums
-            by_measure.setdefault(measure, {})[name] = bootstrap_gap(one, other, best)
+    for measure, name, _, (one, other, best, _) in _shared_sums([student, baseline, teacher], sets, scoring):
+        by_measure.setdefault(measure, {})[name] = bootstrap_gap(one, other, best)
     return by_measure
 
 
-def _shared(
+def _shared_sums(
     models: Sequence[ModelLosses], sets: Sequence[EvaluationSet], scoring: Scoring
-) -> Iterator[tuple[str, str, list[SequenceLosses], Units]]:
-    """Measure, set, what each model has of it, and the units to draw, wherever all of them have losses by sequence."""
+) -> Iterator[tuple[str, str, Units, list[np.ndarray]]]:
+    """Measure, set, units, and the losses of each model by unit [U], then their counts.
+
+    Wherever all models have finite losses by sequence, in ten units at least; one without a scored token is left out.
+    """
     for data in sets:
-        shared = [key for key in models[0] if key[1] == data.name and all(key in model for model in models)]
-        if not shared:
-            continue
         units = units_of(data, scoring.collator_of(data))
-        for measure, name in shared:
-            yield measure, name, [model[measure, name] for model in models], units
+        for measure, name in models[0]:
+            if name != data.name or not all((measure, name) in model for model in models):
+                continue
+            of_models = [model[measure, name] for model in models]
+            parts = [*(each.losses for each in of_models), of_models[0].counts]
+            sums = [np.bincount(units.of_row, part) for part in parts]
+            is_scored = sums[-1] > 0
+            if is_scored.sum() >= LEAST and all(np.isfinite(part).all() for part in sums):
+                yield measure, name, units, [part[is_scored] for part in sums]
 
 
 def units_of(data: EvaluationSet, collator: Collator) -> Units:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from distill.data.batch import PADDING
 from distill.data.text_pairs import TextEncoder
+from distill.evaluation.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures import token_losses
-from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import Held, LoadedModel, as_loaded
@@ -59,6 +59,7 @@ class TextScore:
 
 
 Model = str | Path | LoadedModel | Held  # as `score` takes it
+ScoredTokens = tuple[int, list[str], list[float]]  # number of a text, its tokens, and their log-probabilities in nats
 
 
 # fmt: off
@@ -106,17 +107,12 @@ def score(
     lm = as_loaded(model, device)
     texts = [text] if isinstance(text, str) else list(text)
     _check(lm, bos, base, batch_size)
-    names: list[list[str]] = [[] for _ in texts]
-    values: list[list[float]] = [[] for _ in texts]
-    with lm.evaluating():
-        causal = lm.kind.causal
-        parts = _causal(lm, texts, bos, batch_size) if causal else _masked(lm, texts, batch_size)
+    scores = [TextScore(one, (), (), base) for one in texts]
+    with lm.evaluating(), torch.inference_mode():
+        parts = _causal(lm, texts, bos, batch_size) if lm.kind.causal else _masked(lm, texts, batch_size)
         for number, tokens, log_probs in parts:
-            names[number], values[number] = tokens, [value / math.log(base) for value in log_probs]
-    scores = [
-        TextScore(one, tuple(tokens), tuple(log_probs), base)
-        for one, tokens, log_probs in zip(texts, names, values, strict=True)
-    ]
+            in_base = tuple(value / math.log(base) for value in log_probs)
+            scores[number] = TextScore(texts[number], tuple(tokens), in_base, base)
     return scores[0] if isinstance(text, str) else scores
 
 
@@ -134,12 +130,60 @@ def _check(lm: LoadedModel, bos: bool, base: float, batch_size: int) -> None:
         raise SettingError(f"batch_size={batch_size}: give 1 or more")
 
 
-def _check_length(lm: LoadedModel, number: int, length: int) -> None:
-    if lm.longest is not None and length > lm.longest:
-        raise SettingError(
-            f"text {number} has {length:,} tokens, special tokens included, and model={lm.path} reads "
-            f"{lm.longest:,}: split it"
-        )
+def _causal(lm: LoadedModel, texts: list[str], bos: bool, batch_size: int) -> Iterator[ScoredTokens]:
+    model, tokenizer = LanguageModel(lm.model), lm.tokenizer
+    first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if bos and first is None:
+        raise SettingError(f"bos=True: the tokenizer of model={lm.path} has no token to begin with; give bos=False")
+    # Causal tokenizers may lack the tokens that a `TextEncoder` puts around texts.
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False).encodings or [] if texts else []
+    sequences = [[first, *encoding.ids] if bos else list(encoding.ids) for encoding in encoded]
+    order = [number for number in _longest_first(lm, sequences) if len(sequences[number]) > 1]
+    for start in range(0, len(order), batch_size):
+        numbers = order[start : start + batch_size]
+        ids, valid = _padded([sequences[number] for number in numbers], 0, lm.device)
+        documents = None if valid is None else torch.where(valid, 0, PADDING)
+        lengths = torch.tensor([len(sequences[number]) for number in numbers])
+        # The last token of a text predicts nothing.
+        positions = (torch.arange(ids.shape[1]) < lengths[:, None] - 1).flatten().nonzero()[:, 0].to(lm.device)
+        rows = model({"input_ids": ids}, documents, OutputSpec(True, positions)).head_rows
+        assert rows is not None
+        losses = token_losses(model, rows, ids.roll(-1, 1).flatten()[positions], len(tokenizer)).cpu()
+        for number, part in zip(numbers, losses.split((lengths - 1).tolist()), strict=True):
+            yield number, _names(lm, encoded[number])[0 if bos else 1 :], (-part).tolist()
+
+
+def _masked(lm: LoadedModel, texts: list[str], batch_size: int) -> Iterator[ScoredTokens]:
+    model, encoder = LanguageModel(lm.model), TextEncoder(lm.tokenizer)
+    around, encoded = encoder.surroundings(pairs=False), list(encoder.encode(texts))
+    sequences = [[*around.before, *encoding.ids, *around.after] for encoding in encoded]
+    # Copies of one text stay side by side, and so share what can be computed once for it; the longest come first.
+    order = _longest_first(lm, sequences)
+    copies = [(number, column) for number in order for column in range(len(encoded[number].ids))]
+    losses = [torch.empty(0)]
+    for start in range(0, len(copies), batch_size):
+        chunk = copies[start : start + batch_size]
+        numbers = list(dict.fromkeys(number for number, _ in chunk))
+        ids, valid = _padded([sequences[number] for number in numbers], lm.tokenizer.pad_token_id, lm.device)
+        of_row = torch.tensor([numbers.index(number) for number, _ in chunk], device=lm.device)
+        column = torch.tensor([len(around.before) + column for _, column in chunk], device=lm.device)
+        masked = Copies(ids, valid, of_row, column, int(lm.tokenizer.mask_token_id))
+        rows = head_rows_at_masks(model, masked)
+        losses.append(token_losses(model, rows, ids[of_row, column], len(lm.tokenizer)).cpu())
+    counts = [len(encoded[number].ids) for number in order]
+    for number, part in zip(order, torch.cat(losses).split(counts), strict=False):
+        yield number, _names(lm, encoded[number]), (-part).tolist()
+
+
+def _longest_first(lm: LoadedModel, sequences: list[list[int]]) -> list[int]:
+    """The numbers of the sequences. Raises SettingError for one that the model cannot read."""
+    for number, sequence in enumerate(sequences, 1):
+        if lm.longest is not None and len(sequence) > lm.longest:
+            raise SettingError(
+                f"text {number} has {len(sequence):,} tokens, special tokens included, and model={lm.path} reads "
+                f"{lm.longest:,}: split it"
+            )
+    return sorted(range(len(sequences)), key=lambda number: -len(sequences[number]))
 
 
 def _names(lm: LoadedModel, encoded: Any) -> list[str]:
@@ -148,78 +192,9 @@ def _names(lm: LoadedModel, encoded: Any) -> list[str]:
     return [name or token for name, token in zip(decoded, encoded.tokens, strict=True)]
 
 
-ScoredTokens = tuple[int, list[str], list[float]]  # number of a text, its tokens, and their log-probabilities in nats
-
-
-@torch.inference_mode()
-def _causal(lm: LoadedModel, texts: list[str], bos: bool, batch_size: int) -> Iterator[ScoredTokens]:
-    model, tokenizer = LanguageModel(lm.model), lm.tokenizer
-    first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    if bos and first is None:
-        raise SettingError(f"bos=True: the tokenizer of model={lm.path} has no token to begin with; give bos=False")
-    encoded = list(_encoded(lm, texts))
-    sequences = [[first, *encoding.ids] if bos else list(encoding.ids) for encoding in encoded]
-    for number, row in enumerate(sequences, 1):
-        _check_length(lm, number, len(row))
-    order = [
-        number
-        for number in sorted(range(len(sequences)), key=lambda n: -len(sequences[n]))
-        if len(sequences[number]) > 1
-    ]
-    for start in range(0, len(order), batch_size):
-        numbers = order[start : start + batch_size]
-        lengths = np.array([len(sequences[number]) for number in numbers])
-        ids, documents = _padded([sequences[number] for number in numbers], 0, lm.device)
-        predicts = np.arange(ids.shape[1])[None] < lengths[:, None] - 1  # the last token of a text predicts nothing
-        positions = torch.from_numpy(np.flatnonzero(predicts)).to(lm.device)
-        targets = ids.roll(-1, 1).flatten()[positions]
-        outputs = model({"input_ids": ids}, documents, OutputSpec(True, positions))
-        losses = token_losses(model, outputs.head_rows, targets, len(tokenizer)).cpu()
-        for number, part in zip(numbers, losses.split((lengths - 1).tolist()), strict=True):
-            yield number, _names(lm, encoded[number])[0 if bos else 1 :], (-part).tolist()
-
-
-@torch.inference_mode()
-def _masked(lm: LoadedModel, texts: list[str], batch_size: int) -> Iterator[ScoredTokens]:
-    model, around = LanguageModel(lm.model), TextEncoder(lm.tokenizer).surroundings(pairs=False)
-    encoded = list(_encoded(lm, texts))
-    sequences = [[*around.before, *encoding.ids, *around.after] for encoding in encoded]
-    for number, row in enumerate(sequences, 1):
-        _check_length(lm, number, len(row))
-    # Copies of one text stay side by side, and so share what can be computed once for it; the longest come first.
-    order = sorted(range(len(sequences)), key=lambda n: -len(sequences[n]))
-    copies = [(number, column) for number in order for column in range(len(encoded[number].ids))]
-    losses: list[Tensor] = []
-    for start in range(0, len(copies), batch_size):
-        chunk = copies[start : start + batch_size]
-        numbers = list(dict.fromkeys(number for number, _ in chunk))
-        ids, documents = _padded([sequences[number] for number in numbers], lm.tokenizer.pad_token_id, lm.device)
-        of_row = torch.tensor([numbers.index(number) for number, _ in chunk], device=lm.device)
-        column = torch.tensor([len(around.before) + column for _, column in chunk], device=lm.device)
-        valid = None if documents is None else documents != PADDING
-        masked = Copies(ids, valid, of_row, column, int(lm.tokenizer.mask_token_id))
-        head_rows = head_rows_at_masks(model, masked)
-        losses.append(token_losses(model, head_rows, ids[of_row, column], len(lm.tokenizer)).cpu())
-    counts = [len(encoded[number].ids) for number in order]
-    for number, part in zip(order, torch.cat(losses).split(counts) if losses else [], strict=False):
-        yield number, _names(lm, encoded[number]), (-part).tolist()
-
-
-def _encoded(lm: LoadedModel, texts: list[str]) -> Iterator[Any]:
-    """The `tokenizers.Encoding` of each text, without special tokens."""
-    if not lm.kind.causal:
-        return TextEncoder(lm.tokenizer).encode(texts)
-    # Causal tokenizers may lack the tokens that sequences of masked models need.
-    return iter(lm.tokenizer(texts, add_special_tokens=False, verbose=False).encodings or [] if texts else [])
-
-
 def _padded(sequences: list[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Sequences as ids [R, S], and the document number at each position [R, S]; None where nothing is padding."""
-    lengths = np.array([len(row) for row in sequences])
-    ids = np.full((len(sequences), int(lengths.max())), pad, np.int64)
-    for number, row in enumerate(sequences):
-        ids[number, : len(row)] = row
-    if (lengths == ids.shape[1]).all():
-        return torch.from_numpy(ids).to(device), None
-    documents = np.where(np.arange(ids.shape[1])[None] < lengths[:, None], 0, PADDING)
-    return torch.from_numpy(ids).to(device), torch.from_numpy(documents).to(device)
+    """Sequences as ids [R, S], and which of them are not padding [R, S]; None: all."""
+    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    ids = pad_sequence([torch.tensor(sequence) for sequence in sequences], batch_first=True, padding_value=pad)
+    valid = torch.arange(ids.shape[1]) < lengths[:, None]
+    return ids.to(device), None if valid.all() else valid.to(device)

@@ -6,7 +6,7 @@ from pathlib import Path
 from distill.config.rules import check_paths, check_rules
 from distill.config.settings import Config
 from distill.distributed.bucket import MAX_STATS
-from distill.evaluation.measures.users import check_measures
+from distill.evaluation.users import check_measures
 from distill.models.student import check_student_settings
 from distill.objective.build import make_terms
 from distill.objective.objective import mixing_temperature

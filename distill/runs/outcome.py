@@ -137,9 +137,8 @@ def score_each(
     speeds = tokens_per_second(evaluation.evaluator, [*models.values()], sets[0]) if sets else [None] * len(models)
     scored, losses = dict[str, dict[str, Any]](), Losses()
     for (name, model), speed in zip(models.items(), speeds, strict=True):
-        keep = name if name in ("teacher", "student") else None  # whose agreement is measured
         known = evaluation.scores_at(step) if name == "student" else None
-        scores, by_sequence = known or evaluation.score(model, name, sets, keep)
+        scores, by_sequence = known or evaluation.score(model, name, sets)
         losses[name] = by_sequence or {}
         scored[name] = {"tokens_per_second": speed, **scores}
     return scored, losses

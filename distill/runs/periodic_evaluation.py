@@ -63,13 +63,11 @@ class PeriodicEvaluation:
         """Whether there is an evaluation after so many steps; the end of a run is always one."""
         return is_due(self.settings, step, self.steps_per_epoch)
 
-    def score(
-        self, model: Any, label: str, sets: list[EvaluationSet], keep: str | None
-    ) -> tuple[Scores, ModelLosses | None]:
+    def score(self, model: Any, label: str, sets: list[EvaluationSet]) -> tuple[Scores, ModelLosses | None]:
         """The scores of a model, and its losses by sequence where they are of use; all ranks call it."""
         if self._by_sequence:
-            return self.evaluator.score_by_sequence(model, label, sets, keep)
-        return self.evaluator.score(model, label, sets, keep), None
+            return self.evaluator.score_by_sequence(model, label, sets)
+        return self.evaluator.score(model, label, sets), None
 
     def evaluate(self, state: State, losses: dict[str, float]) -> HistoryPoint:
         """Score the student, unless that was done before an interruption.
@@ -90,8 +88,7 @@ class PeriodicEvaluation:
         """The line of an evaluation, with the scores of the student where it has some; rank 0 writes it."""
         scores, ends = Scores(), state.step >= self.run.steps
         if scores_on_the_way(self.settings) or ends:
-            keep = "student" if ends and self._are_whole else None  # its agreement with the teacher comes next
-            scores, by_sequence = self.score(self.run.pair.student, "student", self.sets, keep)
+            scores, by_sequence = self.score(self.run.pair.student, "student", self.sets)
             self._losses = {} if by_sequence is None else {state.step: by_sequence}
         place = {"epoch": state.step / self.steps_per_epoch, "step": state.step}
         exact = {**place, "tokens": state.tokens, "seconds": state.seconds, "loss": losses, **scores}
@@ -122,7 +119,6 @@ class PeriodicEvaluation:
         """Put the student of the best evaluation into the place of the last one, where the settings require that."""
         best = self.run.folder.load_best(model, optimizer, last)
         if best is not None and best.step not in (None, last):
-            self.evaluator.forget("student")  # the last one's
             logger.info(f"the student after step {best.step:,} is published, the best by train.keep_best")
         return best
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.measures import NO_BYPRODUCTS, Byproducts, Measure, Pass, ProgressCallback, Scoring
+from distill.evaluation.measures import Measure, Pass, ProgressCallback, Scoring, SetScores
 from distill.evaluation.readers import Readers
 from distill.evaluation.sets import EvaluationSet
 from distill.models.check import max_positions
@@ -54,13 +54,7 @@ class LossPass(Pass):
             for name, term in objective.terms.items()
         )
 
-    def score(
-        self,
-        model: LanguageModel,
-        data: EvaluationSet,
-        on_progress: ProgressCallback,
-        byproducts: Byproducts = NO_BYPRODUCTS,
-    ) -> dict[str, float]:
+    def score(self, model: LanguageModel, data: EvaluationSet, on_progress: ProgressCallback) -> SetScores:
         # Of several teachers training compares hidden states with those of the first.
         with self.readers.opened(self.pair.teachers[0].model if self.pair.teachers else None) as reader:
             teacher: Teacher = LiveTeacher(reader)
@@ -79,4 +73,5 @@ class LossPass(Pass):
             for _ in range(left):  # a sharded teacher computes on all ranks together
                 idle_forward(reader.model)
         means = (total / max(count, 1) for total, count in zip(*ranks.sum(sums).tolist(), strict=True))
-        return {measure.name: mean for measure, mean in zip(self.measures, means, strict=True)}
+        values = {measure.name: mean for measure, mean in zip(self.measures, means, strict=True)}
+        return SetScores(values, data.num_sequences)

@@ -4,9 +4,9 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from distill.config.component import class_name, kinds
 from distill.config.settings import Config, CorpusConfig, DataConfig, StudentConfig
@@ -21,9 +21,6 @@ from distill.evaluation.sets import EvaluationSet
 from distill.models.kind import ModelKind
 from distill.objective.terms import Term
 from distill.runtime.errors import SettingError, did_you_mean
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 
 @dataclass
@@ -65,7 +62,7 @@ class Task(ABC):
         return self
 
     @abstractmethod
-    def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
+    def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> PreTrainedTokenizerFast:
         """A tokenizer trained on the corpus, for a pair that brings none."""
 
     @abstractmethod
@@ -76,11 +73,7 @@ class Task(ABC):
     def evaluation_sets(
         self, config: Config, tokenizer: PreTrainedTokenizerBase
     ) -> tuple[list[EvaluationSet], list[str]]:
-        """The sets that models are scored on, and a line for each that is not available and may be left out.
-
-        Raises:
-            SettingError: a set is not available or does not fit.
-        """
+        """The sets that models are scored on, and a line for each that is not available and may be left out."""
 
     @abstractmethod
     def scoring(
@@ -102,7 +95,8 @@ class Task(ABC):
         """
         scoring = self.scoring(config, tokenizer, sets, ranks)
         passes = self.passes(scoring)
-        require_positions(passes, sets)
+        if not scoring.heads:
+            require_positions(passes[0].measures[0], scoring)
         return Evaluator(scoring, passes, config.precision)
 
 

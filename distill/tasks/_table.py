@@ -7,10 +7,10 @@ TinyBERT (Jiao et al. 2020) on further text, as in the distillation of Turc et a
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data.batches import Collator
@@ -19,14 +19,12 @@ from distill.data.tables import Split
 from distill.data.tokens import Tokens
 from distill.data.unknown_tokens import check_unknown
 from distill.distributed import Ranks
+from distill.evaluation.labelled import TablePass
 from distill.evaluation.measures import Pass, Scoring
-from distill.evaluation.sets import EvaluationSet
+from distill.evaluation.sets import EvaluationSet, source_of
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
 from distill.tasks import Prepared, Task, make_batches
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True)
@@ -68,24 +66,18 @@ class TableTask(Task):
         return self._data
 
     def read(self, config: Config, training: bool = True) -> Self:
-        if not training:
-            return type(self)(self._data_of_sets(config))
-        split = self._split(config.corpus, "corpus")
+        if not training:  # examples of the first set stand in, whose form all sets have
+            if not config.evaluate.sets:
+                raise SettingError("evaluate.sets=[] names no set: name one that has a source in evaluate.sources")
+            split, setting = self._split_of_set(config.evaluate.sets[0], config)
+            return type(self)(LabelledData(split, split.read(setting, training=False), is_learnt=False))
+        split, unlabelled = self._split(config.corpus, "corpus"), None
         examples = _some(split.read("corpus", training=True), config.corpus.max_sequences, "training examples")
-        unlabelled = None
         if config.corpus.unlabelled is not None:
             unlabelled = split.read_unlabelled(config.corpus.unlabelled, "corpus.unlabelled")
         return type(self)(LabelledData(split, examples, unlabelled))
 
-    def _data_of_sets(self, config: Config) -> LabelledData:
-        """The examples of the first evaluation set stand in for those of training, whose form all sets have."""
-        if not config.evaluate.sets:
-            raise SettingError("evaluate.sets=[] names no set: name one that has a source in evaluate.sources")
-        setting, source = self._source(config.evaluate.sets[0], config)
-        split = self._split(source, setting)
-        return LabelledData(split, split.read(setting, training=False), is_learnt=False)
-
-    def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
+    def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> PreTrainedTokenizerFast:
         raise SettingError(
             "student.tokenizer=null, and there is no model to take one from: give student.path of a pre-trained model, "
             "or the folder of a tokenizer"
@@ -95,9 +87,8 @@ class TableTask(Task):
         data = self.data
         sequences = self.sequences(data.split, data.examples, tokenizer, config, scoring=False)
         if data.unlabelled is not None:
-            sequences = sequences.with_unlabelled(
-                self.sequences(data.split, data.unlabelled, tokenizer, config, scoring=False)
-            )
+            others = self.sequences(data.split, data.unlabelled, tokenizer, config, scoring=False)
+            sequences = sequences.with_unlabelled(others)
         tokens = Tokens(
             sequences=sequences.sequences,
             counts=_checked_counts(sequences, tokenizer, config, "corpus"),
@@ -110,10 +101,8 @@ class TableTask(Task):
             left_out={},
             unit="example",
         )
-        sets, left_out = self.evaluation_sets(config, tokenizer)
-        return Prepared(
-            tokens, make_batches(config, sequences.sequences, self.collator(sequences), ranks), sets, left_out
-        )
+        batches = make_batches(config, sequences.sequences, self.collator(sequences), ranks)
+        return Prepared(tokens, batches, *self.evaluation_sets(config, tokenizer))
 
     def evaluation_sets(
         self, config: Config, tokenizer: PreTrainedTokenizerBase
@@ -128,8 +117,6 @@ class TableTask(Task):
         return Scoring(collator, tokenizer, config.evaluate, ranks, sets, self.kind.heads)
 
     def passes(self, scoring: Scoring) -> list[Pass]:
-        from distill.evaluation.measures.tables import TablePass
-
         return [TablePass(scoring)]
 
     @abstractmethod
@@ -147,14 +134,10 @@ class TableTask(Task):
         """Sequences to score."""
 
     def _set(self, name: str, config: Config, tokenizer: PreTrainedTokenizerBase) -> EvaluationSet:
-        setting, source = self._source(name, config)
-        split, data = self._split(source, setting), self.data
-        examples = _some(
-            split.read(setting, training=False, like=data.examples),
-            config.evaluate.max_sequences_of(name),
-            f"examples of {name}",
-        )
-        if data.is_learnt:
+        split, setting = self._split_of_set(name, config)
+        examples = split.read(setting, training=False, like=self.data.examples)
+        examples = _some(examples, config.evaluate.max_sequences_of(name), f"examples of {name}")
+        if self.data.is_learnt:
             self._refuse_learnt(setting, split, examples)
         sequences = self.sequences(split, examples, tokenizer, config, scoring=True)
         _checked_counts(sequences, tokenizer, config, f"evaluate.sets: {name}")
@@ -164,10 +147,8 @@ class TableTask(Task):
         """Raises SettingError where examples that are to be scored are those that a student learns from."""
         data = self.data
         shared = len({*examples.texts} & {*data.examples.texts})
-        are_files = split.path is not None and data.split.path is not None
-        sizes = len(examples), len(data.examples)
-        least = min(sizes) / 2 if are_files else max(sizes) - 0.5  # a program may score a part of what it holds
-        if split.split != data.split.split and shared > least:
+        are_files = split.path is not None and data.split.path is not None  # a program may score what it trains on
+        if are_files and split.split != data.split.split and shared > min(len(examples), len(data.examples)) / 2:
             raise SettingError(
                 f"{setting} holds {counted(shared, 'example')} that the student is trained on: give {setting}.path of "
                 "others, or files called train and validation in one folder"
@@ -177,13 +158,9 @@ class TableTask(Task):
                 f"{setting} has only texts that corpus.unlabelled is trained on too: keep those that are scored apart"
             )
 
-    def _source(self, name: str, config: Config) -> tuple[str, Any]:
-        """What error lines call the settings of an evaluation set, and these."""
-        setting = f"evaluate.sources.{name}"
-        if (source := config.evaluate.sources.get(name)) is None:
-            names = ", ".join(sorted(config.evaluate.sources))
-            raise SettingError(f"evaluate.sets: {name} has no source; choose from {names} or add {setting}")
-        return setting, source
+    def _split_of_set(self, name: str, config: Config) -> tuple[Split, str]:
+        """The examples of an evaluation set, and what error lines call its settings."""
+        return self._split(source_of(name, config), f"evaluate.sources.{name}"), f"evaluate.sources.{name}"
 
     def _split(self, source: Any, setting: str) -> Split:
         make = source.made_by

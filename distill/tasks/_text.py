@@ -11,7 +11,7 @@ from distill.data.batches import Collator
 from distill.data.order import Mixture
 from distill.data.sequence_format import SequenceFormat
 from distill.data.sequence_store import subsample
-from distill.data.tokens import Tokens, corpus_text, prepare, prepare_mixture
+from distill.data.tokens import corpus_text, prepare, prepare_mixture
 from distill.data.unknown_tokens import check_unknown
 from distill.distributed import Ranks
 from distill.evaluation.measures import Scoring
@@ -42,11 +42,12 @@ class TextTask(Task):
         else:
             tokens = prepare(corpus_text(corpus, data), tokenizer, corpus, data, "train", self.sequence_format)
             sequences = subsample(tokens.sequences, corpus.max_sequences, "training rows", data.shuffle_bytes)
-        for setting, part in {"corpus": tokens, **_sources(tokens)}.items():
+        # Of a mixture a source that does not fit the vocabulary would hide among the others.
+        sources = {f"corpus.sources.{name}": part for name, part in tokens.sources.items()}
+        for setting, part in {"corpus": tokens, **sources}.items():
             check_unknown(part.counts, part.tokens, tokenizer, corpus.max_unknown, setting)
-        sets, left_out = self.evaluation_sets(config, tokenizer)
         batches = make_batches(config, sequences, self.collator(config, tokenizer, tokens.counts), ranks, order)
-        return Prepared(tokens, batches, sets, left_out)
+        return Prepared(tokens, batches, *self.evaluation_sets(config, tokenizer))
 
     def evaluation_sets(
         self, config: Config, tokenizer: PreTrainedTokenizerBase
@@ -57,8 +58,3 @@ class TextTask(Task):
         self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], ranks: Ranks
     ) -> Scoring:
         return Scoring(self.scoring_collator(config, tokenizer), tokenizer, config.evaluate, ranks, sets)
-
-
-def _sources(tokens: Tokens) -> dict[str, Tokens]:
-    """Those of a mixture by their settings: one that does not fit the vocabulary would hide among the others."""
-    return {f"corpus.sources.{name}": part for name, part in tokens.sources.items()}

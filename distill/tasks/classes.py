@@ -12,7 +12,7 @@ from distill.data.tables import LabelledTexts, Split
 from distill.data.tables.glue import Glue
 from distill.data.tables.table import Table
 from distill.data.text_pairs import ClassSequences, class_sequences
-from distill.evaluation.measures.classes import ClassSet, class_set, impossible_measures
+from distill.evaluation.classes import OF_TABLES, ClassSet
 from distill.models.kind import CLASSES, ModelKind
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
@@ -88,15 +88,24 @@ class Classes(TableTask):
                 f"{_labels_listed(examples.classes[: len(of_task) or None])}, and the student learns "
                 f"{_labels_listed(self.data.examples.classes)}: choose another set"
             )
-        detects_first = len(of_task) == 2 and classes[0] == of_task[1]
-        data = replace(class_set(name, examples, sequences, split.measures), detects_first=detects_first)
-        if impossible := impossible_measures(data):
+        data = ClassSet(
+            name,
+            examples.describe(),
+            sequences.sequences,
+            documents=len(examples),
+            collator=self.collator(sequences),
+            labels=examples.labels,
+            classes=examples.classes,
+            measures=tuple(split.measures) or OF_TABLES[bool(examples.classes)],
+            detects_first=len(of_task) == 2 and classes[0] == of_task[1],
+        )
+        if impossible := data.impossible_measures():
             raise SettingError(
                 f"{_label_setting(f'evaluate.sources.{name}', split)}: {data.description}, all with one text or one "
                 f"label, so no model has a value of {' or '.join(impossible)} there: give examples with other texts "
                 f"and labels{_more('evaluate.max_sequences')}"
             )
-        return replace(data, collator=self.collator(sequences))
+        return data
 
 
 def _label_setting(setting: str, split: Split) -> str:

@@ -1,20 +1,16 @@
 """Causal language modelling: every token is predicted from those before it."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data import new_tokenizer
 from distill.data.collate.clm import CausalLM, causal_lm
 from distill.data.sequence_format import SequenceFormat, causal_format
 from distill.evaluation.measures import Pass, Scoring
+from distill.evaluation.perplexity import WindowPass
 from distill.models.kind import CAUSAL, ModelKind
 from distill.tasks._text import TextTask
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 
 class Clm(TextTask):
@@ -26,7 +22,7 @@ class Clm(TextTask):
     def sequence_format(self, tokenizer: PreTrainedTokenizerBase) -> SequenceFormat:
         return causal_format(tokenizer)
 
-    def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
+    def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> PreTrainedTokenizerFast:
         return new_tokenizer.byte_bpe(corpus, data)
 
     def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> CausalLM:
@@ -36,6 +32,4 @@ class Clm(TextTask):
         return causal_lm(tokenizer, config.corpus.cross_documents)
 
     def passes(self, scoring: Scoring) -> list[Pass]:
-        from distill.evaluation.measures.sliding_window import WindowPass
-
         return [WindowPass(scoring)]

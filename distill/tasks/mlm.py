@@ -1,9 +1,7 @@
 """Masked language modelling: some tokens of a sequence are hidden and predicted from both sides."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from distill.config.settings import Config, CorpusConfig, DataConfig
 from distill.data import new_tokenizer
@@ -11,12 +9,11 @@ from distill.data.batches import Collator
 from distill.data.collate.mlm import MaskedLM, masked_lm
 from distill.data.sequence_format import SequenceFormat, masked_format
 from distill.evaluation.measures import Pass, Scoring
+from distill.evaluation.perplexity import MaskPass
+from distill.evaluation.pseudo_perplexity import SinglePass
 from distill.evaluation.sets import MASKING
 from distill.models.kind import MASKED, ModelKind
 from distill.tasks._text import TextTask
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 
 class Mlm(TextTask):
@@ -28,7 +25,7 @@ class Mlm(TextTask):
     def sequence_format(self, tokenizer: PreTrainedTokenizerBase) -> SequenceFormat:
         return masked_format(tokenizer)
 
-    def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> "PreTrainedTokenizerFast":
+    def new_tokenizer(self, corpus: CorpusConfig, data: DataConfig) -> PreTrainedTokenizerFast:
         return new_tokenizer.wordpiece(corpus, data)
 
     def collator(self, config: Config, tokenizer: PreTrainedTokenizerBase, counts: np.ndarray) -> Collator:
@@ -38,9 +35,6 @@ class Mlm(TextTask):
         return scoring_masks(tokenizer)
 
     def passes(self, scoring: Scoring) -> list[Pass]:
-        from distill.evaluation.measures.perplexity import MaskPass
-        from distill.evaluation.measures.pseudo_perplexity import SinglePass
-
         return [MaskPass(scoring), *([SinglePass(scoring)] if scoring.settings.scores_singly else [])]
 
 

@@ -11,6 +11,7 @@ from distill.data.batches import Collator
 from distill.data.collate.mlm import MaskedLM, masked_lm
 from distill.data.collate.mlm_sop import MaskedLMAndOrder
 from distill.data.sequence_format import SequenceFormat, paired_format
+from distill.evaluation.labelled import OrderPass
 from distill.evaluation.measures import Pass, Scoring
 from distill.models.kind import MASKED, ORDERED, ModelKind
 from distill.objective.terms import Term
@@ -55,8 +56,6 @@ class MlmSop(Mlm):
         return self._paired(scoring_masks(tokenizer), tokenizer, swaps=False)
 
     def passes(self, scoring: Scoring) -> list[Pass]:
-        from distill.evaluation.measures.order_accuracy import OrderPass
-
         return [*super().passes(scoring), *([OrderPass(scoring)] if self.kind is ORDERED else [])]
 
     def _paired(self, masking: MaskedLM, tokenizer: PreTrainedTokenizerBase, swaps: bool) -> MaskedLMAndOrder:

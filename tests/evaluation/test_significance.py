@@ -15,7 +15,7 @@ from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConf
 from distill.data.collate.clm import CausalLM
 from distill.data.sequence_format import causal_format
 from distill.distributed.single import Single
-from distill.evaluation.measures.classes import ClassSet
+from distill.evaluation.classes import ClassSet
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.significance import (
     FEWEST,
@@ -23,8 +23,6 @@ from distill.evaluation.significance import (
     SAMPLED,
     STRETCH,
     SequenceLosses,
-    Units,
-    _unit_sums,
     bootstrap_gap,
     compare_gaps,
     compare_models,
@@ -91,18 +89,6 @@ def test_draws_without_a_gap_leave_no_interval_and_are_counted() -> None:
     assert bootstrap_gap(student, baseline, baseline, resamples=300).without_gap == 300, "zero is no gap"
 
 
-def test_draws_in_several_chunks_are_all_different(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distill.evaluation.significance.AT_ONCE", 60)
-    many = paired_bootstrap(*sums(1), resamples=1001)
-    monkeypatch.setattr("distill.evaluation.significance.AT_ONCE", 1 << 20)
-    whole = paired_bootstrap(*sums(1), resamples=1001)
-    assert many == whole and many.low < many.ratio < many.high
-    student, baseline, counts = sums(1)
-    whole_gap = bootstrap_gap(student, baseline, baseline - counts, resamples=1001)
-    monkeypatch.setattr("distill.evaluation.significance.AT_ONCE", 60)
-    assert bootstrap_gap(student, baseline, baseline - counts, resamples=1001) == whole_gap
-
-
 def test_equal_models_and_one_that_is_clearly_better() -> None:
     first, _, counts = sums(2)
     same = paired_bootstrap(first, first, counts)
@@ -123,22 +109,17 @@ def test_the_interval_covers_what_it_promises() -> None:
     assert 176 <= inside <= 199
 
 
-def test_units_without_tokens_do_not_count() -> None:
-    first, second, counts = sums(3, units=10)
-    empty = np.zeros(25)
-    padded = paired_bootstrap(*(np.concatenate([each, empty]) for each in (first, second, counts)))
-    assert padded == paired_bootstrap(first, second, counts) and padded.num_units == 10
-    with pytest.raises(ValueError, match="two are needed"):
-        paired_bootstrap(first[:1], second[:1], counts[:1])
-
-
 def test_few_units_and_losses_that_are_no_numbers_say_nothing() -> None:
-    units = Units("rows", np.arange(12))
-    good, bad = SequenceLosses(np.arange(12.0), np.ones(12)), SequenceLosses(np.full(12, math.nan), np.ones(12))
-    assert _unit_sums([good, good], units) is not None
-    assert _unit_sums([good, bad], units) is None
-    few = SequenceLosses(np.arange(12.0), np.array([1.0] * 9 + [0.0] * 3))
-    assert _unit_sums([few, few], units) is None
+    data, scoring = rows_of([3] * 12), SimpleNamespace(collator_of=lambda data: None)
+
+    def compared(losses: float, tokens: int) -> bool:
+        counts = np.array([1.0] * tokens + [0.0] * (12 - tokens))
+        one, other = (
+            {("perplexity", "made"): SequenceLosses(each, counts)} for each in (np.arange(12.0), np.full(12, losses))
+        )
+        return bool(compare_models(one, other, [data], scoring))  # type: ignore[arg-type]
+
+    assert compared(1.0, 12) and compared(1.0, 10) and not compared(math.nan, 12) and not compared(1.0, 9)
 
 
 # --- units ---------------------------------------------------------------------------------------------------------
@@ -198,54 +179,33 @@ def test_causal_documents_end_in_their_token() -> None:
 # --- losses by sequence
 
 
-def test_losses_by_row_make_up_the_scores(tokenizer: Any) -> None:
-    rows = tiny.make_rows(15, shortest=4)
-    data = EvaluationSet("small", "a small set", rows, 3)
-    masks = make_masks(tokenizer, rows, mlm_probability=0.3)
-    ranks = Single(BackendConfig(device="cpu"))
-    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=0.5, batch_size=8))
-    evaluator = tiny.make_evaluator(settings, masks, PrecisionConfig(), ranks)
-    kept = {}
-    for name in ("one", "two"):
-        model = tiny.make_model("bert", 1 if name == "one" else 2)
-        scores, kept[name] = evaluator.score_by_sequence(model, name, [data])
-        assert scores == evaluator.score(model, name, [data])
-        for measure in ("perplexity", "pseudo_perplexity"):
-            found = kept[name][measure, "small"]
-            assert found.losses.shape == (15,) and found.counts.sum() > 15
-            assert math.exp(found.losses.sum() / found.counts.sum()) == pytest.approx(
-                scores[measure]["small"], rel=1e-6
-            )
-            alone = EvaluationSet("small", "", rows[3:4], 1)
-            assert found.counts[3] <= int((alone.sequences != PAD).sum())
-    compared = compare_models(kept["one"], kept["two"], [data], evaluator.scoring)
-    assert set(compared) == {"perplexity", "pseudo_perplexity"} and compared["perplexity"]["small"].units == "sequences"
-    (single,) = compare_models(kept["one"], kept["one"], [data], evaluator.scoring)["perplexity"].values()
-    assert (single.low, single.high) == (1.0, 1.0)
-    one, two = kept["one"], kept["two"]
-    swapped = compare_gaps(two, one, two, [data], evaluator.scoring)  # the student is the teacher
-    other = compare_gaps(one, two, one, [data], evaluator.scoring)
-    gaps = [by_set["small"] for by_set in (swapped["perplexity"], other["perplexity"])]
-    assert set(swapped) == {"perplexity", "pseudo_perplexity"}
-    assert any(each.without_gap for each in gaps) and {each.low for each in gaps} <= {1.0, None}
-    assert compare_gaps(one, two, {}, [data], evaluator.scoring) == {}
-
-
-def test_a_row_gets_its_own_losses(tokenizer: Any) -> None:
+def test_losses_by_sequence_make_up_the_scores(tokenizer: Any) -> None:
     """Those of one sequence are what a set of that sequence alone has, at the positions of the same mask."""
-    rows = tiny.make_rows(6, shortest=4)
-    masks = make_masks(tokenizer, rows, mlm_probability=0.3)
-    settings = EvaluateConfig(batch_size=3, pseudo_perplexity=PseudoPerplexityConfig(fraction=1.0, batch_size=8))
+    rows = tiny.make_rows(15, shortest=4)
+    data, masks = EvaluationSet("small", "a small set", rows, 3), make_masks(tokenizer, rows, mlm_probability=0.3)
+    settings = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=1.0, batch_size=8))
     evaluator = tiny.make_evaluator(settings, masks, PrecisionConfig(), Single(BackendConfig(device="cpu")))
-    model = tiny.make_model("distilbert", 2)
-    whole = evaluator.score_by_sequence(model, "model", [EvaluationSet("all", "", rows, 6)])[1][
-        "pseudo_perplexity", "all"
-    ]
-    for number in range(6):
-        one = EvaluationSet("one", "", rows[number : number + 1], 1)
-        alone = evaluator.score_by_sequence(model, "model", [one])[1]["pseudo_perplexity", "one"]
-        assert whole.counts[number] == alone.counts[0] > 0
-        assert whole.losses[number] == pytest.approx(alone.losses[0], rel=1e-5)
+    models = [tiny.make_model("bert", layers) for layers in (1, 2)]
+    (_, one), (scores, two) = (evaluator.score_by_sequence(model, "model", [data]) for model in models)
+    for measure in ("perplexity", "pseudo_perplexity"):
+        found = two[measure, "small"]
+        assert found.losses.shape == (15,) and found.counts.sum() > 15
+        assert math.exp(found.losses.sum() / found.counts.sum()) == pytest.approx(scores[measure]["small"], rel=1e-6)
+    for number in (0, 7, 14):
+        alone = evaluator.score_by_sequence(
+            models[1], "model", [EvaluationSet("one", "", rows[number : number + 1], 1)]
+        )
+        of_one, of_all = alone[1]["pseudo_perplexity", "one"], two["pseudo_perplexity", "small"]
+        assert of_all.counts[number] == of_one.counts[0] > 0
+        assert of_all.losses[number] == pytest.approx(of_one.losses[0], rel=1e-5)
+    compared = compare_models(one, two, [data], evaluator.scoring)
+    assert set(compared) == {"perplexity", "pseudo_perplexity"} and compared["perplexity"]["small"].units == "sequences"
+    same = compare_models(one, one, [data], evaluator.scoring)["perplexity"]["small"]
+    assert (same.low, same.high) == (1.0, 1.0)
+    for student, baseline in ((two, one), (one, two)):  # the student is the teacher
+        gap = compare_gaps(student, baseline, student, [data], evaluator.scoring)["perplexity"]["small"]
+        assert gap.low is None if gap.without_gap else gap.low == 1
+    assert compare_gaps(one, two, {}, [data], evaluator.scoring) == {}
 
 
 def test_accuracies_differ_by_points_as_in_a_plain_loop() -> None:

@@ -1,6 +1,5 @@
 """Exact match and F1 of SQuAD against torchmetrics, an implementation of its own, and against the official rules."""
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +9,7 @@ import questions as sample
 from torchmetrics.functional.text import squad as torchmetrics_squad
 
 from distill.data.tables.squad import Answer, Question, Questions
-from distill.evaluation.measures.answers import Answered, Candidate
-from distill.evaluation.measures.squad import SquadSet, normalised, raw_scores, score, score_texts, tune
+from distill.evaluation.questions import Answered, Candidate, SquadSet, normalised, raw_scores, score, score_texts
 
 
 def by_torchmetrics(questions: Questions, texts: list[str]) -> np.ndarray:
@@ -118,29 +116,6 @@ def at(threshold: float, said: list[Answered]) -> list[str]:
     return [each.text if each.null_odds <= threshold else "" for each in said]
 
 
-def test_questions_with_odds_above_0_stay_unanswered() -> None:
-    made, said = predicted()
-    scores, texts = score(made, said), at(0.0, said)
-    assert score_texts(made, texts).items() <= scores.items() and "" in texts
-    has = np.array([bool(question.answers) for question in made.questions])
-    raw = 100 * raw_scores(made, texts)
-    assert scores["has_answer_f1"] == pytest.approx(raw[has, 1].mean())
-    assert scores["no_answer_exact"] == pytest.approx(raw[~has, 0].mean())
-
-
-@pytest.mark.parametrize("distinct", [True, False])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_tuned_score_is_the_best_of_all(seed: int, distinct: bool) -> None:
-    """Every possible threshold is tried."""
-    made, said = predicted(150, seed, distinct)
-    odds = sorted({each.null_odds for each in said})
-    everything = [score_texts(made, at(threshold, said)) for threshold in [odds[0] - 1, *odds]]
-    scores = score(made, said)
-    for name in ("exact", "f1"):
-        best = scores[f"best_{name}"]
-        assert best == pytest.approx(max(each[name] for each in everything), abs=1e-9) and best >= scores[name] - 1e-9
-
-
 def official_best(scores: np.ndarray, has: np.ndarray, texts: list[str], odds: np.ndarray) -> float:
     """The loop that the official script describes, over different odds: the best score.
 
@@ -161,23 +136,6 @@ def test_the_tuned_score_is_the_official_one() -> None:
     scores = score(made, said)
     for column, name in ((0, "best_exact"), (1, "best_f1")):
         assert scores[name] == pytest.approx(official_best(raw[:, column], has, texts, odds), abs=1e-9)
-
-
-def test_all_or_none_may_be_answered() -> None:
-    one, nothing = np.ones(3), np.zeros(3)
-    odds = np.array([-1.0, 0.5, 2.0])
-    assert tune(one, nothing, odds) == tune(nothing, one, odds) == 100
-    assert tune(one, one, np.array([np.inf, np.inf, np.inf])) == 100  # not one question has a possible answer
-    for answered_score, withheld in itertools.product([0.0, 1.0], repeat=2):
-        best = tune(np.array([answered_score]), np.array([withheld]), np.array([0.0]))
-        assert best == 100 * max(answered_score, withheld)
-
-
-def test_version_1_1_has_no_threshold() -> None:
-    made = sample.made(20, "1.1")
-    said = [answered(question.answers[0].text, 1e9) for question in made.questions]
-    scores = score(made, said)
-    assert scores["exact"] == 100 and set(scores) == {"exact", "f1"}
 
 
 @pytest.mark.parametrize(("kept", "lacking"), [(True, "no_answer_exact"), (False, "has_answer_f1")])

@@ -1,4 +1,4 @@
-"""Samples of text: the greedy limit against transformers' `generate`, draws against probabilities, and the prompts."""
+"""Samples of text against a plain loop of draws, and the prompts that they continue."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,13 +16,11 @@ from distill.data.sequence_format import SequenceFormat, causal_format
 from distill.data.sequence_store import ids_of
 from distill.distributed.single import Single
 from distill.evaluation.measures import Scoring
-from distill.evaluation.samples import choose_prompts, continue_prompts, draw, num_new_tokens, prompt_of, text_of
+from distill.evaluation.samples import TEMPERATURE, choose_prompts, continue_prompts, num_new_tokens, prompt_of, text_of
 from distill.evaluation.sets import EvaluationSet
-from distill.models.language_model import LanguageModel
 
 END, PAD = 0, 99
 FORMAT = SequenceFormat(None, None, None, END, None, PAD, 1)
-GREEDY = 1e-6  # a temperature at which only the most probable token is drawn
 
 
 def scoring_of(tokenizer: Any, packed: bool, **fields: Any) -> Scoring:
@@ -31,53 +29,33 @@ def scoring_of(tokenizer: Any, packed: bool, **fields: Any) -> Scoring:
     return Scoring(CausalLM(sequence_format, packed), tokenizer, EvaluateConfig(), device)
 
 
-@pytest.mark.parametrize("packed", [True, False])
+def plain_draws(model: Any, prompt: np.ndarray, count: int, seed: int) -> list[int]:
+    """Token by token, each forward of all that is before it."""
+    ids = torch.from_numpy(prompt)[None]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for _ in range(count):
+            probabilities = (model(ids).logits[:, -1] / TEMPERATURE).softmax(-1)
+            ids = torch.cat([ids, torch.multinomial(probabilities, 1)], 1)
+    return ids[0, len(prompt) :].tolist()
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_the_most_probable_tokens_are_those_of_generate(family: str, packed: bool) -> None:
-    """For prompts of several lengths together, and up to a token that ends the text."""
+@torch.no_grad()
+def test_samples_are_those_of_a_plain_loop_and_leave_no_trace(family: str) -> None:
+    """The same every time, up to a token that ends the text, whatever a model's own settings of generation are."""
     tokenizer = vocabulary_of(family)
     model = make_family(family, **special_ids(tokenizer))
+    model.generation_config.update(top_k=1, repetition_penalty=9.0)
     prompts = [np.random.default_rng(length).integers(5, 40, length) for length in (9, 2, 5)]
-
-    def generated(prompt: np.ndarray, end: int | None) -> list[int]:
-        ids = torch.from_numpy(prompt)[None]
-        settings = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": end, "pad_token_id": 0}
-        return model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(prompt) :].tolist()
-
-    def written(end: int) -> list[list[int]]:
-        scoring = scoring_of(tokenizer, packed, document_end=end)
-        return continue_prompts(LanguageModel(model), prompts, scoring, 12, GREEDY)
-
-    model.generation_config.eos_token_id = None
-    with torch.no_grad():
-        whole = [generated(prompt, None) for prompt in prompts]
-        assert len({tuple(tokens) for tokens in whole}) == 3 and all(len(set(tokens)) > 1 for tokens in whole)
-        end = whole[0][6]  # ends one text early, whichever others have it
-        cut = [generated(prompt, end) for prompt in prompts]
-        assert written(end) == [tokens[: tokens.index(end)] if end in tokens else tokens for tokens in cut]
-        never = next(token for token in range(40) if not any(token in tokens for tokens in whole))
-        assert written(never) == whole
-
-
-def test_draws_follow_the_probabilities() -> None:
-    logits, count = torch.tensor([0.3, -1.0, 2.0, 0.0, 1.1]), 10_000
-    levels = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    drawn = draw(logits.expand(count, -1), levels, 0.7)
-    expected = count * (logits.double() / 0.7).softmax(-1)
-    assert (torch.bincount(drawn, minlength=5) - expected).abs().max() <= 1
-
-
-def test_samples_are_the_same_every_time_and_leave_no_trace() -> None:
-    tokenizer = vocabulary_of("gpt2")
-    model = make_family("gpt2", **special_ids(tokenizer))
-    weights, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
-    prompts, scoring = [np.array([7, 8, 9])], scoring_of(tokenizer, True)
-    with torch.no_grad():
-        one, other = (continue_prompts(LanguageModel(model), prompts, scoring, 20) for _ in range(2))
-        greedy = continue_prompts(LanguageModel(model), prompts, scoring, 20, GREEDY)
-    assert one == other != greedy
-    assert torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    prompts[0][0] = prompts[1][0] = prompts[2][0] = tokenizer.bos_token_id  # which a text begins with anyway
+    state, settings = torch.get_rng_state(), model.generation_config.to_dict()
+    whole = [plain_draws(model, prompt, 12, seed) for seed, prompt in enumerate(prompts)]
+    never = next(token for token in range(40) if not any(token in tokens for tokens in whole))
+    for end in (never, whole[0][6]):
+        written = continue_prompts(model, prompts, scoring_of(tokenizer, True, document_end=end), 12)
+        assert written == [tokens[: tokens.index(end)] if end in tokens else tokens for tokens in whole]
+    assert torch.equal(state, torch.get_rng_state()) and model.generation_config.to_dict() == settings
 
 
 @pytest.mark.parametrize(

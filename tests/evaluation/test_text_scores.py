@@ -78,15 +78,6 @@ def test_bases_and_sums(masked: LoadedModel) -> None:
     assert score([], masked) == [] and math.isnan(score("", masked).mean) and score("", masked).total == 0
 
 
-def test_a_model_in_training_mode_is_scored_without_dropout_and_left_as_it_was(masked: LoadedModel) -> None:
-    expected = score("the cat", masked).log_probs
-    masked.model.train()
-    try:
-        assert score("the cat", masked).log_probs == expected and masked.model.training
-    finally:
-        masked.model.eval()
-
-
 @pytest.mark.parametrize(
     ("options", "line"),
     [

@@ -32,7 +32,7 @@ LATE: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "goal": ("optimize", ["optimize=no_such_number"], {}),
     "best": ("train.keep_best", ["train.keep_best=no_such_number"], {}),
     "observer": ("observers.mine", [observer("Broken")], {}),
-    "memory": ("evaluate.batch_size", [], {"distill.evaluation.memory_check.available": lambda ranks: 1}),
+    "memory": ("evaluate.batch_size", [], {"distill.evaluation.speed.available": lambda ranks: 1}),
     "top k": ("teacher.cache.top_k", ["teacher.cache.top_k=100000"], {}),
     "size of a cache": ("teacher.cache.gigabytes", ["data.cache=elsewhere", "teacher.cache.gigabytes=1e-9"], {}),
     "room for a cache": (

@@ -74,7 +74,7 @@ def by_row(student: Any, scoring: Scoring) -> dict[str, Any]:
 @pytest.mark.parametrize("batch_size", [1, 3, 7])
 def test_they_are_those_of_training_row_by_row(batch_size: int) -> None:
     student, alone = make_model("distilbert", 2, seed=5), Rank(0, 1)
-    scores = loss_pass(student, batch_size, alone).score(LanguageModel(student), DATA, lambda _: None)
+    scores = loss_pass(student, batch_size, alone).score(LanguageModel(student), DATA, lambda _: None).values
     assert scores == by_row(student, scoring_of(1, alone)) and all(value > 0 for value in scores.values())
 
 
@@ -86,7 +86,7 @@ def test_ranks_share_the_work_and_make_as_many_forwards(monkeypatch: pytest.Monk
         with torch.no_grad():
             loss_pass(student, 1, rank).score(LanguageModel(student), DATA, lambda _: None)
     assert len(idle) == 2
-    whole = loss_pass(student, 7, Rank(0, 1)).score(LanguageModel(student), DATA, lambda _: None)
+    whole = loss_pass(student, 7, Rank(0, 1)).score(LanguageModel(student), DATA, lambda _: None).values
     totals, counts = np.sum([rank.sums[0] for rank in ranks], axis=0)
     assert list(whole.values()) == pytest.approx((totals / counts).tolist(), rel=1e-4)
 

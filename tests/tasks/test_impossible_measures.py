@@ -61,14 +61,6 @@ def test_sets_without_a_correlation(labels: list[float], texts: list[str], tmp_p
     assert len(prepared(train, write(tmp_path / "c.tsv", [9, 8], OTHERS), REGRESSION).sets) == 1
 
 
-def test_a_sample_of_one_example(tmp_path: Path) -> None:
-    train, dev = write(tmp_path / "a.tsv", VALUES), write(tmp_path / "b.tsv", VALUES[::-1], OTHERS)
-    with pytest.raises(SettingError, match=r"the only value is .*, or raise corpus\.max_sequences"):
-        prepared(train, dev, REGRESSION, "corpus.max_sequences=1")
-    with pytest.raises(SettingError, match=r"no model has a value of pearson.* raise evaluate\.max_sequences"):
-        prepared(train, dev, REGRESSION, "evaluate.max_sequences=1")
-
-
 def test_accuracy_is_there_for_one_class_and_other_measures_are_not(tmp_path: Path) -> None:
     train, dev = write(tmp_path / "a.tsv", [0, 1] * 3), write(tmp_path / "b.tsv", [0] * 3, OTHERS)
     (data,) = prepared(train, dev).sets
@@ -133,11 +125,3 @@ def test_a_set_with_other_labels_than_those_learnt_is_refused(tmp_path: Path) ->
     line = r"^evaluate\.sources\.glue: .*, whose labels are negative, positive, and the student learns no, yes: choose"
     with pytest.raises(SettingError, match=line):
         prepared(train, values, glue, "evaluate.sets=[glue]")
-
-
-def test_texts_that_are_cut_off_are_counted(tmp_path: Path, lines: list[str]) -> None:
-    labels = ["no", "yes"] * 3
-    short = write(tmp_path / "b.tsv", labels, ["a", "an", "of", "the", "an of", "the of"])
-    prepared(write(tmp_path / "a.tsv", labels, [f"{words} " * 9 for words in WORDS]), short)
-    assert "a.tsv: 6 of 6 examples are cut off at their ends: raise corpus.sequence_length=16" in lines
-    assert not any(line.startswith("b.tsv") for line in lines)

@@ -51,11 +51,6 @@ def test_a_task_that_is_not_known() -> None:
     assert "objective.task=translation" in refused(*MASKED_RUN, "objective.task=translation")
 
 
-@pytest.mark.parametrize("run", [MASKED_RUN, CAUSAL_RUN, FROM_SCRATCH])
-def test_the_recipes_pass(run: list[str]) -> None:
-    check(composed(*run))
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -73,8 +68,3 @@ def test_the_recipes_pass(run: list[str]) -> None:
 def test_what_only_another_task_would_read(overrides: list[str], words: tuple[str, ...]) -> None:
     text = refused(*overrides)
     assert all(word in text for word in words), text
-
-
-def test_a_term_of_another_task_without_weight_is_left_out() -> None:
-    check(composed(*CAUSAL_RUN, "+objective.mlm.weight=0", "evaluate.stride=127"))
-    check(composed(*MASKED_RUN, "evaluate.samples=0"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job import NOUNS, Shelf, assert_alike, assert_same, command, distill, metrics, results, weights
+from job import NOUNS, Shelf, assert_same, distill, results
 
 from distill import evaluate
 
@@ -76,19 +76,6 @@ def student(desk: Desk) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_few_labels_and_many_texts(desk: Desk, student: Path) -> None:
-    content, lines = results(student), metrics(student)
-    said = f"{FEW} labelled and {MANY} unlabelled examples: {FEW} examples of train.csv; {MANY} examples of more.txt"
-    assert content["corpus"]["name"] == said and said in (student / "report.md").read_text()
-    assert content["corpus"]["sequences"] == content["corpus"]["documents"] == FEW + MANY
-    assert len(lines) == 12 and all(line["loss/soft_classes"] > 0 for line in lines)
-    assert any(line["loss/classes"] is None for line in lines), "a step without a label has no mean of this term"
-    assert all(line["loss/total"] is not None and line["grad_norm"] > 0 for line in lines)
-    assert content["training"]["final_loss"].keys() == {"total", "classes", "soft_classes", "hidden_mse"}
-    assert lines[-1]["loss/soft_classes"] < lines[0]["loss/soft_classes"]
-
-
 def test_accuracy_against_the_baseline_has_an_interval_in_points(desk: Desk, tmp_path: Path) -> None:
     """The baseline learns from the same labels, without a teacher; each of the 40 examples is drawn by itself."""
     baseline, run, few = tmp_path / "baseline", tmp_path / "run", ["corpus.max_sequences=48", "train.epochs=6"]
@@ -118,15 +105,6 @@ def test_labels_of_such_a_file_are_ignored(desk: Desk, student: Path, tmp_path: 
     assert_same(tmp_path / "run", student)
 
 
-@pytest.mark.slow
-def test_two_ranks_train_the_same_student(desk: Desk, student: Path, tmp_path: Path) -> None:
-    ranks = ["backend=ddp", "backend.processes=2", "train.accumulate=1"]
-    process = command(*desk.arguments(tmp_path / "run", HIDDEN, *ranks))
-    _, error = process.communicate(timeout=500)
-    assert process.returncode == 0, error
-    assert_alike(tmp_path / "run", student)
-
-
 def test_it_resumes_bitwise_and_not_with_other_texts(
     desk: Desk, student: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,30 +118,6 @@ def test_it_resumes_bitwise_and_not_with_other_texts(
     assert "the corpus has another text now" in capsys.readouterr().err
     assert distill(*desk.arguments(folder, HIDDEN)) == 0
     assert_same(folder, student)
-
-
-@pytest.mark.slow
-def test_unlabelled_texts_alone(desk: Desk, tmp_path: Path) -> None:
-    """The labelled examples name the classes, and not one of them is trained on: the teacher alone knows any label."""
-    alone = ["corpus.max_sequences=0", "objective.classes.weight=0", "train.epochs=6"]
-    assert distill(*desk.arguments(tmp_path / "run", *alone)) == 0
-    content = results(tmp_path / "run")
-    assert content["corpus"]["sequences"] == MANY and "0 labelled and 90 unlabelled" in content["corpus"]["name"]
-    assert content["training"]["final_loss"].keys() == {"total", "soft_classes"}
-    assert content["student"]["accuracy"]["dev"] >= 90
-    shutil.copytree(desk.root, tmp_path / "data", ignore=lambda *_: ["train.csv", "teacher", "student"])
-    elsewhere = [f"corpus.path={tmp_path / 'data'}", "corpus.split=validation"]  # without a training set
-    assert distill(*desk.arguments(tmp_path / "again", *alone, *elsewhere)) == 0
-    assert_same(tmp_path / "again", tmp_path / "run")
-
-
-def test_values(shelf: Shelf, tmp_path: Path) -> None:
-    desk = Desk(shelf, tmp_path, values=True)
-    assert distill(*desk.arguments(tmp_path / "run")) == 0
-    lines = metrics(tmp_path / "run")
-    assert lines[-1]["loss/soft_classes"] < lines[0]["loss/soft_classes"]
-    assert all(each.isfinite().all() for each in weights(tmp_path / "run").values())
-    assert all(line["grad_norm"] is not None for line in lines)
 
 
 def test_questions_without_answers(shelf: Shelf, tmp_path: Path, lines: list[str]) -> None:
@@ -224,8 +178,3 @@ def test_what_is_refused(
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert all(word in line for word in words), line
     assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-def test_text_is_no_place_for_it(shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert distill(*shelf.arguments(tmp_path / "run", "corpus.unlabelled=x.txt")) == 2
-    assert "corpus.unlabelled=x.txt: for fine-tuning" in capsys.readouterr().err
