@@ -63,7 +63,7 @@ def opened(place: str, unpack: bool = True) -> Iterator[IO[bytes]]:
     """
     from fsspec.core import OpenFile
 
-    _unpack_by_arrow()
+    unpack_by_arrow()
     system, path = file_system(place, "corpus.path")
     compression = COMPRESSED.get(Path(file_name(place).lower()).suffix) if unpack else None
     try:
@@ -83,7 +83,7 @@ def opened(place: str, unpack: bool = True) -> Iterator[IO[bytes]]:
         raise
 
 
-def _unpack_by_arrow() -> None:
+def unpack_by_arrow() -> None:
     """Let fsspec unpack zstd and lz4 by Arrow: what their own packages give, where these are there, has no lines."""
     from fsspec.compression import register_compression
 
@@ -95,6 +95,16 @@ def _unpacked(compression: str, file: IO[bytes], mode: str = "rb", **_: Any) -> 
     import pyarrow
 
     return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), compression))
+
+
+# How compressed files begin, and the end of the name by which they are known.
+MAGIC = {
+    b"\x1f\x8b": ".gz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+    b"BZh": ".bz2",
+    b"\xfd7zXZ": ".xz",
+    b"\x04\x22\x4d\x18": ".lz4",
+}
 
 
 def lines(
@@ -119,8 +129,10 @@ def lines(
             try:
                 line = raw.decode(encoding or "utf-8")
             except UnicodeDecodeError as error:
+                compressed = [ending for magic, ending in MAGIC.items() if raw.startswith(magic) and at == 0]
                 name = "UTF-8" if encoding is None else encoding
-                raise InvalidFile(line_name(place, start, number), f"not {name} ({error.reason})") from error
+                reason = f"compressed, so its name has to end in {compressed[0]}" if compressed else error.reason
+                raise InvalidFile(line_name(place, start, number), f"not {name} ({reason})") from error
             yield number, (line if at else line.removeprefix("\ufeff")).replace("\r\n", "\n")
             at += len(raw)
 

@@ -58,7 +58,16 @@ def test_a_compressed_file_is_unpacked(
     assert "UTF-8" not in str(caught.value), caught.value
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+@pytest.mark.parametrize("suffix", PACK)
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+def test_a_compressed_file_of_another_name_is_named_so(kind: str, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{'txt' if kind == 'text' else kind}"
+    path.write_bytes(PACK[suffix](LINES))
+    with pytest.raises(SettingError, match=rf"compressed, so its name has to end in \{suffix[:4]}"):
+        texts(path, kind)
+
+
+@pytest.mark.parametrize("suffix", PACK)
 def test_tables_are_unpacked(suffix: str, tmp_path: Path) -> None:
     rows = b"text,label\n" + b"".join(b"%s,%d\n" % (text.encode(), number % 2) for number, text in enumerate(TEXTS))
     (tmp_path / f"train.csv{suffix}").write_bytes(PACK[suffix](rows))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distill.data.find_files import File, plain_name
+from distill.data.readers import unpack_by_arrow
 from distill.data.tables import LabelledTexts, Split
 from distill.runtime.errors import SettingError, StorageFailed, did_you_mean, first_line
 
@@ -102,6 +103,7 @@ def _streamed(file: File, **options: Any) -> Any:
     """A file as `datasets` reads it, without a copy in its cache."""
     import datasets
 
+    unpack_by_arrow()
     logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)  # what they log they raise, too
     place, builder = glob.escape(file.place), BUILDERS[kind_of(file.place)]
     return datasets.load_dataset(builder, data_files=place, split="train", streaming=True, **options)
