@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 
 from distill.config.settings import DataConfig
 from distill.data.disk_cache import folder_of, once
-from distill.data.file_maps import forget_maps, mapped
+from distill.data.file_maps import State, forget_maps, read_rows, state_of
 from distill.data.remote import retried
 from distill.data.sequence_store import token_dtype
 from distill.data.storage import Folder, fetch_file
@@ -251,7 +251,7 @@ class Shards:
             folder.name(file.name) if self.cache is None else f"{self.cache.folder}/{file.sha256}"
             for file in self.files
         ]
-        self._checked = set[int]()  # files
+        self._states = dict[int, State]()  # of the files that were checked, as they were then
         self._locks = [Lock() for _ in self.files]  # for checking a file
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="shards")
 
@@ -275,42 +275,42 @@ class Shards:
         indices = (numbers - self.starts[files])[order]
         different, first = np.unique(files[order], return_index=True)
         bounds = [*first.tolist(), len(numbers)]
-        if len(missing := [file for file in different.tolist() if file not in self._checked]) > 1:
+        if len(missing := [file for file in different.tolist() if file not in self._states]) > 1:
             list(self._pool.map(self._ensure, missing))
         found = np.empty(len(numbers), self._row)
         for file, (begin, end) in zip(different.tolist(), pairwise(bounds), strict=True):
-            found[order[begin:end]] = self._rows(file)[indices[begin:end]]
+            found[order[begin:end]] = self._read(file, indices[begin:end])
         return found.view(self.dtype).reshape(len(numbers), self.shape[1])
 
-    def _rows(self, file: int) -> np.ndarray:
-        """All sequences of a file, which was as it was written when this process first read it."""
+    def _read(self, file: int, indices: np.ndarray) -> np.ndarray:
+        """Sequences of a file that is as it was written; one that has changed since it was checked is checked again."""
         while True:
             self._ensure(file)
-            with suppress(FileNotFoundError):
-                return mapped(self._paths[file], self._row)
-            self._checked.discard(file)  # evicted
+            rows = read_rows(self._paths[file], self._states.get(file), self._row, indices)
+            if rows is not None:
+                return rows
+            self._states.pop(file, None)  # it was evicted, or something has written into it
 
     def _ensure(self, number: int) -> None:
         """Fetches the file of this number and checks it, unless that was done.
 
         Raises StorageFailed where it cannot be had, or is not as it was written; Damaged as the cache.
         """
-        if number not in self._checked:
+        if number not in self._states:
             with self._locks[number]:
-                if number not in self._checked:  # by another thread, just now
-                    self._check(number)
-                    self._checked.add(number)
+                if number not in self._states:  # by another thread, just now
+                    self._states[number] = self._check(number)
 
-    def _check(self, number: int) -> None:
+    def _check(self, number: int) -> State:
         file, path, problem = self.files[number], self._paths[number], ""
         for _ in range(ATTEMPTS if self.cache else 1):
             if self.cache is not None:
                 num_bytes = file.sequences * self._row.itemsize
                 self.cache.get(self.folder.name(file.name), self.folder.setting, file.sha256, num_bytes)
             try:
+                state = state_of(path)
                 if sha256(Path(path)) == file.sha256:
-                    forget_maps()  # of a file that was there before, and may have been cut
-                    return
+                    return state
             except OSError as error:
                 problem = f"{path} cannot be read ({error.strerror})"
                 continue

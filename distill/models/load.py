@@ -19,7 +19,7 @@ from distill.config import HERE
 from distill.config.models import BUNDLED
 from distill.models.check import check_model, require_memory_for_weights
 from distill.models.converted import converted, merged_folder, quietly
-from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind, refuse_other_kind
+from distill.models.kind import CAUSAL, CLASSES, MASKED, ORDERED, SPANS, ModelKind, refuse_other_kind
 from distill.models.weights import keep_soft_cap, settle_ties, word_embeddings
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.host import is_out_of_memory
@@ -154,6 +154,8 @@ def _refuse_missing(
     others = [name for name in missing if name.startswith(encoder) and not name.startswith(f"{encoder}pooler")]
     if missing and (others or not new_heads):
         problem, cure = f"it lacks weights of a {kind.noun}, such as {(others or missing)[0]}", "choose another"
+        if kind is ORDERED:
+            cure += ", or set objective.sop.weight=0 and objective.soft_sop.weight=0"
         if others and besides:
             problem += f", and has others, such as {besides[0]}"
             cure = "save it from the model inside of its wrapper, such as model.module, or choose another"

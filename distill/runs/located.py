@@ -56,13 +56,13 @@ def locate(names: Sequence[str]) -> list[Located]:
 
 
 def _locate(name: str) -> Located:
+    model_folder(name)  # which refuses the path of no folder
     folder, path, run, record = Path(name).expanduser(), name, None, Record()
     if name in BUNDLED and not folder.exists():
         path = bundled_folder(name)
     else:
         if looks_local(name):
             refuse_missing(SETTING, name)
-        model_folder(name)  # which refuses the path of no folder
         refuse_unfinished(SETTING, name)
         try:
             refuse_custom_class(SETTING, name)

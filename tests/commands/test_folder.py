@@ -1,6 +1,5 @@
 """A student's folder gives back, through the Auto classes and a pipeline, what the student itself computes."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 import transformers
 from families import CAUSAL, FAMILIES, make_family, tokenizer_of
-from tiny import make_tokenizer
 
 from distill import StudentConfig, load_pair
 from distill.models.export_folder import export
@@ -77,12 +75,3 @@ def test_segments_go_on_being_given_where_the_student_has_them(tmp_path: Path) -
     export(make_family("distilbert"), tokenizer, tmp_path / "distilbert", "")
     assert look(tmp_path / "bert")["inputs"].keys() == {"input_ids", "token_type_ids", "attention_mask"}
     assert look(tmp_path / "distilbert")["inputs"].keys() == {"input_ids", "attention_mask"}
-
-
-def test_a_tokenizer_that_will_not_come_back_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """transformers takes Qwen 2's own way to split a text for every Qwen 2, whatever its tokenizer is."""
-    with caplog.at_level(logging.WARNING, "distill"):
-        export(make_family("llama"), make_tokenizer(), tmp_path / "llama", "")
-        assert not caplog.records
-        export(make_family("qwen2"), make_tokenizer(), tmp_path / "qwen2", "")
-    assert "PreTrainedTokenizerFast.from_pretrained" in caplog.text and "qwen2" in caplog.text

@@ -20,7 +20,6 @@ from distill.commands.cli import main
 from distill.models import load
 from distill.models.export_folder import export
 from distill.models.load import load_pretrained
-from distill.report.comparison import runs as compared
 from distill.runs.results_file import read_results
 from distill.runtime.errors import Damaged, SettingError
 from distill.runtime.files import MAX_YAML, make_folder, read_yaml
@@ -108,17 +107,6 @@ def test_a_report_of_a_damaged_run(
     elif isinstance(content, bytes):
         (run / name).write_bytes(content)
     assert name in refused_line(capsys, "report", f"run={run}")
-
-
-def test_comparing_a_whole_disk_ends_soon(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compared, "MAX_FOLDERS", 20)
-    for number in range(30):
-        make_run(tmp_path / "runs" / str(number), settings_of(number), results_of({"heldout": 5.0}))
-        (tmp_path / "others" / str(number)).mkdir(parents=True)
-    assert "nearer to the runs" in refused_line(capsys, "compare", f"run={tmp_path}")
-    assert len(compared.find_runs([str(tmp_path / "runs")])) == 30, "runs do not count"
 
 
 @pytest.mark.parametrize("settings", ["1: {2: 3}\n", "? [a, b]\n: 1\n", "a: {? 2020-01-01 : {x: 1}}\n", "- a\n"])

@@ -123,15 +123,6 @@ def bytes_of(text: Text, id_: int) -> int:
     return len(token.replace("\u2581", " ").encode())
 
 
-def test_a_vocabulary_that_drops_blanks_has_perplexity_alone() -> None:
-    text = make_text("gpt2", False)._replace(tokenizer=vocabulary_of("bert"))
-    collator = CausalLM(causal_format(vocabulary_of("gpt2")), False)
-    run = WindowPass(Scoring(collator, text.tokenizer, EvaluateConfig(), Rank(0, 1)))
-    with torch.no_grad():
-        values = run.score(LanguageModel(text.model), EvaluationSet("set", "", text.rows, 1), silent).values
-    assert [measure.name for measure in run.measures] == [*values] == ["perplexity"]
-
-
 @pytest.mark.parametrize("stride", [1, 5, 6, 11, None])
 def test_it_is_that_of_a_loop_over_documents(text: Text, stride: int | None) -> None:
     expected = list(naive(text, stride or WIDTH // 2))

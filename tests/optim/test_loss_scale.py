@@ -69,10 +69,8 @@ def gradient(settings: Any, teacher: Any, precision: str, scale: float, share: f
     return sync.gradients / scale
 
 
-@pytest.mark.parametrize("kernel", ["plain", "fused"])
 @pytest.mark.parametrize("settings", [objective_config(), MASKED, SOFTCAP], ids=["default", "masked", "others"])
-def test_gradients_are_those_of_fp32_within_rounding(settings: Any, kernel: str, teacher: Any) -> None:
-    settings = settings.changed(kernel=kernel)
+def test_gradients_are_those_of_fp32_within_rounding(settings: Any, teacher: Any) -> None:
     exact = gradient(settings, teacher, "fp32", 1.0)
     assert (gradient(settings, teacher, "fp32", 2.0**10) - exact).norm() < 1e-6 * exact.norm()
     for precision, scale in (("fp16", 2.0**10), ("fp16", 2.0**4), ("bf16", 1.0)):
@@ -80,18 +78,16 @@ def test_gradients_are_those_of_fp32_within_rounding(settings: Any, kernel: str,
         assert 1e-6 < (gradient(settings, teacher, precision, scale) - exact).norm() / exact.norm() < tolerance
 
 
-@pytest.mark.parametrize("kernel", ["plain", "fused"])
-def test_small_gradients_vanish_in_fp16_without_the_scale(kernel: str, teacher: Any) -> None:
+def test_small_gradients_vanish_in_fp16_without_the_scale(teacher: Any) -> None:
     """In a step of many sequences each one's share is below the smallest number of fp16, 6e-8."""
-    settings, share = objective_config(kernel=kernel), 1e-7
+    settings, share = objective_config(), 1e-7
     exact = gradient(settings, teacher, "fp32", 1.0, share)
     assert (gradient(settings, teacher, "fp16", 2.0**20, share) - exact).norm() < 0.02 * exact.norm()
     assert (gradient(settings, teacher, "fp16", 1.0, share) - exact).norm() > 0.5 * exact.norm()
 
 
-@pytest.mark.parametrize("kernel", ["plain", "fused"])
-def test_a_scale_that_is_too_large_shows(kernel: str, teacher: Any) -> None:
-    assert not gradient(objective_config(kernel=kernel), teacher, "fp16", 2.0**24).isfinite().all()
+def test_a_scale_that_is_too_large_shows(teacher: Any) -> None:
+    assert not gradient(objective_config(), teacher, "fp16", 2.0**24).isfinite().all()
 
 
 # --- training ------------------------------------------------------------------------------------------------------

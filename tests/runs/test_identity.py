@@ -47,7 +47,7 @@ LEFT_OUT = [
     "objective.soft.weight=5",  # as it is
 ]
 COUNTED = [
-    *("precision.teacher=int8", "objective.temperature=3", "objective.soft.positions=all", "objective.mlm.weight=7"),
+    *("objective.temperature=3", "objective.soft.positions=all", "objective.mlm.weight=7"),
     *("+objective.extra={kind: mlm, weight: 1}", "objective.masking.mlm_probability=0.2", "student.dropout=0.3"),
     *("student.layers=[1,3]", "optimizer.lr=1", "optimizer=lamb", "optimizer.clip_each_rank=true", "schedule=cosine"),
     *("schedule.floor=0.1", "schedule=polynomial", "schedule.warmup_steps=10", "schedule.end_lr=1e-5"),
