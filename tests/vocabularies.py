@@ -1,6 +1,8 @@
 """Tiny tokenizers in the manner of each family's published one: WordPiece, byte-level BPE, SentencePiece."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -151,3 +153,17 @@ def special_ids(tokenizer: Any) -> dict[str, int]:
     names = [f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep")]
     found = {name: getattr(tokenizer, name) for name in names if getattr(tokenizer, name) is not None}
     return {"vocab_size": len(tokenizer), **found}
+
+
+def byte_level(folder: Path, digits: bool) -> Path:
+    """A saved tokenizer that merges 1 and 2 to 12 unless it keeps digits apart; its folder names GPT-2's class."""
+    vocabulary = byte_pieces([END])
+    vocabulary["12"] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("1", "2")]))
+    steps = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END).save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "GPT2Tokenizer"}))
+    return folder

@@ -39,6 +39,8 @@ EXACT = ("F64", "F32", "BF16", "F16")
 SPLIT_DIGITS = ("smollm",)  # values of tokenizer.ggml.pre whose tokenizers take digits one by one
 CACHE = "~/.cache/distill/models"
 ADAPTERS, ADAPTED, BASE = "adapter_config.json", "adapter_model.safetensors", "base_model_name_or_path"
+# Of tokenizers, as a folder of any family may have them.
+TOKENIZER = ("tokenizer*", "*vocab*", "*.model", "merges*", "special_tokens_map.json", "added_tokens.json", "*.jinja")
 CLASSIFIERS = ("score.weight", "classifier.weight", "classifier.out_proj.weight", "out_proj.weight")  # [classes, H]
 
 logger = logging.getLogger(__name__)
@@ -259,7 +261,7 @@ def merged_folder(path: str, setting: str) -> Path | None:
         stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         target = _place(f"{folder.resolve().name}-merged", (base, *stats))
         _write_once(target, lambda new: _merge(folder, base, new), f"{setting}={path}")
-    except (SettingError, OSError, ValueError, KeyError) as error:
+    except (SettingError, OSError, ValueError, KeyError, TypeError) as error:
         problem = f"its adapters cannot be merged into their base ({first_line(error.__cause__ or error)[:300]})"
         raise SettingError(problem, setting=setting, value=path, cure=cure) from error
     return target
@@ -288,7 +290,11 @@ def _merge(folder: Path, base: str, new: Path) -> None:
     merged: Any = adapted.merge_and_unload()  # prompts and prefixes have no such method
     settle_ties(merged)
     merged.save_pretrained(new)
-    AutoTokenizer.from_pretrained(folder if any(folder.glob("tokenizer*")) else base).save_pretrained(new)
+    source = folder if any(folder.glob("tokenizer*")) else Path(base)
+    for file in {file for pattern in TOKENIZER for file in source.glob(pattern) if file.is_file()}:
+        shutil.copyfile(file, new / file.name)  # as it is: transformers would write some that split text differently
+    if not source.is_dir():
+        AutoTokenizer.from_pretrained(base).save_pretrained(new)
     (new / ORIGIN).write_text(json.dumps(asdict(Origin(folder.name)), indent=1) + "\n", encoding="utf-8")
 
 

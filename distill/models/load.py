@@ -13,12 +13,12 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.utils import cached_file
+from transformers.utils import cached_file, find_adapter_config_file
 
 from distill.config import HERE
 from distill.config.models import BUNDLED
 from distill.models.check import check_model, require_memory_for_weights
-from distill.models.converted import converted, merged_folder, quietly
+from distill.models.converted import ADAPTERS, converted, merged_folder, quietly
 from distill.models.kind import CAUSAL, CLASSES, MASKED, ORDERED, SPANS, ModelKind, refuse_other_kind
 from distill.models.weights import keep_soft_cap, settle_ties, word_embeddings
 from distill.runtime.errors import SettingError, first_line
@@ -117,6 +117,12 @@ def load_pretrained(
                 f"{named} has its weights as pickles, which can run code when they are read: write them as "
                 "model.safetensors, with save_pretrained of transformers"
             )
+        arguments = hub.arguments(folder)
+        names = ("revision", "local_files_only")
+        if find_adapter_config_file(folder, **{name: arguments[name] for name in names if name in arguments}):
+            problem = f"holds adapters beside its weights ({ADAPTERS}), which are added only where PEFT is installed"
+            cure = "merge them, such as by PEFT's merge_and_unload(), and save the model to a folder of its own"
+            raise SettingError(problem, setting=setting, value=path, cure=cure)
         mapping = DEBERTA_HEAD if config.model_type in DEBERTA else None
         fields = {**kind.fields, **(changes(config) if changes else {}), **({"legacy": True} if mapping else {})}
         fields |= {"dtype": None} if mapped else {}  # the format of the files counts, which may be another one
@@ -124,8 +130,8 @@ def load_pretrained(
             setattr(config, name, value)
         if not (mapped or hub.trust_remote_code):
             require_memory_for_weights(named, lambda: kind.auto_class.from_config(config))
-        arguments = {"config": config, "use_safetensors": True, "output_loading_info": True}
-        arguments |= {"dtype": "auto" if mapped else torch.float32, **hub.arguments(folder)}
+        arguments |= {"config": config, "use_safetensors": True, "output_loading_info": True}
+        arguments["dtype"] = "auto" if mapped else torch.float32
         # With PEFT installed, transformers looks for adapters of a name on the Hub although files are to be local.
         place = str(_on_disk(folder, hub)) if "local_files_only" in arguments else folder
         model, report = kind.auto_class.from_pretrained(place, key_mapping=mapping, **arguments)

@@ -27,7 +27,7 @@ from distill.models.kind import MASKED, ModelKind, refuse_other_kind
 from distill.models.layers import AUTO, RULES, choose_layers, copy_layers, student_fields
 from distill.models.load import HubOptions, load_pretrained, load_tokenizer, model_folder
 from distill.models.loaded import custom_model, tokenizer_in_memory
-from distill.models.weights import keep_soft_cap
+from distill.models.weights import keep_soft_cap, refuse_tying
 from distill.runtime.errors import SettingError, did_you_mean, first_line
 
 logger = logging.getLogger(__name__)
@@ -162,6 +162,7 @@ def from_layers(settings: StudentConfig, teacher: Any, chosen: list[int], kind: 
     Raises:
         SettingError: they do not go into its architecture.
     """
+    refuse_tying(settings.config, teacher, "the teacher")
     fields = student_fields(settings, teacher, chosen)
     with parameters_on_meta() if alias else nullcontext():
         if settings.architecture not in ("same", teacher.config.model_type):
@@ -264,9 +265,10 @@ def _from_pretrained(
         # Its own, in spite of student.tokenizer: the ids of its embeddings are those of that tokenizer.
         check_tokenizers(tokenizer, load_tokenizer("student.path", path, kind, hub), f"student.path={path}")
     new_heads = not (kind.vocabulary and reads_head)
-    return load_pretrained(
-        "student.path", path, kind, hub, new_heads, lambda config: _changes(config, settings, kind), mapped
-    )
+    changes = lambda config: _changes(config, settings, kind)  # noqa: E731
+    model = load_pretrained("student.path", path, kind, hub, new_heads, changes, mapped)
+    refuse_tying(settings.config, model, f"student.path={path}")
+    return model
 
 
 def check_student_settings(settings: StudentConfig) -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from distill.runtime.errors import SettingError
+
 TIED = "tie_word_embeddings"
 
 
@@ -40,6 +42,17 @@ def settle_ties(model: Any) -> None:
                 _replace(model, target, nn.Parameter(shared.clone(), shared.requires_grad))
     model.all_tied_weights_keys.clear()
     model.all_tied_weights_keys.update(model.get_expanded_tied_weights_keys(all_submodels=True))
+
+
+def refuse_tying(changes: dict[str, Any], model: Any, named: str) -> None:
+    """Raises SettingError where `student.config` ties the two weights of a student that starts from separate ones."""
+    if changes.get(TIED) is True and getattr(model.config, TIED, True) is False:
+        raise SettingError(
+            f"the output embedding of {named} has weights of its own, which are not those of its input embedding",
+            setting=f"student.config.{TIED}",
+            value="true",
+            cure="leave it out",
+        )
 
 
 def declared_ties(model: Any) -> dict[str, str]:

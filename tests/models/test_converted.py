@@ -15,6 +15,7 @@ from families import make_family, tokenizer_of
 from job import Shelf, distill, results
 from torch import nn
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from vocabularies import byte_level
 
 from distill.config.settings import StudentConfig, TeacherConfig
 from distill.models import converted
@@ -229,6 +230,14 @@ def test_adapters_are_read_as_what_they_make_of_their_base(
         teacher, tokenizer, _ = load_teacher(TeacherConfig(path=path), CAUSAL)
         student = make_student(StudentConfig(init="pretrained", path=path), teacher, tokenizer, 12, CAUSAL)
         torch.testing.assert_close(logits(student), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_tokenizer_of_adapters_stays_as_it_is(tmp_path: Path) -> None:
+    """transformers takes its vocabulary alone for GPT-2, and would write one that keeps numbers whole."""
+    adapters(tmp_path, "gpt2")
+    for folder in ("base", "lora"):  # of the base, then of the adapters themselves
+        byte_level(tmp_path / folder, digits=True)
+        assert load_tokenizer("teacher.path", str(tmp_path / "lora"), CAUSAL).tokenize("12") == ["1", "2"]
 
 
 def test_other_adapters_are_merged_anew(tmp_path: Path) -> None:

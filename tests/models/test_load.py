@@ -12,9 +12,8 @@ import torch
 from job import distill, library, save_model
 from safetensors.torch import load_file, save_file
 from tiny import CLS, VOCAB, make_model, make_tokenizer
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
-from vocabularies import END, byte_pieces
+from transformers import AutoTokenizer, GPT2Tokenizer
+from vocabularies import END, byte_level
 
 from distill.commands.api.pair import load_pair
 from distill.config.settings import StudentConfig, TeacherConfig
@@ -53,6 +52,13 @@ def refusal(read: Callable[[], object], start: str = "") -> str:
 
 
 # --- what loads
+
+
+def test_adapters_beside_weights_are_refused(folder: Path) -> None:
+    """Whether transformers adds them depends on a package that need not be there."""
+    (folder / "adapter_config.json").write_text("{}")
+    line = refusal(lambda: load_pretrained("teacher.path", str(folder)), f"teacher.path={folder}: holds adapters")
+    assert "merge_and_unload" in line
 
 
 def test_size_counts_tied_weights_once() -> None:
@@ -282,19 +288,6 @@ def test_other_vocabularies_are_refused_by_name(tokenizer: Any) -> None:
     check_tokenizers(tokenizer, make_tokenizer(), "x")
     line = refusal(lambda: check_tokenizers(tokenizer, make_tokenizer(("whale",)), "student.path=folder"))
     assert "student.path=folder" in line and f"({VOCAB + 1} tokens)" in line
-
-
-def byte_level(folder: Path, digits: bool) -> Path:
-    """A saved tokenizer that merges 1 and 2 to 12 unless it keeps digits apart; its folder names GPT-2's class."""
-    vocabulary = byte_pieces([END])
-    vocabulary["12"] = len(vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocabulary, [("1", "2")]))
-    steps = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END).save_pretrained(folder)
-    changed("tokenizer_config.json", tokenizer_class="GPT2Tokenizer")(folder)
-    return folder
 
 
 def test_text_is_split_as_tokenizer_json_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

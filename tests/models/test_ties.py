@@ -93,6 +93,17 @@ def test_a_head_that_a_program_has_exchanged(family: str, tied: bool, tmp_path: 
     torch.testing.assert_close(logits(load_model(tmp_path / "student", "cpu").model), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_no_setting_ties_a_head_of_its_own(saved: bool, tmp_path: Path) -> None:
+    folder = written(make_family("llama", tie_word_embeddings=False), "llama", tmp_path / "teacher")
+    teacher = load_pretrained("teacher.path", str(folder), CAUSAL_KIND)
+    changes: dict[str, Any] = {"config": {"tie_word_embeddings": True}}
+    settings = StudentConfig(init="pretrained", path=str(folder), **changes) if saved else StudentConfig(**changes)
+    with pytest.raises(SettingError) as raised:
+        make_student(settings, teacher, tokenizer_of("llama"), 12, CAUSAL_KIND)
+    assert raised.value.setting == "student.config.tie_word_embeddings"
+
+
 @pytest.mark.parametrize("name", ["lm_head.weight", "lm_head.bias"])
 def test_a_head_of_which_file_and_configuration_disagree(name: str, tmp_path: Path) -> None:
     """Its weight is in neither place, or it has a bias that its class does not add."""
