@@ -253,6 +253,7 @@ def test_absent_checkpoints_are_refused(saved: Fit, tmp_path: Path) -> None:
     [
         ("format", ["format 99", "the release that wrote it"]),
         ("student", ["layer.1", "has the shape None there", "start another run"]),
+        ("optimizer", ["of an optimizer, which Counter does not train here", "restore its code"]),
         ("settings", ["run was tiny and is now another", "optimizer.lr was None and is now 0.5", "hydra.run.dir"]),
     ],
 )
@@ -267,6 +268,8 @@ def test_checkpoints_of_another_kind_are_refused_by_name(
         files.write_manifest(path)
     elif other == "student":
         fit = Fit(saved.folder, tokenizer, rows, student=make_model("distilbert", 2, seed=5))
+    elif other == "optimizer":  # of the user's own, whose code was edited
+        fit.made = Counter([{"params": list(fit.model.parameters())[:2]}], lr=0.01)
     else:
         fit.checkpoints.identity = {"run": "another", "optimizer.lr": 0.5}
     text = refused(fit, path)

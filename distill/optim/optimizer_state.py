@@ -61,6 +61,15 @@ def _parts_of(optimizer: torch.optim.Optimizer, number: int) -> list[dict[str, A
     return [groups[number], *(group for group in groups if group.get(PART_OF) == number)]
 
 
+def has_slot(model: nn.Module, optimizer: torch.optim.Optimizer, key: str) -> bool:
+    """Whether this `name//slot` is of a group or a parameter of the optimizer, whose class a user may have edited."""
+    name, groups = key.rpartition(SLOT)[0], optimizer.param_groups
+    if name.startswith(GROUPS):
+        return int(name.removeprefix(GROUPS)) < len(groups)
+    parameter = dict(model.named_parameters()).get(name)
+    return any(parameter is one for group in groups for one in group["params"])
+
+
 def restore_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor], numbers: dict[str, Any]
 ) -> None:

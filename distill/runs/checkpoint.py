@@ -25,7 +25,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from distill.distributed import Ranks
 from distill.distributed.shard import local
-from distill.optim.optimizer_state import SLOT, optimizer_state, restore_optimizer
+from distill.optim.optimizer_state import SLOT, has_slot, optimizer_state, restore_optimizer
 from distill.runs.facts import Best, HistoryPoint
 from distill.runs.identity import refuse_other_settings
 from distill.runs.state import State
@@ -228,6 +228,13 @@ class Checkpoints:
                 f"resume={path} holds other weights than this student has ({other} has the shape {shapes.get(other)} "
                 f"there, and {here.get(other)} here): take the releases and the settings that wrote it, or start "
                 "another run with hydra.run.dir=DIR"
+            )
+        if other := next(
+            (key for key in {**slots, **record["optimizer"]} if not has_slot(model, optimizer, key)), None
+        ):
+            raise SettingError(
+                f"resume={path} holds {other} of an optimizer, which {type(optimizer).__name__} does not train here: "
+                "restore its code, or start another run with hydra.run.dir=DIR"
             )
         memory = {name: memory_for(tensor, weights.get(name.rpartition(SLOT)[0])) for name, tensor in slots.items()}
         read_tensors(path, {**weights, **memory})  # weights in place
