@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -113,9 +114,7 @@ def evaluate_models(
     transformers_logging.disable_progress_bar()
     located = locate([str(model) for model in models])
     config, task_name = settings_of(located, settings)
-    if output is not None:
-        make_folder(Path(output).expanduser(), f"output={output}")
-    with join_ranks(config.backend) as ranks:
+    with kept_if_scored(output), join_ranks(config.backend) as ranks:
         config = config.changed(precision=choose_precision(config.precision, {}, ranks))
         scores = _score(config, _task(task_name, located, config), located, ranks)
     arguments = [f"model={model.name}" for model in located] + ([] if output is None else [f"output={output}"])
@@ -124,6 +123,22 @@ def evaluate_models(
     if output is not None:
         scores.write(Path(output).expanduser())
     return scores
+
+
+@contextmanager
+def kept_if_scored(output: str | Path | None) -> Iterator[None]:
+    """Make the folder `output` now; where the scoring fails it goes again. Raises SettingError where none can be."""
+    folder = Path("." if output is None else output).expanduser()
+    is_new = not folder.exists()
+    if output is not None:
+        make_folder(folder, f"output={output}")
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with suppress(OSError):  # something else is in it
+                folder.rmdir()
+        raise
 
 
 def _task(name: str, models: Sequence[Located], config: Config) -> Task:

@@ -210,7 +210,8 @@ def _is_known(kind: Any) -> bool:
 def _sentence(target: Any, name: str) -> str | None:
     """What the docstrings of a class say of an argument: `name`: a sentence."""
     for kind in inspect.getmro(target) if inspect.isclass(target) else (target,):
-        for text in (kind.__dict__.get("__doc__"), getattr(kind.__dict__.get("__init__"), "__doc__", None)):
+        own = getattr(kind, "__dict__", {})  # which functions of C do not have
+        for text in (own.get("__doc__"), getattr(own.get("__init__"), "__doc__", None)):
             if match := re.search(rf"`{name}`:\s+(.+?)\.(?:\s|$)", text or "", re.DOTALL):
                 sentence = " ".join(match[1].split())
                 return f"{sentence[0].upper()}{sentence[1:]}."

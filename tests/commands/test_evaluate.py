@@ -160,6 +160,13 @@ def test_an_output_that_cannot_be_is_refused_before_the_scoring(
             evaluate_models([done], [], output)
 
 
+def test_a_refused_scoring_leaves_no_folder(done: Path, tmp_path: Path) -> None:
+    for folder in (tmp_path / "new", tmp_path):
+        with pytest.raises(SettingError, match=r"^evaluate\.sets"):
+            evaluate_models([str(done)], ["evaluate.sets=[nothing]"], folder)
+    assert tmp_path.is_dir() and not any(tmp_path.iterdir())
+
+
 def test_models_and_teachers_are_checked_as_in_a_run(shelf: Shelf, tmp_path: Path) -> None:
     """Too short for the sequences, smaller than the tokenizer, or mixing up the documents of a sequence."""
     first, tokens = str(save_model(tmp_path / "gpt2")), len(vocabulary_of("gpt2"))

@@ -134,6 +134,7 @@ def test_what_is_no_observer_is_refused(tmp_path: Path) -> None:
         assert f"observers.mine._target_={path}" in (line := refusal("mine", path)) and "distill.Observer" in line
     for path in (f"{__name__}.Misspelt", f"{__name__}.misspelt"):
         assert f"observers.mine._target_={path}" in (line := refusal("mine", path)) and "after_step" in line
+    assert "observers.mine.x: missing" in refusal("mine", "math.sqrt")  # of C, without a __dict__
     assert "observers.mine.fail: no setting" in refusal("mine", f"{__name__}.Recorder", fail=1)
     assert "observers.mine.fails_at=soon: should be a valid integer" in refusal(
         "mine", f"{__name__}.Recorder", fails_at="soon"
