@@ -214,8 +214,7 @@ def _layers(record: Record) -> Table | None:
     choices = {str(choice.layers): choice for choice in [*search.best, *search.by_rule]}
     for choice in sorted(choices.values(), key=lambda choice: math.inf if choice.loss is None else choice.loss):
         rules = ["chosen"] * (choice.layers == search.layers) + [rule.replace("_", " ") for rule in choice.rules]
-        layers = ["+".join(map(str, layer)) if isinstance(layer, list) else str(layer) for layer in choice.layers]
-        rows.append([", ".join(layers), ", ".join(rules), shown(choice.loss)])
+        rows.append([", ".join(map(str, choice.layers)), ", ".join(rules), shown(choice.loss)])
     head = ["Layers", "Rule", "Perplexity" if search.perplexity else "Loss"]
     return Table(head, rows, prose("layers", search), text=True)
 

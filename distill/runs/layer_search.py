@@ -185,11 +185,7 @@ def search_layers(available: int, count: int, score: Losses, seconds: float | No
     few = math.comb(available, count) <= MOST_SUBSETS
     if not few:
         remove_layers(available, count, score, losses, deadline)
-    rules = dict[str, Choice]()
-    for name, rule in RULES.items():
-        numbers = tuple(layer for layer in rule(available, count) if isinstance(layer, int))
-        if len(numbers) == count:  # else it averages layers
-            rules[name] = numbers
+    rules = {name: tuple(rule(available, count)) for name, rule in RULES.items()}
     for choice in [*combinations(range(available), count)] if few else list(rules.values()):
         if stopped := bool(losses) and time.monotonic() > deadline:
             break
