@@ -24,7 +24,7 @@ from distill.models.converted import quietly
 from distill.models.language_model import pooled_width
 from distill.models.pooling import MEAN, SavedPooling, save_pooling
 from distill.models.pooling import OF_EXPORT as OF_POOLING
-from distill.models.weights import keep_soft_cap
+from distill.models.weights import TIED, declared_ties, keep_soft_cap, word_embeddings
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.files import atomic
 from distill.runtime.host import is_out_of_memory
@@ -114,9 +114,26 @@ def _write_weights(student: Any, folder: Path) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = student.state_dict()
         return state
     weights = _with_adapters_merged(student)
+    is_untied = _untied_by_adapters(student, weights)
     # Files are made in memory before they are written: of a large model one after the other.
     student.save_pretrained(folder, state_dict=weights, max_shard_size=LARGEST_FILE)
+    if is_untied:
+        config = folder / "config.json"
+        fields = json.loads(config.read_text(encoding="utf-8")) | {TIED: False}
+        config.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return weights
+
+
+def _untied_by_adapters(student: Any, weights: dict[str, torch.Tensor]) -> bool:
+    """Whether an adapter of the embeddings alone was merged into them, so that the head is tied to them no more."""
+    names, ties = word_embeddings(student), declared_ties(student)
+    if names is None or names[0] not in ties or not student.config.tie_word_embeddings:
+        return False
+    if torch.equal(*(weights[name] for name in names)):
+        return False
+    for target in ties:  # transformers writes of two names for one tensor the first alone
+        weights[target] = weights[target].clone()
+    return True
 
 
 def _with_adapters_merged(student: Any) -> dict[str, torch.Tensor]:

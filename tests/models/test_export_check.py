@@ -89,6 +89,19 @@ def test_a_student_learns_by_adapters_alone(shelf: Shelf, tmp_path: Path) -> Non
     assert changed == {f"bert.encoder.layer.{number}.attention.self.query.weight" for number in range(4)}
 
 
+def test_an_adapter_of_tied_embeddings_unties_them(tmp_path: Path) -> None:
+    """The head stays as it is: a run would else train for hours, and then have a student that nothing gives back."""
+    peft = pytest.importorskip("peft")
+    student = make_family("bert")
+    assert student.get_output_embeddings().weight is student.get_input_embeddings().weight
+    peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["word_embeddings"]), student)
+    for name, weight in student.named_parameters():
+        if "lora" in name:
+            torch.nn.init.normal_(weight)
+    export(student, tokenizer_of("bert"), tmp_path / "student")  # which compares the logits
+    assert json.loads((tmp_path / "student" / "config.json").read_text())["tie_word_embeddings"] is False
+
+
 CONFIGURATION = """
 from transformers import BertConfig
 
