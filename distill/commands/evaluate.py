@@ -128,6 +128,8 @@ def evaluate_models(
 @contextmanager
 def kept_if_scored(output: str | Path | None) -> Iterator[None]:
     """Make the folder `output` now; where the scoring fails it goes again. Raises SettingError where none can be."""
+    if output == "":  # Path would take it for the working folder
+        raise SettingError("is empty", setting="output", value="", cure="give a folder, or None for none")
     folder = Path("." if output is None else output).expanduser()
     is_new = not folder.exists()
     if output is not None:

@@ -158,6 +158,8 @@ def test_an_output_that_cannot_be_is_refused_before_the_scoring(
     for output in (tmp_path / "file" / "scores", "/proc/scores"):
         with pytest.raises(SettingError, match=f"^output={output}: no folder can be made there"):
             evaluate_models([done], [], output)
+    with pytest.raises(SettingError, match=r"^output=: is empty"):
+        evaluate_models([done], [], "")
 
 
 def test_a_refused_scoring_leaves_no_folder(done: Path, tmp_path: Path) -> None:
