@@ -127,8 +127,12 @@ def build(
         Task(folder, scratch, packing, number, units.start, tuple(work[units.start : units.stop]))
         for number, units in enumerate(divide(work, packing.dtype, data.shard_bytes))
     ]
-    duplicates = _make_missing(tasks, work, data, host)
-    _finish(tasks, text, duplicates)
+    try:
+        duplicates = _make_missing(tasks, work, data, host)
+        _finish(tasks, text, duplicates)
+    except FileNotFoundError:  # another run has made all of it, and removed the folder of what is under way
+        if not folder.exists(INDEX):
+            raise
     index = read_index(folder)
     folder.remove_folder(WORK)
     tokens, dropped = (sum(getattr(index.part(part), name) for part in PARTS) for name in ("tokens", "dropped"))

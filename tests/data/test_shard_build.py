@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,6 +195,24 @@ def test_a_host_that_waits_for_one_that_is_gone_ends(
     with pytest.raises(StorageFailed, match="start the same command again to resume"):
         prepare(text, tmp_path / "place", tmp_path / "scratch", host=Host(0, 2), shard_bytes=SMALL)
     assert sorted(path.stem for path in (tmp_path / "place").glob("parts/*.json")) == ["00000", "00002", "00004"]
+
+
+def test_a_run_whose_shards_another_one_finishes_takes_them(
+    text: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two jobs without numbers prepare one text in one folder, each with a cache of its own."""
+    make, place, begun = build_tokens.pack, tmp_path / "place", list[int]()
+
+    def overtaken(*arguments: Any) -> Any:
+        begun.append(1)
+        if len(begun) == 2:
+            prepare(text, place, tmp_path / "other", shard_bytes=SMALL)
+        return make(*arguments)
+
+    monkeypatch.setattr(build_tokens, "pack", overtaken)
+    index = prepare(text, place, tmp_path / "scratch", shard_bytes=SMALL)
+    assert_same_rows(place, plain)
+    assert index.train.files and not (place / "parts").exists()
 
 
 def test_another_division_of_the_text_writes_other_files(text: Path, plain: Path, tmp_path: Path) -> None:

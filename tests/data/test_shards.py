@@ -116,6 +116,22 @@ def test_what_is_evicted_or_damaged_in_the_cache_is_fetched_again(
     assert sum("is damaged; it is fetched again" in line for line in lines) == 3
 
 
+@pytest.mark.parametrize("change", [spoil, lambda path: os.truncate(path, 40)], ids=["changed", "cut"])
+def test_a_file_that_changes_after_it_was_checked_is_checked_again(
+    rows: np.ndarray, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    write_shards(tmp_path / "place", rows, FILE)
+    plain, through_cache = open_rows(tmp_path / "place", DataConfig()), cached(tmp_path / "place", tmp_path / "node")
+    for store in (plain, through_cache):
+        np.testing.assert_array_equal(store[np.arange(COUNT)], rows)
+    change(tmp_path / "node/shards" / through_cache.files[1].sha256)
+    np.testing.assert_array_equal(through_cache[np.arange(COUNT)], rows)
+    change(tmp_path / "place/train-00001.bin")
+    with pytest.raises(StorageFailed, match=r"train-00001.bin is damaged .* restore that file"):
+        plain[np.array([FILE])]
+    np.testing.assert_array_equal(plain[np.arange(FILE)], rows[:FILE])
+
+
 def test_a_cache_that_is_removed_under_a_run_is_filled_again(rows: np.ndarray, place: Path, tmp_path: Path) -> None:
     store = cached(place, tmp_path)
     store[np.array([0])]
