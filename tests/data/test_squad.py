@@ -9,6 +9,7 @@ import pytest
 import questions as sample
 
 from distill.data.tables.squad import Questions, Squad, find
+from distill.evaluation.questions import raw_scores
 from distill.runtime.errors import SettingError
 
 SETTING = "squad.train"
@@ -51,7 +52,8 @@ def test_answers_are_placed_or_their_questions_left_out_in_training_alone(tmp_pa
     context = "A cat and\na dog, a cat"
     assert find("cat", context, 19) == (19, 22)
     assert find("cat", context, 3) == find("cat", context, None) == find("cat", context, -7) == (2, 5)
-    assert find("bird", context, 0) is None is find("Dog", context, 0)
+    assert find("cat", context, 17) == (19, 22)  # nearest, where the place is somewhat off
+    assert find("bird", context, 0) is None is find("Dog", context, 0) is find("", context, 0)
     lost = [{"text": "nowhere", "answer_start": 0}]
     found = one(tmp_path, answers=lost)
     assert len(found) == 1 and found.left_out == 1
@@ -62,6 +64,15 @@ def test_answers_are_placed_or_their_questions_left_out_in_training_alone(tmp_pa
     assert place is not None
     found = one(tmp_path, answers=[*lost, {"text": text, "answer_start": place[0]}])
     assert found.questions[1].place == place
+
+
+def test_answers_that_are_none_are_not_learnt_and_are_scored_as_officially(tmp_path: Path) -> None:
+    """Plausible answers to an impossible question, and an empty text in the place of no answer."""
+    for changes in ({"is_impossible": True}, {"answers": [{"text": "", "answer_start": 0}]}):
+        assert one(tmp_path, **changes).left_out == 1
+        found = one(tmp_path, training=False, **changes)
+        assert len(found) == 2 and len(found.questions[1].answers) == 1
+    assert raw_scores(found, ["none", ""])[1].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ al. 2016, 2018.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -184,8 +185,13 @@ def _question(record: Record, training: bool) -> Question:
     if isinstance(records, dict) and isinstance(records.get("text"), list):  # in flat records columns of both
         both = zip_longest(records["text"], records.get("answer_start") or [])
         records = [{"text": text, "answer_start": start} for text, start in both]
-    if not isinstance(records, list) or not all(isinstance(each, dict) and each.get("text") for each in records):
+    if not isinstance(records, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("text"), str) for each in records
+    ):
         raise ValueError("its answers are no list of texts with their places")
+    impossible = record.get("is_impossible")  # some data have answers there that are merely plausible
+    if training and impossible is not None and bool(impossible) == bool(records):
+        raise ValueError("is_impossible contradicts its answers")
     answers = tuple(Answer(each["text"], find(each["text"], context, each.get("answer_start"))) for each in records)
     if training and answers and all(answer.place is None for answer in answers):
         raise ValueError("no answer in its context")
@@ -193,7 +199,8 @@ def _question(record: Record, training: bool) -> Question:
 
 
 def find(text: str, context: str, start: Any) -> tuple[int, int] | None:
-    """The characters of the context that are the text: at `start`, else where it first stands; None: nowhere."""
-    stands = isinstance(start, int) and start >= 0 and context.startswith(text, start)
-    begin = start if stands else context.find(text)
-    return None if begin < 0 else (begin, begin + len(text))
+    """The characters of the context that are the text, where it stands nearest to `start`; None: nowhere."""
+    start = start if isinstance(start, int) else 0
+    begins = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)] if text.strip() else []
+    begin = min(begins, key=lambda begin: abs(begin - start), default=None)
+    return None if begin is None else (begin, begin + len(text))
