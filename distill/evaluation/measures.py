@@ -101,13 +101,12 @@ class Scoring:
 
     def longest_first(self, data: EvaluationSet) -> np.ndarray:
         """The numbers of all sequences of a set."""
-        lengths = (outer_ids(data.sequences) != self.collator_of(data).pad_id).sum(1)
-        return np.argsort(-lengths, kind="stable")
+        return np.argsort(-_lengths(data.sequences, self.collator_of(data).pad_id), kind="stable")
 
     def batch(self, data: EvaluationSet, numbers: np.ndarray) -> Batch:
         """These sequences, masked as evaluation always does, cut to the longest of them, on this rank's device."""
         collator, sequences = self.collator_of(data), data.sequences[numbers]
-        longest = int((outer_ids(sequences) != collator.pad_id).sum(1).max())
+        longest = int(_lengths(sequences, collator.pad_id).max())
         keys = key(SEED, "evaluation mask", numbers)
         return collator.collate(sequences[:, : max(longest, 1)], keys, numbers).to(self.ranks.device)
 
@@ -132,6 +131,12 @@ class Scoring:
     def tensor(self, array: np.ndarray) -> Tensor:
         """An array on the device of this rank."""
         return torch.from_numpy(array).to(self.ranks.device)
+
+
+def _lengths(sequences: np.ndarray, pad_id: int) -> np.ndarray:
+    """Positions of each sequence up to the last without padding; of a decoder padding may begin or part texts, too."""
+    is_token = outer_ids(sequences) != pad_id
+    return np.where(is_token.any(1), is_token.shape[1] - is_token[:, ::-1].argmax(1), 0)
 
 
 class Pass(ABC):

@@ -7,11 +7,16 @@ import numpy as np
 import pytest
 import torch
 from tiny import make_batches
+from tokenizers.processors import TemplateProcessing
 from vocabularies import vocabulary_of
 
+from distill.config.settings import BackendConfig, EvaluateConfig
 from distill.data.collate.tables import Labelled
 from distill.data.tables import LabelledTexts
 from distill.data.text_pairs import class_sequences
+from distill.distributed.single import Single
+from distill.evaluation.classes import ClassSet
+from distill.evaluation.measures import Scoring
 from distill.runtime.errors import SettingError
 
 FAMILIES = ["bert", "roberta", "albert", "xlm-roberta", "deberta-v2", "mpnet"]
@@ -72,6 +77,20 @@ def test_a_decoder_without_padding_fills_up_with_its_end_of_text() -> None:
     for row, text in zip(rows.sequences.tolist(), texts.first, strict=True):
         ids = tokenizer(text).input_ids
         assert row == [*ids, *[tokenizer.eos_token_id] * (128 - len(ids))]
+
+
+def test_a_sequence_that_begins_with_its_padding_is_scored_to_its_end() -> None:
+    """As of GPT-2 with `add_bos_token=True`, whose only special token begins a text and fills it up."""
+    tokenizer, end = vocabulary_of("gpt2"), "<|endoftext|>"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{end} $A", special_tokens=[(end, tokenizer.eos_token_id)]
+    )
+    rows = class_sequences(made(pairs=False), tokenizer, 128, "x")
+    given: Any = {"labels": rows.targets["class"], "classes": ("a", "b", "c"), "measures": ("accuracy",)}
+    data = ClassSet("made", "", rows.sequences, 30, collator=Labelled(rows), **given)
+    scoring = Scoring(Labelled(rows), tokenizer, EvaluateConfig(), Single(BackendConfig(device="cpu")), [data])
+    longest = int((rows.sequences != rows.pad_id).sum(1).max()) + 1
+    assert scoring.batch(data, np.arange(30)).ids.numpy().tolist() == rows.sequences[:, :longest].tolist()
 
 
 @pytest.mark.parametrize("values", [True, False])
