@@ -157,7 +157,7 @@ def read_index(folder: Folder) -> Index:
 class NodeCache:
     """Files on the disk of this machine, `data.local_bytes` of them at most: `<data.local>/shards`, or in `data.cache`.
 
-    A file lies under its sha256, so that runs and corpora share a cache. One that is evicted while it is still needed is
+    A file lies under its sha256, so that runs and corpora share a cache. One that is evicted while still needed is
     fetched again.
     """
 
