@@ -119,6 +119,7 @@ def test_fine_tuning(here: Path) -> None:
         words = ["student.layers=[0,2]" if word.startswith("student.layers") else word for word in words]
         words = [word.replace("teacher.path=MODEL", "teacher.path=runs/table") for word in words]  # a fine-tuned one
         words = [word.replace("input=GLUE/SST-2", "input=data/glue/SST-2/dev.tsv") for word in words]
+        words = [word for word in words if not word.startswith("corpus.sequence_length")]
         follow(words, "corpus.sequence_length=64", *(QUESTIONS if words[0] == "+recipe=squad" else []))
     assert Path("answers.json").is_file() and results(Path("runs/table_distilled"))["student"]["accuracy"]
 
