@@ -1,10 +1,11 @@
 """Conversations, and chat templates in Jinja: the tokens of a conversation, and which of them are targets."""
 
 import json
+import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -154,6 +155,14 @@ class ChatTemplate:
             raise SettingError(f"{name} cannot be chosen ({first_line(error)}): {cure}") from error
         return cls(tokenizer, text, name, setting)
 
+    def __reduce__(self) -> Any:
+        """Other processes make the tokenizer once, not for each of their tasks: a large one takes a second."""
+        return _in_this_process, (self._pickled, self.text, self.name, self.setting)
+
+    @cached_property
+    def _pickled(self) -> bytes:
+        return pickle.dumps(self.tokenizer)
+
     @cached_property
     def special(self) -> list[str]:
         """All special tokens of the tokenizer."""
@@ -258,3 +267,8 @@ class ChatTemplate:
 def plain_text(conversation: Conversation) -> str:
     """A conversation as `DEFAULT` writes it, where there is no tokenizer yet."""
     return "".join(f"<|{message['role']}|>\n{message['content']}\n" for message in conversation.messages)
+
+
+@lru_cache(maxsize=4)
+def _in_this_process(tokenizer: bytes, *fields: str) -> ChatTemplate:
+    return ChatTemplate(pickle.loads(tokenizer), *fields)
