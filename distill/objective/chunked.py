@@ -117,50 +117,30 @@ class ChunkedLosses:
         loss, sums = _InChunks.apply(*student[:3], visit, torch.is_grad_enabled(), *self.parameters)
         return loss, torch.stack([sums[place] for place in self._place_of])
 
-    def block(
-        self,
-        logits: Tensor,
-        bias: Tensor | None,
-        teacher: Single | None,
-        targets: Tensor | None,
-        scales: Tensor,
-        of_modules: Sequence[Tensor],
-    ) -> Tensor:
-        """Losses [M, n] of a block of rows, in the order in here.
+    def losses_of(self, block: "Block", scales: Tensor, of_modules: Sequence[Tensor]) -> Tensor:
+        """Losses [M, n] of a block, in the order in here; its logits become the gradient of the scaled losses.
 
         Args:
-            logits: [n, V], before the bias; overwritten with the gradient of the scaled losses.
-            targets: [n]; None where no row of the block has one.
             of_modules: where the gradients of `parameters` are added up.
         """
         if not self.has_kernel:
-            return self._by_formulas(logits, bias, teacher, targets, scales, of_modules)
-        # A copy: the formulas overwrite it with their own gradient.
-        gradient = logits.clone() if self.further else logits
-        losses = []
-        if self.further:
-            losses = [self._by_formulas(gradient, bias, teacher, targets, scales[2:], of_modules)]
-        column = None if self.tokens is None or targets is None else targets[:, None]
+            return self._by_formulas(block, scales, of_modules)
+        copy = block._replace(logits=block.logits.clone()) if self.further else None  # that the formulas overwrite
+        column = None if self.tokens is None or block.targets is None else block.targets[:, None]
         kernel = compiled_kernel if self.compiled else soft_and_tokens
         temperature, cutoff = (1.0, 0.0) if self.soft is None else (self.soft.temperature, self.soft.cutoff)
-        single = None if self.soft is None else teacher
-        losses.insert(0, kernel(logits, bias, single, column, scales[:2], temperature, cutoff))
-        if self.further:
-            logits.add_(gradient)
-        return torch.cat(losses)
+        single = None if self.soft is None else block.teacher
+        losses: Tensor = kernel(block.logits, block.bias, single, column, scales[:2], temperature, cutoff)
+        if copy is not None:
+            losses = torch.cat([losses, self._by_formulas(copy, scales[2:], of_modules)])
+            block.logits.add_(copy.logits)
+        return losses
 
-    def _by_formulas(
-        self,
-        logits: Tensor,
-        bias: Tensor | None,
-        teacher: Single | None,
-        targets: Tensor | None,
-        scales: Tensor,
-        of_modules: Sequence[Tensor],
-    ) -> Tensor:
-        """`block` of the further terms."""
-        z = biased(logits, bias, scales.dtype).detach().requires_grad_()
-        y = None if teacher is None else teacher.as_read_by_terms(scales.dtype)
+    def _by_formulas(self, block: "Block", scales: Tensor, of_modules: Sequence[Tensor]) -> Tensor:
+        """`losses_of` of the further terms."""
+        z = biased(block.logits, block.bias, scales.dtype).detach().requires_grad_()
+        y = None if block.teacher is None else block.teacher.as_read_by_terms(scales.dtype)
+        targets = block.targets
         if targets is None:
             targets = torch.full((len(z),), NO_TARGET, device=z.device)
         with torch.enable_grad():
@@ -168,10 +148,24 @@ class ChunkedLosses:
             loss, inputs = (scales[:, None] * losses).sum(), [z, *self.parameters]
             # A term need not use all of its module at once.
             gradient, *parts = torch.autograd.grad(loss, inputs, materialize_grads=bool(self.parameters))
-        logits.copy_(gradient)
+        block.logits.copy_(gradient)
         for total, part in zip(of_modules, parts, strict=True):
             total.add_(part)
         return losses.detach()
+
+
+class Block(NamedTuple):
+    """Some rows of a chunk, few enough for the processor's cache.
+
+    Attributes:
+        logits: [n, V], before the bias.
+        targets: [n]; None where no row has one.
+    """
+
+    logits: Tensor
+    bias: Tensor | None
+    teacher: Single | None
+    targets: Tensor | None
 
 
 def by_hand(terms: Sequence[VocabularyTerm], all_rows: bool = False) -> tuple[Soft | None, Mlm | Clm | None]:
@@ -219,7 +213,7 @@ class _Visit:
     Attributes:
         teacher: without members where no term reads one.
         targets: [N]; None: no row has one.
-        scales: [M], in the order of `ChunkedLosses.block`; its dtype is that of the elementwise part.
+        scales: [M], in the order of `ChunkedLosses.losses_of`; its dtype is that of the elementwise part.
     """
 
     def __init__(
@@ -251,29 +245,24 @@ class _Visit:
                 capped = None if self.student.softcap is None else logits[here].clone()
                 parts = self.teacher.combined([member.rows(here) for member in members], self.scales.dtype)
                 on = targets[low:high] if targets is not None and low < num_targets else None
-                sums += self._averaged(logits[here], products.bias, parts, on, of_modules).sum(1)
+                sums += self._averaged(Block(logits[here], products.bias, None, on), parts, of_modules).sum(1)
                 if capped is not None and self.student.softcap is not None:  # the gradient passes through the cap
                     logits[here].mul_(1 - (capped / self.student.softcap).square())
             gradients.add(start, stop, logits)
         return sums, [*gradients.result(order), *of_modules]
 
     def _averaged(
-        self,
-        logits: Tensor,
-        bias: Tensor | None,
-        teachers: Sequence[tuple[float, Single | None]],
-        targets: Tensor | None,
-        of_modules: Sequence[Tensor],
+        self, block: Block, teachers: Sequence[tuple[float, Single | None]], of_modules: Sequence[Tensor]
     ) -> Tensor:
         """A block's losses and gradient, each the mean over several teachers by their weights, which add up to 1."""
         if len(teachers) == 1:
-            return self.losses.block(logits, bias, teachers[0][1], targets, self.scales, of_modules)
-        gradient, losses = torch.zeros_like(logits, dtype=self.scales.dtype), []
+            return self.losses.losses_of(block._replace(teacher=teachers[0][1]), self.scales, of_modules)
+        gradient, losses = torch.zeros_like(block.logits, dtype=self.scales.dtype), []
         for weight, teacher in teachers:
-            part = logits.clone()
-            losses.append(weight * self.losses.block(part, bias, teacher, targets, weight * self.scales, of_modules))
-            gradient += part
-        logits.copy_(gradient)
+            part = block._replace(logits=block.logits.clone(), teacher=teacher)
+            losses.append(weight * self.losses.losses_of(part, weight * self.scales, of_modules))
+            gradient += part.logits
+        block.logits.copy_(gradient)
         return torch.stack(losses).sum(0)
 
     def _arrange(self) -> tuple[Tensor | None, int, int]:
