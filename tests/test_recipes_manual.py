@@ -98,7 +98,7 @@ def test_the_rules_for_layers() -> None:
     assert "(or nothing)" in rows[0][0] and choose_layers(None, 6, 12) == choose_layers("every_second", 6, 12)
 
 
-MODELS = yaml.safe_load((ROOT / "docs" / "hooks" / "models.yaml").read_text())
+MODELS = yaml.safe_load((ROOT / "docs" / "reference" / "models.yaml").read_text())
 PAIRS = [(found["command"].split(), row) for found in MODELS.values() for row in found["pairs"]]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import record_page
 import yaml
-from markdown_text import comment_of, escaped
+from markdown_text import comment_of
 from mkdocs.structure.files import Files
 from settings_page import SettingsPage
 
@@ -19,7 +19,7 @@ from distill.commands.cli import COMMANDS, HELP, OPTIONS, command
 from distill.config.settings import RECIPES
 
 MARK = re.compile(r"^<!-- made by docs/hooks: (\w+) -->$", re.M)
-MODELS = yaml.safe_load(Path(__file__).with_name("models.yaml").read_text("utf-8"))
+MODELS = yaml.safe_load(Path("docs/reference/models.yaml").read_text("utf-8"))
 MANY = 80  # entries below the sections of a page
 
 log = logging.getLogger("mkdocs.hooks.site")  # a warning there ends a strict build
@@ -35,7 +35,7 @@ def models() -> str:
     """The supported pairs, each with the settings behind the command of its task."""
     blocks = []
     for task, found in MODELS.items():
-        blocks.append(f"## {task.capitalize()} models\n\nBehind `python -m distill {found['command']}` stand:")
+        blocks.append(f"## {task.capitalize()} models\n\n`python -m distill {found['command']}` and:")
         rows = ["| family | covered | layers | settings |", "| --- | --- | ---: | --- |"]
         rows += [f"| {family} | `{kind}` | {layers} | `{words}` |" for family, kind, layers, words in found["pairs"]]
         blocks.append("\n".join(rows))
