@@ -29,6 +29,7 @@ test test-slow: .venv/ready
 lint: .venv/ready
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
 # The manual in site/. Nothing is fetched while it is built; a dead link or a missing docstring ends it (not with --quiet).

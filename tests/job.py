@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from transformers import AlbertConfig, AlbertForPreTraining
 from vocabularies import special_ids, vocabulary_of
 
-# Some of these are handed on: no other test imports from these modules (see test_structure.py).
+# Some of these are handed on: no other test imports from these modules (ruff keeps it so, by pyproject.toml).
 from distill import job as whole_run  # noqa: F401
 from distill.commands.cli import main
 from distill.config import compose as composition  # noqa: F401

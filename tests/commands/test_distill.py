@@ -1,4 +1,4 @@
-"""Objects in, run out: the student of the command, what is written down of the objects, and what is refused."""
+"""Objects in, run out: the student of the command, what is written down of the objects, and which is another."""
 
 import json
 import shlex
@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoModelFor
 import distill
 from distill.commands.api.data import in_memory, splits_of
 from distill.commands.api.distill import Call
-from distill.commands.api.objects import CallSettings, target_of
+from distill.commands.api.objects import digest_of, target_of
 from distill.models.loaded import model_digest
 from distill.runtime.errors import SettingError
 
@@ -63,12 +63,12 @@ def is_right(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: Any) -> Path:
     return save_model(tmp_path_factory.mktemp("teacher") / "model", "bert", 4)
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def small(tmp_path_factory: Any) -> dict[str, Any]:
     """Settings of a small run."""
     cache = {"data.cache": str(tmp_path_factory.mktemp("cache")), "data.workers": 1, "corpus.sequence_length": 32}
     evaluate = {"max_sequences": 32}
@@ -83,9 +83,7 @@ def job(folder: Path, small: dict[str, Any]) -> dict[str, Any]:
     return small | objects | {"objective": {"soft": 2.0, "mlm": 1.0}}
 
 
-def test_objects_give_the_student_of_the_command(
-    job: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_objects_give_the_student_of_the_command(job: dict[str, Any], folder: Path, capsys: Any) -> None:
     """With names in place of the objects; and the objects stay as they are, without a trace but in the folder."""
     model = job["teacher"][0].half().train()
     before = model_digest(model)
@@ -103,21 +101,18 @@ def test_objects_give_the_student_of_the_command(
         capsys, "teacher=custom", f"teacher._target_='{written}'", "teacher.tokenizer=half", "precision=fp32"
     )
     assert "was an object of the program that started the run; call distill.distill() with it again" in line
-
-
-def test_a_run_is_resumed_by_the_same_objects_alone(job: dict[str, Any]) -> None:
-    whole = distill.distill(**job)
-    shutil.copytree(whole.folder, "runs/killed")
+    # A run is resumed by the same objects alone.
+    shutil.copytree(first.folder, "runs/killed")
     _, last = sorted(Path("runs/killed/checkpoints").glob("step-*"))
     for left in (last, Path("runs/killed/student")):
         shutil.rmtree(left)
     Path("runs/killed/results.json").unlink()
-    assert_same(distill.distill(**job | {"folder": "runs/killed"}).folder, whole.folder)
-    assert distill.distill(**job).record == whole.record  # finished: nothing is done
+    assert_same(distill.distill(**job | {"folder": "runs/killed"}).folder, first.folder)
+    assert distill.distill(**job).record == first.record  # finished: nothing is done
     with pytest.raises(SettingError, match=r"the corpus has another text now"):
         distill.distill(**job | {"data": TEXTS[1:]})
     with pytest.raises(SettingError, match=r"the teacher has other weights or another tokenizer"):
-        distill.distill(**job | {"teacher": distill.load_model(whole.student, "cpu")})
+        distill.distill(**job | {"teacher": distill.load_model(first.student, "cpu")})
     with pytest.raises(SettingError, match=r"objective\.my_loss"):
         distill.distill(**job | {"objective": {"soft": 2.0, "mlm": 1.0, "my_loss": total_variation}})
 
@@ -230,22 +225,18 @@ def test_prompts_and_other_splits_of_a_causal_model(tmp_path: Path, small: dict[
 
 
 def call_of(recipe: str | None = None, objective: Any = None, **settings: Any) -> Call:
-    return Call(recipe, objective, settings, Path("files"))  # type: ignore[arg-type]
+    return Call(recipe, objective, settings, Path("files"))
 
 
-def test_what_models_and_data_make_of_the_settings(folder: Path, tmp_path: Path) -> None:
-    student, roberta = distill.load_model(folder, "cpu"), save_model(tmp_path / "roberta", "roberta", 4)
-    alone, of_recipe, other, answers, scored = (call_of() for _ in range(5))
+def test_what_models_and_data_make_of_the_settings(folder: Path) -> None:
+    student = distill.load_model(folder, "cpu")
+    alone, of_recipe, answers = (call_of() for _ in range(3))
     alone.add_models(None, student)
     config = alone.composed(None).config
-    assert config.teacher.path is None and [one for one, term in config.objective.terms.items() if term.weight] == [
-        "mlm"
-    ]
+    weights = {name: term.weight for name, term in config.objective.terms.items() if term.weight}
+    assert config.teacher.path is None and [*weights] == ["mlm"]
     of_recipe.add_models(..., student)
     assert of_recipe.composed(None).config.teacher.path == "bundled_deep"
-    other.add_models(roberta, distill.StudentConfig(layers=[0, 2]))
-    config = other.composed(None).config
-    assert (config.student.architecture, config.student.layers, config.teacher.path) == ("same", [0, 2], str(roberta))
     answers.add_models((AutoModelForQuestionAnswering.from_pretrained(folder), student.tokenizer), None)
     answers.add_data("questions")
     found = answers.composed(None)
@@ -260,34 +251,6 @@ def test_what_models_and_data_make_of_the_settings(folder: Path, tmp_path: Path)
     labelled = call_of("table", settings={"evaluate.sets": ["mine"], "evaluate.sources.mine": {"kind": "table"}})
     labelled.add_data(datasets.Dataset.from_dict({"text": TEXTS, "label": [number % 2 for number in range(60)]}))
     assert labelled.composed(None).config.evaluate.sets == ["mine"]
-
-
-def test_how_settings_become_options_and_values() -> None:
-    given = CallSettings()
-    given.add("train", distill.TrainConfig(steps=np.int64(3), epochs=None))
-    given.add("student", distill.StudentConfig(init="random", architecture="bert", config={"hidden_size": 32}))
-    given.add("optimizer", "lamb")
-    given.add("optimizer", {"lr": np.float64(1e-4)})
-    given.add("objective", {"soft": {"start": 1.0, "end": 0.0}, "mlm": 2, "temperature": 3.0, "cosine": {"weight": 1}})
-    given.add("corpus.path", Path("a folder/it's"))
-    given.add("evaluate.sets", ("a", "null"))
-    assert given.options == {"optimizer": "lamb"} and given.values == {
-        "corpus.path": "a folder/it's",
-        "evaluate.sets": ["a", "null"],
-        "objective.cosine.weight": 1,
-        "objective.mlm.weight": 2,
-        "objective.soft.weight": {"start": 1.0, "end": 0.0},
-        "objective.temperature": 3.0,
-        "optimizer.lr": 1e-4,
-        "student.architecture": "bert",
-        "student.config.hidden_size": 32,
-        "student.init": "random",
-        **dict.fromkeys(f"student.{name}" for name in ("layers", "num_layers", "path", "search_seconds")),
-        "student.trust_remote_code": False,
-        "train.epochs": None,
-        "train.steps": 3,
-    }
-    assert target_of("optimizer", torch.optim.RAdam) == "torch.optim.radam.RAdam"
 
 
 def test_the_command_of_a_run_without_objects_repeats_it(folder: Path, tmp_path: Path) -> None:
@@ -316,6 +279,90 @@ def test_rows_of_other_libraries(tmp_path: Path) -> None:
     assert examples.first == TEXTS and examples.classes == ("0", "1")
     with pytest.raises(SettingError, match=r"^corpus: a data set with a transform.* map\(\)"):
         in_memory(rows.with_transform(lambda batch: batch), "corpus", False, tmp_path)
+
+
+CELL = """
+SCALE = {scale}
+
+def helper(value):
+    return value {sign} 1
+
+def loss(student, teacher, targets, default={default}):
+    return SCALE * helper(student - teacher) + default
+
+class Loss:
+    def losses(self, a, b):
+        return SCALE * helper(a) if b in {{'p', 'q'}} else {default}
+"""
+
+
+SAME: dict[str, Any] = {"scale": 1.0, "sign": "+", "default": 1}
+OTHERS = ({"scale": 2.0}, {"sign": "-"}, {"default": 2})
+
+
+def digest_in_cell(name: str, more: str = "", **changed: Any) -> str:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(more + CELL.format(**{**SAME, **changed}), names)
+    return digest_of(names[name], "objective.mine")
+
+
+def test_what_a_function_or_class_of_a_cell_reads_counts_and_in_any_process() -> None:
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+    code += "from test_distill import digest_in_cell\nprint(digest_in_cell('loss'), digest_in_cell('Loss'))"
+    env = environment() | {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    for name, elsewhere in zip(("loss", "Loss"), done.stdout.split(), strict=True):
+        assert elsewhere == digest_in_cell(name) == digest_in_cell(name, more="\n\n# further down\nunused = 3\n")
+        assert len({elsewhere, *(digest_in_cell(name, **other) for other in OTHERS)}) == 4
+
+
+class Held:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def scaled(weight: Any) -> Any:
+    return lambda student, teacher, targets: weight * student
+
+
+OTHERS_IN_PLACE = [
+    (1.0, 2.0),
+    (np.arange(3), np.arange(1, 4)),
+    (torch.ones(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bfloat16)),
+    ({("a", 1): 2}, {("a", 1): 3}),
+    ({1, 2}, {1, 3}),
+    ([Held([np.ones(2)])], [Held([np.zeros(2)])]),
+]
+
+
+@pytest.mark.parametrize("make", [Held, scaled])
+def test_other_values_are_another_object(make: Any) -> None:
+    for one, other in OTHERS_IN_PLACE:
+        assert digest_of(make(one), "x") == digest_of(make(one), "x") != digest_of(make(other), "x")
+
+
+def test_what_has_no_content_to_compare() -> None:
+    with pytest.raises(SettingError) as error:
+        target_of("schedule", Held(number for number in range(3)))
+    assert (error.value.setting, error.value.value) == ("schedule", "Held") and error.value.cure.startswith("give its")
+    target_of("observers.mine", Held(number for number in range(3)))
+
+
+def test_another_loss_of_the_same_line_or_other_frozen_parameters_are_refused(
+    job: dict[str, Any], folder: Path
+) -> None:
+    student = distill.load_model(folder, "cpu").model.requires_grad_()
+    losses = [lambda s, t, y, sign=sign: (s - sign * t).pow(2).mean(-1) for sign in (1, 2)]
+
+    def run(loss: Any) -> Any:
+        return distill.distill(**job | {"student": student, "objective": {"mine": loss}})
+
+    assert run(losses[0]).record == run(losses[0]).record
+    with pytest.raises(SettingError, match=r"objective\.mine\._target_ was in memory: <lambda>"):
+        run(losses[1])
+    student.get_input_embeddings().requires_grad_(False)
+    with pytest.raises(SettingError, match=r"other parameters of the student are frozen now"):
+        run(losses[0])
 
 
 RANKS = """

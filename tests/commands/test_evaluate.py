@@ -23,22 +23,11 @@ from distill.runs.located import locate
 from distill.runtime.errors import SettingError
 
 
-def evaluate(*arguments: str) -> int:
-    """`distill evaluate ARGUMENTS` in this process; gives the exit status."""
-    return main(["evaluate", *arguments])
-
-
-def refused(models: list[str], *settings: str) -> str:
+def refused(models: list[Any], *settings: str, output: Any = None) -> str:
     with pytest.raises(SettingError) as error:
-        evaluate_models(models, list(settings))
+        evaluate_models(models, list(settings), output)
     assert "\n" not in str(error.value)
     return str(error.value)
-
-
-def own_text(folder: Path) -> list[str]:
-    """The settings of a text of the user's as the set `mine`."""
-    (folder / "mine.txt").write_text("".join(book(number).split("***")[2] for number in range(20, 23)))
-    return [f"+evaluate.sources.mine={{kind: text, path: {folder}/mine.txt}}"]
 
 
 def test_the_scores_of_a_run_are_found_again(done: Path, shelf: Shelf) -> None:
@@ -55,21 +44,16 @@ def test_the_scores_of_a_run_are_found_again(done: Path, shelf: Shelf) -> None:
     assert {name: data.model_dump() for name, data in vocabulary.sets.items()} == content["evaluation"]
 
 
-def test_models_side_by_side(done: Path, shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_side_by_side(done: Path, shelf: Shelf, tmp_path: Path, capsys: Any) -> None:
     folder, models = tmp_path / "out", [f"model={done / 'student'}", f"model={shelf.teacher}"]
-    settings = [
-        *own_text(tmp_path),
-        "evaluate.sets=[mine]",
-        "evaluate.max_sequences=12",
-        "evaluate.pseudo_perplexity.fraction=0",
-    ]
+    (tmp_path / "mine.txt").write_text("".join(book(number).split("***")[2] for number in range(20, 23)))
+    settings = [f"+evaluate.sources.mine={{kind: text, path: {tmp_path}/mine.txt}}", "evaluate.sets=[mine]"]
+    settings += ["evaluate.max_sequences=12", "evaluate.pseudo_perplexity.fraction=0"]
     for _ in range(2):
-        assert evaluate(*models, f"output={folder}", *settings) == 0
-    said = capsys.readouterr().out
-    assert "Perplexity, mine" in said and "scores.md" in said
-    assert {path.name for path in folder.iterdir()} == {
-        f"{before}scores.{kind}" for before in ("", "earlier-") for kind in ("json", "md")
-    }
+        assert main(["evaluate", *models, f"output={folder}", *settings]) == 0
+    assert "Perplexity, mine" in capsys.readouterr().out
+    files = {"scores.json", "scores.md"}
+    assert {path.name for path in folder.iterdir()} == files | {f"earlier-{name}" for name in files}
     content = json.loads((folder / "scores.json").read_text())
     own, other = content["models"]
     assert own["name"] == str(done / "student") and "pseudo_perplexity" not in own["scores"]
@@ -77,8 +61,6 @@ def test_models_side_by_side(done: Path, shelf: Shelf, tmp_path: Path, capsys: p
     ratio = other["scores"]["perplexity"]["mine"] / own["scores"]["perplexity"]["mine"]
     assert compared["bootstrap"]["ratio"] == pytest.approx(ratio, rel=1e-6) and compared["against"] == own["name"]
     assert compared["bootstrap"]["low"] < compared["bootstrap"]["ratio"] < compared["bootstrap"]["high"]
-    page = (folder / "scores.md").read_text()
-    assert "distill evaluate model=" in page and "Koehn" in page
     command = shlex.split(content["command"])  # as a shell reads it, whatever the settings hold
     assert command == ["cd", os.getcwd(), "&&", "distill", "evaluate", *models, f"output={folder}", *settings]
 
@@ -94,8 +76,7 @@ def test_causal_models_of_two_vocabularies(shelf: Shelf, tmp_path: Path) -> None
     assert (compared.model, compared.against) == (str(small), str(first)) and perplexities[0] != perplexities[1]
     assert compared.bootstrap.ratio == pytest.approx(perplexities[0] / perplexities[1], rel=1e-9)
     assert all(math.isfinite(each.scores["bits_per_byte"]["heldout"]) for each in scores.models)
-    assert "different vocabularies" in scores.notes[0] and scores.notes[0] in str(scores)
-    assert "compare bits per byte" in scores.notes[0]
+    assert "compare bits per byte" in scores.notes[0] and scores.notes[0] in str(scores)
 
 
 def test_answers_and_classes(shelf: Shelf, tmp_path: Path) -> None:
@@ -103,18 +84,17 @@ def test_answers_and_classes(shelf: Shelf, tmp_path: Path) -> None:
     answers, classes = tmp_path / "answers", tmp_path / "classes"
     questions = [f"corpus.path={squad(tmp_path / 'squad')}", "corpus.stride=12", "corpus.max_query=8"]
     reviews = [f"corpus.path={table(tmp_path / 'reviews')}", "corpus.text=review", "corpus.label=stars"]
-    start = [f"student.path={shelf.teacher}", *small]
-    assert distill("+recipe=squad", *start, *questions, f"hydra.run.dir={answers}") == 0
-    assert distill("+recipe=table", *start, *reviews, f"hydra.run.dir={classes}") == 0
-    for folder in (answers, classes):
+    for recipe, folder, data in (("squad", answers, questions), ("table", classes, reviews)):
+        assert (
+            distill(f"+recipe={recipe}", f"student.path={shelf.teacher}", *small, *data, f"hydra.run.dir={folder}") == 0
+        )
         student = results(folder)["student"]
         (found,) = evaluate_models([folder]).models
         assert found.scores and all(student[measure] == by_set for measure, by_set in found.scores.items())
     elsewhere = shutil.copytree(answers / "student", tmp_path / "elsewhere")
     (found,) = evaluate_models([elsewhere], [*questions, "corpus.sequence_length=32", "precision=fp32"]).models
     assert found.scores["f1"] == results(answers)["student"]["f1"]
-    shutil.copytree(classes / "student", tmp_path / "classifier")
-    assert "+recipe=table" in refused([str(tmp_path / "classifier")])
+    assert "+recipe=table" in refused([shutil.copytree(classes / "student", tmp_path / "classifier")])
 
 
 @pytest.mark.parametrize("other", ["no", "yes"])
@@ -127,58 +107,52 @@ def test_a_classifier_is_scored_where_one_of_its_classes_does_not_occur(other: s
     assert found.scores["accuracy"]["dev"] in (0, 50, 100)
 
 
-def test_bad_input_is_one_line(done: Path, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input_is_one_line(done: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("DISTILL_DATA", raising=False)
-    run = str(done)
-    assert refused([]).startswith("model is missing")
-    assert "named twice" in refused([run, run])
-    assert "no such file or folder" in refused([str(tmp_path / "nowhere")])
-    assert refused([run], "train.steps=3").startswith("train.steps is not read where models are only scored")
-    assert "is not known" in refused([run], "evaluate.by_set.heldoutt.max_sequences=3")
-    assert "evaluate.by_set.heldout.max_sequences=0" in refused([run], "evaluate.by_set.heldout.max_sequences=0")
-    assert "for causal models" in refused([run], "evaluate.stride=4")
-    assert "one process" in refused([run], "backend=ddp")
-    assert "exceeds the" in refused([run], "corpus.sequence_length=4096")
-    assert "two commands" in refused([run, str(save_model(tmp_path / "gpt2"))])
-    assert "none of the sets" in refused([str(shutil.copytree(done / "student", tmp_path / "plain"))])
-    assert "not read with teacher.path=null" in refused([run], "teacher.tokenizer=x")
-    assert "beside teacher.members" in refused([run], "teacher=bundled_small", "teacher.members.a.path=x")
-    text = tmp_path / "chinese.txt"
-    text.write_text("\u8fd9\u662f\u4e00\u6761\u6cb3\u3002" * 300 + "\n", encoding="utf-8")
-    said = refused([run], f"+evaluate.sources.mine={{kind: text, path: {text}}}", "evaluate.sets=[mine]")
-    assert said.startswith("evaluate.sets: mine: 100.0% of its tokens are not in the vocabulary")
-    assert evaluate() == 2
-
-
-def test_an_output_that_cannot_be_is_refused_before_the_scoring(
-    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("distill.commands.evaluate._score", None)  # a call of it would be a TypeError
-    (tmp_path / "file").write_text("")
-    for output in (tmp_path / "file" / "scores", "/proc/scores"):
-        with pytest.raises(SettingError, match=f"^output={output}: no folder can be made there"):
-            evaluate_models([done], [], output)
-    with pytest.raises(SettingError, match=r"^output=: is empty"):
-        evaluate_models([done], [], "")
-
-
-def test_a_refused_scoring_leaves_no_folder(done: Path, tmp_path: Path) -> None:
+    (tmp_path / "chinese.txt").write_text("这是一条河。" * 300 + "\n", encoding="utf-8")
+    chinese = "+evaluate.sources.mine={kind: text, path: chinese.txt}"
+    for settings, words in (
+        (["train.steps=3"], "train.steps is not read where models are only scored"),
+        (["evaluate.by_set.heldoutt.max_sequences=3"], "is not known"),
+        (["evaluate.by_set.heldout.max_sequences=0"], "evaluate.by_set.heldout.max_sequences=0"),
+        (["evaluate.stride=4"], "for causal models"),
+        (["backend=ddp"], "one process"),
+        (["corpus.sequence_length=4096"], "exceeds the"),
+        (["teacher.tokenizer=x"], "not read with teacher.path=null"),
+        (["teacher=bundled_small", "teacher.members.a.path=x"], "beside teacher.members"),
+        (["evaluate.max_sequences=many"], "evaluate.max_sequences"),
+        (["evaluate.rowz=1"], "rowz"),
+        ([chinese, "evaluate.sets=[mine]"], "evaluate.sets: mine: 100.0% of its tokens are not in the vocabulary"),
+    ):
+        assert words in refused([done], *settings)
+    plain = shutil.copytree(done / "student", tmp_path / "plain")
+    for models, words in (
+        ([], "model is missing"),
+        ([done, done], "named twice"),
+        ([tmp_path / "nowhere"], "no such file or folder"),
+        ([done, save_model(tmp_path / "gpt2")], "two commands"),
+        ([plain], "none of the sets"),
+    ):
+        assert words in refused(models)
+    before = {*tmp_path.rglob("*")}
     for folder in (tmp_path / "new", tmp_path):
-        with pytest.raises(SettingError, match=r"^evaluate\.sets"):
-            evaluate_models([str(done)], ["evaluate.sets=[nothing]"], folder)
-    assert tmp_path.is_dir() and not any(tmp_path.iterdir())
+        assert refused([done], "evaluate.sets=[nothing]", output=folder).startswith("evaluate.sets")
+    assert {*tmp_path.rglob("*")} == before
+    monkeypatch.setattr("distill.commands.evaluate._score", None)  # a call of it would be a TypeError
+    for output in (tmp_path / "chinese.txt" / "scores", "/proc/scores"):
+        assert refused([done], output=output).startswith(f"output={output}: no folder can be made there")
+    assert refused([done], output="").startswith("output=: is empty")
 
 
 def test_models_and_teachers_are_checked_as_in_a_run(shelf: Shelf, tmp_path: Path) -> None:
     """Too short for the sequences, smaller than the tokenizer, or mixing up the documents of a sequence."""
-    first, tokens = str(save_model(tmp_path / "gpt2")), len(vocabulary_of("gpt2"))
+    first, tokens = save_model(tmp_path / "gpt2"), len(vocabulary_of("gpt2"))
     short = save_model(tmp_path / "short", max_position_embeddings=16)
-    said = refused([first], *shelf.corpus, f"teacher={short}")
-    assert said == "corpus.sequence_length=32 exceeds the 16 positions of teacher: lower it"
+    assert "32 exceeds the 16 positions of teacher" in refused([first], *shelf.corpus, f"teacher={short}")
     poor = save_model(tmp_path / "poor", vocab_size=tokens - 1)
     sizes = f"its vocabulary has {tokens - 1} tokens, but the tokenizer of {poor} has {tokens}"
     assert refused([first], *shelf.corpus, f"teacher={poor}").startswith(f"teacher ({poor}): {sizes}")
-    said = refused([str(poor)], *shelf.corpus, f"data.cache={tmp_path / 'cache'}")
+    said = refused([poor], *shelf.corpus, f"data.cache={tmp_path / 'cache'}")
     assert said.startswith(f"model={poor}: {sizes}") and not (tmp_path / "cache").exists(), "before text is prepared"
     mixing, packed = tmp_path / "bloom", [*shelf.corpus, "corpus.cross_documents=true"]
     with torch.random.fork_rng():
@@ -187,34 +161,32 @@ def test_models_and_teachers_are_checked_as_in_a_run(shelf: Shelf, tmp_path: Pat
         BloomForCausalLM(config).save_pretrained(mixing)
     vocabulary_of("gpt2").save_pretrained(mixing)
     for setting, model, teacher in ((f"model={mixing}", mixing, []), ("teacher", first, [f"teacher={mixing}"])):
-        said = refused([str(model)], *packed, *teacher)
+        said = refused([model], *packed, *teacher)
         assert said.startswith(f"{setting}: BloomForCausalLM") and "set corpus.cross_documents=false" in said
 
 
 @pytest.mark.parametrize(
-    ("settings", "message", "given"),
+    ("setting", "value", "given"),
     [
-        ({"evaluate": {"measures": {"mine": {"_target_": "os.getcwd"}}}},
-         "name code (evaluate.measures.mine._target_=os.getcwd)", "evaluate.measures.mine._target_=own_metrics.Hits"),
-        ({"corpus": {"path": "${oc.env:HOME}/books"}},
-         "read the environment (corpus.path=${oc.env:HOME}/books)", "corpus.path=BOOKS"),
-        ({"data": {"tokens": "s3://other/tokens"}},
-         "write prepared sequences elsewhere (data.tokens=s3://other/tokens)", "data.tokens=null"),
+        ("evaluate.measures.mine._target_", "os.getcwd", "own_metrics.Hits"),
+        ("corpus.path", "${oc.env:HOME}/books", "BOOKS"),
+        ("data.tokens", "s3://other/tokens", "null"),
     ],
     ids=["code", "environment", "store"],
-)  # fmt: skip
+)
 def test_the_settings_of_a_run_reach_no_further_than_its_user_says(
-    settings: dict[str, Any], message: str, given: str, done: Path, shelf: Shelf, tmp_path: Path
+    setting: str, value: str, given: str, done: Path, shelf: Shelf, tmp_path: Path
 ) -> None:
     """A folder may be a stranger's: what its settings name there, the command has to name too."""
     run = tmp_path / "run"
     shutil.copytree(done / "student", run / "student")
-    own = OmegaConf.merge(OmegaConf.load(done / "config.yaml"), settings)
+    own = OmegaConf.load(done / "config.yaml")
+    OmegaConf.update(own, setting, value, force_add=True)
     own.evaluate.sources.mine = {"kind": "text", "path": "${corpus.path}"}
     OmegaConf.save(own, run / "config.yaml")
-    said = refused([str(run)])
-    assert message in said and "evaluate=local" in said
-    config, _ = settings_of(locate([str(run)]), [given.replace("BOOKS", str(shelf.books))])
+    said = refused([run])
+    assert f"({setting}={value})" in said and "evaluate=local" in said
+    config, _ = settings_of(locate([str(run)]), [f"{setting}={given.replace('BOOKS', str(shelf.books))}"])
     assert config.evaluate.sources["mine"].path == config.corpus.path == str(shelf.books)
     assert [each.path for each in config.evaluate.own_measures.values()] == ["own_metrics.Hits"] * ("Hits" in given)
 
@@ -228,18 +200,8 @@ def test_another_text_is_cut_as_that_of_the_run(done: Path, tmp_path: Path) -> N
     assert config.evaluate.max_sequences == 8 and config.corpus.path is not None
 
 
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        ("${oc.env:HOME}", True),
-        ("s3://${corpus.path}/${a:b}", True),
-        ("${corpus.${oc.env:X}}", True),
-        ("${${corpus.field}:HOME}", True),
-        ("${oc.${corpus.field}:HOME}", True),
-        ("${corpus.path}", False),
-        ("s3://${corpus.path}/a:b", False),
-        ("${..path}", False),
-    ],
-)
-def test_a_resolver_is_told_from_another_setting(text: str, calls: bool) -> None:
-    assert ("${" in REFERENCE.sub("", text)) == calls
+def test_a_resolver_is_told_from_another_setting() -> None:
+    calls = ["${oc.env:HOME}", "s3://${corpus.path}/${a:b}", "${corpus.${oc.env:X}}", "${${corpus.field}:HOME}"]
+    settings = ["${corpus.path}", "s3://${corpus.path}/a:b", "${..path}"]
+    texts = [*calls, "${oc.${corpus.field}:HOME}", *settings]
+    assert ["${" in REFERENCE.sub("", text) for text in texts] == [True] * 5 + [False] * 3

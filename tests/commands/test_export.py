@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES, make_family, tokenizer_of
+import transformers
+from families import CAUSAL, FAMILIES, make_family, tokenizer_of
+from job import refused_line
 from prediction_models import save_fine_tuned
 from tiny import VOCAB
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer
 
+from distill import StudentConfig, load_pair
 from distill.commands import export as command
 from distill.commands.cli import main
 from distill.commands.export import ExportArguments
@@ -20,25 +23,19 @@ from distill.models.export_folder import export
 from distill.models.loaded import LoadedModel
 from distill.runtime.errors import SettingError
 
-
-def saved(root: Path, family: str) -> Path:
-    """A run folder with a student in it."""
-    root.mkdir()
-    export(make_family(family), tokenizer_of(family), root / "student", "# The card\n")
-    return root
+OTHERS = [pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES if family != "bert"]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: Any) -> Path:
     """A run whose student is a DistilBERT, with its ONNX files; no test may change it."""
-    root = saved(tmp_path_factory.mktemp("runs") / "run", "distilbert")
+    root = tmp_path_factory.mktemp("run")
+    export(make_family("distilbert"), tokenizer_of("distilbert"), root / "student", "# The card\n")
     command.export(ExportArguments(model=str(root)))
     return root
 
 
-@pytest.mark.parametrize(
-    "family", ["bert", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "bert")]
-)
+@pytest.mark.parametrize("family", ["bert", *OTHERS])
 def test_a_family_computes_the_same_in_onnx(tmp_path: Path, family: str) -> None:
     """fp32 to rounding, at lengths other than the example's, beyond the windows of attention; int8 about the same."""
     model = make_family(family).eval()
@@ -57,7 +54,7 @@ def test_a_family_computes_the_same_in_onnx(tmp_path: Path, family: str) -> None
     assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "int8.onnx"} and list(inputs)[2:] == []
 
 
-def test_the_folder_and_its_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folder_and_its_report(run: Path, capsys: Any) -> None:
     folder = run / "student" / "onnx"
     beside = {"config.json", "tokenizer.json", "tokenizer_config.json"}
     assert {file.name for file in folder.iterdir()} == {"model.onnx", "model_int8.onnx", "report.json", *beside}
@@ -72,23 +69,26 @@ def test_the_folder_and_its_report(run: Path, capsys: pytest.CaptureFixture[str]
     assert [line.partition(":")[0] for line in shown[1:]] == list(megabytes)
 
 
+KINDS = {
+    "class": (AutoModelForSequenceClassification, {"num_labels": 3}, ["logits"]),
+    "value": (AutoModelForSequenceClassification, {"num_labels": 1}, ["logits"]),
+    "answer": (AutoModelForQuestionAnswering, {}, ["start_logits", "end_logits"]),
+}
+
+
 @pytest.mark.parametrize("kind", ["class", "answer", pytest.param("value", marks=pytest.mark.slow)])
 def test_a_fine_tuned_model_in_onnx(kind: str, tmp_path: Path) -> None:
     """The file and the tokenizer beside it are all that is needed; it separates both texts of a pair."""
     import onnxruntime
 
-    auto_class = AutoModelForQuestionAnswering if kind == "answer" else AutoModelForSequenceClassification
-    labels = {"class": {"num_labels": 3}, "value": {"num_labels": 1}, "answer": {}}[kind]
+    auto_class, labels, names = KINDS[kind]
     folder = save_fine_tuned(tmp_path / "model", auto_class, **labels)
     assert main(["export", f"model={folder}"]) == 0
-    names = ["start_logits", "end_logits"] if kind == "answer" else ["logits"]
-    tokenizer = AutoTokenizer.from_pretrained(folder / "onnx")
-    model = auto_class.from_pretrained(folder).eval()
-    session = onnxruntime.InferenceSession(str(folder / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(folder / "onnx" / "model.onnx")
     assert [output.name for output in session.get_outputs()] == names
     assert [given.name for given in session.get_inputs()] == ["input_ids", "attention_mask", "token_type_ids"]
+    model, tokenizer = auto_class.from_pretrained(folder), AutoTokenizer.from_pretrained(folder / "onnx")
     inputs = tokenizer(["the cat", "of"], ["an owl and the", "the"], padding=True, return_tensors="pt")
-    assert (inputs["token_type_ids"] == 1).any() and (inputs["attention_mask"] == 0).any()
     arrays = {name: inputs[name].numpy() for name in ("input_ids", "attention_mask", "token_type_ids")}
     valid = arrays["attention_mask"].astype(bool) if kind == "answer" else slice(None)
     with torch.no_grad():
@@ -111,40 +111,68 @@ def test_the_matrix_that_embedding_and_head_share_is_quantised_for_both(run: Pat
     assert {(VOCAB, 32), (32, VOCAB)} <= shapes
 
 
-def test_what_is_refused(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_what_does_not_compute_the_same_or_cannot_be_made_is_refused(
+    run: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
-    def refused(*arguments: str) -> str:
-        capsys.readouterr()
-        assert main(["export", *arguments]) == 2
-        line = capsys.readouterr().err.strip()
-        assert "\n" not in line and line.startswith("distill: ")
-        return line
-
-    assert "config.json is missing" in refused(f"model={tmp_path}")
-    assert "`distill export` takes NAME=VALUE" in refused(f"model={run}", "--text", "a.txt")
-    assert "format=tflite: should be 'onnx'" in refused(f"model={run}", "format=tflite")
-    broken = saved(tmp_path / "broken", "distilbert") / "student" / "model.safetensors"
-    broken.write_bytes(broken.read_bytes()[:999])
-    assert "does not load" in refused(f"model={tmp_path / 'broken'}")
-    assert not (tmp_path / "broken" / "student" / "onnx").exists()
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert "onnxruntime" in (line := refused(f"model={run}")) and "pip install 'distill-kd[onnx]'" in line
-
-
-def test_a_file_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_family("bert").eval()
     loaded, own = LoadedModel.of(model, tokenizer_of("bert")), command.in_torch(model)
     assert command.largest_difference(loaded, own) == 0
-
-    def without_mask(inputs: Any) -> Any:
-        return own(inputs | {"attention_mask": np.ones_like(inputs["attention_mask"])})
-
-    others = {"by": without_mask, r"by 0\.01, more than 0\.0001 of the largest": lambda inputs: [own(inputs)[0] + 0.01]}
-    others["by nan"] = lambda inputs: [own(inputs)[0] * np.float32(np.nan)]
+    others = {
+        "by": lambda inputs: own(inputs | {"attention_mask": np.ones_like(inputs["attention_mask"])}),
+        r"by 0\.01, more than 0\.0001 of the largest": lambda inputs: [own(inputs)[0] + 0.01],
+        "by nan": lambda inputs: [own(inputs)[0] * np.float32(np.nan)],
+    }
     for words, other in others.items():
         with pytest.raises(SettingError, match=f"differ from the model's {words}"):
             command.largest_difference(loaded, other)
     monkeypatch.setattr(command, "MAX_BYTES", 1000)
     with pytest.raises(SettingError, match="more than 1,000 bytes"):
         command.to_onnx(loaded, tmp_path / "model.onnx")
+    export(model, tokenizer_of("bert"), tmp_path / "student", "# The card\n")
+    broken = tmp_path / "student" / "model.safetensors"
+    broken.write_bytes(broken.read_bytes()[:999])
+    assert "does not load" in refused_line(capsys, "export", f"model={tmp_path}")
+    assert not (tmp_path / "student" / "onnx").exists()
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert "pip install 'distill-kd[onnx]'" in refused_line(capsys, "export", f"model={run}")
+
+
+TEXTS = ["the of and to in", "he was not so [MASK] the one, and she said that it was all the longest"]
+IDS = [[2, 9, 10, 11, 17, 12, 13, 14, 20, 25, 15, 16, 17, 18, 30, 19, 20, 21, 22, 3]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_folder_gives_the_student_back(tmp_path: Path, family: str) -> None:
+    student, tokenizer = make_family(family), tokenizer_of(family)
+    export(student, tokenizer, folder := tmp_path / "student", "# The card\n")
+    causal = family in CAUSAL
+    kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
+    capped = {"attn_implementation": "eager"} if getattr(student.config, "attn_logit_softcapping", None) else {}
+    model, loading = kind.from_pretrained(folder, output_loading_info=True, **capped)
+    with torch.no_grad():
+        logits = [each.eval()(torch.tensor(IDS)).logits for each in (model, student)]
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-6)
+    assert type(model) is type(student) and not loading["missing_keys"]
+    again = transformers.AutoTokenizer.from_pretrained(folder)
+    assert again(TEXTS, padding=True).input_ids == tokenizer(TEXTS, padding=True).input_ids
+    assert again.model_max_length == 64 and "[MASK]" in again.all_special_tokens
+    task = "text-generation" if causal else "fill-mask"
+    ask = transformers.pipeline(task, model=str(folder), tokenizer=str(folder), device="cpu", model_kwargs=capped)
+    answer = ask(TEXTS[0], max_new_tokens=5, do_sample=False) if causal else ask(TEXTS[1])
+    assert answer[0]["generated_text"].startswith(TEXTS[0]) if causal else len(answer) == 5
+    assert (folder / "README.md").read_text() == "# The card\n"
+
+
+def test_a_soft_cap_is_kept() -> None:
+    """Which transformers 5.17 has by SDPA: it leaves the cap out."""
+    pair = load_pair((make_family("gemma2"), tokenizer_of("gemma2")), StudentConfig(layers=[0]), device="cpu")
+    assert pair.student.model.config._attn_implementation == "eager"
+
+
+def test_segments_are_given_where_the_student_has_them(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of("bert")
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    for family, segments in (("bert", {"token_type_ids"}), ("distilbert", set())):
+        export(make_family(family), tokenizer, tmp_path / family, "")
+        found = transformers.AutoTokenizer.from_pretrained(tmp_path / family)(TEXTS)
+        assert found.keys() == {"input_ids", "attention_mask"} | segments

@@ -33,10 +33,7 @@ def run_cell(text: str, names: dict[str, Any]) -> Any:
 
 
 @pytest.mark.slow
-def test_the_cells_run_in_order(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_cells_run_in_order(shelf: Shelf, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     assert HOOK in source(CODE[0]) and sum(STEPS in source(cell) for cell in CODE) == 1
     monkeypatch.setenv("HOME", str(tmp_path))
     few = ["train.epochs=null", "train.steps=2", "precision=fp32", "evaluate.pseudo_perplexity.fraction=0.1"]
@@ -68,15 +65,12 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.S)
 
 
-def test_the_loop_in_the_manual(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_loop_in_the_manual(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
     exec(compile(blocks("how-to/python.md")[-1], "python.md", "exec"), {})
     assert "TextScore(" in capsys.readouterr().out and Path("my_student/config.json").is_file()
 
 
-def test_objects_in_the_manual(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_in_the_manual(shelf: Shelf, monkeypatch: Any) -> None:
     """Both runs of the page, shorter, and the run of the page for those who come from elsewhere."""
     whole, held = distill.distill, distill.load_model(shelf.teacher, "cpu")
     texts = [book(number, 2) for number in range(60)]

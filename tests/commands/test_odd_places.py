@@ -1,106 +1,142 @@
-"""Folders that cannot be made, files that are pipes or no text, sizes that nothing is to be built of: one line each."""
+"""Folders that cannot be made, files of other programs, files that are pipes or no text, sizes that no memory holds."""
 
-import io
 import json
 import os
 import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from families import make_family, tokenizer_of
 from job import Shelf, environment, refused_line, save_model, whole_run
 from made_runs import make_run, results_of, settings_of
+from prediction_models import save_fine_tuned
+from transformers import AutoModelForSequenceClassification
 
+from distill.commands import export as onnx
 from distill.commands.api.run import RunResults
+from distill.commands.chain import run_chain
 from distill.commands.cli import main
+from distill.config.settings import ChainConfig, StageConfig
 from distill.models import load
-from distill.models.export_folder import export
 from distill.models.load import load_pretrained
+from distill.report.scores import Scores
 from distill.runs.results_file import read_results
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.files import MAX_YAML, make_folder, read_yaml
+from distill.runtime.files import MAX_YAML, make_folder, read_yaml, refuse_overwriting
 
-SECONDS = 120  # of a busy machine; what is refused here took minutes, or more memory than there is
 LAUGHS = "a0: &a0 {x: [1, 2, 3]}\n" + "".join(
     f"a{n}: &a{n} {{x: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12)
 )
+MINE = "mine\n"
 
 
-@pytest.fixture(autouse=True)
-def ends_soon() -> Iterator[None]:
-    begin = time.monotonic()
-    yield
-    assert time.monotonic() - begin < SECONDS
+def written(path: Path) -> Path:
+    """A file of another program."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(MINE)
+    return path
 
 
-@pytest.mark.slow
-def test_an_export_onto_a_full_disk_is_a_failure_of_storage(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def made(folder: Path, seed: int = 1) -> Path:
+    return make_run(folder, settings_of(seed), results_of({"heldout": 5.0 + seed}))
+
+
+def test_predictions_replace_neither_their_inputs_nor_other_files(tmp_path: Path, capsys: Any) -> None:
+    model = save_fine_tuned(tmp_path / "model", AutoModelForSequenceClassification)
+    texts, out, weights = written(tmp_path / "my.txt"), tmp_path / "out.jsonl", (model / "config.json").read_bytes()
+    os.link(texts, tmp_path / "hard.jsonl")
+    (tmp_path / "soft.jsonl").symlink_to(texts)
+    given = ["predict", f"model={model}", f"input={texts}"]
+    for name in ("hard.jsonl", "./soft.jsonl", "model/config.json"):
+        for more in ([], ["overwrite=true"]):
+            assert "this command reads" in refused_line(capsys, *given, f"output={tmp_path}/{name}", *more)
+    assert texts.read_text() == MINE and (model / "config.json").read_bytes() == weights
+    written(out)
+    assert "overwrite=true" in refused_line(capsys, *given, f"output={out}") and out.read_text() == MINE
+    assert main([*given, f"output={out}", "overwrite=true"]) == 0 and out.read_text() != MINE
+    for overwrite in (False, True):
+        with pytest.raises(SettingError, match="a device or a pipe"):
+            refuse_overwriting(Path("/dev/null"), "output=/dev/null", overwrite=overwrite)
+
+
+def test_an_export_keeps_the_files_of_another_program(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(onnx, "need_packages", lambda: None)
+    other = written(tmp_path / "onnx" / "model.onnx")  # as models of the Hub bring it
+    assert "overwrite=true" in refused_line(capsys, "export", f"model={tmp_path}") and other.read_text() == MINE
+    for name in (onnx.INT8, onnx.REPORT, "tokenizer.json", "config.json"):
+        written(tmp_path / "onnx" / name)
+    # Its own are replaced, and so it goes further.
+    assert "neither a run folder" in refused_line(capsys, "export", f"model={tmp_path}")
+    written(tmp_path / "onnx" / "notes.md")
+    assert "overwrite=true" in refused_line(capsys, "export", f"model={tmp_path}")
+
+
+@pytest.mark.parametrize("name", ["compare.html", "compare.csv", "plots/compare.png"])
+def test_a_comparison_and_scores_keep_the_files_of_another_program(name: str, tmp_path: Path, capsys: Any) -> None:
+    for seed in (1, 2):
+        made(tmp_path / "runs" / str(seed), seed)
+    given = ["compare", f"run={tmp_path / 'runs'}", f"output={tmp_path / 'out'}"]
+    other = written(tmp_path / "out" / name)
+    assert "overwrite=true" in refused_line(capsys, *given) and other.read_text() == MINE
+    assert files_in(tmp_path / "out") == [other]
+    assert main([*given, "overwrite=true"]) == 0
+    assert main(given) == 0  # its own of the time before
+    written(tmp_path / "scores.md")
+    Scores("mlm", (), (), {}).write(tmp_path)
+    assert (tmp_path / "earlier-scores.md").read_text() == MINE
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "report.html", "student/config.json"])
+def test_a_run_and_a_chain_keep_the_files_of_another_program(
+    name: str, shelf: Shelf, tmp_path: Path, capsys: Any
 ) -> None:
-    """A file that may not grow further is what programs meet on a full disk."""
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
-    export(make_family("distilbert"), tokenizer_of("distilbert"), tmp_path / "student", "# The card\n")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
-    assert main(["export", f"model={tmp_path}"]) == 74
-    assert "make room" in capfd.readouterr().err and not (tmp_path / "student" / "onnx").exists()
+    other = written(tmp_path / "mine" / name)
+    assert shelf.run(tmp_path / "mine") == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "holds no run" in line and name.split("/")[0] in line
+    assert files_in(tmp_path / "mine") == [other] and other.read_text() == MINE
+    written(tmp_path / "mine" / "chain.md")
+    with pytest.raises(SettingError, match="holds no chain"):
+        run_chain(ChainConfig(stages={"first": StageConfig(recipe="smoke", settings=[])}), tmp_path / "mine", [])
+    assert len(files_in(tmp_path / "mine")) == 2
 
 
-def test_seeds_and_texts_of_predictions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = f"model={save_model(tmp_path / 'model')}"
-    for seed in (str(2**64), str(-1), "9" * 5000):
-        assert "seed=" in refused_line(capsys, "predict", model, "text=a", "sample=true", f"seed={seed}")[:20]
-    assert "UTF-8" in refused_line(capsys, "predict", model, "text=caf\udce9")
-    for content, lenient in ((b"caf\xe9\n", False), (b"caf\xe9\n", True), (b'{"text": "\\ud800"}\n', False)):
-        errors = "surrogateescape" if lenient else "strict"
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", errors=errors))
-        assert "convert it" in refused_line(capsys, "predict", model)
-
-
-def test_folders_that_cannot_be_made(shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_run_leaves_no_folder(shelf: Shelf, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     assert shelf.run(Path("/proc/x")) == 2
     assert "hydra.run.dir=/proc/x: no folder" in capsys.readouterr().err
-    make_run(tmp_path / "run", settings_of(1), results_of({"heldout": 5.0}))
-    assert "/proc/x" in refused_line(capsys, "compare", f"run={tmp_path / 'run'}", "output=/proc/x")
-    model = f"model={save_model(tmp_path / 'model')}"
-    assert "/proc/x" in refused_line(capsys, "predict", model, "text=a", "output=/proc/x.jsonl")
     with pytest.raises(SettingError, match="mine=/proc/a/b: no folder"):
         make_folder(Path("/proc/a/b"), "mine=/proc/a/b")
 
-
-def test_a_refused_run_leaves_no_folder(
-    shelf: Shelf, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     def refuse(*_: object) -> None:
-        raise SettingError("student.layers=[9]: too many")
+        raise SettingError("too many", setting="student.layers")
 
     monkeypatch.setattr(whole_run, "FrozenTeachers", refuse)  # the folder is entered before
     (tmp_path / "before").mkdir()
     for name in ("new", "before"):
         assert shelf.run(tmp_path / name) == 2
-    assert "student.layers=[9]: too many" in capsys.readouterr().err
+    assert "student.layers" in capsys.readouterr().err
     assert not (tmp_path / "new").exists() and (tmp_path / "before").exists()
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("config.yaml", None), ("config.yaml", b"\xff\x00"), ("config.yaml", "pipe"), ("metrics.jsonl", "pipe"),
+        ("config.yaml", None),
+        ("config.yaml", b"\xff\x00"),
+        ("config.yaml", "pipe"),
+        ("metrics.jsonl", "pipe"),
         ("metrics.jsonl", b'{"step": "two"}\n'),
     ],
-)  # fmt: skip
-def test_a_report_of_a_damaged_run(
-    name: str, content: bytes | str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = make_run(tmp_path / "run", settings_of(1), results_of({"heldout": 5.0}))
+)
+def test_a_report_of_a_damaged_run(name: str, content: bytes | str | None, tmp_path: Path, capsys: Any) -> None:
+    run = made(tmp_path / "run")
     (run / name).unlink()
     if content == "pipe":
         os.mkfifo(run / name)
@@ -109,30 +145,11 @@ def test_a_report_of_a_damaged_run(
     assert name in refused_line(capsys, "report", f"run={run}")
 
 
-@pytest.mark.parametrize("settings", ["1: {2: 3}\n", "? [a, b]\n: 1\n", "a: {? 2020-01-01 : {x: 1}}\n", "- a\n"])
-def test_settings_of_others_are_compared(settings: str, tmp_path: Path) -> None:
-    for number in (1, 2):
-        run = make_run(tmp_path / str(number), settings_of(number), results_of({"heldout": 5.0}))
-        (run / "config.yaml").write_text(settings + (f"x: {number}\n" if number > 1 and settings[0] != "-" else ""))
-    assert main(["compare", f"run={tmp_path}", f"output={tmp_path / 'out'}"]) == 0
-
-
-@pytest.mark.parametrize(
-    "override",
-    ["corpus.path=" + "a" * 30_000, "+" + "a" * 3_000_000 + "=1", "student.layers=[" + ",".join(["1"] * 4000) + "]",
-     f"seed={'9' * 100_000}"],
-    ids=["text", "name", "list", "digits"],
-)  # fmt: skip
-def test_a_long_override(override: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ([], ["settings"], ["prepare"]):
-        assert override[:12].lstrip("+").partition("=")[0] in refused_line(capsys, *command, override)
-
-
 @pytest.mark.parametrize("text", [LAUGHS, "a: [" + "1, " * (MAX_YAML // 3) + "1]\n"], ids=["aliases", "long"])
-def test_yaml_that_stands_for_more_than_it_holds(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_yaml_that_stands_for_more_than_it_holds(text: str, tmp_path: Path, capsys: Any) -> None:
     """Of a run folder, which may be a stranger's."""
-    run = make_run(tmp_path / "runs" / "one", settings_of(1), results_of({"heldout": 5.0}))
-    make_run(tmp_path / "runs" / "two", settings_of(2), results_of({"heldout": 6.0}))
+    run = made(tmp_path / "runs" / "one")
+    made(tmp_path / "runs" / "two", 2)
     (run / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"^it has"):
         read_yaml(run / "config.yaml")
@@ -153,25 +170,16 @@ def test_a_limit_on_memory_below_what_torch_takes() -> None:
     assert done.stderr.startswith("distill: not enough memory: `ulimit -v` is 614400 kB")
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        # Else transformers makes up what the folder lacks.
-        ({"num_hidden_layers": 900, "hidden_size": 16_384, "intermediate_size": 65_536}, "take .* GB, and .* are free"),
-    ],
-)
-def test_a_saved_model_that_memory_does_not_hold(
-    changed: dict[str, int], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a folder, and among those that the Hub's client keeps."""
+def test_a_saved_model_that_memory_does_not_hold(tmp_path: Path, monkeypatch: Any) -> None:
+    """In a folder, and among those that the Hub's client keeps; else transformers makes up what the folder lacks."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(load, "is_hub_reached", lambda: False)
-    (tmp_path / "models--a--b" / "refs").mkdir(parents=True)
-    (tmp_path / "models--a--b" / "refs" / "main").write_text("0" * 40)
+    (written(tmp_path / "models--a--b" / "refs" / "main")).write_text("0" * 40)
     folder = save_model(tmp_path / "models--a--b" / "snapshots" / ("0" * 40), "bert")
     assert load_pretrained("teacher.path", "a/b").config.num_hidden_layers == 4
     fields = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**fields, **changed}))
+    fields |= {"num_hidden_layers": 900, "hidden_size": 16_384, "intermediate_size": 65_536}
+    (folder / "config.json").write_text(json.dumps(fields))
     for path in (str(folder), "a/b"):
-        with pytest.raises(SettingError, match=rf"teacher\.path={path}: .*{words}"):
+        with pytest.raises(SettingError, match=rf"teacher\.path={path}: .*take .* GB, and .* are free"):
             load_pretrained("teacher.path", path)

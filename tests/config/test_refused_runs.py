@@ -1,45 +1,70 @@
-"""Bad input to the command: one line with setting, value and cure; exit status 2; nothing on disk harmed."""
+"""Bad input to the commands: one line with setting, value and cure; exit status 2; nothing on disk harmed."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from job import Shelf, command, distill, library, metrics
+import yaml
+from job import Shelf, command, distill, library, metrics, refused_line
+from made_runs import make_run, results_of, settings_of
+from prediction_models import save_fine_tuned
+from transformers import AutoModelForSequenceClassification
+
+TABLE = yaml.load((Path(__file__).parent / "refusals.yaml").read_text(), Loader=yaml.BaseLoader)  # texts alone
 
 
-def refused(capfd: pytest.CaptureFixture, status: int, *words: str) -> None:
-    """The last call wrote one line of its own, with these words, and no traceback."""
-    assert status == 2
-    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
-    assert len(lines) == 1, lines
-    for word in words:
-        assert word in lines[0], lines[0]
+def rows(name: str) -> Any:
+    return [pytest.param(*row, id=" ".join(row[0])[:80]) for row in TABLE[name]]
 
 
-# Refused by the command: what Hydra or the arguments say alone, and what only a corpus, a model or a disk can tell.
-RUN = {
-    "smoke": ["give +recipe=smoke"],
-    "+recipe=nope": ["recipe=nope", "distilbert_gutenberg"],
-    "hydra.searchpath=null": ["hydra.searchpath"],
-    "student.layers=[0,9]": ["student.layers=[0, 9]", "layers 0 to 3"],
-    "corpus.sequence_length=512": ["corpus.sequence_length=512", "32"],
-    "evaluate.sets=[books] evaluate.missing=stop": ["evaluate.sets", "evaluate.sources.books.path", "DISTILL_DATA"],
-    "data.local=/proc/nowhere": ["data.local=/proc/nowhere", "give another"],
-    "teacher.cache.top_k=99999 objective.masking.static=true objective.cosine.weight=0": ["top_k=99999", "vocabulary"],
-    "teacher.cache={top_k:8,gigabytes:1e-6} objective.masking.static=true objective.cosine.weight=0": [
-        "teacher.cache.gigabytes=1e-06", "top_k=8", "allow that much",
-    ],
-    "student.architecture=gpt2": ["student.architecture=gpt2"],
-}  # fmt: skip
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: Any) -> Path:
+    return save_fine_tuned(tmp_path_factory.mktemp("classifier") / "model", AutoModelForSequenceClassification)
 
 
-@pytest.mark.parametrize("given", RUN)
-def test_a_run_is_refused(given: str, shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch) -> None:
+def files_in(folder: Path) -> set[Path]:
+    return {*folder.rglob("*")}
+
+
+@pytest.mark.parametrize(("words", "piece"), rows("commands"))
+def test_a_command_refuses_and_writes_nothing(
+    words: list[str], piece: str, model: Path, tmp_path: Path, capsys: Any
+) -> None:
+    for name, text in TABLE["files"].items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "model").symlink_to(model)
+    make_run(tmp_path / "run", settings_of(0), results_of({"heldout": 3.0}))
+    before = files_in(tmp_path)
+    assert piece in refused_line(capsys, *words)
+    assert files_in(tmp_path) == before
+
+
+LONG = {"corpus.path": "a" * 30_000, "+" + "a" * 3_000_000: "1", "student.layers": f"[{'1,' * 4000}1]"}
+
+
+@pytest.mark.parametrize("name", [*LONG, "seed"], ids=["text", "name", "list", "digits"])
+def test_a_long_override_is_not_shown_at_length(name: str, capsys: Any) -> None:
+    for words in ([], ["settings"], ["prepare"]):
+        assert name[1:12] in refused_line(capsys, *words, f"{name}={LONG.get(name, '9' * 100_000)}")
+
+
+@pytest.mark.parametrize(("given", "words"), rows("runs"))
+def test_a_run_refuses_what_only_corpus_model_or_disk_can_tell(
+    given: list[str], words: list[str], shelf: Shelf, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """And what is wrong in a class of the user's: with the line of the user's file."""
     monkeypatch.delenv("DISTILL_DATA", raising=False)
-    monkeypatch.chdir(tmp_path)
-    arguments = given.split(" ")
-    alone = given in list(RUN)[:3]
-    status = distill(*arguments) if alone else shelf.run(tmp_path / "run", *arguments)
-    refused(capfd, status, *RUN[given])
+    (tmp_path / "mine_31.py").write_text(TABLE["code"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "a.txt").write_text("Hm.")
+    (library(tmp_path / "torn") / "torn.txt.gz").write_bytes(b"\x1f\x8b no gzip at all")
+    assert shelf.run(tmp_path / "run", *given) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("distill: ")]
+    assert all(word in line for word in words), line
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -48,42 +73,31 @@ def test_a_name_means_the_same_whatever_folders_lie_beside_it(shelf: Shelf, tmp_
     lines = []
     for number in range(2):
         process = command(*shelf.arguments(tmp_path / f"run{number}", "teacher.path=runs/model"))
-        _, errors = process.communicate()
-        (line,) = [line for line in errors.splitlines() if line.startswith("distill: ")]
+        (line,) = [line for line in process.communicate()[1].splitlines() if line.startswith("distill: ")]
         assert process.returncode == 2 and "teacher.path=runs/model" in line
-        assert "looked up on the Hugging Face Hub" in line and f"no folder {tmp_path / 'runs/model'} exists" in line
+        assert "Hugging Face Hub" in line and str(tmp_path / "runs/model") in line
         lines.append(line)
         (tmp_path / "runs").mkdir(exist_ok=True)
     assert lines[0] == lines[1]
 
 
-def test_what_only_the_text_can_tell(shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    """An empty folder, hardly any text, and a file that cannot be read."""
-    books = library(tmp_path / "books")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "few").mkdir()
-    (tmp_path / "few" / "a.txt").write_text("Hm.")
-    for folder in ("empty", "few"):
-        refused(capfd, shelf.run(tmp_path / "run", f"corpus.path={tmp_path / folder}"), "corpus.path=")
-    (books / "torn.txt.gz").write_bytes(b"\x1f\x8b no gzip at all")
-    where = [f"corpus.path={books}", "train.steps=1"]
-    refused(capfd, shelf.run(tmp_path / "stops", *where), "torn.txt.gz", "corpus.path")
-
-
-def test_full_folder_and_changed_settings_and_damage(
-    shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture
-) -> None:
+def test_full_folder_and_changed_settings_and_damage(shelf: Shelf, tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "run"
-    assert shelf.run(folder, "train.steps=4") == 0
-    capfd.readouterr()
-    refused(capfd, shelf.run(folder, "train.steps=4", "resume=never"), "resume=never", "holds a run")
-    refused(capfd, shelf.run(folder, "train.steps=4", "objective.temperature=3"), "objective.temperature was 2.0")
+    arguments = shelf.arguments(folder, "train.steps=4")
+
+    def refused(*more: str) -> str:
+        assert distill(*arguments, *more) == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    assert distill(*arguments) == 0
+    assert "resume=never" in refused("resume=never")
+    assert "objective.temperature was 2.0" in refused("objective.temperature=3")
     (folder / "results.json").unlink()  # as if it had been killed before the report
     weights = sorted((folder / "checkpoints").iterdir())[-1] / "model.safetensors"
     whole, before = weights.read_bytes(), metrics(folder)
     weights.write_bytes(whole[:-4] + b"oops")
-    strict = shelf.run(folder, "train.steps=4", "resume=strict")
-    refused(capfd, strict, str(weights.parent), "damaged", "resume=auto")
+    line = refused("resume=strict")
+    assert all(word in line for word in (str(weights.parent), "damaged", "resume=auto"))
     assert metrics(folder) == before
     weights.write_bytes(whole)
-    assert shelf.run(folder, "train.steps=4") == 0
+    assert distill(*arguments) == 0

@@ -21,7 +21,7 @@ def metrics() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(tmp_path_factory: Any) -> Path:
     """The run folder with the report of the results above."""
     folder = tmp_path_factory.mktemp("run")
     report.write(folder, Record.from_json(sample_results()), sample_metrics(), CONFIG)

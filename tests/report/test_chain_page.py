@@ -16,25 +16,20 @@ from distill.runtime.errors import StageFailed
 FINISHED = "perplexity heldout test 39.05, perplexity wikitext2 test 140.5, pseudo-perplexity heldout test 35.51, "
 
 
-@pytest.mark.parametrize(
-    ("name", "is_current", "state", "scores"),
-    [
+def test_the_state_of_a_run_follows_from_its_folder(tmp_path: Path) -> None:
+    for made, content in (("finished", sample_results()), ("stopped", None), ("damaged", sample_results())):
+        make_run(tmp_path / made, settings_of(0), content)
+    (tmp_path / "damaged" / "results.json").write_text("{")
+    for name, is_current, state, scores in (
         ("none", False, "waiting", NONE),
         ("none", True, "under way", NONE),
         ("finished", False, "finished: 123 steps in 3:34 min", FINISHED),
         ("stopped", True, "under way, after step 4", NONE),
         ("stopped", False, "not finished: it stopped after step 4", NONE),
         ("damaged", False, "damaged: ", NONE),
-    ],
-)
-def test_the_state_of_a_run_follows_from_its_folder(
-    name: str, is_current: bool, state: str, scores: str, tmp_path: Path
-) -> None:
-    for made, content in (("finished", sample_results()), ("stopped", None), ("damaged", sample_results())):
-        make_run(tmp_path / made, settings_of(0), content)
-    (tmp_path / "damaged" / "results.json").write_text("{")
-    cells = state_of(tmp_path / name, tmp_path, is_current)
-    assert cells[0] == name and cells[1].startswith(state) and cells[2].startswith(scores)
+    ):
+        cells = state_of(tmp_path / name, tmp_path, is_current)
+        assert cells[0] == name and cells[1].startswith(state) and cells[2].startswith(scores)
 
 
 def test_runs_are_listed_linked_and_renewed(tmp_path: Path) -> None:

@@ -3,27 +3,44 @@
 With DISTILL_RENEW=1 in the environment the pages are written anew; read what `git diff` shows of them.
 """
 
+import copy
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
+import undrawn
+import yaml
 from made_runs import make_run, results_of, settings_of
 from pages import under_way
-from sample import CONFIG, objective, sample_metrics, sample_results
+from sample import CONFIG, SETS, objective, sample_metrics, sample_results
 
-from distill.report import live, report
-from distill.report.comparison.compare import ComparedRuns, sections_of
+from distill.report import live, report, summary
+from distill.report.comparison.compare import (
+    ComparedRuns,
+    best_lines,
+    costs_table,
+    scores_table,
+    sections_of,
+    settings_table,
+)
 from distill.report.comparison.runs import find_runs
 from distill.report.model_card import model_card
-from distill.report.page import markdown
+from distill.report.page import markdown, table_text
 from distill.runs.record import Record
+from distill.runtime.errors import Diverged, Interrupted
 
-GOLDEN = Path(__file__).parent / "golden"
+HERE = Path(__file__).parent
+CASES = yaml.safe_load((HERE / "cases.yaml").read_text())
 INTERVAL = {"low": 0.71, "high": 0.76, "resamples": 10_000, "confidence": 0.95, "better": 0.991, "num_units": 512}
 CLOSED = {"fraction": 0.341, "low": 0.288, "high": 0.402, "without_gap": 0}
 CHOICES = [{"layers": [0, 2], "loss": 6.1, "rules": ["spread"]}, {"layers": [0, 1], "loss": 6.4, "rules": []}]
+ERRORS = [Diverged("loss was not finite"), Interrupted("stopped by SIGTERM at step 7", 15), KeyError("a bug")]
+ERRORS += [OSError(28, "No space left on device", "/disk/x")]
+NAMES = ("perplexity", "bits_per_byte", "order_accuracy")  # of tokens, of a text by its tokens, of a text alone
+TITLES = {name: {"title": name, "lower_is_better": name != "order_accuracy"} for name in NAMES}
+GAP = {"gap_closed": {"perplexity": {"heldout": {"fraction": 0.5}}}, "perplexity": {"heldout": 6.0}, "steps": 9}
 
 
 def everything() -> dict[str, Any]:
@@ -76,15 +93,57 @@ def of_several_teachers() -> dict[str, Any]:
     return content
 
 
-def pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
-    """The pages by their names."""
-    for name, content in (("everything", everything()), ("alone", alone()), ("teachers", of_several_teachers())):
-        record = Record.from_json(content)
-        report.write(folder, record, sample_metrics(), CONFIG)
-        yield f"report-{name}.md", (folder / "report.md").read_text()
-        yield f"card-{name}.md", model_card(record)
-    monkeypatch.setattr(live, "clock", lambda: "2026-01-02 03:04:05 UTC")
-    yield "live.md", markdown(live.title_of(under_way()), live.sections(under_way()))
+def changed(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Results with other values at these paths."""
+    content = copy.deepcopy(content)
+    for path, value in changes.items():
+        *above, last = path.split(".")
+        inner = content
+        for name in above:
+            inner = inner.setdefault(name, {})
+        inner[last] = value
+    if content["baseline"].get("bootstrap") == "narrow":
+        scores = {
+            name: content["student"]["perplexity"][name] / content["baseline"]["perplexity"][name] for name in SETS
+        }
+        narrow = {name: INTERVAL | {"low": ratio * 0.999, "high": ratio * 1.001} for name, ratio in scores.items()}
+        content["baseline"]["bootstrap"] = {"perplexity": narrow}
+    return content
+
+
+def findings() -> Iterator[str]:
+    """What the report says in sentences and short tables of runs that differ in one thing."""
+    for name, changes in CASES["findings"].items():
+        record = Record.from_json(changed(sample_results(), changes))
+        yield f"# {name}"
+        yield from (summary.setting(record), summary.findings(record), summary.sequences_of_step(record.backend) or "")
+        yield table_text(summary.comparison(record))
+        yield "\n".join(map(" ".join, summary.tiles(record)))
+    for command in ("distill '++teacher._target_=in memory: BertModel, sha256 0123'", "distill +recipe=glue"):
+        yield "\n".join(map(str, summary.reproduced_by(command)))
+
+
+def comparable(folder: Path) -> Iterator[str]:
+    """What is said of runs beside each other, of which some numbers cannot be compared."""
+    for name, runs in CASES["comparable"].items():
+        for number, run in enumerate(runs):
+            others = {"baseline": GAP | run["baseline"]} if "baseline" in run else {}
+            others |= {"measures": TITLES, "identity": {}, **run.get("others", {})}
+            content = results_of(scores := run.get("scores", {"heldout": run.get("score", 5.0)}), **others)
+            content["student"] |= {"bits_per_byte": scores, "order_accuracy": scores, **run.get("student", {})}
+            for of_set in content["evaluation"].values():
+                of_set |= {"digest": "cafe", **run.get("set", {})}
+            given = settings_of(run.get("seed", 0), run.get("temperature", 1 + number), **run.get("settings", {}))
+            make_run(folder / name / f"run{number}", given, content)
+        compared = ComparedRuns(find_runs([str(folder / name)]), "heldout.perplexity" if "ordered" in name else None)
+        yield f"# {name}"
+        for table in (scores_table(compared), settings_table(compared), costs_table(compared)):
+            yield f"{table_text(table)}\n\n{table.note}" if table else ""
+        yield "\n".join(best_lines(compared))
+
+
+def compared(folder: Path) -> ComparedRuns:
+    """Runs of three optimizers, one of them scored on another text, and one that has stopped."""
     for number, (kind, digest) in enumerate((("adamw", "a"), ("lamb", "a"), ("sgd", "b"))):
         for seed in (0, 1, 2):
             gap_closed = {"perplexity": {"heldout": {"fraction": 0.34 + number / 10 + seed / 50}}}
@@ -97,13 +156,32 @@ def pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, 
                 of_set["digest"] = digest
             make_run(folder / "runs" / f"{kind}-{seed}", settings_of(seed, optimizer={"kind": kind}), content)
     make_run(folder / "runs" / "stopped", settings_of(4, optimizer={"kind": "sgd"}))
-    comparison = ComparedRuns(find_runs([str(folder / "runs")]))
+    return ComparedRuns(find_runs([str(folder / "runs")]))
+
+
+def pages(folder: Path) -> Iterator[tuple[str, str]]:
+    """The pages by their names."""
+    yield "card-own.md", model_card(Record.from_json(CASES["own"]))
+    for name, content in (("everything", everything()), ("alone", alone()), ("teachers", of_several_teachers())):
+        record = Record.from_json(content)
+        report.write(folder, record, sample_metrics(), CONFIG)
+        yield f"report-{name}.md", (folder / "report.md").read_text()
+        yield f"card-{name}.md", model_card(record)
+    yield "live.md", markdown(live.title_of(under_way()), live.sections(under_way()))
+    endings = [live.ending_of(error) for error in ERRORS] + [live.Ending(0, "")]
+    stopped = [replace(under_way(), ending=each, left=None, activities=[], logs={}) for each in endings]
+    yield "stopped.md", "\n".join(markdown(live.title_of(each), live.sections(each)[:1]) for each in stopped)
+    comparison = compared(folder)
     yield "comparison.md", markdown("Comparison", sections_of(comparison, folder))
     yield "comparison.txt", f"{comparison}\n"
+    yield "findings.md", "\n\n".join(findings()) + "\n"
+    yield "comparable.md", "\n\n".join(comparable(folder / "comparable")) + "\n"
 
 
-def test_pages_are_those_that_were_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, page in pages(tmp_path, monkeypatch):
+def test_pages_are_those_that_were_read(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(undrawn.DRAWING, undrawn.save_figure)
+    monkeypatch.setattr(live, "clock", lambda: "2026-01-02 03:04:05 UTC")
+    for name, page in pages(tmp_path):
         if os.environ.get("DISTILL_RENEW"):
-            (GOLDEN / name).write_text(page)
-        assert page == (GOLDEN / name).read_text(), name
+            (HERE / "golden" / name).write_text(page)
+        assert page == (HERE / "golden" / name).read_text(), name

@@ -11,11 +11,9 @@ import yaml
 from sample import CONFIG, parsed
 
 from distill.report import figures, report, words
-from distill.report.comparison.columns import numbers_of
 from distill.report.model_card import model_card
 from distill.report.page import Table
 from distill.report.scores import ModelScores, Scores, Vocabulary
-from distill.runs.describe import data_wait
 from distill.runs.facts import EvaluationSet, Measure
 from distill.runs.record import Record
 
@@ -49,31 +47,6 @@ def test_figures_are_small_linked_and_themed(written: Path) -> None:
     assert len(svg) == 6 and all("var(--rule)" in drawing and "currentColor" in drawing for drawing in svg)
 
 
-def test_what_figures_show(results: dict, metrics: list) -> None:
-    """Skipped steps, where their count grows; minutes where they are known; every line in the legend."""
-    drawn = figures.draw(Record.from_json(results), metrics, None)
-    assert drawn["loss"].svg.count("stroke: var(--baseline)") == 4  # at step 61, in each of four panels
-    assert "minutes of training" in drawn["minutes"].svg
-    for colour in ("student", "baseline", "teacher"):
-        assert f"var(--{colour})" in drawn["minutes"].svg
-    for line in results["baseline"]["history"]:
-        line["perplexity"] = {"wikitext2": line["perplexity"]["wikitext2"]}
-        del line["pseudo_perplexity"]
-    results["history"] = [
-        {name: value for name, value in line.items() if name != "seconds"} for line in results["history"]
-    ]
-    drawn = figures.draw(Record.from_json(results), [{**line, "skipped": 0} for line in metrics], None)
-    assert "minutes" not in drawn and "stroke: var(--baseline)" not in drawn["loss"].svg
-    assert [drawn["history"].svg.count(f">{name}<") for name in ("student", "baseline", "teacher")] == [1, 1, 1]
-
-
-def test_fractions_of_waiting_are_drawn_in_percent(metrics: list) -> None:
-    points: Any = figures.points_of([{"seconds": 60.0, "data_wait": 0.03}], "seconds", "data_wait")
-    figure, _ = figures.speed(points)
-    (line,) = figure.axes[0].get_lines()
-    assert [*line.get_xdata()] == [1.0] and [*line.get_ydata()] == [pytest.approx(3.0)]
-
-
 def test_long_runs_make_no_heavier_page(tmp_path: Path, results: dict, metrics: list) -> None:
     long = [{**metrics[step % 123], "step": step, "seconds": float(step)} for step in range(1, 30_000)]
     report.write(tmp_path, Record.from_json(results), long, CONFIG)
@@ -87,48 +60,16 @@ def history_rows(results: dict[str, Any]) -> list[list[str]]:
 
 
 def test_of_a_long_history_some_points_are_listed_the_last_always(results: dict) -> None:
+    for lines in (results["history"], results["baseline"]["history"]):
+        for line, epoch in zip(lines, (0.121, 0.123, 0.125), strict=True):
+            line["epoch"] = epoch
+    assert [rows[:3] for rows in history_rows(results)] == [["0.121", "0.123", "0.125"]] * 3, "a row for each"
     results["history_by"] = "step"
     results["history"] = [{**results["history"][0], "step": 1000 * n, "epoch": n / 50} for n in range(1, 126)]
     results["baseline"]["history"] = [{**results["baseline"]["history"][0], "step": 1000 * n} for n in range(1, 126)]
     loss, *measures = history_rows(results)
     assert len(loss) == 32 and loss[0] == "1,000" and loss[-1] == "125,000" and loss[1] == "5,000"
     assert [rows[:32] for rows in measures] == [loss, loss]
-    assert "32 of 125 points" in str(report.history(Record.from_json(results))[0])
-
-
-def test_points_with_one_epoch_in_two_digits_are_rows_of_their_own(results: dict) -> None:
-    for lines in (results["history"], results["baseline"]["history"]):
-        for line, epoch in zip(lines, (0.121, 0.123, 0.125), strict=True):
-            line["epoch"] = epoch
-    assert [rows[:3] for rows in history_rows(results)] == [["0.121", "0.123", "0.125"]] * 3
-
-
-def test_a_run_that_scores_nothing_has_its_page_and_its_card(tmp_path: Path, results: dict, metrics: list) -> None:
-    """Of labelled examples without evaluation sets there is no measure, and none is made up."""
-    results |= {"measures": {}, "evaluation": {}, "agreement": {}}
-    for model in (results["teacher"], results["student"], results["baseline"], *results["history"]):
-        for measure in ("perplexity", "pseudo_perplexity"):
-            model.pop(measure, None)
-    record = Record.from_json(results).redacted()
-    assert record.measures == {} == record.to_json()["measures"]
-    report.write(tmp_path, record, metrics, CONFIG)
-    for text in ("".join(parsed(tmp_path).find("body").itertext()), model_card(record)):
-        assert "parameters" in text and "Perplexity" not in text and "seudo-perplexity" not in text
-    assert not [each for each in numbers_of(record) if each.measure]
-
-
-def test_a_term_and_a_measure_of_the_users_own_are_shown(tmp_path: Path, results: dict, metrics: list) -> None:
-    """The report knows no term and no measure but those that the results name."""
-    results["objective"]["terms"]["hidden_3"] = {"title": "Third hidden state", "weight": 0.5}
-    results["measures"] = {"accuracy": {"title": "Accuracy", "explanation": "how often", "lower_is_better": False}}
-    results["student"]["accuracy"] = {"wikitext2": 0.8761}
-    for line in results["history"]:
-        line |= {"loss": {"hidden_3": 0.4567 / line["epoch"]}, "accuracy": {"wikitext2": 0.7123 * line["epoch"] / 3}}
-    report.write(tmp_path, Record.from_json(results), [line | {"loss/hidden_3": 0.5} for line in metrics], CONFIG)
-    text = "".join(parsed(tmp_path).find("body").itertext())
-    for present in ("Third hidden state", "0.457", "Accuracy", "0.876", "higher is better", "0.712"):
-        assert present in text, present
-    assert "Perplexity" not in text
 
 
 def without(value: Any, path: tuple[str, ...]) -> Any:
@@ -148,14 +89,11 @@ def paths(value: Any, so_far: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.slow
-def test_any_missing_value_is_survived(tmp_path: Path, results: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_missing_value_is_survived(tmp_path: Path, results: dict, monkeypatch: Any) -> None:
     # Words and tables for each; the figures, which are slow, with a few.
     for part in (("teacher",), ("baseline",), ("history",), ("student", "perplexity"), ("evaluation",)):
-        assert {*figures.draw(Record.from_json(without(results, part)), [], None)} <= {
-            "comparison",
-            "history",
-            "minutes",
-        }
+        drawn = figures.draw(Record.from_json(without(results, part)), [], None)
+        assert {*drawn} <= {"comparison", "history", "minutes"}
     monkeypatch.setattr(report, "draw", lambda *_: {})
     for path in paths(results):
         record = Record.from_json(without(results, path))
@@ -171,14 +109,7 @@ def test_empty_results_and_odd_numbers_give_a_page(tmp_path: Path, results: dict
     assert model_card(Record.from_json({})).startswith("---\n")
     results["student"]["perplexity"] = {"heldout": math.inf, "wikitext2": math.nan}
     results["history"][0]["perplexity"]["heldout"] = 3.2e11
-    one = {
-        "step": 1,
-        "seconds": 0.0,
-        "loss/total": math.nan,
-        "lr": 0.0,
-        "grad_norm": math.inf,
-        "tokens_per_second": 5.0,
-    }
+    one = dict.fromkeys(("step", "seconds", "lr"), 1.0) | {"loss/total": math.nan, "grad_norm": math.inf}
     report.write(tmp_path, Record.from_json(results), [one], CONFIG)
     text = "".join(parsed(tmp_path).itertext())
     assert "∞" in text and "3.2e+11" in text and "nan" not in text
@@ -211,12 +142,6 @@ def test_the_page_of_scores_means_nothing_but_its_texts() -> None:
     assert not re.search(r"(?<!\\)[<>`*\[\]]", shown), shown
     assert page.endswith("````sh\ndistill x\n```\n<b>\n````\n")
     assert name in str(scores), "a console shows it as it is"
-
-
-def test_the_share_of_waiting_is_weighted_by_time() -> None:
-    lines = [{"seconds": 1.0, "data_wait": 0.4}, {"seconds": 4.0, "data_wait": 0.1}]
-    assert data_wait(lines) == pytest.approx((0.4 * 1 + 0.1 * 3) / 4)
-    assert data_wait([]) is None
 
 
 def test_numbers_have_sensible_digits() -> None:
