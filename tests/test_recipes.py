@@ -39,11 +39,14 @@ SEARCHES = {"search"}  # of an optional package; run by test_sweep_job.py
 NAMES = sorted({path.stem for path in RECIPES.glob("*.yaml")} - CHAINS - SEARCHES)
 LARGE = {"distilbert_gpu", "distilbert_paper", "albert_paper", "albert_aws"}  # for other machines than this one
 OF_TABLES = {"squad", "glue", "table"}  # run by test_fine_tuning.py
-ELSEWHERE = {*OF_TABLES, "mixture", "distil_chat", *LARGE}  # run by test_mixture_job.py and test_conversations.py
-ALBERT = "embedding_size:16,hidden_size:32,num_hidden_layers:2,num_attention_heads:2,intermediate_size:64"
+OF_CHATS = {"distil_chat"}  # run by test_conversations.py
+ELSEWHERE = {*OF_TABLES, *OF_CHATS, "mixture", *LARGE}
+ALBERT = (
+    "student.config={embedding_size:16,hidden_size:32,num_hidden_layers:2,num_attention_heads:2,intermediate_size:64}"
+)
 OF_SCRATCH = {
     "bert_pretrain": [TINY],
-    "albert_pretrain": [f"student.config={{{ALBERT}}}"],
+    "albert_pretrain": [ALBERT],
     "gpt2_pretrain": ["student.config={n_embd:32,n_layer:2,n_head:2}", "corpus.vocab_size=300"],
 }
 OF_A_DEEP_TEACHER = {"distil_smollm2": ["student.layers=even"]}  # which has more layers than that of the tests

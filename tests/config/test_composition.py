@@ -178,3 +178,11 @@ def test_more_losses_than_travel_with_the_gradients_are_refused() -> None:
     assert error.value.setting == "objective" and str(MOST_TERMS) in str(error.value)
     counts = torch.zeros(MOST_TERMS + 1)
     assert len(StepStats.pack(counts[1:], counts, [0.0] * len(ALL), 0.0)) <= MAX_STATS
+
+
+@pytest.mark.parametrize("setting", ["optimizer.betaz", "schedule.powre", "objective.soft.wieght"])
+def test_an_argument_that_nothing_takes_is_refused_with_the_settings(setting: str) -> None:
+    """Not when all that a run needs has been imported, which takes seconds."""
+    with pytest.raises(SettingError) as error:
+        composed([f"{setting}=1"])
+    assert error.value.setting == setting

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 from job import wait_for
-from made_runs import make_run, settings_of
+from made_runs import make_run, results_of, settings_of
 from sample import sample_results
 
-from distill.report.chain_report import ChainPage, state_of
+from distill.report.chain_report import ChainPage, state_of, write
 from distill.report.live import PAGE
 from distill.report.words import NONE
+from distill.runs.record import Record
 from distill.runtime.errors import StageFailed
 
 FINISHED = "perplexity heldout test 39.05, perplexity wikitext2 test 140.5, pseudo-perplexity heldout test 35.51, "
@@ -53,3 +54,10 @@ def test_a_run_that_failed_ends_the_page(tmp_path: Path) -> None:
         raise StageFailed("student", 3)
     text = (tmp_path / PAGE).read_text()
     assert "Stopped: stage student ended with status 3" in text and "limit = 0" in text
+
+
+def test_scores_are_relative_to_those_of_the_first_model(tmp_path: Path) -> None:
+    scores = {"teacher": [4.0], "student": [5.0, 6.0, 7.0]}
+    runs = {name: [[Record.from_json(results_of({"heldout": of})) for of in each]] for name, each in scores.items()}
+    text, _ = write(tmp_path, runs, [])
+    assert "| 4.000 |" in text and "| 6.000 (5.000 to 7.000), 150% |" in text

@@ -14,6 +14,7 @@ from distill.report import figures, report, words
 from distill.report.model_card import model_card
 from distill.report.page import Table
 from distill.report.scores import ModelScores, Scores, Vocabulary
+from distill.runs.describe import data_wait
 from distill.runs.facts import EvaluationSet, Measure
 from distill.runs.record import Record
 
@@ -149,3 +150,8 @@ def test_numbers_have_sensible_digits() -> None:
     texts = {math.inf: "∞", 3_212_544: "3,212,544", 0.14234: "0.142", 5.6237: "5.624", 38.904: "38.90", 112.44: "112.4"}
     texts |= {41_250.3: "41,250", 0.0: "0.000", 0.00012: "0.00012", 3.2e11: "3.2e+11"}
     assert {value: words.number(value) for value in [*missing, *texts]} == missing | texts
+
+
+def test_the_fraction_of_waiting_is_weighted_by_time() -> None:
+    lines = [{"seconds": 1.0, "data_wait": 0.4}, {"seconds": 4.0, "data_wait": 0.1}]
+    assert data_wait(lines) == pytest.approx((0.4 * 1 + 0.1 * 3) / 4) and data_wait([]) is None
