@@ -71,12 +71,9 @@ class TablePass(Pass):
             if self.head in batch.labels:
                 sequences, targets = batch.labels[self.head]
                 self.users.update(logits[sequences], targets)
-        return self.scores_of(data, ranks.sum(outputs).cpu().numpy())
-
-    def scores_of(self, data: ClassSet | SquadSet, outputs: np.ndarray) -> SetScores:
-        """The scores by the outputs for all sequences, [N, C] or [N, S, 2]; nan where they are not finite."""
+        of_all = ranks.sum(outputs).cpu().numpy()  # [N, C] or [N, S, 2]
         try:
-            scores = data.scores(outputs)
+            scores = data.scores(of_all)
         except NotFinite:  # as after a divergence
             scores = dict.fromkeys(data.measures, math.nan)
         values = {name: scores[name] for name in data.measures} | self.users.compute(data.name)
@@ -84,9 +81,9 @@ class TablePass(Pass):
             return SetScores(values, len(data.questions))
         losses = {}
         if ACCURACY in data.measures:
-            is_wrong = (outputs.argmax(1) != data.labels).astype(np.float64)
-            losses[ACCURACY] = SequenceLosses(is_wrong, np.ones(len(outputs)))
-        return SetScores(values, len(outputs), losses)
+            is_wrong = (of_all.argmax(1) != data.labels).astype(np.float64)
+            losses[ACCURACY] = SequenceLosses(is_wrong, np.ones(len(of_all)))
+        return SetScores(values, len(of_all), losses)
 
 
 class OrderPass(Pass):

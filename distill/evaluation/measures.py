@@ -176,11 +176,7 @@ class Pass(ABC):
 
 
 def require_positions(measure: Measure, scoring: Scoring) -> None:
-    """Refuse sets without any token to predict: their scores would be no numbers.
-
-    Raises:
-        SettingError: a set has none, such as sequences of unknown tokens alone.
-    """
+    """Refuse sets without any token to predict: their scores would be no numbers."""
     for data in scoring.sets:
         order, size = scoring.longest_first(data), scoring.settings.batch_size
         batches = (scoring.batch(data, order[start : start + size]) for start in range(0, len(order), size))

@@ -139,7 +139,9 @@ class WindowPass(TokenPass):
         device = self.scoring.ranks.device
         for windows in self._batches(data, on_progress):
             batch = self._collate(windows)
-            scored = torch.from_numpy(_scored(batch, windows))  # chosen here: a device would have to be waited for
+            # Those at `first` or behind it in their window, chosen here: a device would have to be waited for.
+            row, column = np.divmod(batch.targets.positions.numpy(), batch.ids.shape[1])
+            scored = torch.from_numpy(column + 1 >= np.array([window.first for window in windows])[row])
             positions, targets = (part[scored] for part in batch.targets)
             text = [torch.from_numpy(part.reshape(-1))[positions + 1] for part in self.text_bytes(batch.ids.numpy())]
             numbers = torch.tensor([window.row for window in windows])[positions // batch.ids.shape[1]]
@@ -182,10 +184,3 @@ class WindowPass(TokenPass):
         numbers, longest = np.arange(len(windows)), max(len(window.tokens) for window in windows)
         tokens = padded([window.tokens for window in windows], longest, self.collator.pad_id)
         return self.collator.collate(tokens, numbers.astype(np.uint64), numbers)
-
-
-def _scored(batch: Batch, windows: list[Window]) -> np.ndarray:
-    """Which of the batch's targets are scored, [N] bool: those that are at `first` or behind it in their window."""
-    positions = batch.targets.positions.numpy()
-    row, column = np.divmod(positions, batch.ids.shape[1])
-    return column + 1 >= np.array([window.first for window in windows])[row]

@@ -75,9 +75,6 @@ def load_sets(
 
     Args:
         sequence_format: gives the format of sequences for a tokenizer.
-
-    Raises:
-        SettingError: a name without a source, or a set that is not available while `evaluate.missing=stop`.
     """
     sets, left_out = [], []
     for name, tokens in tokens_of_sets(config, tokenizer, sequence_format):
@@ -99,11 +96,7 @@ def load_sets(
 
 
 def _chosen(name: str, sequences: SequenceStore, config: Config) -> tuple[np.ndarray, np.ndarray | None]:
-    """The sequences of a set that are scored, in memory unless they are one file, and their numbers; None: all.
-
-    Raises:
-        SettingError: they are too many to be in memory.
-    """
+    """The sequences of a set that are scored, in memory unless they are one file, and their numbers; None: all."""
     max_bytes = config.data.shuffle_bytes
     max_sequences = config.evaluate.max_sequences_of(name)
     numbers = choose_sequences(sequences, max_sequences, f"evaluated rows of {name}")

@@ -10,10 +10,9 @@ import torch
 
 from distill.distributed import Ranks
 from distill.evaluation.evaluator import Evaluator
-from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import EvaluationSet
 from distill.models.check import available
-from distill.models.precision import dtype_of
+from distill.models.precision import dtype_of, wait_for
 from distill.runtime.errors import SettingError
 from distill.runtime.host import is_out_of_memory
 
@@ -39,10 +38,10 @@ def tokens_per_second(evaluator: Evaluator, models: list[Any], data: EvaluationS
         for _ in range(ROUNDS + 1):
             for model, times in zip(packed, seconds, strict=True):
                 with readers.timed(), readers.evaluating(model):
-                    _wait(scoring)
+                    wait_for(scoring.ranks.device)
                     began = time.perf_counter()
                     scoring.whole_forward(readers.reader(model), batch)
-                    _wait(scoring)
+                    wait_for(scoring.ranks.device)
                     times.append(time.perf_counter() - began)
     return [batch.num_valid / float(np.median(times[1:])) for times in seconds]  # the first round warms up
 
@@ -62,19 +61,11 @@ def uncompiled(models: Sequence[Any]) -> Iterator[None]:
             module.forward = forward
 
 
-def _wait(scoring: Scoring) -> None:
-    if scoring.ranks.device.type == "cuda":
-        torch.cuda.synchronize(scoring.ranks.device)
-
-
 def check_memory(evaluator: Evaluator, models: list[Any], sets: list[EvaluationSet]) -> None:
     """Compute the largest batch of each kind of pass once by each model, so that a lack of memory shows at the start.
 
     It is of the set with the longest sequences. What two models hold side by side where their agreement is scored is
     not covered, nor are the user's own measures.
-
-    Raises:
-        SettingError: the memory of a rank does not suffice; it names the setting to lower.
     """
     longest = max(sets, key=lambda data: data.sequences.shape[1], default=None)
     if longest is None:

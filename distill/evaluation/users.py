@@ -37,12 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_measures(measures: dict[str, Component]) -> None:
-    """Refuse a component that cannot be a measure, before there is a model to score.
-
-    Raises:
-        SettingError: a name that is taken or is no identifier, a target that cannot be imported or is no Metric, or
-            arguments that it does not take.
-    """
+    """Refuse a component that cannot be a measure, before there is a model to score."""
     for name, component in measures.items():
         if not name.isidentifier():
             raise SettingError(f"{component.setting}: the name of a measure has to be letters, digits and underscores")
@@ -60,10 +55,6 @@ class UserMeasures:
         """
         Args:
             width: V or C; 1 where values are predicted.
-
-        Raises:
-            SettingError: a component is no Metric, takes no logits [N, width] and targets [N], gives no single
-                number, or does not declare whether a higher value is better.
         """
         self._metrics = {name: _make_metric(component, ranks) for name, component in components.items()}
         for name, component in components.items():

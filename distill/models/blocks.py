@@ -53,9 +53,6 @@ def freeze(model: Any, frozen: Sequence[str | int]) -> None:
     """Take these parts out of training: `embeddings`, and blocks by their numbers in the student.
 
     Embeddings, with the matrix of a head that is tied to them, are the modules of the encoder that hold no blocks.
-
-    Raises:
-        SettingError: a block that the student does not have, or that it calls several times.
     """
     for child in model.base_model.children() if EMBEDDINGS in frozen else ():
         parts = list(child.modules())

@@ -30,13 +30,7 @@ MIN_KEPT = 4
 
 
 def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
-    """Refuse a model that `LanguageModel` does not read right, rather than train another function than it computes.
-
-    Raises:
-        SettingError: the model has a weight that is not finite, cannot be watched, what is read from it are not its own
-            logits and hidden states, or its positions look the other way than those of its kind, or it is made for more
-            than text.
-    """
+    """Refuse a model that `LanguageModel` does not read right, rather than train another function than it computes."""
     check_finite(model, setting)
     config: Any = getattr(model, "config", None)
     name = plain_class(model).__name__
@@ -46,8 +40,7 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
         raise SettingError(f"{setting}: {name} has num_hidden_layers={depth}: give a model with layers")
     try:
         pairs = _read_and_expected(model, kind, depth)
-        documents = torch.tensor([[0] * 6 + [-1] * 2])  # with padding, as short sequences are read
-        outputs_of_few(model, LAST_STATE, documents=documents)
+        outputs_of_few(model, LAST_STATE, documents=torch.tensor([[0] * 6 + [-1] * 2]))  # padded, as short ones are
     except UNFIT as error:
         raise SettingError(
             f"{setting}: {name} lacks a part of a language model: base_model, get_output_embeddings() and a forward "
@@ -94,10 +87,7 @@ def alike(read: Tensor, expected: Tensor) -> bool:
 
 
 def _check_direction(model: Any, named: str, kind: ModelKind) -> None:
-    """Refuse a causal model for masked tokens, and one that attends to later tokens for next-token prediction.
-
-    Classes of texts are predicted by either.
-    """
+    """Refuse a causal model for masked tokens, and the reverse; classes of texts are predicted by either."""
     ids = torch.arange(8)[None].repeat(3, 1)
     ids[1, -1], ids[2, 0] = 0, 1  # another last token, another first one
     # One by one: a batch of several may be computed by other kernels.
@@ -125,9 +115,6 @@ def check_finite(model: Any, setting: str, ranks: Ranks | None = None) -> None:
 
     Args:
         ranks: over which the model is sharded, where they are to agree; they call this together.
-
-    Raises:
-        SettingError: the message names the weight.
     """
     named = [(name, weight) for name, weight in model.named_parameters() if weight.is_floating_point()]
     bias = getattr(getattr(model, "get_output_embeddings", lambda: None)(), "bias", None)
@@ -162,11 +149,7 @@ def check_length(model: Any, setting: str, length: int) -> None:
 
 
 def check_packing(model: Any, setting: str) -> None:
-    """Refuse a causal model that does not keep the documents of one sequence apart.
-
-    Raises:
-        SettingError: a document's hidden states depend on the documents before it in the sequence.
-    """
+    """Refuse a causal model that does not keep the documents of one sequence apart."""
     ids, starts = torch.arange(9)[None], torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5]])
     named = f"{setting}: {plain_class(model).__name__}"
     cure = "set corpus.cross_documents=false, so that every sequence holds one document"
@@ -270,27 +253,22 @@ def require_memory_for_weights(named: str, build: Callable[[], Any], copies: int
         )
 
 
-def least_bytes(student: Any, precision: str, batch_size: int, length: int, checkpoints: bool = False) -> int | None:
-    """Bytes that the blocks of a student are sure to keep of a micro-batch for its backward pass.
-
-    None is given for a student without a width and heads of attention in its configuration. With `checkpoints` the
-    inside of blocks is computed again in the backward pass.
-    """
-    config = getattr(student, "config", None)
-    width = getattr(config, "hidden_size", None)
-    if not isinstance(width, int) or not hasattr(config, "num_attention_heads"):
-        return None
-    depth = depth_of(student) or 1
-    kept = depth - 1 + MIN_KEPT if checkpoints else depth * MIN_KEPT
-    return dtype_of(precision).itemsize * kept * width * batch_size * length
-
-
 def require_memory_for_step(
     student: Any, precision: str, batch_size: int, length: int, ranks: Ranks, checkpoints: bool = False
 ) -> None:
-    """Raises SettingError for a micro-batch that is sure to be too much; the arguments are those of `least_bytes`."""
-    least, free = least_bytes(student, precision, batch_size, length, checkpoints), available(ranks)
-    if least is not None and free is not None and least > free:
+    """Raises SettingError where what the blocks are sure to keep of a micro-batch for its backward pass is too much.
+
+    With `checkpoints` the inside of blocks is computed again then. A student whose configuration has no width and heads
+    of attention passes.
+    """
+    config, free = getattr(student, "config", None), available(ranks)
+    width = getattr(config, "hidden_size", None)
+    if free is None or not isinstance(width, int) or not hasattr(config, "num_attention_heads"):
+        return
+    depth = depth_of(student) or 1
+    kept = depth - 1 + MIN_KEPT if checkpoints else depth * MIN_KEPT
+    least = dtype_of(precision).itemsize * kept * width * batch_size * length
+    if least > free:
         cure = "" if checkpoints else ", or set student.gradient_checkpointing=true, which keeps less"
         raise SettingError(
             f"train.batch_size={batch_size}: a micro-batch of {length} positions a sequence takes {least / 1e9:.3g} GB "

@@ -113,9 +113,6 @@ def converted(path: str, setting: str = "model") -> Path | None:
     """The folder of a model that a path names as a GGUF file or by a name of `PACKAGED`; None for any other path.
 
     The first call for a file converts it, while other processes wait.
-
-    Raises:
-        SettingError: the file or the package is not there, or is not what it should be.
     """
     packaged = None if Path(path).exists() else PACKAGED.get(path)
     file = Path(path).expanduser()
@@ -241,11 +238,7 @@ def holds_adapters(folder: Path) -> bool:
 
 
 def merged_folder(path: str, setting: str) -> Path | None:
-    """The folder of the model that a folder of adapters gives with its base; None for a path that is no such folder.
-
-    Raises:
-        SettingError: PEFT or the base model is not there, or the adapters are no change of its weights.
-    """
+    """The folder of the model that a folder of adapters gives with its base; None for a path that is no such folder."""
     folder = Path(path).expanduser()
     if not folder.is_dir() or not holds_adapters(folder):
         return None

@@ -76,11 +76,7 @@ def export(
 
 
 def try_export(student: Any) -> None:
-    """Export the weights of a student of the user's class into a folder that is removed, before it is trained.
-
-    Raises:
-        SettingError: it cannot be saved, or what loads is another model; the message has the line of the user's file.
-    """
+    """Export the weights of a student of the user's class into a folder that is removed, before it is trained."""
     try:
         with TemporaryDirectory(prefix="distill-") as parent, torch.random.fork_rng([]):
             folder = Path(parent) / "student"
@@ -206,9 +202,6 @@ def _check_export(folder: Path, student: Any, weights: dict[str, torch.Tensor], 
     Args:
         weights: of the student, by their names in its class.
         auto_class: of transformers, by which the model card loads it; None: the student's own class.
-
-    Raises:
-        SettingError: it does not load, or weights are missing, unexpected or different, or so are its outputs.
     """
     if not isinstance(student, PreTrainedModel):
         with safe_open(folder / "model.safetensors", framework="pt") as file:

@@ -99,9 +99,6 @@ def refuse_other_kind(setting: str, config: Any, kind: ModelKind) -> None:
     """Refuse a saved model of which there is none of this kind, by its configuration, and other classes than expected.
 
     Whether one that loads is of the kind that its class says shows when it is checked.
-
-    Raises:
-        SettingError: also for a sequence-to-sequence model, and for a class that transformers does not have.
     """
     saved, family = saved_class(config), config.model_type
     if getattr(config, "is_encoder_decoder", False):

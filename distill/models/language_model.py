@@ -68,14 +68,10 @@ class OutputSpec(NamedTuple):
 def union(specs: Iterable[OutputSpec]) -> OutputSpec:
     """Everything that one of these requests, but for the positions, which belong to a batch."""
     several = list(specs)
-    return OutputSpec(
-        head=any(spec.head for spec in several),
-        layers=tuple(sorted({layer for spec in several for layer in spec.layers})),
-        qkv=tuple(sorted({block for spec in several for block in spec.qkv})),
-        pooled=tuple(sorted({kind for spec in several for kind in spec.pooled})),
-        extra=tuple(sorted({head for spec in several for head in spec.extra})),
-        last_rows=any(spec.last_rows for spec in several),
-    )
+    names = ("layers", "qkv", "pooled", "extra")
+    parts: Any = {name: tuple(sorted({part for spec in several for part in getattr(spec, name)})) for name in names}
+    head, last_rows = any(spec.head for spec in several), any(spec.last_rows for spec in several)
+    return OutputSpec(head=head, last_rows=last_rows, **parts)
 
 
 class Outputs(NamedTuple):
@@ -276,10 +272,8 @@ def idle_forward(model: Any) -> None:
 
 def _without_segments(inputs: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     """`inputs` without the numbers of segments where a model has an embedding for one of them only, or for none."""
-    segments = getattr(getattr(model, "config", None), "type_vocab_size", None) or 0
-    if "token_type_ids" in inputs and segments < 2:
-        return {name: value for name, value in inputs.items() if name != "token_type_ids"}
-    return inputs
+    has_segments = (getattr(getattr(model, "config", None), "type_vocab_size", None) or 0) > 1
+    return {name: value for name, value in inputs.items() if has_segments or name != "token_type_ids"}
 
 
 def _logits_of(head: str, output: Any, model: Any) -> Tensor:
@@ -438,12 +432,8 @@ def attention_shapes(model: Any, blocks: Sequence[int]) -> list[AttentionShape]:
         ValueError: the model does not show its queries and keys.
     """
     qkv = outputs_of_few(model, OutputSpec(qkv=tuple(blocks))).qkv
-    shapes = []
-    for query, key, value in (qkv[block][:3] for block in blocks):
-        heads = query.shape[1]
-        widths = heads * query.shape[-1], heads * key.shape[-1], heads * value.shape[-1]
-        shapes.append(AttentionShape(heads, widths))
-    return shapes
+    sizes = [(qkv[block].query.shape[1], [part.shape[-1] for part in qkv[block][:3]]) for block in blocks]
+    return [AttentionShape(heads, (heads * q, heads * k, heads * v)) for heads, (q, k, v) in sizes]
 
 
 @torch.no_grad()

@@ -65,9 +65,6 @@ def choose_layers(layers: Sequence[int] | str | None, count: int | None, availab
         layers: their numbers, or a rule; None: every second one. Of `auto`, what every other choice has in common: as
             many of them.
         count: how many a rule takes; None: half of them, rounded up.
-
-    Raises:
-        SettingError: none, more than there are, or a layer that the teacher does not have.
     """
     if layers is None or isinstance(layers, str):
         rule = every_second if layers in (None, AUTO) else RULES[layers]
@@ -91,11 +88,7 @@ def number_of_layers(count: int | None, available: int) -> int:
 
 
 def student_fields(settings: StudentConfig, teacher: Any, chosen: list[int]) -> dict[str, Any]:
-    """The student's configuration: the teacher's, with fewer layers, in the student's architecture.
-
-    Raises:
-        SettingError: an architecture that takes no layers of this teacher.
-    """
+    """The student's configuration: the teacher's, with fewer layers, in the student's architecture."""
     family = teacher.config.model_type
     if settings.architecture in ("same", family):
         fields = teacher.config.to_dict()
@@ -120,9 +113,6 @@ def copy_layers(
 
     Args:
         alias: let the student have the teacher's tensors themselves, until it is sharded over ranks.
-
-    Raises:
-        SettingError: they do not fit its shape, or a part is in only one of the two.
     """
     weights = _take_layers(teacher, chosen)
     if student.config.model_type != teacher.config.model_type:

@@ -4,7 +4,7 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,9 +55,6 @@ def model_folder(path: str, setting: str = "model") -> str:
     `bundled_deep` and `bundled_small`, where no folder has that name, are the models of this package. Of a folder with
     adapters of PEFT alone: the folder of the model that they were merged into. Anything else is taken as it is (a
     folder, or a name on the Hub).
-
-    Raises:
-        SettingError: a path that none can be, or a file or package that cannot be read; the message names `setting`.
     """
     try:
         if path in BUNDLED and not Path(path).exists():
@@ -103,9 +100,6 @@ def load_pretrained(
         changes: fields of the configuration that get another value, given the saved one.
         mapped: give the weights in the saved format, as windows on their files, and do not compute with them yet: for
             a model that is to be sharded over ranks. `check_model` is then left to the caller.
-
-    Raises:
-        SettingError: nothing loadable at `path`, or not with all its weights; the message names `setting`.
     """
     folder, named = model_folder(path, setting), f"{setting}={path}"
     refuse_custom_class(setting, path)
@@ -118,8 +112,7 @@ def load_pretrained(
                 "model.safetensors, with save_pretrained of transformers"
             )
         arguments = hub.arguments(folder)
-        names = ("revision", "local_files_only")
-        if find_adapter_config_file(folder, **{name: arguments[name] for name in names if name in arguments}):
+        if find_adapter_config_file(folder, **{name: arguments[name] for name in arguments if name != CODE}):
             problem = f"holds adapters beside its weights ({ADAPTERS}), which are added only where PEFT is installed"
             cure = "merge them, such as by PEFT's merge_and_unload(), and save the model to a folder of its own"
             raise SettingError(problem, setting=setting, value=path, cure=cure)
@@ -190,15 +183,11 @@ def saved_config(setting: str, path: str, hub: HubOptions = THE_NEWEST) -> Any:
 
 def _on_disk(folder: str, hub: HubOptions) -> Path:
     """Where the files of a model lie: a folder, or the cached snapshot of a name on the Hub, with its config.json."""
-    if Path(folder).exists():
-        return Path(folder)
-    arguments = hub.arguments(folder)
-    alone = arguments.get("local_files_only", False)
-    try:
-        file = cached_file(folder, "config.json", revision=arguments["revision"], local_files_only=alone)
-    except Exception:  # of whatever kind: whoever loads the model reports it
-        return Path(folder)
-    return Path(folder if file is None else file).parent
+    arguments = {name: value for name, value in hub.arguments(folder).items() if name != CODE}
+    with suppress(Exception):  # of whatever kind: whoever loads the model reports it
+        if not Path(folder).exists() and (file := cached_file(folder, "config.json", **arguments)) is not None:
+            return Path(file).parent
+    return Path(folder)
 
 
 def refuse_unfinished(setting: str, path: str) -> None:
@@ -235,11 +224,7 @@ def refuse_custom_class(setting: str, path: str) -> None:
 def load_tokenizer(
     setting: str, path: str, kind: ModelKind = MASKED, hub: HubOptions = THE_NEWEST
 ) -> PreTrainedTokenizerBase:
-    """A fast tokenizer, with a mask token for masked models.
-
-    Raises:
-        SettingError: there is none at `path`; the message names `setting`.
-    """
+    """A fast tokenizer, with a mask token for masked models."""
     folder = model_folder(path, setting)
     refuse_unfinished(setting, path)
     with loading(setting, path, folder, "has no tokenizer that loads", AS_SAVED):
@@ -264,9 +249,8 @@ def load_tokenizer(
 def _is_generic(folder: Path) -> bool:
     """Whether a folder's tokenizer is tokenizer.json as it stands, which AutoTokenizer overrules for some families."""
     file = folder / "tokenizer_config.json"
-    if not file.is_file() or not (folder / "tokenizer.json").is_file():
-        return False
-    return bool(json.loads(file.read_text("utf-8")).get("tokenizer_class") == PreTrainedTokenizerFast.__name__)
+    is_there = file.is_file() and (folder / "tokenizer.json").is_file()
+    return is_there and json.loads(file.read_text("utf-8")).get("tokenizer_class") == PreTrainedTokenizerFast.__name__
 
 
 def _as_saved(setting: str, path: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
@@ -294,9 +278,6 @@ def check_tokenizer(setting: str, path: str, tokenizer: PreTrainedTokenizerBase,
     """Refuse a slow tokenizer, one without the mask token of its kind, and ids beyond the number of its tokens.
 
     Embeddings, counts and number formats of ids are sized by that number.
-
-    Raises:
-        SettingError: it names what is missing.
     """
     problem, cure = "", "choose another model or tokenizer"
     if not tokenizer.is_fast:

@@ -131,11 +131,7 @@ def as_loaded(model: "str | Path | LoadedModel | Held", device: str = "auto") ->
 
 
 def in_memory(name: str, model: Any) -> Any:
-    """A model in memory with its tokenizer, as one object; anything else as it is.
-
-    Raises:
-        SettingError: it has no tokenizer; the message calls it `name`.
-    """
+    """A model in memory with its tokenizer, as one object; anything else as it is."""
     if isinstance(model, nn.Module):
         raise SettingError(
             f"{name} is a {type(model).__name__} in memory, without its tokenizer: give (model, tokenizer)"
@@ -158,9 +154,6 @@ def kind_of(setting: str, path: str) -> ModelKind:
     """The kind of a saved model, by the class that its configuration names.
 
     A model with a head for the order of segments beside that over the vocabulary is a masked one.
-
-    Raises:
-        SettingError: there is none, or of another class.
     """
     refuse_custom_class(setting, path)
     config = saved_config(setting, path)
@@ -196,9 +189,6 @@ def unwrapped(model: Any, name: str, learns: bool = False) -> Any:
 
     Args:
         name: what error lines call the model: teacher, student or model.
-
-    Raises:
-        SettingError: a wrapper whose inside computes something else, or has a part of the weights alone.
     """
     while True:
         if COMPILED in getattr(model, "_modules", {}):
@@ -257,9 +247,6 @@ def custom_model(make: Component, path: str | None, kind: ModelKind = MASKED, **
     Args:
         kind: what it has to be; one of transformers that is fine-tuned gets the names of the classes.
         context: what the callable is given if it takes it.
-
-    Raises:
-        SettingError: it gives no module, or the weights do not fit it, or its head has other classes.
     """
     model = make(**context)
     if not isinstance(model, nn.Module):
@@ -288,11 +275,7 @@ def tokenizer_in_memory(make: Component, kind: ModelKind) -> PreTrainedTokenizer
 
 
 def load_weights(model: nn.Module, setting: str, path: str) -> None:
-    """Read the weights of a saved model, or of the student of a run, into `model`.
-
-    Raises:
-        SettingError: there are none, or they are another model's.
-    """
+    """Read the weights of a saved model, or of the student of a run, into `model`."""
     try:
         load_weights_of(model, Path(model_folder(path)) / WEIGHTS)
     except (OSError, RuntimeError, SafetensorError) as error:

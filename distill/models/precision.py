@@ -36,10 +36,10 @@ def bf16_speedup(device: torch.device) -> float:
     seconds: dict[torch.dtype, list[float]] = {dtype: [] for dtype in pairs}
     for _ in range(ROUNDS):
         for dtype, (left, right) in pairs.items():
-            _wait(device)
+            wait_for(device)
             began = time.perf_counter()
             torch.mm(left, right)
-            _wait(device)
+            wait_for(device)
             seconds[dtype].append(time.perf_counter() - began)
     return min(seconds[torch.float32]) / min(seconds[torch.bfloat16])
 
@@ -54,7 +54,8 @@ def _multiplies_bf16(device: torch.device) -> bool:
     return any(supported() for name in names if (supported := getattr(torch.cpu, name, None)) is not None)
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has computed what it was given, for whoever takes the time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -75,9 +75,6 @@ def make_student(
         reads_head: whether a loss reads its head over the vocabulary; else a saved one may be an encoder without.
         mapped: its weights are those of files, in their format and as windows on them, where it takes them from there;
             `check_student` is then left to the caller, once the student is sharded over ranks.
-
-    Raises:
-        SettingError: an unknown start or one that lacks its source, or sequences too long for it.
     """
     if (make := settings.custom) is not None:
         context = {"teacher": teacher, "tokenizer": tokenizer, "sequence_length": length}
@@ -158,9 +155,6 @@ def from_layers(settings: StudentConfig, teacher: Any, chosen: list[int], kind: 
 
     Args:
         alias: let it have the teacher's tensors themselves; before training they have to be copied.
-
-    Raises:
-        SettingError: they do not go into its architecture.
     """
     refuse_tying(settings.config, teacher, "the teacher")
     fields = student_fields(settings, teacher, chosen)
@@ -206,11 +200,7 @@ def _of_family(architecture: str, fields: dict[str, Any], settings: StudentConfi
 
 
 def _built(settings: StudentConfig, named: str, build: Callable[[], Any]) -> Any:
-    """The model that `build` makes, unless its family refuses its fields or this host has no memory for it.
-
-    Raises:
-        SettingError: it does or has not.
-    """
+    """The model that `build` makes, unless its family refuses its fields or this host has no memory for it."""
     named = f"{named} with student.config={settings.config}"
     try:
         if new_parameters_take_memory():
@@ -308,9 +298,6 @@ def attend_to_neighbours(model: Any) -> None:
 
     In an ALBERT, whose embeddings are narrower than its layers (E < H), the map between them becomes the identity in
     its first E outputs, so that the layer finds the waves there; and its layer is all of its layers.
-
-    Raises:
-        SettingError: a family without learned position embeddings, or heads of odd size.
     """
     family, heads = model.config.model_type, model.config.num_attention_heads
     if family not in FIRST_ATTENTION:

@@ -88,11 +88,7 @@ class Task(ABC):
     def evaluator(
         self, config: Config, tokenizer: PreTrainedTokenizerBase, sets: Sequence[EvaluationSet], ranks: Ranks
     ) -> Evaluator:
-        """What scores models on these sets.
-
-        Raises:
-            SettingError: a set has no position to score, or a measure of the user's does not fit.
-        """
+        """What scores models on these sets."""
         scoring = self.scoring(config, tokenizer, sets, ranks)
         passes = self.passes(scoring)
         if not scoring.heads:
@@ -112,11 +108,7 @@ def make_batches(
 
 
 def find_task(name: str, terms: Iterable[Term] = ()) -> Task:
-    """The task that `objective.task` names, for an objective of these terms.
-
-    Raises:
-        SettingError: there is no such file in this package.
-    """
+    """The task that `objective.task` names, for an objective of these terms."""
     if name not in (tasks := kinds(__name__)):
         raise SettingError(
             f"objective.task={name} is not known{did_you_mean(name, tasks)}: choose one of {', '.join(tasks)}"

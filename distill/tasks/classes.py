@@ -45,11 +45,7 @@ class Classes(TableTask):
         return task
 
     def of_model(self, names: tuple[str, ...]) -> Self:
-        """For a model that exists, whose outputs have these names: a set need not have examples of all its classes.
-
-        Raises:
-            SettingError: the set has one class, which is none of these.
-        """
+        """For a model that exists, whose outputs have these names: a set need not have examples of all its classes."""
         examples = self.data.examples.numbered_as(names)
         if len(examples.classes) == 1:
             raise SettingError(

@@ -5,26 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job import Shelf, composed, results
-
-from distill.config.settings import SetConfig
+from job import Shelf, results
 
 CHINESE = "\u8fd9\u662f\u4e00\u6761\u6cb3\u3002" * 300 + "\n"  # "This is a river." in one line
-
-
-def test_a_set_has_its_own_settings_and_else_those_of_all() -> None:
-    config = composed(
-        "evaluate.max_sequences=9",
-        "evaluate.by_set.imdb.pseudo_perplexity.fraction=1",
-        "evaluate.by_set.books.max_sequences=null",
-    )
-    evaluate = config.evaluate
-    assert isinstance(evaluate.by_set["imdb"], SetConfig)
-    assert [evaluate.max_sequences_of(name) for name in ("imdb", "books", "wikitext2")] == [9, None, 9]
-    assert [evaluate.fraction_of(name) for name in ("imdb", "books", "wikitext2")] == [1.0, 0.1, 0.1]
-    assert composed("evaluate.pseudo_perplexity.fraction=0").evaluate.scores_singly is False
-    one = composed("evaluate.pseudo_perplexity.fraction=0", "evaluate.by_set.imdb.pseudo_perplexity.fraction=0.5")
-    assert one.evaluate.scores_singly is True
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +67,8 @@ def test_sets_of_which_nothing_can_be_scored_end_no_run_well(
     """Before the first step, in one line, with status 2."""
     (tmp_path / "chinese.txt").write_text(CHINESE, encoding="utf-8")
     mine = [f"+evaluate.sources.mine={{kind: text, path: {tmp_path}/chinese.txt}}", "evaluate.sets=[heldout,mine]"]
-    for settings, words in (
-        (mine, "evaluate.sets: mine: 100.0% of its tokens are not in the vocabulary"),
-        ([*mine, "corpus.max_unknown=1.0"], "evaluate.sets: mine: 100.0% of its tokens are not in the vocabulary"),
-    ):
-        assert shelf.run(tmp_path / "run", *settings) == 2
+    for more in ([], ["corpus.max_unknown=1.0"]):
+        assert shelf.run(tmp_path / "run", *mine, *more) == 2
+        words = "evaluate.sets: mine: 100.0% of its tokens are not in the vocabulary"
         assert words in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "run" / "results.json").exists() and not list((tmp_path / "run").glob("checkpoints/step*"))

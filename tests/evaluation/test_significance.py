@@ -150,9 +150,8 @@ def test_a_document_ends_with_a_row_that_is_not_full(tokenizer: Any) -> None:
 def test_of_few_documents_stretches_are_drawn(tokenizer: Any) -> None:
     masks = make_masks(tokenizer, np.zeros((1, 8), np.int64))
     books = units_of(rows_of([8] * 400 + [3], documents=5), masks)
-    assert books.name == f"stretches of {STRETCH} sequences" and books.of_row.tolist() == [
-        n // STRETCH for n in range(401)
-    ]
+    assert books.name == f"stretches of {STRETCH} sequences"
+    assert books.of_row.tolist() == [n // STRETCH for n in range(401)]
     long = units_of(rows_of([8] * 400, documents=100), masks)  # sequences that run over the end of documents
     assert long.name == books.name
     chosen = np.sort(np.random.default_rng(0).permutation(401)[:60])
@@ -192,10 +191,9 @@ def test_losses_by_sequence_make_up_the_scores(tokenizer: Any) -> None:
         assert found.losses.shape == (15,) and found.counts.sum() > 15
         assert math.exp(found.losses.sum() / found.counts.sum()) == pytest.approx(scores[measure]["small"], rel=1e-6)
     for number in (0, 7, 14):
-        alone = evaluator.score_by_sequence(
-            models[1], "model", [EvaluationSet("one", "", rows[number : number + 1], 1)]
-        )
-        of_one, of_all = alone[1]["pseudo_perplexity", "one"], two["pseudo_perplexity", "small"]
+        single = EvaluationSet("one", "", rows[number : number + 1], 1)
+        _, alone = evaluator.score_by_sequence(models[1], "model", [single])
+        of_one, of_all = alone["pseudo_perplexity", "one"], two["pseudo_perplexity", "small"]
         assert of_all.counts[number] == of_one.counts[0] > 0
         assert of_all.losses[number] == pytest.approx(of_one.losses[0], rel=1e-5)
     compared = compare_models(one, two, [data], evaluator.scoring)
@@ -212,15 +210,8 @@ def test_accuracies_differ_by_points_as_in_a_plain_loop() -> None:
     """Wrong answers of two classifiers on 200 examples, drawn example by example."""
     draw = np.random.default_rng(0)
     first, second = (draw.random(200) < rate for rate in (0.1, 0.3))
-    data = ClassSet(
-        "dev",
-        "",
-        np.zeros((200, 4), np.uint16),
-        200,
-        labels=np.zeros(200, np.int64),
-        classes=("a", "b"),
-        measures=("accuracy",),
-    )
+    given: dict[str, Any] = {"labels": np.zeros(200, np.int64), "classes": ("a", "b"), "measures": ("accuracy",)}
+    data = ClassSet("dev", "", np.zeros((200, 4), np.uint16), 200, **given)
     models = [{("accuracy", "dev"): SequenceLosses(each.astype(float), np.ones(200))} for each in (first, second)]
     scoring = SimpleNamespace(collator_of=lambda data: None)
     found = compare_models(*models, [data], scoring)["accuracy"]["dev"]  # type: ignore[arg-type]

@@ -8,21 +8,18 @@ import pytest
 import torch
 from job import save_model
 
-from distill.evaluation.text_scores import TextScore, score
+from distill.evaluation.text_scores import score
 from distill.models.loaded import LoadedModel, load_model
 from distill.runtime.errors import SettingError
 
 TEXTS = ["the of cat.", "owls and the cat", "the", ""]  # words of one token and of several
 
 
-@pytest.fixture(scope="module", params=["bert", "distilbert", "albert", "roberta"])
-def masked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_model(save_model(tmp_path_factory.mktemp("masked") / "model", request.param, 2), "cpu")
-
-
-@pytest.fixture(scope="module", params=["gpt2", "llama"])
-def causal(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_model(save_model(tmp_path_factory.mktemp("causal") / "model", request.param, 2), "cpu")
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
+    folder = tmp_path_factory.mktemp("models")
+    names = ("bert", "distilbert", "albert", "roberta", "gpt2", "llama")
+    return {name: load_model(save_model(folder / name, name, 2), "cpu") for name in names}
 
 
 def naive_masked(found: LoadedModel, text: str) -> list[float]:
@@ -51,54 +48,48 @@ def naive_causal(found: LoadedModel, text: str, bos: bool) -> list[float]:
     return [float(log_probs[place - 1, row[place]]) for place in range(1, len(row))]
 
 
-def assert_alike(found: TextScore, expected: list[float]) -> None:
-    assert found.log_probs == pytest.approx(expected, abs=2e-5)
-    assert len(found.tokens) == len(expected) and found.total == pytest.approx(sum(expected), abs=1e-4)
+MASKED = [(family, True) for family in ("bert", "distilbert", "albert", "roberta")]
+CAUSAL = [(family, bos) for family in ("gpt2", "llama") for bos in (True, False)]
 
 
-def test_masked_models(masked: LoadedModel) -> None:
+@pytest.mark.parametrize(("family", "bos"), [*MASKED, *CAUSAL])
+def test_scores_are_those_of_plain_loops(family: str, bos: bool, saved: dict[str, LoadedModel]) -> None:
+    model = saved[family]
     for batch_size in (1, 3, 64):
-        found = score(TEXTS, masked, batch_size=batch_size)
-        for text, each in zip(TEXTS, found, strict=True):
-            assert each.text == text
-            assert_alike(each, naive_masked(masked, text) if text else [])
+        for text, found in zip(TEXTS, score(TEXTS, model, bos=bos, batch_size=batch_size), strict=True):
+            naive = naive_causal(model, text, bos) if model.kind.causal else naive_masked(model, text)
+            expected = naive if text else []
+            assert found.text == text and found.log_probs == pytest.approx(expected, abs=2e-5)
+            assert len(found.tokens) == len(expected) and found.total == pytest.approx(sum(expected), abs=1e-4)
 
 
-@pytest.mark.parametrize("bos", [True, False])
-def test_causal_models(causal: LoadedModel, bos: bool) -> None:
-    for batch_size in (1, 64):
-        for text, each in zip(TEXTS, score(TEXTS, causal, bos=bos, batch_size=batch_size), strict=True):
-            assert_alike(each, naive_causal(causal, text, bos) if text else [])
-
-
-def test_bases_and_sums(masked: LoadedModel) -> None:
+def test_bases_and_sums(saved: dict[str, LoadedModel]) -> None:
+    masked = saved["bert"]
     nats, bits = score("the cat", masked), score("the cat", masked, base=2)
     assert bits.total == pytest.approx(nats.total / math.log(2)) and bits.perplexity == pytest.approx(nats.perplexity)
     assert nats.mean == pytest.approx(nats.total / len(nats.tokens)) == pytest.approx(-math.log(nats.perplexity))
     assert score([], masked) == [] and math.isnan(score("", masked).mean) and score("", masked).total == 0
 
 
+def test_a_model_in_memory_is_scored_with_its_tokenizer(saved: dict[str, LoadedModel]) -> None:
+    causal = saved["llama"]
+    assert score("the cat", (causal.model, causal.tokenizer)) == score("the cat", causal)
+
+
 @pytest.mark.parametrize(
-    ("options", "line"),
+    ("text", "model", "options", "line"),
     [
-        ({"bos": False}, r"^bos=False is for causal models"),
-        ({"base": 1}, r"^base=1 is no base"),
-        ({"batch_size": 0}, r"^batch_size=0"),
+        ("the cat", "bert", {"bos": False}, "bos=False is for causal models"),
+        ("the cat", "bert", {"base": 1}, "base=1 is no base"),
+        ("the cat", "bert", {"batch_size": 0}, "batch_size=0"),
+        (["the", "the cat " * 99], "gpt2", {}, "text 2 has .* tokens .* reads 64: split it"),
+        ("the", "nothing", {}, "model=.*nothing does not load.*correct the name"),
+        ("the", "alone", {}, r"model is a .* in memory, without its tokenizer: give \(model, tokeni"),
     ],
 )
-def test_options_that_do_not_fit(masked: LoadedModel, options: dict[str, Any], line: str) -> None:
-    with pytest.raises(SettingError, match=line):
-        score("the cat", masked, **options)
-
-
-def test_texts_and_models_that_do_not_fit(tmp_path: Path, causal: LoadedModel) -> None:
-    with pytest.raises(SettingError, match=r"^text 2 has .* tokens .* reads 64: split it"):
-        score(["the", "the cat " * 99], causal)
-    with pytest.raises(SettingError, match=r"^model=.*nothing does not load.*correct the name"):
-        score("the", tmp_path / "nothing")
-
-
-def test_a_model_in_memory_is_scored_with_its_tokenizer(causal: LoadedModel) -> None:
-    assert score("the cat", (causal.model, causal.tokenizer)) == score("the cat", causal)
-    with pytest.raises(SettingError, match=r"^model is a .* in memory, without its tokenizer: give \(model, tokeni"):
-        score("the cat", causal.model)
+def test_what_does_not_fit(
+    text: Any, model: str, options: dict[str, Any], line: str, saved: dict[str, LoadedModel]
+) -> None:
+    given = saved["llama"].model if model == "alone" else saved.get(model, Path("/nowhere/nothing"))
+    with pytest.raises(SettingError, match=f"^{line}"):
+        score(text, given, **options)

@@ -12,7 +12,7 @@ import pytest
 import tiny
 import torch
 from families import make_family, tokenizer_of
-from job import Shelf, distill, results
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import nn
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 from vocabularies import byte_level
@@ -46,17 +46,14 @@ NAMES = {
 }
 
 
+# Special tokens, the 256 characters of a byte-level BPE, and three merges.
+TOKENS = ["<|endoftext|>", "<|start|>", "<|end|>", *sorted(ByteLevel.alphabet()), "th", "the", "12"]
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path / "home"
-
-
-def byte_tokens() -> list[str]:
-    """The 256 characters of a byte-level BPE, its special tokens, and three merges."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    return ["<|endoftext|>", "<|start|>", "<|end|>", *sorted(ByteLevel.alphabet()), "th", "the", "12"]
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -70,7 +67,7 @@ def model() -> Any:
     torch.manual_seed(0)
     sizes = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 64}
     heads = {"num_attention_heads": HEADS, "num_key_value_heads": KEYS}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=len(byte_tokens()), tie_word_embeddings=True, **sizes, **heads))
+    return LlamaForCausalLM(LlamaConfig(vocab_size=len(TOKENS), tie_word_embeddings=True, **sizes, **heads))
 
 
 @pytest.fixture(scope="module")
@@ -80,26 +77,17 @@ def file(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(model: Any, path: Path, freqs: list[float] | None = None, drop: str = "") -> Path:
     """The model with its matrices rounded to Q4_1, as llama.cpp writes it; `drop`: a tensor that is left out."""
-    tokens = byte_tokens()
     writer = gguf.GGUFWriter(path, "llama")
     if freqs is not None:
         writer.add_tensor("rope_freqs.weight", np.array(freqs, np.float32))
-    writer.add_context_length(64)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(2)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KEYS)
-    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
-    writer.add_rope_dimension_count(WIDTH // HEADS)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3, 3, 3] + (len(tokens) - 3) * [1])
-    writer.add_token_merges(["t h", "th e", "1 2"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    fields = {"context_length": 64, "embedding_length": WIDTH, "block_count": 2, "feed_forward_length": 64}
+    fields |= {"head_count": HEADS, "head_count_kv": KEYS, "rope_dimension_count": WIDTH // HEADS}
+    fields |= {"layer_norm_rms_eps": model.config.rms_norm_eps, "vocab_size": len(TOKENS)}
+    fields |= {"tokenizer_model": "gpt2", "tokenizer_pre": "smollm", "bos_token_id": 1, "eos_token_id": 2}
+    fields |= {"token_list": TOKENS, "token_types": [3, 3, 3] + (len(TOKENS) - 3) * [1]}
+    fields |= {"token_merges": ["t h", "th e", "1 2"]}
+    for field, value in fields.items():
+        getattr(writer, f"add_{field}")(value)
     for name, weight in stored(model).items():
         if name != drop:
             kind = gguf.GGMLQuantizationType.Q4_1 if weight.ndim == 2 else gguf.GGMLQuantizationType.F32
@@ -153,14 +141,6 @@ def test_what_is_not_read_is_one_line(model: Any, file: Path, tmp_path: Path, ho
         with pytest.raises(SettingError, match=rf"^teacher\.path={path}: .*{words}.*folder$"):
             load_pretrained("teacher.path", str(path), CAUSAL)
     assert not list((home / ".cache/distill/models").glob("*/config.json"))
-
-
-def test_a_run_learns_from_it_and_names_the_rounding(file: Path, shelf: Shelf, tmp_path: Path) -> None:
-    settings = ["train.steps=2", "corpus.max_sequences=60", "corpus.sequence_length=32", "student.layers=[0]"]
-    recipe = ["+recipe=distilgpt2_gutenberg", *shelf.corpus, f"teacher.path={file}", "evaluate=heldout"]
-    assert distill(*recipe, "precision=fp32", *settings, f"hydra.run.dir={tmp_path / 'run'}") == 0
-    assert any("rounded to Q4_1" in note for note in results(tmp_path / "run")["notes"])
-    assert "rounded to Q4_1" in (tmp_path / "run/student/README.md").read_text()
 
 
 def test_a_model_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,22 +212,18 @@ def test_adapters_are_read_as_what_they_make_of_their_base(
         torch.testing.assert_close(logits(student), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_tokenizer_of_adapters_stays_as_it_is(tmp_path: Path) -> None:
+def test_other_adapters_are_merged_anew_and_their_tokenizer_stays_as_it_is(tmp_path: Path) -> None:
     """transformers takes its vocabulary alone for GPT-2, and would write one that keeps numbers whole."""
-    adapters(tmp_path, "gpt2")
+    adapted, path = adapters(tmp_path, "gpt2"), str(tmp_path / "lora")
     for folder in ("base", "lora"):  # of the base, then of the adapters themselves
         byte_level(tmp_path / folder, digits=True)
-        assert load_tokenizer("teacher.path", str(tmp_path / "lora"), CAUSAL).tokenize("12") == ["1", "2"]
-
-
-def test_other_adapters_are_merged_anew(tmp_path: Path) -> None:
-    first = adapters(tmp_path)
-    load_model(tmp_path / "lora", "cpu")
-    for name, weight in first.named_parameters():
-        if "lora" in name:
-            weight.data.mul_(2)
-    first.save_pretrained(tmp_path / "lora")
-    torch.testing.assert_close(logits(load_model(tmp_path / "lora", "cpu").model), logits(first), rtol=1e-4, atol=1e-5)
+        assert load_tokenizer("teacher.path", path, CAUSAL).tokenize("12") == ["1", "2"]
+        for name, weight in adapted.named_parameters():
+            if "lora" in name:
+                weight.data.mul_(2)
+        adapted.save_pretrained(path)
+        merged = load_pretrained("teacher.path", path, CAUSAL)
+        torch.testing.assert_close(logits(merged), logits(adapted), rtol=1e-4, atol=1e-5)
 
 
 def test_adapters_that_are_not_whole_are_refused(tmp_path: Path) -> None:

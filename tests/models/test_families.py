@@ -10,7 +10,6 @@ import pytest
 import tiny
 import torch
 from families import CAUSAL, FAMILIES, depth_fields, make_family
-from job import Shelf, distill, metrics, results, save_model
 from plain_losses import PlainLosses
 from tiny import documents_of, loss_of, make_masks, make_objective, make_rows, make_tokenizer, objective_config
 from torch import Tensor
@@ -161,10 +160,7 @@ def test_a_student_of_all_layers_is_its_teacher(case: str) -> None:
 
 RULES: list[tuple[Any, dict[str, int], list[int]]] = [
     ([0, 3], {}, [0, 3]),
-    (None, {}, [0, 2]),
     ("every_second", {"num_layers": 3}, [0, 2, 3]),
-    ("even", {"num_layers": 2}, [0, 3]),
-    ("first", {"num_layers": 2}, [0, 1]),
 ]
 
 
@@ -283,26 +279,3 @@ def test_padding_changes_nothing(case: str) -> None:
         length = int((row != 0).sum())
         alone = reader({"input_ids": row[None, :length]}, None, spec).hidden[LAST][0]
         torch.testing.assert_close(states[:length], alone, rtol=1e-4, atol=1e-5)
-
-
-# --- whole runs
-
-
-@pytest.mark.parametrize(
-    ("family", "recipe", "more"),
-    [
-        ("electra", "distilbert_gutenberg", ["student.layers=[0,3]"]),
-        ("deberta-v2", "distilbert_gutenberg", ["student.layers=even", "student.num_layers=3"]),
-        ("llama", "distilgpt2_gutenberg", ["student.layers=[0,2]"]),
-    ],
-)
-def test_two_steps_from_the_command_line(
-    family: str, recipe: str, more: list[str], shelf: Shelf, tmp_path: Path
-) -> None:
-    pair = ["teacher=pretrained", f"teacher.path={save_model(tmp_path / 'teacher', family)}", "student=layers", *more]
-    small = [*shelf.corpus, "corpus.max_sequences=60", "train.steps=2", "train.batch_size=4", "precision=fp32"]
-    assert distill(f"+recipe={recipe}", *pair, *small, f"hydra.run.dir={tmp_path / 'run'}") == 0
-    assert metrics(tmp_path / "run")[-1]["step"] == 2
-    content = results(tmp_path / "run")
-    assert content["student"]["name"] == type(_made(family)).__name__
-    assert content["student"]["parameters"] < content["teacher"]["parameters"]

@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 from distributed import run_ranks
-from families import FAMILIES, make_family, without_dropout
+from families import FAMILIES, make_family
 from job import Shelf, assert_same
 from tiny import Fit, assert_close, make_rows, make_tokenizer, objective_config, plain_sgd
 from torch import Tensor
@@ -22,11 +22,10 @@ from distill.distributed.shard import whole
 from distill.models import blocks
 from distill.models.kernels.attention import use_batched_products
 from distill.models.kernels.dropout import keyed_by_sequence, replace_dropout
-from distill.models.known_layers import drops
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.pooling import MEAN
 from distill.models.student import dropout_names, make_student
-from distill.runs.setup import blocks_of, compile_encoder
+from distill.runs.setup import blocks_of
 from distill.runtime.errors import SettingError
 
 KEYS = [3, 2**40, 77, 5]
@@ -38,9 +37,14 @@ EVERYTHING = objective_config(
 )  # fmt: skip
 
 
-def dropping(family: str, rate: float = 0.2) -> Any:
-    """A student of a family with dropout, in training mode, as it runs on the CPU."""
-    student = make_family(family, **dict.fromkeys(dropout_names(AutoConfig.for_model(family)), rate)).train()
+def with_dropout(family: str) -> Any:
+    """A student in training mode."""
+    return make_family(family, **dict.fromkeys(dropout_names(AutoConfig.for_model(family)), 0.2)).train()
+
+
+def dropping(family: str) -> Any:
+    """Such a student as it runs on the CPU."""
+    student = with_dropout(family)
     use_batched_products(student)
     replace_dropout(student)
     return student
@@ -80,16 +84,30 @@ def test_gradients_have_the_same_bits(family: str, precision: str) -> None:
 
 
 def test_blocks_compute_again_in_training_alone() -> None:
-    student = dropping("bert")
-    calls: list[bool] = []
+    student, calls = dropping("bert"), list[bool]()
     student.base_model.encoder.layer[0].attention.register_forward_hook(lambda *_: calls.append(True))
     model = LanguageModel(student, checkpoints=True)
     gradients(model)
     assert len(calls) == 2
-    model.eval()
     with torch.no_grad():
-        model({"input_ids": torch.arange(8)[None]}, None, OutputSpec(layers=(LAST,)))
+        model.eval()({"input_ids": torch.arange(8)[None]}, None, OutputSpec(layers=(LAST,)))
     assert len(calls) == 3
+
+
+def test_all_inputs_of_a_block_go_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU's tensors among the others torch keeps no generator, and dropout would draw other numbers."""
+    calls = list[int]()
+    monkeypatch.setattr(
+        blocks,
+        "checkpoint",
+        lambda call, *values, **more: calls.append(len(values)) or checkpoint(call, *values, **more),
+    )
+    block = torch.nn.Bilinear(3, 4, 2)
+    one, other = torch.ones(5, 3, requires_grad=True), torch.ones(5, 4)
+    expected = block(one, other)
+    with blocks.checkpointed([block]):
+        assert torch.equal(block(one, input2=other), expected)
+    assert calls == [2] and "forward" not in vars(block)
 
 
 def test_a_run_gives_the_same_student_and_may_resume_with_the_other_setting(shelf: Shelf, done: Path) -> None:
@@ -109,23 +127,20 @@ def test_a_model_without_a_list_of_blocks_is_refused() -> None:
         make_student(settings, None, make_tokenizer(), 8)
 
 
-# --- several ranks, and torch.compile --------------------------------------------------------------------------------
+# --- several ranks
 
 
-def fit_of(folder: Path, family: str, ranks: Any, checkpoints: bool) -> Fit:
-    student = make_family(family, **dict.fromkeys(dropout_names(AutoConfig.for_model(family)), 0.2)).train()
-    teacher = make_family(family).requires_grad_(False)
+def weights(folder: Path, family: str, ranks: Any, checkpoints: bool) -> dict[str, Tensor]:
+    """Of a student that was trained."""
+    student, teacher = with_dropout(family), make_family(family).requires_grad_(False)
     size = 1 if ranks is None else ranks.size
     for model in (student, teacher) if ranks is not None and ranks.shards else ():
         ranks.shard(model, *blocks_of(model), trained=model is student)
     length = TrainConfig(batch_size=8 // size, accumulate=1, epochs=1, save_every=9)
-    return Fit(
-        folder, make_tokenizer(), make_rows(16, shortest=5), teacher, student, copy.deepcopy(EVERYTHING), length,
-        ranks=ranks, keyed_dropout=True, checkpoints=checkpoints, **plain_sgd(0.02),
+    fit = Fit(
+        folder / family, make_tokenizer(), make_rows(16, shortest=5), teacher, student, copy.deepcopy(EVERYTHING),
+        length, ranks=ranks, keyed_dropout=True, checkpoints=checkpoints, **plain_sgd(0.02),
     )  # fmt: skip
-
-
-def weights(fit: Fit) -> dict[str, Tensor]:
     fit.run()
     return {name: whole(weight.detach()).clone() for name, weight in fit.model.named_parameters()}
 
@@ -133,7 +148,7 @@ def weights(fit: Fit) -> dict[str, Tensor]:
 def on_a_rank(folder: Path, backend: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     ranks = join_ranks(BackendConfig(name=backend, device="cpu", timeout=60.0))
-    found = {family: weights(fit_of(folder / family, family, ranks, True)) for family in ("bert", "albert")}
+    found = {family: weights(folder, family, ranks, True) for family in ("bert", "albert")}
     ranks.close()
     return found
 
@@ -141,42 +156,7 @@ def on_a_rank(folder: Path, backend: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["ddp", "fsdp"])
 def test_two_ranks_train_the_student_of_one_process_that_keeps_everything(backend: str, tmp_path: Path) -> None:
-    expected = {family: weights(fit_of(tmp_path / family, family, None, False)) for family in ("bert", "albert")}
+    expected = {family: weights(tmp_path, family, None, False) for family in ("bert", "albert")}
     for rank in run_ranks(2, tmp_path / "out", on_a_rank, tmp_path / "ranks", backend):
         for family, student in expected.items():
             assert_close(rank[family], student, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["bert", "albert"])
-def test_compiled_blocks_are_computed_again(family: str) -> None:
-    """With dropout, too, whose random numbers a compiled block draws from torch's stream."""
-    rates = dict.fromkeys(dropout_names(AutoConfig.for_model(family)), 0.2)
-    for student in (without_dropout(family).train(), make_family(family, **rates).train()):
-        eager = gradients(LanguageModel(student), keyed=False, qkv=False)
-        compile_encoder(student, by_block=True)
-        kept, again = (
-            gradients(LanguageModel(student, checkpoints=checkpoints), keyed=False, qkv=False)
-            for checkpoints in (False, True)
-        )
-        assert_close(again, kept, rtol=1e-5, atol=1e-6)
-        if not any(drops(module) for module in student.modules()):
-            assert_close(again, eager, rtol=1e-4, atol=1e-5)
-        assert all("forward" in vars(block) for block in blocks_of(student)[0]), "they stay compiled"
-
-
-def test_all_inputs_of_a_block_go_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a GPU's tensors among the others torch keeps no generator, and dropout would draw other numbers."""
-    calls = list[int]()
-
-    def watched(call: Any, *values: Any, **settings: Any) -> Any:
-        calls.append(len(values))
-        return checkpoint(call, *values, **settings)
-
-    monkeypatch.setattr(blocks, "checkpoint", watched)
-    block = torch.nn.Bilinear(3, 4, 2)
-    one, other = torch.ones(5, 3, requires_grad=True), torch.ones(5, 4)
-    expected = block(one, other)
-    with blocks.checkpointed([block]):
-        assert torch.equal(block(one, input2=other), expected)
-    assert calls == [2] and "forward" not in vars(block)

@@ -1,39 +1,35 @@
-"""The teacher as training runs it, and GELU as one operator: the same function; the teacher itself is left alone."""
+"""Models that only go forward on a CPU: packed layers, one operator for GELU, the last block where it is read."""
 
-import copy
 from typing import Any
 
 import families
 import pytest
 import tiny
 import torch
-from torch import nn
+from tiny import VOCAB, make_model
+from torch import Tensor, nn
 from transformers.activations import NewGELUActivation
 
-from distill.config.settings import BackendConfig, PrecisionConfig
-from distill.distributed.single import Single
+from distill.config.settings import PrecisionConfig
 from distill.models.kernels import FAMILIES, packed_linear
 from distill.models.kernels.attention import use_batched_products
-from distill.models.kernels.packed_linear import (
-    PackedLinear,
-    can_pack,
-    pack_for_evaluation,
-    pack_teacher,
-    use_one_gelu,
-)
+from distill.models.kernels.packed_linear import PackedLinear, can_pack, pack_for_evaluation, pack_teacher
+from distill.models.known_layers import last_block_at
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
-from distill.runs.setup import setup_student, setup_teacher
 
 CPU = torch.device("cpu")
 NO_BF16 = "this processor has no packed products in bf16"  # such as one without AVX-512
 
 
-def answers(model: Any, precision: str, padded: bool) -> torch.Tensor:
+def count(model: Any, kind: type[nn.Module]) -> int:
+    return sum(type(module) is kind for module in model.modules())
+
+
+def answers(model: Any, precision: str, padded: bool) -> Tensor:
     """Logits at all positions, float32."""
     ids = torch.from_numpy(tiny.make_rows(4, shortest=5 if padded else None, seed=3)).long()
-    attention = ids != tiny.PAD if padded else None
     with torch.no_grad():
-        return tiny.all_logits(model, ids, attention, precision).float()
+        return tiny.all_logits(model, ids, ids != tiny.PAD if padded else None, precision).float()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -51,59 +47,42 @@ def test_it_answers_as_the_teacher_does(
     teacher = families.make_family(family).requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
     packed = pack_teacher(teacher, PrecisionConfig(teacher=precision), CPU)
-    assert any(isinstance(module, PackedLinear) for module in packed.modules()) == packs
+    assert (count(packed, PackedLinear) > 0) == packs and count(teacher, PackedLinear) == 0
     for padded in (False, True):
         expected = answers(teacher, "fp32", padded)
         assert (answers(packed, precision, padded) - expected).norm() < tolerance * expected.norm()
     assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
-    assert not any(isinstance(module, PackedLinear) for module in teacher.modules())
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.03)])
 def test_evaluation_sees_the_present_weights(precision: str, tolerance: float) -> None:
     if precision == "bf16" and not can_pack(torch.bfloat16):
         pytest.skip(NO_BF16)
-    student = tiny.make_model("distilbert", 2).eval()
+    student = make_model("distilbert", 2)
     for _ in range(2):
         packed = pack_for_evaluation(student, PrecisionConfig(evaluate=precision), CPU)
-        assert any(isinstance(module, PackedLinear) for module in packed.modules())
+        assert count(packed, PackedLinear) > 0
+        expected = answers(student, "fp32", True)
+        torch.testing.assert_close(answers(packed, precision, True), expected, rtol=tolerance, atol=tolerance)
         with torch.no_grad():
-            expected = answers(student, "fp32", True)
-            torch.testing.assert_close(answers(packed, precision, True), expected, rtol=tolerance, atol=tolerance)
             for parameter in student.parameters():
                 parameter.add_(0.01)
 
 
-def test_evaluation_treats_all_models_alike() -> None:
+def test_what_evaluation_packs() -> None:
     """A student that has trained attends by other kernels; neither scores nor speeds may owe anything to that."""
-    teacher, student = tiny.make_model("bert", 1).eval(), tiny.make_model("bert", 1).eval()
+    teacher, student, linear = make_model("bert", 1), make_model("bert", 1), nn.Linear(1, 1)
     use_batched_products(student)
-    kinds = {
-        pack_for_evaluation(model, PrecisionConfig(evaluate="fp32"), CPU).config._attn_implementation
-        for model in (teacher, student)
-    }
-    assert len(kinds) == 1 and teacher.config._attn_implementation == "sdpa"
-
-
-def test_what_evaluation_takes_as_it_is() -> None:
-    student = tiny.make_model("bert", 1).eval()
-    for precision in (
-        PrecisionConfig(compile=True),
-        PrecisionConfig(kernels="plain"),
-        PrecisionConfig(evaluate="fp16"),
-    ):
-        assert pack_for_evaluation(student, precision, CPU) is student
-    assert pack_for_evaluation(torch.nn.Linear(1, 1), PrecisionConfig(), CPU).__class__ is torch.nn.Linear
-    assert pack_for_evaluation(student, PrecisionConfig(), CPU) is not student
-
-
-def test_a_gpu_lays_nothing_out_but_has_torchs_activation() -> None:
-    """As the student in training has it, so that teacher and baseline are timed alike."""
-    model = families.make_family("gpt2").eval()
-    copied = pack_for_evaluation(model, PrecisionConfig(), torch.device("cuda"))
-    assert copied is not model and not any(isinstance(module, PackedLinear) for module in copied.modules())
-    assert all(one is other for one, other in zip(model.parameters(), copied.parameters(), strict=True))
-    assert type(model.base_model.h[0].mlp.act) is not type(copied.base_model.h[0].mlp.act)
+    packed = [pack_for_evaluation(model, PrecisionConfig(evaluate="fp32"), CPU) for model in (teacher, student)]
+    assert len({model.config._attn_implementation for model in packed}) == 1 and packed[1] is not student
+    assert teacher.config._attn_implementation == "sdpa"
+    for settings in ({"compile": True}, {"kernels": "plain"}, {"evaluate": "fp16"}):
+        assert pack_for_evaluation(student, PrecisionConfig(**settings), CPU) is student
+    assert pack_for_evaluation(linear, PrecisionConfig(), CPU) is linear
+    gpt2 = families.make_family("gpt2")  # a GPU lays nothing out, but has torch's activation
+    copied = pack_for_evaluation(gpt2, PrecisionConfig(), torch.device("cuda"))
+    assert copied is not gpt2 and count(copied, PackedLinear) == count(copied, NewGELUActivation) == 0
+    assert all(one is other for one, other in zip(gpt2.parameters(), copied.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("operator", ["gone", "something else", "another activation"])
@@ -111,20 +90,17 @@ def test_without_its_private_operators_torchs_own_layers_run(operator: str, monk
     """They are no promise of torch: another release may rename them or give them another meaning."""
     right = PackedLinear.forward
 
-    def broken(layer: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+    def broken(layer: PackedLinear, x: Tensor) -> Tensor:
         if operator == "gone":
             raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_linear_pointwise'")
-        if operator == "another activation" and layer.then == ("none", ""):
-            return right(layer, x)
-        return torch.zeros(len(x), 32)
+        return right(layer, x) if operator == "another activation" and layer.then[0] == "none" else torch.zeros(5, 32)
 
     monkeypatch.setattr(PackedLinear, "forward", broken)
     can_pack.cache_clear()
     try:
         assert not can_pack(torch.float32)
-        teacher = tiny.make_model("bert", 1).eval().requires_grad_(False)
-        packed = pack_teacher(teacher, PrecisionConfig(), CPU)
-        assert not any(isinstance(module, PackedLinear) for module in packed.modules())
+        packed = pack_teacher(make_model("bert", 1).requires_grad_(False), PrecisionConfig(), CPU)
+        assert count(packed, PackedLinear) == 0
     finally:
         can_pack.cache_clear()
 
@@ -132,51 +108,80 @@ def test_without_its_private_operators_torchs_own_layers_run(operator: str, monk
 # --- GELU
 
 
-def count(model: Any, kind: type[nn.Module]) -> int:
-    return sum(type(module) is kind for module in model.modules())
-
-
-def hidden(model: Any) -> torch.Tensor:
+def hidden(model: Any) -> Tensor:
     ids = torch.from_numpy(tiny.make_rows(4)).long()
     return LanguageModel(model)({"input_ids": ids}, None, OutputSpec(layers=(LAST,))).hidden[LAST]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "albert"])
-def test_value_and_gradient_are_those_of_the_formula(family: str) -> None:
-    fields = {"hidden_act": "gelu_new"} if family == "albert" else {}
-    model = families.without_dropout(family, **fields).train()
-    changed = copy.deepcopy(model)
-    use_one_gelu(changed)
-    assert count(model, NewGELUActivation) == count(changed, nn.GELU) > 0
-    assert count(changed, NewGELUActivation) == 0 and list(changed.state_dict()) == list(model.state_dict())
-    found = []
-    for each in (changed, model):
-        output = hidden(each)
-        output.square().sum().backward()
-        gradients = [p.grad.flatten() for p in each.parameters() if p.grad is not None]
-        found.append((output.detach(), torch.cat(gradients)))
-    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-5)
-    assert (found[0][1] - found[1][1]).norm() < 1e-5 * found[1][1].norm()
-
-
-@pytest.mark.parametrize("kernels", ["auto", "plain"])
-def test_a_pair_in_training_has_it_unless_its_kernels_are_plain(kernels: str) -> None:
-    student, teacher = families.make_family("gpt2"), families.make_family("gpt2").requires_grad_(False)
-    objective = tiny.make_objective(tiny.objective_config(), student, teacher)
-    ranks = Single(BackendConfig(device="cpu"))
-    frozen = setup_teacher(teacher, PrecisionConfig(kernels=kernels), ranks)
-    setup_student(student, objective, PrecisionConfig(kernels=kernels), ranks)
-    plain = 2 if kernels == "plain" else 0
-    assert count(student, NewGELUActivation) == count(frozen.model, NewGELUActivation) == plain
-    assert count(teacher, NewGELUActivation) == 2, "which the report scores"
-
-
-def test_a_packed_gpt2_multiplies_and_activates_at_once() -> None:
-    model = families.make_family("gpt2")
+@pytest.mark.parametrize(("fields", "then"), [({}, ("gelu", "tanh")), ({"activation_function": "relu"}, ("none", ""))])
+def test_a_packed_gpt2_multiplies_and_activates_at_once(fields: dict[str, str], then: tuple[str, str]) -> None:
+    model = families.make_family("gpt2", **fields)
     packed = pack_for_evaluation(model, PrecisionConfig(), CPU)
-    assert count(packed, nn.GELU) == 0 and packed.transformer.h[0].mlp.c_fc.then == ("gelu", "tanh")
+    assert count(packed, nn.GELU) == 0 and packed.transformer.h[0].mlp.c_fc.then == then
     torch.testing.assert_close(hidden(packed), hidden(model), rtol=1e-5, atol=1e-5)
-    relu = families.make_family("gpt2", activation_function="relu")
-    packed = pack_for_evaluation(relu, PrecisionConfig(), CPU)
-    assert packed.transformer.h[0].mlp.c_fc.then == ("none", "")
-    torch.testing.assert_close(hidden(packed), hidden(relu), rtol=1e-5, atol=1e-5)
+
+
+# --- the last block at selected positions alone
+
+KNOWN = ["bert", "distilbert", "roberta"]
+# Not in order; some rows have many, one, or none; nearly all of them; none at all.
+POSITIONS = [[37, 3, 24], [0], [3, 4, 11, 24, 30, 37], [59], [*range(24)], [*range(59)], []]
+
+
+def head_rows(model: Any, padded: bool, positions: list[int], plain: bool) -> Tensor:
+    torch.manual_seed(3)
+    ids, lengths = torch.randint(8, VOCAB, (5, 12)), torch.tensor([12, 3, 9, 12, 5])
+    documents = torch.where(torch.arange(12) < lengths[:, None], 0, -1) if padded else None
+    spec = OutputSpec(True, torch.tensor(positions, dtype=torch.int64))
+    found = LanguageModel(model, plain=plain)({"input_ids": ids}, documents, spec).head_rows
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("family", KNOWN)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("positions", POSITIONS, ids=len)
+def test_values_and_gradients_are_those_of_the_whole_block(family: str, padded: bool, positions: list[int]) -> None:
+    model = families.without_dropout(family, num_hidden_layers=3).double().train()
+    found, gradients = [], []
+    for plain in (True, False):
+        model.zero_grad()
+        rows = head_rows(model, padded, positions, plain)
+        (rows * torch.arange(1, rows.numel() + 1).view_as(rows).sin()).sum().backward()
+        found.append(rows.detach())
+        # Of what has no part in the outcome: none, or zeros.
+        gradients.append({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()})
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
+    tiny.assert_close(gradients[1], gradients[0], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", KNOWN)
+@torch.no_grad()
+def test_the_last_block_computes_fewer_positions(family: str) -> None:
+    """Its feed-forward part sees the fullest row's number of positions, and not the whole length."""
+    model, seen = make_model(family, 2), list[int]()
+    linear = [m for n, m in model.base_model.named_modules() if n.endswith(("intermediate.dense", "ffn.lin1"))][-1]
+    linear.register_forward_hook(lambda module, arguments, output: seen.append(arguments[0].shape[-2]))
+    for plain in (True, False):
+        head_rows(model, False, POSITIONS[2], plain)
+    assert seen == [12, 3]
+
+
+@torch.no_grad()
+def test_where_it_would_be_wrong_the_whole_block_is_computed() -> None:
+    def reduces(model: Any, positions: Tensor | None = torch.tensor([1, 5])) -> bool:  # noqa: B008
+        with last_block_at(model, positions) as reduced:
+            return reduced
+
+    dropping, bert = make_model("bert", 2, dropout=0.1).train(), make_model("bert", 2)
+    assert not any(reduces(model) for model in (make_model("modernbert", 2), make_model("albert", 2), dropping))
+    assert reduces(bert) and not reduces(bert, None) and "forward" not in vars(bert.bert.encoder.layer[-1])
+    reader, ids, positions = LanguageModel(bert), torch.randint(8, VOCAB, (5, 12)), torch.tensor([1, 5])
+    whole = reader({"input_ids": ids}, None, OutputSpec(layers=(LAST,))).hidden[LAST]
+    for layers in ((LAST,), (2,)):  # who reads the last hidden states gets all of them
+        found = reader({"input_ids": ids}, None, OutputSpec(True, positions, layers)).hidden[layers[0]]
+        torch.testing.assert_close(found, whole)
+    mean = reader({"input_ids": ids}, None, OutputSpec(True, positions, pooled=("mean",))).pooled["mean"]
+    torch.testing.assert_close(mean, whole.mean(1))
+    bert.base_model.forward = bert.base_model.forward  # as a compiled encoder has one
+    assert not reduces(bert)
